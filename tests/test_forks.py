@@ -76,12 +76,12 @@ class Killed:
                 stdout=subprocess.PIPE,
             )
         )
-        while not self.requests.next(0.0, PATIENCE_S):
+        while not self.requests.next_client(0.0, PATIENCE_S):
             pass
-        self.requests.tell({"admission": {}})
+        self.requests.respond({"admission": {}})
         assert worker.stdout is not None
         self.addresses: dict[str, Any] = json.loads(worker.stdout.readline())
-        self.requests.next(0.0, 0.0)
+        self.requests.next_client(0.0, 0.0)
         self.holder_before = self.requests.holder
         worker.send_signal(signal.SIGKILL)
         worker.wait(PATIENCE_S)
@@ -96,7 +96,7 @@ def killed() -> Iterator[Killed]:
 def test_the_lease_ends_with_its_holder_and_not_before(killed: Killed) -> None:
     """A child that closes its copy of the lease does not end it."""
     assert killed.holder_before is not None
-    killed.requests.next(0.0, PATIENCE_S)
+    killed.requests.next_client(0.0, PATIENCE_S)
     assert killed.requests.holder is None
 
 

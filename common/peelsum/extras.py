@@ -1,14 +1,15 @@
-"""What to say where a package that an extra of peelsum brings is not installed."""
+"""Error messages for optional packages that are not installed."""
 
 from __future__ import annotations
 
 _CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 
 
-def command_for(package: str, extra: str) -> str:
-    """Return the command that adds `extra`, which has `package`, to an installed peelsum.
+def install_command(package: str, extra: str) -> str:
+    """Return the pip command that installs the extra to which `package` belongs.
 
-    It works though peelsum is on no index: pip finds it installed, and fetches only what the extra needs.
+    It works although no package index has peelsum: pip finds peelsum installed, and downloads only the
+    extra's requirements.
     """
     command = f"pip install 'peelsum[{extra}]'"
     if package == "torch" and extra != "gpu":
@@ -17,5 +18,5 @@ def command_for(package: str, extra: str) -> str:
 
 
 def missing(package: str, extra: str) -> str:
-    """Return the words of an error: `package` is missing, and `extra` has it."""
-    return f"{package}: is not installed; run: {command_for(package, extra)}"
+    """Return the error message for a missing package: how to install the extra that contains it."""
+    return f"{package}: is not installed; run: {install_command(package, extra)}"

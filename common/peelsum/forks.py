@@ -1,7 +1,7 @@
-"""Keeps open files and sockets from forked children, such as data loaders.
+"""Keep forked children, such as data loaders, from inheriting open files and sockets.
 
-A lease, a lock or a port lasts until every copy of its descriptor is closed. A child's copy would outlive a
-killed parent. Python's own descriptors are closed by exec, not by fork.
+A lease, a lock or a port lasts until every copy of its descriptor is closed, and a child's copy would outlive
+a killed parent. Python marks descriptors to be closed by exec, but fork copies them.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from typing import Protocol
 from weakref import WeakSet
 
 
-class _Opened(Protocol):
+class _HasFileno(Protocol):
     def fileno(self) -> int:
         """Return the descriptor. After closing, sockets return -1, and files raise ValueError."""
 
 
-_kept: WeakSet[_Opened] = WeakSet()
+_tracked: WeakSet[_HasFileno] = WeakSet()
 
 
-def keep_from_children(opened: _Opened) -> None:
-    """Give children that are forked while `opened` is open the null device in its place.
+def keep_from_children(opened: _HasFileno) -> None:
+    """Replace `opened` by the null device in every child that is forked while it is open.
 
-    `opened` can be closed in a child as if it were a copy. Children that C code forks keep a copy.
+    A child can close `opened` as usual. Children that C code forks still inherit the descriptor.
     """
-    _kept.add(opened)
+    _tracked.add(opened)
 
 
-def _replace() -> None:
+def _replace_with_null_device() -> None:
+    """Replace all tracked descriptors by the null device, in a forked child."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for opened in _kept:
-        with suppress(ValueError):  # it is closed; e.g. the traceback of a kept error refers to it
+    for opened in _tracked:
+        with suppress(ValueError):  # it is closed, but something, e.g. a traceback, still refers to it
             if (descriptor := opened.fileno()) >= 0:
                 os.dup2(null, descriptor, inheritable=False)
-    _kept.clear()
+    _tracked.clear()
     os.close(null)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_replace)
+    os.register_at_fork(after_in_child=_replace_with_null_device)

@@ -1,6 +1,7 @@
-"""Settings that a command line offers as options: help, range and default stand beside each setting.
+"""Settings classes whose fields are command-line options, each declared with its help, range and default.
 
-`peelsum.cli.settings` makes a command's options of a settings class. Programs make the objects themselves.
+`peelsum.cli.settings` generates a command's options from a settings class. Programs can also create the
+objects directly.
 """
 
 from __future__ import annotations
@@ -13,49 +14,49 @@ T = TypeVar("T", bound="Settings")
 
 
 class OptionError(ValueError):
-    """A value that an option does not take. The message names option, value and remedy."""
+    """The value of an option is invalid. The message names the option, the value and the remedy."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """How a setting is an option, in its field's annotation: `Annotated[int, Option("Steps.", 1, 9)]`."""
+    """The declaration of an option, as annotation of a field: `Annotated[int, Option("Steps.", 1, 9)]`."""
 
     help: str = ""
     """The text of the option's help."""
     least: float = -float("inf")
-    """The smallest value; of a list or mapping, of each of its values."""
+    """The smallest value; in a list or mapping, the smallest element."""
     most: float = float("inf")
     """The largest value."""
     name: str = ""
     """The option's name, if it differs from the field's: `--name`."""
     metavar: str | None = None
-    """The value's place in the help."""
+    """The placeholder for the value in the help."""
     parse: Callable[[Any], Any] | None = None
-    """Returns the setting for a text, or with `repeated` for a list of texts. Raises ValueError."""
+    """Converts the text of the option, or with `repeated` a list of texts. Raises ValueError."""
     repeated: bool = False
     """Whether the option may be repeated."""
     envvar: str | None = None
     """The environment variable that replaces the option."""
     hidden: bool = False
-    """Whether the help leaves the option out."""
+    """Whether the option is missing from the help."""
 
     def check(self, name: str, value: object) -> None:
-        """Raise OptionError, which names the option, if a number is out of range."""
+        """Raise OptionError if a number in `value` is out of range. `name` is the option's in the message."""
         if isinstance(value, Mapping):
             value = tuple(value.values())
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not self.least <= number <= self.most:
-                limits = f"{_plain(self.least)} to {_plain(self.most)}"
-                raise OptionError(f"{name}: {_plain(number)} is out of range; use {limits}")
+                limits = f"{_number_text(self.least)} to {_number_text(self.most)}"
+                raise OptionError(f"{name}: {_number_text(number)} is out of range; use {limits}")
 
     def shown(self, default: object) -> Any:
-        """Return the default of an option with `parse` as its text."""
+        """Return a default value in the form in which a user types it."""
         return ",".join(map(str, default)) if isinstance(default, tuple) else default
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Values that a command takes as options. A value out of range raises OptionError."""
+    """Base class of settings. Its constructor raises OptionError for a value that is out of range."""
 
     def __post_init__(self) -> None:
         for field, (name, option) in options_of(type(self)).items():
@@ -63,35 +64,34 @@ class Settings:
 
 
 def options_of(settings: type) -> dict[str, tuple[str, Option]]:
-    """Return each option's name, `--name`, and its declaration, by field."""
-    hints = get_type_hints(settings, include_extras=True)
-    declared = {
-        field: next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Option)), None)
-        for field, hint in hints.items()
-    }
+    """Return for each field that is an option its name, as `--name`, and its declaration."""
     return {
         field: (option.name or f"--{field.replace('_', '-')}", option)
-        for field, option in declared.items()
-        if option is not None
+        for field, hint in get_type_hints(settings, include_extras=True).items()
+        for option in getattr(hint, "__metadata__", ())
+        if isinstance(option, Option)
     }
 
 
 def parsed(settings: type[T], values: dict[str, Any]) -> T:
-    """Return the settings of a command's values, which are removed from `values`. Raises OptionError."""
-    given = {}
+    """Create settings from a command's parameter values, and remove those from `values`.
+
+    Raises OptionError for an invalid value.
+    """
+    field_values = {}
     for field, (name, option) in options_of(settings).items():
         value = values.pop(field)
         if option.repeated and not value:
             continue
         try:
-            given[field] = value if option.parse is None or value is None else option.parse(value)
+            field_values[field] = value if option.parse is None or value is None else option.parse(value)
         except ValueError as error:
             raise OptionError(f"{name}: {error}") from None
-    return settings(**given)
+    return settings(**field_values)
 
 
 def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[float, ...]]:
-    """Return what parses numbers that are separated by commas."""
+    """Return a parser of numbers that are separated by commas. It raises ValueError."""
 
     def parse(text: str) -> tuple[float, ...]:
         try:
@@ -103,7 +103,7 @@ def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[float, ...]]
 
 
 def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return what parses names that are separated by commas, all of which must be among `known`."""
+    """Return a parser of names that are separated by commas. It raises ValueError for one not in `known`."""
 
     def parse(text: str) -> tuple[str, ...]:
         for name in text.split(","):
@@ -114,6 +114,6 @@ def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
-def _plain(value: float) -> str:
-    """Return the number as one would type it: without exponent or trailing `.0`."""
+def _number_text(value: float) -> str:
+    """Return the text of a number, without a trailing `.0`."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,4 +1,4 @@
-"""Reads files and texts from users and other machines, within limits of bytes and depth."""
+"""Read files and texts from users and other machines, within limits of size and nesting depth."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-#: Most bytes of a file or text, unless the caller knows better.
+#: The default limit of a file or text, in bytes.
 MOST_BYTES = 1 << 20
-#: Most parts of a dotted key. For each key, `tomllib` takes memory that grows with the square of its parts.
+#: The most parts of a dotted key. `tomllib` takes memory that grows with the square of a key's parts.
 MOST_PARTS = 16
 # A part of a dotted key, bare or quoted, and MOST_PARTS of them with their dots. Possessive, so that a search
 # takes linear time.
@@ -20,11 +20,11 @@ _LONG_KEY = re.compile(rf"(?:{_PART}[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}")
 
 
 class LimitError(ValueError):
-    """A text is beyond a limit. The message does not name the text: callers put its name before it."""
+    """A text exceeds a limit. The message does not name the text; callers prepend the name."""
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return a file's content. Raises OSError, also for more than `most` bytes."""
+    """Return the content of a file. Raises OSError, also if it has more than `most` bytes."""
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -33,13 +33,13 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Return a file's content, UTF-8. Raises OSError, as `read_bytes`, or UnicodeDecodeError."""
+    """Return the content of a UTF-8 file. Raises OSError as `read_bytes` does, or UnicodeDecodeError."""
     return read_bytes(path, most).decode()
 
 
 def parse_toml(text: str, most: int = MOST_BYTES) -> dict[str, Any]:
-    """Return the table in a TOML text. Raises ValueError, or LimitError beyond `most` characters."""
-    _check_length(text, most)
+    """Parse a TOML text. Raises ValueError, or LimitError for more than `most` characters."""
+    _check_size(text, most)
     if key := _LONG_KEY.search(text):
         line = text.count("\n", 0, key.start()) + 1
         raise LimitError(f"line {line}: has a key of more than {MOST_PARTS} parts; remove it")
@@ -50,15 +50,15 @@ def parse_toml(text: str, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, most: int = MOST_BYTES) -> Any:
-    """Return the value in a JSON text. Raises ValueError, or LimitError beyond `most` characters or bytes."""
-    _check_length(text, most)
+    """Parse a JSON text. Raises ValueError, or LimitError for more than `most` characters or bytes."""
+    _check_size(text, most)
     try:
         return json.loads(text)
     except RecursionError:
         raise _too_deep() from None
 
 
-def _check_length(text: str | bytes, most: int) -> None:
+def _check_size(text: str | bytes, most: int) -> None:
     if len(text) > most:
         raise LimitError(
             f"is longer than {most:,} {'bytes' if isinstance(text, bytes) else 'characters'}; shorten it"

@@ -1,7 +1,7 @@
-"""Requests to a controller: a JSON object in a line each way, over TCP or TLS.
+"""The protocol between a controller and its clients: one line of JSON in each direction, over TCP or TLS.
 
-After a start, the open connection is the lease on the job. It ends with the process that holds it, however
-that ends.
+After a request `start`, the open connection is a lease on the job. The kernel closes it when the process that
+holds it ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from peelsum.reading import parse_json
 from peelsum.tls import Identity
 from peelsum.tls.identity import CLOSED_EARLY, closed_early
 
-#: Bytes of the longest request and response, with their line ends.
-LONGEST_REQUEST, LONGEST_RESPONSE = 1 << 20, 16 << 20
-#: What each call's request may contain beside `call`, with the type of each value; `token` may be left out.
-CALLS: Mapping[str, Mapping[str, type]] = {
+#: Size limits of a request and of a response, including the line end.
+MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES = 1 << 20, 16 << 20
+#: The fields of each call's request beside `call`, with their types. Those in _OPTIONAL may be missing.
+REQUEST_FIELDS: Mapping[str, Mapping[str, type]] = {
     "start": {"process": int, "ranks": int, "token": str},
     "admit": {"description": str, "source": str, "token": str},
     "evict": {"job_id": int, "token": str},
@@ -30,27 +30,27 @@ CALLS: Mapping[str, Mapping[str, type]] = {
 _OPTIONAL = {"ranks", "token", "source"}
 
 
-def encoded(values: Mapping[str, Any]) -> bytes:
-    """Return an object as a line."""
+def encode_line(values: Mapping[str, Any]) -> bytes:
+    """Encode an object as a line of JSON."""
     return json.dumps(values).encode() + b"\n"
 
 
-def decoded(line: bytes) -> dict[str, Any]:
-    """Return the object in a line. Raises ValueError for anything else."""
-    values = parse_json(line, LONGEST_RESPONSE)
+def decode_line(line: bytes) -> dict[str, Any]:
+    """Decode the JSON object in a line. Raises ValueError if the line is not a JSON object."""
+    values = parse_json(line, MAX_RESPONSE_BYTES)
     if not isinstance(values, dict):
         raise ValueError("is not a JSON object")
     return values
 
 
 def parsed_request(line: bytes) -> dict[str, Any] | None:
-    """Return the request in a line: `call` and its values, of the right types; None if it is not one."""
+    """Decode a request, which is `call` with the fields of that call; return None for an invalid line."""
     try:
-        values = decoded(line)
+        values = decode_line(line)
     except ValueError:
         return None
     call = values.get("call")
-    fields = CALLS.get(call) if isinstance(call, str) else None
+    fields = REQUEST_FIELDS.get(call) if isinstance(call, str) else None
     if fields is None or not fields.keys() - _OPTIONAL <= values.keys() <= {"call", *fields}:
         return None
     if any(type(values[name]) is not kind for name, kind in fields.items() if name in values):
@@ -66,43 +66,46 @@ def ask(
     answer_s: float,
     identity: Identity | None,
 ) -> tuple[socket.socket, bytes]:
-    """Send a request; return the connection and the line of the response, empty if the other end closed it.
+    """Connect to a controller and send a request; return the open connection and the line of the response.
 
-    connect_s, answer_s: seconds for the connection, and for the response, the TLS handshake included.
-    identity: the client's, for TLS. Raises OSError if there is no connection or no response in time, or if
-    one end refuses the other's certificate.
+    The line is empty if the controller closed the connection without a response.
+    connect_s, answer_s: time limits in seconds of the connection, and of the TLS handshake and the response.
+    identity: the client's certificate; None for a connection without TLS.
+    Raises OSError if the connection fails, a time limit passes, or one end rejects the other's certificate.
     """
-    link = socket.create_connection(controller, connect_s)
+    connection = socket.create_connection(controller, connect_s)
     try:
-        link.settimeout(answer_s)
+        connection.settimeout(answer_s)
         if identity is not None:
-            link = _secured(link, identity, controller[0])
-        keep_from_children(link)
-        return link, _response(link, encoded(values), secured=identity is not None)
+            connection = _wrap_in_tls(connection, identity, controller[0])
+        keep_from_children(connection)
+        return connection, _exchange(connection, encode_line(values), secured=identity is not None)
     except BaseException:
-        link.close()
+        connection.close()
         raise
 
 
-def _secured(link: socket.socket, identity: Identity, host: str) -> ssl.SSLSocket:
+def _wrap_in_tls(connection: socket.socket, identity: Identity, host: str) -> ssl.SSLSocket:
+    """Do the TLS handshake as a client. Raises OSError."""
     try:
-        return identity.context(server=False).wrap_socket(link, server_hostname=host)
+        return identity.context(server=False).wrap_socket(connection, server_hostname=host)
     except OSError as error:
         if not closed_early(error):
             raise
         raise ConnectionAbortedError(errno.ECONNABORTED, CLOSED_EARLY) from None
 
 
-def _response(link: socket.socket, request: bytes, *, secured: bool) -> bytes:
+def _exchange(connection: socket.socket, request: bytes, *, secured: bool) -> bytes:
+    """Send a request, and return the line of the response; empty if a plain connection was closed."""
     try:
-        link.sendall(request)
-        with link.makefile("rb") as lines:
-            response = lines.readline(LONGEST_RESPONSE)
+        connection.sendall(request)
+        with connection.makefile("rb") as lines:
+            response = lines.readline(MAX_RESPONSE_BYTES)
     except ConnectionError:
         if not secured:
             raise
         response = b""
     if secured and not response:
-        # A refused certificate ends the connection, perhaps by a reset that overtakes the alert.
+        # A server that rejects the certificate closes the connection; a reset may overtake its TLS alert.
         raise ssl.SSLZeroReturnError
     return response

@@ -73,7 +73,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.CACHE_DIR, str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two sources of a second may have one size
-    monkeypatch.setattr(progress._work, "tell", print)  # on a busy machine it would add to the log
+    monkeypatch.setattr(progress._progress, "tell", print)  # on a busy machine it would add to the log
     for cached in (cache.folder, cache._warn_once, cache._remove_unused):
         cached.cache_clear()
     yield tmp_path / "cache" / "peelsum"
@@ -154,7 +154,7 @@ def test_code_for_which_there_is_no_room_is_compiled(tmp_path, folder, caplog, m
     (message,) = caplog.messages
     assert message.startswith(f"{folder}: No space left on device: compiled code is not kept")
     assert message.endswith(f"free space, or {cache.REMEDY}")
-    assert {path.name for path in folder.iterdir()} == {".lock"}
+    assert {path.suffix for path in folder.iterdir()} == {".lock"}
 
 
 def chosen(folder: Path) -> None:
@@ -246,12 +246,12 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path, folder):
     """It outlives its parent's compilation, as a data loader may."""
     folder.mkdir(parents=True)
     read, write = os.pipe()
-    with cache._locks.held(folder / f"loop-{'0' * 16}.nbc", loops(tmp_path).less):
+    with cache._lock(folder / f"loop-{'0' * 16}.nbc", loops(tmp_path).less):
         if not (child := os.fork()):
             os.close(write)
             os.read(read, 1)
             os._exit(0)
     script = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    subprocess.run([sys.executable, "-c", script, str(folder / ".lock")], check=True)
+    subprocess.run([sys.executable, "-c", script, str(folder / f"loop-{'0' * 16}.lock")], check=True)
     os.close(write)
     os.waitpid(child, 0)

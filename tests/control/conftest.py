@@ -34,11 +34,11 @@ workers = [4, 5]
 def answers_may_be_late(monkeypatch):
     """What is connected answers in its own time, on a busy machine too; only connecting has its own limit."""
 
-    def learn_schema(session, _learn_schema=Session._learn_schema):
+    def read_pipeline(session, _read_pipeline=Session._read_pipeline):
         session._timeout_s = PATIENCE_S
-        _learn_schema(session)
+        _read_pipeline(session)
 
-    monkeypatch.setattr(Session, "_learn_schema", learn_schema)
+    monkeypatch.setattr(Session, "_read_pipeline", read_pipeline)
 
 
 @pytest.fixture

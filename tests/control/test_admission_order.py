@@ -13,7 +13,7 @@ from peelsum.control.drivers import driver_of
 from peelsum.control.entries import _SALT_FACTOR, salt
 from peelsum.control.session import Session
 from peelsum.control.tables import Placement
-from peelsum.control.v1model import reset
+from peelsum.control.v1model import reset_slots
 from peelsum.wire import Verdict
 
 #: Limits of the stamps that `stale_slots` leaves alone, relative to the stamp of a slot freed now: half of
@@ -73,7 +73,7 @@ def test_the_walk_of_an_admission_is_short(controller, description, monkeypatch)
 
         monkeypatch.setattr(stub, call, counted)
     monkeypatch.setattr(Placement, "free_slots", lambda *_: None)
-    controller.session.hold(3)
+    controller.session.acquire_lease(3)
     sys.setprofile(noted)
     try:
         controller.admit(description)
@@ -133,7 +133,7 @@ def test_putting_a_job_back_frees_what_its_slots_hold(controller, description, d
     controller.session.write([-P4TableEntry("jobs", match=P4TableMatch(job_id=3))])
     freed.clear()
     (plan,) = description.plans()
-    admission.put_back(Placement(controller.session, plan), admitted.generation, admitted.secret)
+    admission.restore(Placement(controller.session, plan), admitted.generation, admitted.secret)
     assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
     assert len(freed) >= 2
     assert controller.status().slots_in_use == {}
@@ -203,7 +203,7 @@ def test_slots_of_other_jobs_are_left_alone_when_slots_are_freed(controller, dev
 
 def test_every_slot_is_asked_for_once_where_all_answer(controller, device, freed):
     slots = [*range(130), 4095]
-    reset(controller.session, [*slots, 3, 3], 32)
+    reset_slots(controller.session, [*slots, 3, 3], 32)
     assert freed == set(slots)
     assert controller.verdicts()[Verdict.RESET_DONE] >= len(slots)
 

@@ -109,6 +109,8 @@ def test_jobs_are_admitted_to_their_switches_and_evicted(primary, switches, told
     del jobs[3]
     assert have(switches, jobs)
     assert kinds(told) == ["admitted", "admitted", "evicted"]
+    with pytest.raises(ControlError, match=r"^job: 3: is not admitted; admitted: 4$"):
+        primary.evict(3)
 
 
 def test_generations_go_on_after_an_eviction_and_a_restart_of_the_switch(primary, switches):
@@ -157,12 +159,6 @@ def test_a_token_that_cannot_be_stored_changes_nothing(primary, switches):
     assert have(switches, jobs)
 
 
-def test_an_eviction_of_a_job_that_is_not_admitted(primary, switches):
-    primary.admit(job_text(3, switches[0].address))
-    with pytest.raises(ControlError, match=r"^job: 4: is not admitted; admitted: 3$"):
-        primary.evict(4)
-
-
 @pytest.mark.parametrize("job_id", [-1, 0, 256, 1 << 63, 10**30])
 def test_an_eviction_of_what_no_job_can_be_called(primary, job_id):
     with pytest.raises(ValueError, match=f"^job_id: {job_id}: is not a job's number; use 1 to 255$"):
@@ -198,17 +194,6 @@ def test_a_restarted_switch_gets_its_jobs_back_in_the_same_generation(primary, s
     primary.poll()
     assert kinds(told) == ["restored"] * 3 + ["regained"]
     assert have(switches, jobs)
-
-
-def test_a_switch_that_restarts_between_two_polls_is_noticed(primary, switches, told):
-    text = job_text(3, switches[0].address)
-    jobs = {3: (text, primary.admit(text)["generation"])}
-    switches[0].stop()
-    switches[0].start()
-    primary.poll()
-    primary.poll()
-    assert have(switches, jobs)
-    assert "restored" in kinds(told)
 
 
 def test_a_job_that_is_evicted_while_its_switch_is_away(primary, switches):

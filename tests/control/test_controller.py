@@ -400,7 +400,7 @@ def test_a_losing_bid_is_made_once_and_its_stream_ends(controller, server, monke
     """Without patience there is no second bid; a stream left open would stay with the switch as a backup."""
     opened, closed = [], []
 
-    class Watched(session.Stream):
+    class Watched(session.StreamChannel):
         def __init__(self, *args):
             super().__init__(*args)
             opened.append(self)
@@ -410,7 +410,7 @@ def test_a_losing_bid_is_made_once_and_its_stream_ends(controller, server, monke
             super().close()
 
     with Primary(server.address, election_id=2):
-        monkeypatch.setattr(session, "Stream", Watched)
+        monkeypatch.setattr(session, "StreamChannel", Watched)
         with pytest.raises(NotPrimaryError):
             controller.session.become_primary()
         assert closed == opened

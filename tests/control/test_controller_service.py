@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
-import threading
 import urllib.request
 from contextlib import ExitStack
 
 import pytest
-from clusters import answering, cluster_text, have, job_text, random_job
+from clusters import answering, cluster_text, have, job_text
 from command_line import peelsum
 from patience import PATIENCE_S
 
@@ -20,7 +18,7 @@ from peelsum.control import ControlError
 from peelsum.control.cluster import Cluster, ControllerClient, Store
 from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.processes import Child
-from peelsum.requests import LONGEST_REQUEST
+from peelsum.requests import MAX_REQUEST_BYTES
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -211,41 +209,6 @@ def test_a_stopped_primary_that_goes_on_is_a_backup(start, folder, switches):
     assert running.until("backup") == "controller: is a backup; the primary is at elsewhere:1"
 
 
-@pytest.mark.system
-def test_random_changes_by_grpc_while_the_process_is_killed(start, switches, folder):
-    """What the client was told is so afterwards; what it was not told is either."""
-    rng = random.Random(5)
-    addresses, jobs = [switch.address for switch in switches], {}
-    for _ in range(3):
-        running = start()
-        running.until_up()
-        client, unsure = ControllerClient([running.address], patience_s=0.0), None
-        dies = threading.Timer(rng.uniform(0.2, 1.0), os.kill, (running.child.pid, signal.SIGKILL))
-        dies.start()
-        try:
-            while True:
-                unsure = rng.randint(1, 10)
-                if unsure in jobs and rng.random() < 0.5:
-                    client.evict(unsure)
-                    del jobs[unsure]
-                else:
-                    text = random_job(rng, unsure, addresses)
-                    jobs[unsure] = (text, client.admit(text)["generation"])
-        except ControlError:
-            dies.join()
-            running.child.stop()
-        with Store(folder / "cluster.sqlite") as store:
-            stored = {job.job_id: (job.description, job.generation) for job in store.jobs()}
-        told, kept = dict(jobs), dict(stored)
-        for changed in (told, kept):
-            changed.pop(unsure, None)
-        assert told == kept
-        jobs = stored
-    running = start()
-    running.until_up()
-    assert have(switches, jobs)
-
-
 @pytest.fixture
 def cluster(tmp_path, switches):
     """A controller in this process that is not polled."""
@@ -277,7 +240,7 @@ def test_an_error_about_a_file_whose_name_is_not_utf_8(cluster):
 
 def test_a_request_that_is_too_long(cluster):
     with pytest.raises(ControlError, match="a request has at most 1,048,576 bytes; shorten the description"):
-        ControllerClient(["127.0.0.1:1"]).admit("#" * LONGEST_REQUEST)
+        ControllerClient(["127.0.0.1:1"]).admit("#" * MAX_REQUEST_BYTES)
 
 
 def test_metrics_are_those_of_the_list(start, switches):

@@ -118,7 +118,7 @@ REFUSED = [
     (("workers = 2", "workers = 2\nwindows = 5"), "job.windows: is not a field of a job description"),
     (("[1, 2]", "[1, 1]"), "ports: 1: is used 2 times"),
     (("[1, 2]", "[1, 9]"), "ports: 9: is used 2 times"),
-    (("[1, 2]", "[1, 255]"), "ports.workers.1: 255: port 255 is the switch's own"),
+    (("[1, 2]", "[1, 255]"), "ports.workers.1: 255: port 255 is reserved by the switch"),
     (("[1, 2]", "[1, 512]"), "ports.workers.1: 512 is out of range; use less than 511"),
     (("[1, 2]", "[1, 2]\n[switch]\npipeline_lanes = 31"), "switch.pipeline_lanes: 31: is not compiled"),
     (("[1, 2]", "[1, 2]\n[switch]\np4runtime = 'here'"), "switch.p4runtime: 'here': must be host:port"),
@@ -133,7 +133,7 @@ REFUSED = [
     (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "switch.address: is missing"),
     (
         ("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:0:1' = 1\n'02:0:0:0:0:1' = 2"),
-        "switch.bridge: .* has an address in two spellings; list it once",
+        "switch.bridge: .* has an address twice, in two spellings; list it once",
     ),
     (("[1, 2]", "[1, 2]\n" + "a." * 16_000 + "a = 1"), "line 8: has a key of more than 16 parts"),
     (("[1, 2]", "[1, 2]\n" + "#" * (1 << 18)), "is longer than 262,144 characters; shorten it"),
@@ -143,7 +143,7 @@ REFUSED = [
     (("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:1' = 1"), r"switch.bridge.2:0:0:0:1\S*: .* six bytes"),
     (
         ("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:0:1' = 255"),
-        r"switch.bridge.2:0:0:0:0:1: 255: port 255 is the switch's own",
+        r"switch.bridge.2:0:0:0:0:1: 255: port 255 is reserved by the switch",
     ),
     (
         ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.0/24' = {port = 1, mac = '2:0:0:0:0:1'}"),
@@ -188,7 +188,7 @@ RACKS_REFUSED = [
     (("server = 9", "server = 9\npipeline_lanes = 31"), r"spine\.pipeline_lanes: 31: is not compiled"),
     (("server = 9", ""), r"spine\.server: is missing"),
     (("[spine]", "[top]"), "spine: is missing|top: is not a field"),
-    (("uplink = 8", "uplink = 255"), r"racks\.0\.uplink: 255: port 255 is the switch's own"),
+    (("uplink = 8", "uplink = 255"), r"racks\.0\.uplink: 255: port 255 is reserved by the switch"),
     (
         ("workers = [1, 2]", "workers = [1, 2]\nhosts = {1 = {mac = '2:0:0:0:0:1', ip = '10.0.0.1'}}"),
         r"racks\.0\.address: is missing",

@@ -9,7 +9,7 @@ from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 from p4runtime_client import Client, refusal
 from patience import until
 
-from peelsum.control.admission import put_back
+from peelsum.control.admission import restore
 from peelsum.control.errors import DescriptionError
 from peelsum.control.tables import Placement
 from peelsum.softswitch.ports.udp import UdpPorts
@@ -50,7 +50,7 @@ def test_every_admission_has_a_secret_of_its_own_until_the_job_is_evicted(contro
     controller.evict(3)
     assert secrets(ports) == {}
     (plan,) = description.plans()
-    put_back(Placement(controller.session, plan), second.generation, second.secret)
+    restore(Placement(controller.session, plan), second.generation, second.secret)
     assert secrets(ports) == dict.fromkeys((4, 5, 9), second.secret)
 
 

@@ -12,7 +12,7 @@ from restartable_switch import RestartableSwitch
 
 from peelsum.control import SwitchError, open_session, read_status
 from peelsum.control.cluster import JobController
-from peelsum.control.errors import DescriptionError, HeldError
+from peelsum.control.errors import DescriptionError, LeaseHeldError
 from peelsum.control.session import pipeline_schema
 from peelsum.control.status import read_jobs
 from peelsum.control.tables import Placement
@@ -186,11 +186,11 @@ def test_a_held_job_is_refused_to_others_until_its_holder_ends(held, switch, job
     refusal = rf"job.id: 3: process {os.getpid()} at 127.0.0.1:\d+ holds"
     with monkeypatch.context() as patched:
         patched.setattr("peelsum.control.session._RELEASE_S", 0.0)
-        with closing(JobController()) as other, pytest.raises(HeldError, match=refusal):
+        with closing(JobController()) as other, pytest.raises(LeaseHeldError, match=refusal):
             other.hold(job)
         with (
             Primary(switch.address, patience_s=PATIENCE_S) as other,
-            pytest.raises(HeldError, match=refusal),
+            pytest.raises(LeaseHeldError, match=refusal),
         ):
             other.admit(job)
         assert held.poll() == []

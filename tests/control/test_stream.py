@@ -8,8 +8,8 @@ from frames import frame, payload_of
 from patience import PATIENCE_S
 
 from peelsum.control.errors import NotPrimaryError, UnsupportedError
-from peelsum.control.stream import Stream
-from peelsum.control.v1model import acknowledged_slot, reset, reset_frames
+from peelsum.control.stream import StreamChannel
+from peelsum.control.v1model import acknowledged_slot, reset_frames, reset_slots
 from peelsum.wire import Kind, unpack
 
 LANES = 32
@@ -31,7 +31,7 @@ def test_a_packet_before_the_answer_is_not_taken_for_it():
     lost = p4r.MasterArbitrationUpdate(
         election_id=U128.encode(9), status=rpc_status.Status(code=rpc_code.ALREADY_EXISTS)
     )
-    stream = Stream(Says(packet, p4r.StreamMessageResponse(arbitration=lost)), "s1:9559", 1)
+    stream = StreamChannel(Says(packet, p4r.StreamMessageResponse(arbitration=lost)), "s1:9559", 1)
     with pytest.raises(NotPrimaryError, match=r"another controller is the primary .* \(election id 9\)"):
         stream.become_primary(1, PATIENCE_S)
 
@@ -39,9 +39,11 @@ def test_a_packet_before_the_answer_is_not_taken_for_it():
 def test_a_switch_that_ignores_roles_is_not_taken_for_one_that_has_them():
     """BMv2 would take any other bid than 0 for one in its only election."""
     primary = p4r.MasterArbitrationUpdate(status=rpc_status.Status(code=rpc_code.OK))
-    stream = Stream(Says(p4r.StreamMessageResponse(arbitration=primary)), "s1:9559", 1, "peelsum job 1")
+    stream = StreamChannel(
+        Says(p4r.StreamMessageResponse(arbitration=primary)), "s1:9559", 1, "peelsum job 1"
+    )
     with pytest.raises(UnsupportedError, match="s1:9559 has no roles"):
-        stream.hold(PATIENCE_S)
+        stream.acquire_lease(PATIENCE_S)
 
 
 class Loses:
@@ -70,17 +72,17 @@ def slots_of(frames):
 
 def test_only_a_reset_that_was_lost_is_sent_again():
     stream = Loses(5)
-    reset(SimpleNamespace(stream=stream, address="s1:9559"), [4, 5, 6], LANES)
+    reset_slots(SimpleNamespace(stream=stream, address="s1:9559"), [4, 5, 6], LANES)
     assert slots_of(stream.sent) == [4, 5, 6, 5]
 
 
 def test_a_late_acknowledgement_of_an_earlier_reset_does_not_count():
     """The second request for slot 5 is lost; what then comes belongs to the first."""
     session = SimpleNamespace(stream=Loses(5), address="s1:9559")
-    reset(session, [5], LANES)
+    reset_slots(session, [5], LANES)
     session.stream.late(5)
     session.stream.late(5)
-    reset(session, [5], LANES)
+    reset_slots(session, [5], LANES)
     assert slots_of(session.stream.sent) == [5, 5, 5, 5]
 
 

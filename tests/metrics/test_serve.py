@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from peelsum.allreduce import Part
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address, serve
-from peelsum.metrics.serve import MOST_CLIENTS
+from peelsum.metrics.serve import MAX_CLIENTS
 from peelsum.processes import Child
 from peelsum.tls import TlsError
 from peelsum.torch.switch_seat import METRICS, connect_rank
@@ -80,7 +80,7 @@ def port_of(url):
 
 def silent_clients(url):
     """Connections that ask nothing, as many as there may be."""
-    return [socket.create_connection(("127.0.0.1", port_of(url)), PATIENCE_S) for _ in range(MOST_CLIENTS)]
+    return [socket.create_connection(("127.0.0.1", port_of(url)), PATIENCE_S) for _ in range(MAX_CLIENTS)]
 
 
 def read_once_there_is_room(url):
@@ -92,7 +92,7 @@ def read_once_there_is_room(url):
 
 
 def test_beyond_the_most_clients_the_longest_silent_one_is_closed(served, monkeypatch):
-    monkeypatch.setattr(serve, "ASK_S", PATIENCE_S)
+    monkeypatch.setattr(serve, "REQUEST_TIMEOUT_S", PATIENCE_S)
     silent = silent_clients(served.url)
     silent[1].sendall(b"GET /met")  # half a line is as good as none
     assert read(served.url) == EXPECTED
@@ -105,7 +105,7 @@ def test_beyond_the_most_clients_the_longest_silent_one_is_closed(served, monkey
 
 
 def test_clients_that_are_being_answered_are_not_closed_for_others(monkeypatch):
-    monkeypatch.setattr(serve, "ASK_S", PATIENCE_S)
+    monkeypatch.setattr(serve, "REQUEST_TIMEOUT_S", PATIENCE_S)
     reading, go_on = Semaphore(0), Event()
 
     def values():
@@ -115,21 +115,21 @@ def test_clients_that_are_being_answered_are_not_closed_for_others(monkeypatch):
 
     with (
         MetricsServer(("127.0.0.1", 0), PARTS["switch"], values) as server,
-        ThreadPoolExecutor(MOST_CLIENTS) as pool,
+        ThreadPoolExecutor(MAX_CLIENTS) as pool,
     ):
-        asked = [pool.submit(read, server.url) for _ in range(MOST_CLIENTS)]
+        asked = [pool.submit(read, server.url) for _ in range(MAX_CLIENTS)]
         assert all(reading.acquire(timeout=PATIENCE_S) for _ in asked)
         with pytest.raises(OSError, match=r"closed|reset"):
             read(server.url)
         go_on.set()
-        assert [one.result() for one in asked] == [{("peelsum_switch_lanes",): 32.0}] * MOST_CLIENTS
+        assert [one.result() for one in asked] == [{("peelsum_switch_lanes",): 32.0}] * MAX_CLIENTS
         assert read_once_there_is_room(server.url) == {("peelsum_switch_lanes",): 32.0}
 
 
 def test_a_request_without_end_is_cut(served, monkeypatch):
-    monkeypatch.setattr(serve, "ASK_S", PATIENCE_S)
+    monkeypatch.setattr(serve, "REQUEST_TIMEOUT_S", PATIENCE_S)
     with socket.create_connection(("127.0.0.1", port_of(served.url)), PATIENCE_S) as link:
-        link.sendall(b"GET /metrics HTTP/1.0\r\nx: ".ljust(serve.LONGEST_REQUEST, b"y"))
+        link.sendall(b"GET /metrics HTTP/1.0\r\nx: ".ljust(serve.MAX_REQUEST_BYTES, b"y"))
         assert link.recv(1) == b"H"
 
 
@@ -144,7 +144,7 @@ def test_beyond_loopback_only_with_tls(tmp_path):
     )
     with MetricsServer(("0.0.0.0", 0), PARTS["switch"], dict, switch) as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")
-        for said in (b"", b"\x16\x03\x01") * MOST_CLIENTS:  # port scans: a connection, perhaps data, a reset
+        for said in (b"", b"\x16\x03\x01") * MAX_CLIENTS:  # port scans: a connection, perhaps data, a reset
             with socket.create_connection(("127.0.0.1", port_of(url)), PATIENCE_S) as stranger:
                 stranger.sendall(said)
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -178,14 +178,14 @@ def test_a_port_in_use_is_named(served):
         MetricsServer(("127.0.0.1", port), PARTS["switch"], dict)
 
 
-class Store:
+class KeyValueStore:
     def set(self, key, value): ...
     def get(self, key): ...
 
 
 def two_workers_that_sum(seats, caplog, stack):
     """Sum 40 chunks of words by two workers that leave with `stack`; return their statistics and metrics."""
-    workers = [connect_rank(str(seats), rank, 2, Store(), PATIENCE_S) for rank in range(2)]
+    workers = [connect_rank(str(seats), rank, 2, KeyValueStore(), PATIENCE_S) for rank in range(2)]
     urls = [record.args[0] for record in caplog.records if record.msg == "metrics at %s"]
     words = np.arange(40 * 32, dtype=np.uint32)
     with ThreadPoolExecutor(2) as pool:

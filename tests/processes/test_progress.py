@@ -18,7 +18,7 @@ import sys, threading, time
 from peelsum.processes import hear, say
 from peelsum.processes.progress import taking_time
 import peelsum.processes.progress as progress
-progress.BEAT_S = 0.05
+progress.INTERVAL_S = 0.05
 with taking_time("compiling loops", lambda text: say(working=text)):
     hear()
 say(ready=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from peelsum.processes.errors import ProcessError
-from peelsum.processes.restarts import LONG_LIFE_S, MOST_RESTARTS, RestartableProcess
+from peelsum.processes.restarts import MAX_RESTARTS, RESET_AFTER_S, RestartableProcess
 
 
 class Mortal:
@@ -36,7 +36,7 @@ def process(clock) -> RestartableProcess:
 
 
 def test_one_that_ends_at_once_again_and_again_is_given_up(process) -> None:
-    for _ in range(MOST_RESTARTS):
+    for _ in range(MAX_RESTARTS):
         before = process.child
         assert process.restart() == "s1: ended by SIGKILL; started again"
         assert process.child is not before
@@ -45,12 +45,12 @@ def test_one_that_ends_at_once_again_and_again_is_given_up(process) -> None:
 
 
 def test_one_that_lives_for_a_while_may_be_restarted_as_often_again(process, clock) -> None:
-    for _ in range(MOST_RESTARTS):
+    for _ in range(MAX_RESTARTS):
         process.restart()
-    clock.now += LONG_LIFE_S
-    for _ in range(MOST_RESTARTS):
+    clock.now += RESET_AFTER_S
+    for _ in range(MAX_RESTARTS):
         process.restart()
-    clock.now += LONG_LIFE_S - 1
+    clock.now += RESET_AFTER_S - 1
     with pytest.raises(ProcessError, match="not started again after 5 restarts"):
         process.restart()
 

@@ -39,7 +39,7 @@ def is_closed(link):
 
 @pytest.mark.parametrize("first_bytes", [b"", b"\x16\x03\x01"])
 def test_a_crowd_at_one_address_keeps_no_other_out(identity, monkeypatch, first_bytes):
-    monkeypatch.setattr(acceptor, "MOST_PENDING", 8)
+    monkeypatch.setattr(acceptor, "MAX_PENDING", 8)
     monkeypatch.setattr(acceptor, "HANDSHAKE_S", PATIENCE_S)
     client = identity("worker").context(server=False)
     with accepting(identity("switch").context(server=True)) as (address, passed_on), ExitStack() as stack:
@@ -83,7 +83,7 @@ def test_strangers_do_not_use_up_the_connections_of_grpc(identity, device, monke
     from peelsum.control import SwitchError, open_session, read_status
     from peelsum.softswitch.p4runtime import serve
 
-    monkeypatch.setattr(grpc_ends, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(grpc_ends, "MAX_CONNECTIONS", 4)
     server = serve(device, "127.0.0.1:0", identity("switch"))
     host, _, port = server.address.rpartition(":")
     with ExitStack() as stack:
@@ -110,7 +110,7 @@ def test_a_connection_that_is_closed_before_tls_is_no_fault_of_certificates(iden
         with pytest.raises(
             TlsError, match=rf"switch: {address}: closed the connection before TLS; too many"
         ) as error:
-            identity("viewer").try_tls("switch", address, 0.3)
+            identity("viewer").check_tls("switch", address, 0.3)
         assert "certificates" not in str(error.value)
         with pytest.raises(OSError, match="closed the connection before TLS") as refused:
             Lease(listening.getsockname(), PATIENCE_S, identity=identity("worker"))

@@ -15,7 +15,7 @@ import pytest
 from command_line import peelsum
 from patience import PATIENCE_S
 
-from peelsum.control.cluster.requests import MOST, Requests
+from peelsum.control.cluster.requests import MAX_CONNECTIONS, Requests
 from peelsum.tls import TlsError
 from peelsum.tls.identity import tls_reason
 from peelsum.transport.lease import Lease
@@ -34,15 +34,15 @@ class Serving:
 
     def until(self, done):
         while not done():
-            self.requests.next(self.now, 0.01)
+            self.requests.next_client(self.now, 0.01)
 
     def answers(self, ask):
         """Return what `ask` returns or raises in a thread of its own; who gets the lease is told so."""
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(ask)
             while not asked.done():
-                if self.requests.next(self.now, 0.01):
-                    self.requests.tell({"welcome": True})
+                if self.requests.next_client(self.now, 0.01):
+                    self.requests.respond({"welcome": True})
             return asked.result()
 
     def close(self):
@@ -113,17 +113,16 @@ def test_plain_text_is_not_a_handshake(serving, ask):
 @pytest.mark.parametrize("said", [b"", b"GET /", b"\x16\x03\x01"])
 def test_strangers_who_reset_their_connections_end_nothing(serving, ask, said):
     """As port scans and health checks do, before their connections are accepted."""
-    for _ in range(2 * MOST):
+    for _ in range(2 * MAX_CONNECTIONS):
         with socket.create_connection(serving.address, PATIENCE_S) as stranger:
             stranger.sendall(said)
             stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert not serving.requests.next(0.0, PATIENCE_S)
+        assert not serving.requests.next_client(0.0, 0.0)
     assert ask("worker") == {"welcome": True}
 
 
 def test_silent_strangers_do_not_keep_a_worker_out(serving, ask):
-    # As many as fit in the listening socket's queue, too, because nobody accepts them yet.
-    strangers = [socket.create_connection(serving.address, PATIENCE_S) for _ in range(MOST + 20)]
+    strangers = [socket.create_connection(serving.address, PATIENCE_S) for _ in range(MAX_CONNECTIONS + 20)]
     assert ask("worker") == {"welcome": True}
     for stranger in strangers:
         stranger.close()

@@ -6,11 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from networks import ROOT, exec_in, needs, own_folder, said, up
 
 from peelsum.topology import TopologyError, bmv2
-
-__all__ = ["own_folder"]
 
 #: Behaves like BMv2: help, a Thrift server at `default` unless told otherwise, a gRPC server. Never ends.
 FAKE = f"""#!{sys.executable}
@@ -45,7 +42,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         fake.write_text(FAKE.format(help=LISTED if listed else "Options:", thrift=thrift, default=default))
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        bmv2._takes_thrift_port.cache_clear()
+        bmv2._has_thrift_option.cache_clear()
 
     return put
 
@@ -70,7 +67,7 @@ def test_a_bmv2_without_thrift_is_given_no_port_for_it(install, taken) -> None:
 
 
 def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bmv2, "_PATIENCE", 3.0)
+    monkeypatch.setattr(bmv2, "_START_TIMEOUT_S", 3.0)
     install(thrift=True, listed=False, default=taken)
     with pytest.raises(TopologyError) as caught, bmv2.running({}):
         pass
@@ -80,12 +77,3 @@ def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pyte
         r"check whether another program uses one of its ports",
         str(caught.value),
     )
-
-
-@pytest.mark.usefixtures("own_folder")
-def test_two_racks_on_bmv2_sum_exactly() -> None:
-    needs("veth", "bmv2")
-    with up("two_racks", "veth", "bmv2"):
-        hosts = ("h1", "h2", "h3", "h4")
-        workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in hosts]
-        assert [said(worker) for worker in workers] == [f"worker {n}: exact" for n in (0, 1, 32, 33)]

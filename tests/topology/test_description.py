@@ -132,14 +132,8 @@ REFUSED = [
     ({"links": [["h1", "h2"]]}, "links.0: h1 to h2: joins two hosts; put a switch"),
     ({"links": [["h1", "s2-p1"]]}, "links.0: 's2-p1': is neither a host nor a switch port"),
     ({"links": [["h1", "s1-p255"]]}, "links.0: 's1-p255': port 255 is out of range; use 1 to 254"),
+    ({"links": [["h1", "s1-p0"], *PAIR["links"][1:]]}, "links.0: 's1-p0': port 0 is out of range; use 1 to"),
     ({"links": [["h1", "s1-p1"], ["h2", "s1-p1"]]}, "links: 's1-p1': has 2 links; give it one"),
-    (
-        {
-            "switches": {"s1": {}, "s2": {}},
-            "links": [*PAIR["links"], ["s1-p4", "s2-p4"], ["s2-p5", "s1-p5"]],
-        },
-        "links.4: s2-p5 to s1-p5: closes a ring",
-    ),
     ({"links": [*PAIR["links"], ["s1-p4", "s1-p5"]]}, "links.3: s1-p4 to s1-p5: closes a ring"),
     (
         {
@@ -157,16 +151,12 @@ REFUSED = [
     ({"job": {"workers": ["h1", "h9"], "server": "h3"}}, "job: 'h9': is not a host; use one of h1, h2, h3"),
     ({"job": {"workers": ["h1", "h2"], "server": "h2"}}, "job: 'h2': has 2 roles"),
     ({"job": {"workers": ["h1", "h2"], "server": "h3", "lanes": 7}}, "job.lanes: 7: is not compiled"),
-    (given(h2={"ip": "10.0.0.1"}), "h2: 10.0.0.1: is also that of h1"),
-    (given({"mac": MAC}, {"mac": MAC}), f"h2: {MAC}: is also that of h1; give each its own"),
     (given({"mac": MAC}, {"mac": MAC.upper()}), f"h2: {MAC}: is also that of h1"),
     # The one that h2 has where none is given.
     (given({"mac": "02:00:00:00:00:02"}), "h2: 02:00:00:00:00:02: is also that of h1"),
     ({**given({"mac": MAC}), "switches": {"s1": {"mac": MAC}}}, f"s1: {MAC}: is also that of h1"),
-    (given({"ip": IP}, {"ip": IP}), f"h2: {IP}: is also that of h1"),
     (given({"ip": f"{IP}/24"}, {"ip": f"{IP}/16"}), f"h2: {IP}: is also that of h1"),
     (given(h3={"ip": "10.0.0.254"}), "s1: 10.0.0.254: is also that of h3"),
-    ({"links": [["h1", "s1-p0"], *PAIR["links"][1:]]}, "links.0: 's1-p0': port 0 is out of range; use 1 to"),
     (
         {**TWO, "links": [["h1", "s1-p1"], ["h2", "s2-p2"], ["s1-p3", "h3"], ["s1-p4", "s2-p4"]]},
         "job: its workers are behind s1, s2, its server behind s1: put all behind",

@@ -67,8 +67,8 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) ->
             time.sleep(0.01)
         raise TopologyError("enough")
 
-    monkeypatch.setattr(progress, "BEAT_S", 0.01)
-    monkeypatch.setattr(messages, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(messages, "FIRST_AFTER_S", 0.0)
     monkeypatch.setattr(UdpNetwork, "_start", start)
     with pytest.raises(SystemExit):
         network.up(

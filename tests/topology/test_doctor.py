@@ -83,7 +83,7 @@ def test_loopback_that_is_down_is_found(monkeypatch):
     def unreachable(_):
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
 
-    monkeypatch.setattr(doctor, "_received", unreachable)
+    monkeypatch.setattr(doctor, "_receive", unreachable)
     seen = found(doctor.examine())
     assert (seen["loopback"].state, seen["loopback"].found) == ("failed", "Network is unreachable")
     assert seen["loopback"].remedy == "as root: ip link set lo up"

@@ -93,10 +93,13 @@ def test_sums_of_packets_in_jumbo_frames_are_exact(tmp_path, links: str, loss: f
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("links", [pytest.param("udp", marks=pytest.mark.slow), "veth"])
-def test_racks_below_a_spine_sum_exactly(links: str) -> None:
-    needs(links, "embedded")
-    with up("two_racks", links):
+@pytest.mark.parametrize(
+    ("links", "switch"),
+    [pytest.param("udp", "embedded", marks=pytest.mark.slow), ("veth", "embedded"), ("veth", "bmv2")],
+)
+def test_racks_below_a_spine_sum_exactly(links: str, switch: str) -> None:
+    needs(links, switch)
+    with up("two_racks", links, switch):
         hosts = ("h1", "h2", "h3", "h4")
         workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in hosts]
         exact = [f"worker {number}: exact" for number in (0, 1, 32, 33)]

@@ -296,11 +296,11 @@ def test_a_server_is_not_started_again_without_its_switch():
 class Tenant:
     """A lease for a group of two ranks."""
 
-    ranks, left, name = 2, False, "process 7"
+    ranks, closed, name = 2, False, "process 7"
 
 
 def test_a_group_s_job_has_the_hosts_of_its_ports(monkeypatch):
-    monkeypatch.setattr(Run, "_serving", Mock())
+    monkeypatch.setattr(Run, "_start_server", Mock())
     runs = Runs(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
     assert runs.start(Tenant())["switch"] == ["h:105", "h:106"]
     (job,) = jobs.admitted

@@ -1,7 +1,8 @@
-"""The decorator of loops that Numba compiles at their first call: importing them compiles nothing.
+"""The decorator for loops that Numba compiles at their first call, not when they are imported.
 
-Machine code is cached in a folder of the user's. Without such a folder, or on a full disk, every process
-compiles again. Of processes that need a loop at the same time, one compiles it and the others load it.
+Machine code is cached in a folder of the user. Without such a folder, or on a full disk, every process
+compiles again. If several processes need a loop at the same time, one of them compiles it, and the others
+wait and load the result.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from peelsum.compiling.progress import announce
 
 __all__ = ["PACKET_LOOP", "announce", "compiled", "compiler"]
 
-#: Numba's options for loops over packets. `_nrt` switches its counting of references to arrays, which would
-#: take most of the time of a packet: so these loops cannot allocate arrays. Their callers do, and keep them
-#: until the loop returns. A call that is not inlined copies a hundred words, because Numba passes each array
-#: of a state as seven.
+#: Numba's options for loops over packets. `_nrt=False` turns off reference counting of arrays, which would
+#: take most of the time of a packet. So these loops cannot allocate arrays: their callers do, and keep them
+#: until the loop returns. Functions are inlined because Numba passes each array of a state as seven words.
 PACKET_LOOP: Mapping[str, Any] = {"nogil": True, "_nrt": False, "forceinline": True}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,9 +30,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiler(
     options: Mapping[str, Any] = PACKET_LOOP, signature: Any = None
 ) -> Callable[[Function], Function]:
-    """Return a decorator that compiles a function with Numba's `options`, at its first call.
+    """Return a decorator that compiles a function at its first call, with these options of Numba.
 
-    signature: if given, compile for these types at once, and convert the arguments of every call to them.
+    signature: the types of the arguments; if given, the function is compiled for these types immediately, and
+    every call converts its arguments to them.
     """
 
     def decorate(function: Function) -> Function:
@@ -51,11 +52,11 @@ compiled = compiler()
 
 
 def _use_cache(loop: Any) -> None:
-    """Cache a loop's machine code, and let one process at a time compile it."""
+    """Give a dispatcher this project's cache, and let only one process at a time compile it."""
     cache, compile_loop = CodeCache(loop), loop.compile
 
     def compile_once(signature: Any) -> Any:
-        # Numba's lock first, so that no two threads take the locks in different orders.
+        # Numba's lock comes first, so that all threads take the locks in the same order.
         with global_compiler_lock, cache.locked(signature):
             return compile_loop(signature)
 

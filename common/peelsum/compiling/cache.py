@@ -1,9 +1,9 @@
-"""Machine code on disk: a file for each function and signature, in a folder that nobody else can write to.
+"""Cache machine code on disk, in one file for each function and signature.
 
-A file's name contains a digest of all that its code depends on, and its content begins with a digest of the
-rest. So processes may write at the same time, and a file that a power cut or a full disk has truncated is
-noticed, removed and compiled again. Loading a file can run any code, so the folder must belong to this user,
-or to root, and nobody else may write to it.
+A file's name contains a digest of everything that its code depends on, and its content begins with a digest
+of the rest. So processes may write at the same time, and a file that was truncated by a power cut or a full
+disk is detected, removed and compiled again. Loading a file can run any code, so the folder must belong to
+this user or to root, and nobody else may have write permission.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
@@ -27,24 +27,24 @@ from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
 from peelsum.compiling.fingerprint import fingerprint
-from peelsum.compiling.progress import waiting_for
+from peelsum.compiling.progress import report_waiting
 
 #: Numba's own variable.
 CACHE_DIR = "NUMBA_CACHE_DIR"
 REMEDY = f"set {CACHE_DIR} to a folder that only this user can write to"
 _SUFFIX, _DIGEST_BYTES = ".nbc", 32
-#: Seconds after which a file that no process has loaded is removed.
-_UNUSED_S = 90 * 86400
+#: Files that no process has loaded for so many seconds are removed.
+_MAX_UNUSED_S = 90 * 86400
 _log = logging.getLogger("peelsum")
 
 
 @cache
 def folder() -> Path | None:
-    """Return the first usable folder for machine code, created if needed; None if there is none.
+    """Return the first usable folder for machine code, which is created if needed; None if none is usable.
 
-    Logs one line if the folder that the user has chosen cannot be used, or none can.
+    Logs one line if no folder is usable, or not the one that the user has chosen.
     """
-    examined = list(examine())
+    examined = list(examine_candidates())
     problems = [f"{place}: {problem}" for place, problem in examined if problem]
     if len(problems) == len(examined):
         message = "no folder for compiled code, so every process compiles for a minute or two: %s; %s"
@@ -55,13 +55,13 @@ def folder() -> Path | None:
     return examined[-1][0]
 
 
-def examine() -> Iterator[tuple[Path, str]]:
-    """Yield candidates for `folder`, each with the reason why it cannot be used, up to the first usable one.
+def examine_candidates() -> Iterator[tuple[Path, str]]:
+    """Yield candidate folders, each with the reason why it is unusable, and last the first usable folder.
 
-    The usable one's reason is empty.
+    The reason of the usable folder is empty.
     """
     for place in _candidates():
-        problem = _problem(place)
+        problem = _reason_unusable(place)
         yield place, problem
         if not problem:
             return
@@ -80,34 +80,34 @@ def _candidates() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"peelsum-compiled-{user}"
 
 
-def _problem(place: Path) -> str:
-    """Return why a folder cannot be used; empty if it can."""
+def _reason_unusable(place: Path) -> str:
+    """Return why a folder is unusable for machine code; an empty string if it is usable."""
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status, above = place.lstat(), place.parent.stat()
+        status, parent_status = place.lstat(), place.parent.stat()
     except OSError as error:
         return error.strerror or str(error)
     if hasattr(os, "getuid"):
-        trusted = {0, os.getuid()}  # whoever owns the folder above can put another in its place
-        if not stat.S_ISDIR(status.st_mode) or not {status.st_uid, above.st_uid} <= trusted:
+        trusted = {0, os.getuid()}  # the owner of the parent folder could replace this folder by another
+        if not stat.S_ISDIR(status.st_mode) or not {status.st_uid, parent_status.st_uid} <= trusted:
             return "belongs to another user"
-        shared = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
+        shared = parent_status.st_mode & stat.S_IWOTH and not parent_status.st_mode & stat.S_ISVTX
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or shared:
             return "others can write to it"
-    filled = any(place.glob(f"*{_SUFFIX}"))  # a read-only image's folder is useful if it has files
-    return "" if filled or os.access(place, os.W_OK) else "cannot be written to"
+    has_code = any(place.glob(f"*{_SUFFIX}"))  # a read-only folder, e.g. of an image, is useful with files
+    return "" if has_code or os.access(place, os.W_OK) else "cannot be written to"
 
 
 class CodeCache(NullCache):
-    """A dispatcher's cache, in place of Numba's own."""
+    """The cache of one Numba dispatcher, which replaces Numba's file cache."""
 
     def __init__(self, loop: Any) -> None:
-        """Make the cache of a dispatcher, which reads and writes nothing before the first compilation."""
+        """Create the cache of the dispatcher `loop`. Files are read and written at its first compilation."""
         self._loop = loop
         self._prefix = ""
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """Return the compiled function for a signature, or None if it must be compiled."""
+        """Load the compiled function for a signature; return None if it is not in the cache."""
         target.refresh()
         path = self._path(signature)
         if path is None:
@@ -117,14 +117,14 @@ class CodeCache(NullCache):
             digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
             if digest != hashlib.sha256(data).digest():
                 raise ValueError(f"{path}: is damaged")
-            saved, parts = pickle.loads(data)
+            saved_signature, parts = pickle.loads(data)
             with suppress(OSError):
                 os.utime(path)
             rebuild: Any = CompileResult._rebuild
-            return rebuild(target, *parts) if saved == signature else None
+            return rebuild(target, *parts) if saved_signature == signature else None
         except FileNotFoundError:
             return None
-        except Exception as error:  # whatever is wrong with a file, it can be compiled again
+        except Exception as error:  # a file can be damaged in any way, and is compiled again
             _log.debug("%s: %s", path, error)
             _warn_once(f"{path.parent}: holds damaged files of compiled code, which are compiled again")
             with suppress(OSError):
@@ -132,13 +132,13 @@ class CodeCache(NullCache):
             return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Keep a compiled function, unless there is no room for it."""
+        """Write a compiled function to the cache. If that fails, log a warning."""
         path = self._path(signature)
         if path is None or result.lifted or result.library.has_dynamic_globals:
             return
         data: bytes = dumps((signature, result._reduce()))  # type: ignore[no-untyped-call]
         try:
-            _replace(path, hashlib.sha256(data).digest() + data)
+            _write_atomically(path, hashlib.sha256(data).digest() + data)
             _remove_unused(path.parent)
         except OSError as error:
             _warn_once(
@@ -148,40 +148,41 @@ class CodeCache(NullCache):
 
     @contextmanager
     def locked(self, signature: Any) -> Iterator[None]:
-        """Run the body while no other process compiles the function; at once if its code is in the cache."""
+        """Hold a lock among processes while the function is compiled. Skip the lock if its code is cached."""
         path = self._path(signature)
         if path is None or path.exists():
             yield
         else:
-            with _locks.held(path, self._loop):
+            with _lock(path, self._loop):
                 yield
 
     def _path(self, signature: Any) -> Path | None:
+        """Return the path of the file for a signature; None if no folder is usable."""
         place = folder()
         if place is None:
             return None
         if not self._prefix:
-            self._name()
+            self._add_fingerprint()
         processor = self._loop.targetctx.codegen().magic_tuple()
         arguments = normalize_signature(signature)[0]  # type: ignore[no-untyped-call]
-        fields = [_fields(kind) for kind in arguments]
+        fields = [_field_names(kind) for kind in arguments]
         digest = hashlib.sha256(repr((str(signature), fields, processor)).encode()).hexdigest()[:16]
         return place / f"{self._prefix}-{digest}{_SUFFIX}"
 
-    def _name(self) -> None:
-        """Add the fingerprint to the function's name, which becomes part of file names and of symbols."""
+    def _add_fingerprint(self) -> None:
+        """Append the fingerprint to the function's name, which is used in file names and in symbols."""
         function = self._loop.py_func
         function.__qualname__ += f"_{fingerprint(self._loop)}"
         self._prefix = f"{function.__module__}.{function.__qualname__}".replace("<locals>.", "")
 
 
-def _fields(kind: Any) -> list[Any]:
-    """Return the names of a named tuple's fields, which give the places of its values, and of inner ones'."""
-    return [getattr(kind, "fields", ()), *map(_fields, getattr(kind, "types", ()))]
+def _field_names(kind: Any) -> list[Any]:
+    """Return the field names of a named tuple's type, and of nested types: their order changes the code."""
+    return [getattr(kind, "fields", ()), *map(_field_names, getattr(kind, "types", ()))]
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Replace a file's content; a reader sees the old or the new content, and no part of one."""
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file's content atomically: a reader sees either the old or the new content."""
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
         try:
             file.write(content)
@@ -195,10 +196,10 @@ def _replace(path: Path, content: bytes) -> None:
 
 @cache
 def _remove_unused(place: Path) -> None:
-    """Remove files that no process has loaded for _UNUSED_S; once in each process."""
+    """Remove files that no process has loaded for _MAX_UNUSED_S. A process does this once for each folder."""
     for path in place.iterdir():
         with suppress(OSError):
-            if path.stat().st_mtime < time.time() - _UNUSED_S:
+            if path.stat().st_mtime < time.time() - _MAX_UNUSED_S:
                 path.unlink()
 
 
@@ -207,49 +208,21 @@ def _warn_once(message: str) -> None:
     _log.warning(message)
 
 
-class _Locks:
-    """A lock for each file of machine code, shared with the processes that use the folder.
+@contextmanager
+def _lock(path: Path, loop: Any) -> Iterator[None]:
+    """Hold a lock among processes, for the file of machine code `path`, during the body.
 
-    The locks are bytes of the file `.lock`, at offsets that are digests of the names. Forked children do not
-    inherit POSIX locks, and closing any descriptor of `.lock` releases all of a process's locks there: so it
-    is opened once, by the outermost lock, and closed with it.
+    The lock is a POSIX lock, which forked children do not inherit, on a file beside it. If locks do not work
+    there, as on some network file systems, continue without one. loop: the function, for progress messages.
     """
-
-    def __init__(self) -> None:
-        self._file: IO[bytes] | None = None
-
-    @contextmanager
-    def held(self, path: Path, loop: Any) -> Iterator[None]:
-        """Hold the lock of `path`; without locks, e.g. on some network file systems, run the body at once."""
-        outermost, offset = self._file is None, int(path.stem[-15:], 16)
-        try:
-            self._acquire(path.parent / ".lock", offset, loop)
-            yield
-        finally:
-            if outermost:
-                self._file, file = None, self._file
-                if file is not None:
-                    file.close()
-            else:
-                self._release(offset)
-
-    def _acquire(self, file: Path, offset: int, loop: Any) -> None:
+    with ExitStack() as stack:
         with suppress(ImportError, OSError):  # Windows has no fcntl
             import fcntl
 
-            self._file = self._file or file.open("ab")
+            file = stack.enter_context(path.with_suffix(".lock").open("ab"))
             try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                with waiting_for(loop):
-                    fcntl.lockf(self._file, fcntl.LOCK_EX, 1, offset)
-
-    def _release(self, offset: int) -> None:
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            if self._file is not None:
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
-
-
-_locks = _Locks()
+                with report_waiting(loop):
+                    fcntl.lockf(file, fcntl.LOCK_EX)
+        yield

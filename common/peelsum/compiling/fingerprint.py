@@ -1,7 +1,7 @@
-"""A digest of all that the machine code of a function depends on.
+"""Compute a digest of everything that the machine code of a function depends on.
 
-Compiled code contains the functions that it calls and the constants of their modules. Numba's own cache
-notices changes of the function's file only.
+Compiled code contains the functions that it calls and the constants of their modules. Numba's cache notices
+only changes of the file that defines the function.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.types import ExternalFunction, Type
 
 _VERSIONS = (platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__)
-#: Packages of which the version stands for the content.
+#: Packages that do not change without a new version, so their content is not hashed.
 _VERSIONED = {"numba", "llvmlite", "numpy"} | sys.stdlib_module_names
 _Constants = int | float | complex | str | bytes | bool | None | np.generic
 
 
 def fingerprint(loop: Any) -> str:
-    """Return 32 hexadecimal digits that change with the code of a dispatcher and with all that it uses.
+    """Return 32 hexadecimal digits that identify the code of a Numba dispatcher and every value it uses.
 
-    Raises TypeError if it uses a value whose content is unknown, as its `repr` is only an address.
+    Raises TypeError if the function uses a value whose `repr` shows an address in place of its content.
     """
-    uses = _Uses()
+    uses = _UsedValues()
     uses.add(loop, ())
     return uses.digest()
 
 
-class _Uses:
-    """A walk over a function and all values that it refers to, each once."""
+class _UsedValues:
+    """Hashes a function and, recursively, all values that it refers to, each of them once."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256(repr(_VERSIONS).encode())
-        self._seen: dict[int, tuple[int, Any]] = {}  # with the value, whose id is not reused meanwhile
+        self._seen: dict[int, tuple[int, Any]] = {}  # it refers to the value, so that its id is not reused
 
     def digest(self) -> str:
+        """Return the digest of the values added so far."""
         return self._hash.hexdigest()[:32]
 
     def add(self, value: Any, names: Iterable[str]) -> None:
-        """Add a value, and those of its attributes that are among `names`."""
+        """Hash a value; of a module or a class, only the attributes that are among `names`."""
         if value is None or isinstance(value, _Constants):
             self._hash_texts("constant", type(value).__qualname__, repr(value))
         elif isinstance(value, type | ModuleType):
@@ -65,11 +66,11 @@ class _Uses:
             self._hash.update(b"%d:%b" % (len(content), content))
 
     def _add_namespace(self, value: Any, names: Iterable[str]) -> None:
-        """Add a module or a class, and its attributes `names` unless its package is in _VERSIONED."""
+        """Hash the name of a module or class, and its attributes `names` if its package is not versioned."""
         self._hash_texts(
             "namespace", getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__)
         )
-        if not _versioned(getattr(value, "__module__", value.__name__)):
+        if not _is_versioned(getattr(value, "__module__", value.__name__)):
             self._hash_texts(*map(str, getattr(value, "_fields", ())))
             for name in names:
                 if hasattr(value, name) and not hasattr(tuple, name):
@@ -77,6 +78,7 @@ class _Uses:
                     self.add(getattr(value, name), names)
 
     def _add_new(self, value: Any) -> None:
+        """Hash a value that was not hashed before, by its type."""
         self._hash_texts(type(value).__qualname__)
         match value:
             case Dispatcher():
@@ -107,19 +109,22 @@ class _Uses:
                 self._add_other(value)
 
     def _add_other(self, value: Any) -> None:
-        shown = repr(value)
-        if " at 0x" in shown:
+        """Hash a value by its `repr`. Raises TypeError if that is only an address."""
+        representation = repr(value)
+        if " at 0x" in representation:
             raise TypeError(
-                f"{shown}: a compiled function uses it, and its content is unknown; pass it as an argument"
+                f"{representation}: is used by a compiled function, and its content is unknown; pass it as "
+                "an argument"
             )
-        self._hash_texts(shown)
+        self._hash_texts(representation)
 
     def _add_all(self, values: Iterable[Any]) -> None:
         for value in values:
             self.add(value, ())
 
     def _add_function(self, function: Any) -> None:
-        if _versioned(function.__module__):
+        """Hash a function: its code, default arguments, closure, and the globals that it uses."""
+        if _is_versioned(function.__module__):
             self._hash_texts(function.__module__, function.__qualname__)
             return
         names = sorted(_names(function.__code__))
@@ -133,7 +138,7 @@ class _Uses:
                 self.add(function.__globals__[name], names)
 
 
-def _versioned(module: str) -> bool:
+def _is_versioned(module: str) -> bool:
     return module.partition(".")[0] in _VERSIONED
 
 

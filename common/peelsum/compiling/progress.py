@@ -1,4 +1,4 @@
-"""Report what Numba compiles, or what another process compiles for this one, every few seconds."""
+"""Report every few seconds what Numba compiles, or that this process waits for another to compile it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from numba.core import event
 
 from peelsum.messages import Tell, throttled
 
-#: Seconds between messages. Loading compiled code takes less.
-BEAT_S = 2.0
+#: Seconds between messages; loading cached code takes less, and is not reported.
+INTERVAL_S = 2.0
 _log = logging.getLogger("peelsum")
-#: Name of a module's functions in messages, by the prefix of the module's name.
-_PARTS = {
+#: What messages call the functions of a module, by the prefix of the module's name.
+_PART_NAMES = {
     "peelsum.transport": "packet loops",
     "peelsum.softswitch.runtime": "switch program",
     "peelsum.softswitch": "switch's loops",
@@ -26,8 +26,8 @@ _PARTS = {
 }
 
 
-class _Work(event.Listener):
-    """Counts the functions that Numba compiles, and reports every BEAT_S from a thread."""
+class _CompilationProgress(event.Listener):
+    """Counts the functions that Numba compiles, and reports the count regularly, from a thread."""
 
     def __init__(self) -> None:
         self.tell: Tell = throttled(_log.warning)
@@ -42,53 +42,55 @@ class _Work(event.Listener):
         self.begin("compiling the {}, once for this machine", event.data["dispatcher"])
 
     def on_end(self, event: Any) -> None:
-        self._done += 1  # called functions, too, as a switch program is a single function
+        self._done += 1  # nested compilations count, too, because a switch program is a single function
         self.end()
 
     def begin(self, message: str, loop: Any) -> None:
-        """Report `message`, with the name of the loop's part for {}, until `end`.
+        """Start to report `message`, in which {} becomes the name of the loop's component.
 
-        Within another call, only count.
+        A nested call, for a function that another one calls, does not change the message.
         """
         if not self._depth:
             module = str(loop.py_func.__module__)
-            part = next((name for start, name in _PARTS.items() if module.startswith(start)), "loops")
+            part = next((name for start, name in _PART_NAMES.items() if module.startswith(start)), "loops")
             if (activity := message.format(part)) != self._activity:
                 self._activity, self._done, self._since = activity, 0, time.monotonic()
         self._depth += 1
         self._busy.set()
         if self._thread is None or not self._thread.is_alive():  # threads do not survive a fork
-            self._thread = threading.Thread(target=self._beat, name="compiling", daemon=True)
+            self._thread = threading.Thread(target=self._report_regularly, name="compiling", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
+        """End the last `begin`. After the outermost one, nothing is reported."""
         self._depth -= 1
         if not self._depth:
             self._busy.clear()
 
-    def _beat(self) -> None:
+    def _report_regularly(self) -> None:
+        """Report the current activity every INTERVAL_S; the loop of the thread."""
         while True:
             self._busy.wait()
-            time.sleep(BEAT_S)
+            time.sleep(INTERVAL_S)
             if self._busy.is_set():
                 done = f", functions done {self._done}" if self._done else ""
                 self.tell(f"{self._activity}: {time.monotonic() - self._since:.0f} s{done}")
 
 
-_work = _Work()
-event.register("numba:compile", _work)  # type: ignore[no-untyped-call]
+_progress = _CompilationProgress()
+event.register("numba:compile", _progress)  # type: ignore[no-untyped-call]
 
 
 def announce(tell: Tell) -> None:
-    """Call `tell`, from a thread, with messages on compilation, instead of the logger `peelsum`."""
-    _work.tell = tell
+    """Pass messages about compilation to `tell`, which a thread calls, and not to the logger `peelsum`."""
+    _progress.tell = tell
 
 
 @contextmanager
-def waiting_for(loop: Any) -> Iterator[None]:
-    """Report, while the body runs, that another process compiles a loop."""
-    _work.begin("another process compiles the {}, once for this machine", loop)
+def report_waiting(loop: Any) -> Iterator[None]:
+    """Report during the body that another process compiles a loop that this process needs."""
+    _progress.begin("another process compiles the {}, once for this machine", loop)
     try:
         yield
     finally:
-        _work.end()
+        _progress.end()

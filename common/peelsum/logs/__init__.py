@@ -1,7 +1,7 @@
-"""Structured logs: one line per event on stderr, as JSON or for the eye, with job, generation and worker.
+"""Structured logs: one line per event on stderr, as JSON or in colours, with job, generation and worker.
 
-All parts log to the standard library's logger `peelsum` and its children. `configure` formats what they say,
-by structlog, which nothing here imports before.
+All components log to the standard library's logger `peelsum` and its children. `configure` formats their
+records with structlog, and only then imports it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ __all__ = [
 LogFormat = Literal["json", "console"]
 #: The formats that `configure` knows.
 FORMATS: tuple[LogFormat, ...] = ("json", "console")
-#: Names of events' fields in logs; numbers and texts keep theirs.
-_NAMES = {"job_id": "job", "worker_id": "worker"}
-_PLAIN = (bool, int, float, str, type(None))
+#: Fields of events that have another name in logs.
+_LOG_NAMES = {"job_id": "job", "worker_id": "worker"}
+_LOGGABLE = (bool, int, float, str, type(None))
 
 
 class LogsError(Exception):
-    """Logs cannot be written as asked."""
+    """The log format is unknown, or structlog is not installed."""
 
 
 def configure(
     log_format: str, part: str, known: Mapping[str, object] | None = None, *, out: TextIO | None = None
 ) -> None:
-    """Write the logs of peelsum's parts from now on to `out`, by default stderr, from level INFO on.
+    """Write peelsum's log records of level INFO and higher to `out`, by default to stderr.
 
-    log_format: `json`, one object a line, or `console`. part: `switch`, `server`, `controller` or `worker`.
-    known: fields of every line, e.g. {"job": 1}; those that are None are left out.
+    log_format: `json`, with one object per line, or `console`.
+    part: the component that logs: `switch`, `server`, `controller` or `worker`.
+    known: fields of every line, e.g. {"job": 1}; fields that are None are omitted.
     Raises LogsError for another format, or if structlog is not installed.
     """
     if log_format not in FORMATS:
@@ -48,10 +49,10 @@ def configure(
     except ModuleNotFoundError:
         raise LogsError(missing("structlog", "ops")) from None
     out = sys.stderr if out is None else out
-    always = {"part": part, **{name: value for name, value in (known or {}).items() if value is not None}}
+    constant_fields = {"part": part, **{name: v for name, v in (known or {}).items() if v is not None}}
 
-    def add(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        return {**always, **line}
+    def add_constant_fields(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        return {**constant_fields, **line}
 
     processors = structlog.stdlib.ProcessorFormatter
     render = (
@@ -66,7 +67,7 @@ def configure(
                 structlog.stdlib.ExtraAdder(),
                 structlog.stdlib.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
-                add,
+                add_constant_fields,
             ],
             processors=[processors.remove_processors_meta, render],
         )
@@ -77,19 +78,23 @@ def configure(
 
 
 def log_event(event: object, **known: object) -> None:
-    """Log an event or error: its sentence, and its fields that are numbers or texts. Errors are warnings."""
-    failed = isinstance(event, Exception) or getattr(event, "kind", "") in ("error", "ended")
-    found = {"kind": type(event).__name__, **known}
-    for name, value in _values(event).items():
-        if isinstance(value, _PLAIN) and value is not None and name != "text":
-            found[_NAMES.get(name, name)] = value
-        elif isinstance(value, tuple) and value and all(isinstance(one, _PLAIN) for one in value):
-            found[name] = list(value)
-    level = logging.WARNING if failed else logging.INFO
-    logging.getLogger("peelsum.events").log(level, "%s", event, extra=found)
+    """Log an event or an exception: its text, and those of its fields that are numbers or texts.
+
+    Errors are logged at level WARNING, other events at INFO. known: further fields.
+    """
+    is_error = isinstance(event, Exception) or getattr(event, "kind", "") in ("error", "ended")
+    fields = {"kind": type(event).__name__, **known}
+    for name, value in _fields_of(event).items():
+        if isinstance(value, _LOGGABLE) and value is not None and name != "text":
+            fields[_LOG_NAMES.get(name, name)] = value
+        elif isinstance(value, tuple) and value and all(isinstance(item, _LOGGABLE) for item in value):
+            fields[name] = list(value)
+    level = logging.WARNING if is_error else logging.INFO
+    logging.getLogger("peelsum.events").log(level, "%s", event, extra=fields)
 
 
-def _values(event: object) -> dict[str, Any]:
+def _fields_of(event: object) -> dict[str, Any]:
+    """Return the fields of a dataclass; of other objects, none."""
     if not is_dataclass(event):
         return {}
     return {field.name: getattr(event, field.name) for field in fields(event)}

@@ -1,4 +1,4 @@
-"""Prometheus metrics of switch, server, controller and workers: their list, their values, their server."""
+"""Prometheus metrics of switch, server, controllers and workers: their catalogue, values and HTTP server."""
 
 from peelsum.metrics.catalogue import PARTS
 from peelsum.metrics.serve import MetricsError, MetricsServer, metrics_address

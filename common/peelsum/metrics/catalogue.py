@@ -1,4 +1,4 @@
-"""The list of all metrics, by part. Documentation, dashboard and values are checked against it."""
+"""The catalogue of all metrics, by component. Tests compare documentation, dashboard and values with it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ class Metric:
     """One metric. By Prometheus's conventions its name ends in the unit, and in `_total` for counters."""
 
     name: str
-    """The name."""
+    """The metric's name."""
     help: str
-    """What is counted or measured, without a full stop."""
+    """A description of what is counted or measured, without a full stop."""
     labels: tuple[str, ...]
-    """Names of its labels."""
+    """The names of the labels."""
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:
-        """A counter only grows while its process runs; a gauge goes up and down."""
+        """Prometheus's type of the metric: a counter never decreases, a gauge may."""
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
@@ -78,12 +78,12 @@ WORKER = (
     Metric("peelsum_worker_round_trip_seconds", "Round-trip time so far", (*_WORKER, "statistic")),
 )
 
-#: All metrics, by part.
+#: All metrics, by component.
 PARTS = {"switch": SWITCH, "server": SERVER, "controller": CONTROLLER, "cluster": CLUSTER, "worker": WORKER}
 
 
 def table() -> str:
-    """Return the list as a Markdown table, for the documentation."""
+    """Return the catalogue as a Markdown table, for the documentation."""
     rows = ["| metric | labels | what |", "|---|---|---|"]
     rows += [
         f"| `{metric.name}` | {', '.join(metric.labels) or '-'} | {metric.help} |"

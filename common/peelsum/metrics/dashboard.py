@@ -1,4 +1,4 @@
-"""A Grafana dashboard with a panel for each metric, generated from the list."""
+"""Generate a Grafana dashboard with a panel for each metric of the catalogue."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any
 
 from peelsum.metrics.catalogue import PARTS, Metric
 
-_SOURCE = {"type": "prometheus", "uid": "${source}"}
+_DATASOURCE = {"type": "prometheus", "uid": "${source}"}
 _WIDTH, _HEIGHT = 12, 8
 
 
 def dashboard() -> str:
-    """Return the dashboard as JSON, for Grafana's import."""
+    """Return the dashboard as JSON that Grafana can import."""
     panels: list[dict[str, Any]] = []
     top = 0
     for part, metrics in PARTS.items():
-        panels.append(_at({"type": "row", "title": part, "collapsed": False}, len(panels), 0, top, 24, 1))
+        panels.append(_placed({"type": "row", "title": part, "collapsed": False}, len(panels), 0, top, 24, 1))
         top += 1
         for number, metric in enumerate(metrics):
             x, y = number % 2 * _WIDTH, top + number // 2 * _HEIGHT
-            panels.append(_at(_panel(metric), len(panels), x, y, _WIDTH, _HEIGHT))
+            panels.append(_placed(_panel(metric), len(panels), x, y, _WIDTH, _HEIGHT))
         top += -(-len(metrics) // 2) * _HEIGHT
-    source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Data source"}
-    whole = {
+    datasource = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    document = {
         "title": "peelsum",
         "uid": "peelsum",
         "schemaVersion": 39,
         "time": {"from": "now-15m", "to": "now"},
         "refresh": "5s",
-        "templating": {"list": [source]},
+        "templating": {"list": [datasource]},
         "panels": panels,
     }
-    return json.dumps(whole, indent=1) + "\n"
+    return json.dumps(document, indent=1) + "\n"
 
 
 def expression(metric: Metric) -> str:
-    """Return a panel's expression: a counter's rate, a gauge as it is, by its labels and instance."""
+    """Return a panel's PromQL expression: the rate of a counter or the value of a gauge, by label values."""
     labels = ", ".join(("instance", *metric.labels))
     if metric.kind == "counter":
         return f"sum by ({labels}) (rate({metric.name}[$__rate_interval]))"
@@ -44,6 +44,7 @@ def expression(metric: Metric) -> str:
 
 
 def _panel(metric: Metric) -> dict[str, Any]:
+    """Return the panel of a metric, a time series, in Grafana's JSON model."""
     legend = " ".join(f"{{{{{label}}}}}" for label in ("instance", *metric.labels))
     words = metric.name.removeprefix("peelsum_").removesuffix("_total").split("_")
     title = " ".join(words) + (" per second" if metric.kind == "counter" else "")
@@ -53,13 +54,13 @@ def _panel(metric: Metric) -> dict[str, Any]:
         "type": "timeseries",
         "title": title,
         "description": metric.help,
-        "datasource": _SOURCE,
+        "datasource": _DATASOURCE,
         "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
         "targets": [
-            {"refId": "A", "datasource": _SOURCE, "expr": expression(metric), "legendFormat": legend}
+            {"refId": "A", "datasource": _DATASOURCE, "expr": expression(metric), "legendFormat": legend}
         ],
     }
 
 
-def _at(panel: dict[str, Any], number: int, x: int, y: int, width: int, height: int) -> dict[str, Any]:
+def _placed(panel: dict[str, Any], number: int, x: int, y: int, width: int, height: int) -> dict[str, Any]:
     return {"id": number + 1, **panel, "gridPos": {"x": x, "y": y, "w": width, "h": height}}

@@ -1,4 +1,4 @@
-"""Serves metrics by HTTP, to a few clients at a time. It needs the library `prometheus_client`."""
+"""Serve metrics by HTTP, to a limited number of clients at once. It needs `prometheus_client`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any, Self
 from peelsum.metrics.catalogue import Metric
 from peelsum.metrics.values import Values
 from peelsum.tls import Identity, require_tls
-from peelsum.tls.acceptor import MOST_PENDING, Acceptor
+from peelsum.tls.acceptor import MAX_PENDING, Acceptor
 
-#: Most clients at once, and seconds of silence after which one is closed.
-MOST_CLIENTS, ASK_S = 64, 5.0
-#: Bytes of a request after which no more are read; the last read may add up to 4 KiB.
-LONGEST_REQUEST = 16 << 10
+#: The most clients at once, and the seconds of silence after which a client's connection is closed.
+MAX_CLIENTS, REQUEST_TIMEOUT_S = 64, 5.0
+#: Reading of a request stops after so many bytes; the last read may add up to 4 KiB.
+MAX_REQUEST_BYTES = 16 << 10
 
 
 class MetricsError(Exception):
-    """The metrics cannot be served at that address."""
+    """The address for metrics is invalid, or cannot be bound."""
 
 
 def metrics_address(text: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT, or of PORT on loopback. Raises MetricsError."""
+    """Parse HOST:PORT, or PORT on loopback; return host and port. Raises MetricsError."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 0xFFFF:
         raise MetricsError(f"metrics: {text!r}: give PORT or HOST:PORT, as 9561 or 127.0.0.1:9561")
@@ -43,30 +43,31 @@ class MetricsServer:
         read: Callable[[], Values],
         identity: Identity | None = None,
     ) -> None:
-        """read: returns the values now; other threads call it. Port 0 takes a free one.
+        """Serve from now on.
 
-        identity: with one, clients need TLS and a certificate of any role. Raises MetricsError, or TlsError
-        for an address beyond loopback without one.
+        address: host and port; port 0 binds a free port. read: returns the current values; the server's
+        threads call it. identity: if given, clients need TLS and a certificate, of any role.
+        Raises MetricsError if the address cannot be bound, TlsError beyond loopback without identity.
         """
         from prometheus_client import CollectorRegistry
 
         require_tls("metrics", address[0], identity)
-        #: What the handlers read.
+        #: The source of the metrics that the handlers send.
         self.registry = CollectorRegistry()
         self.registry.register(_Collector(metrics, read))
-        # The connections, by age, and whether each has asked. Each is answered in a thread of its own.
+        # Whether each connection has sent a request; the oldest connection first.
         self._clients: dict[socket.socket, bool] = {}
-        self._changing = Lock()
+        self._lock = Lock()
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
-            listening = socket.create_server(address, family=family, backlog=MOST_PENDING)
+            listening = socket.create_server(address, family=family, backlog=MAX_PENDING)
         except OSError as error:
             host, port = address
             reason = str(error.strerror).partition(" (")[0]
             raise MetricsError(f"metrics: {host}:{port}: {reason}; choose another") from None
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         scheme = "http" if identity is None else "https"
-        #: Where the metrics are.
+        #: The URL of the metrics.
         self.url = f"{scheme}://{host}:{listening.getsockname()[1]}/metrics"
         context = None if identity is None else identity.context(server=True)
         self._acceptor = Acceptor(listening, self._serve, context)
@@ -81,16 +82,20 @@ class MetricsServer:
         """Stop serving and free the port."""
         self._acceptor.close()
 
-    def _serve(self, link: socket.socket) -> None:
-        with self._changing:
-            if len(self._clients) >= MOST_CLIENTS and not self._make_room():
-                link.close()
+    def _serve(self, connection: socket.socket) -> None:
+        """Take over an accepted connection: handle it in a new thread, or close it if there are too many."""
+        with self._lock:
+            if len(self._clients) >= MAX_CLIENTS and not self._make_room():
+                connection.close()
                 return
-            self._clients[link] = False
-        Thread(target=self._answer, args=(link,), daemon=True).start()
+            self._clients[connection] = False
+        Thread(target=self._handle, args=(connection,), daemon=True).start()
 
     def _make_room(self) -> bool:
-        """Close the oldest connection that has sent no request, lest strangers keep scrapers out."""
+        """Close the oldest connection without a request, so that idle ones do not keep scrapers out.
+
+        Return whether there was one.
+        """
         silent = next((client for client, asked in self._clients.items() if not asked), None)
         if silent is None:
             return False
@@ -99,35 +104,38 @@ class MetricsServer:
             socket.socket.shutdown(silent, socket.SHUT_RDWR)  # its thread then closes it
         return True
 
-    def _answer(self, link: socket.socket) -> None:
-        link.settimeout(ASK_S)
+    def _handle(self, connection: socket.socket) -> None:
+        """Handle the request of a connection, and close the connection."""
+        connection.settimeout(REQUEST_TIMEOUT_S)
         try:
-            with suppress(OSError):  # clients leave, are silent, or send nonsense
-                _Handler(link, None, self)  # type: ignore[arg-type]  # no method here uses the address
+            with suppress(OSError):  # the client has closed the connection, or sends nothing in time
+                _Handler(connection, None, self)  # type: ignore[arg-type]  # no method here uses the address
         finally:
-            with self._changing:
-                self._clients.pop(link, None)
+            with self._lock:
+                self._clients.pop(connection, None)
             with suppress(OSError):
-                link.shutdown(socket.SHUT_WR)
-            link.close()
+                connection.shutdown(socket.SHUT_WR)
+            connection.close()
 
-    def asks(self, link: socket.socket) -> None:
-        """Note that a client has asked, and is to be answered."""
-        with self._changing:
-            if link in self._clients:
-                self._clients[link] = True
+    def mark_requested(self, connection: socket.socket) -> None:
+        """Record that a client has sent a request, so that its connection is kept until the response."""
+        with self._lock:
+            if connection in self._clients:
+                self._clients[connection] = True
 
 
 class _Collector:
+    """Passes the current values to prometheus_client whenever metrics are requested."""
+
     def __init__(self, metrics: Sequence[Metric], read: Callable[[], Values]) -> None:
         self._metrics, self._read = metrics, read
 
     def describe(self) -> list[Any]:
-        """Return nothing: the names need no check for duplicates, and reading may be too early."""
+        """Return nothing. Otherwise the registry would call `collect` to check for duplicate names."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield a family of samples for each metric."""
+        """Yield each metric with its current samples, as prometheus_client's metric families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         values = self._read()
@@ -140,25 +148,28 @@ class _Collector:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: MetricsServer  # type: ignore[assignment]  # it has what a handler uses of a server
+    """Answers one HTTP request."""
+
+    server: MetricsServer  # type: ignore[assignment]  # a handler uses nothing else of a server
 
     def setup(self) -> None:
-        """Read the request up to a limit; the base class would accept 100 lines of 64 KiB each."""
+        """Read the request, up to a size limit. The base class would accept 100 lines of 64 KiB."""
         super().setup()
         request = b""
-        while b"\r\n\r\n" not in request and len(request) < LONGEST_REQUEST:
+        while b"\r\n\r\n" not in request and len(request) < MAX_REQUEST_BYTES:
             if not (data := self.connection.recv(4096)):
                 break
             request += data
         self.rfile = BytesIO(request)
 
     def do_GET(self) -> None:
+        """Send the metrics in the format that the client accepts."""
         from prometheus_client.exposition import choose_encoder
 
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404, "the metrics are at /metrics")
             return
-        self.server.asks(self.connection)
+        self.server.mark_requested(self.connection)
         encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
         body = encoder(self.server.registry)
         self.send_response(200)

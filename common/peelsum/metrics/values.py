@@ -1,21 +1,25 @@
-"""The values of each part's metrics, from the statistics that the part keeps anyway."""
+"""Convert the statistics of each component into the values of its metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-#: By metric: a number for each combination of label values, in the order of the metric's labels.
+#: The values of metrics, by name and then by label values, in the order of the metric's labels.
 Values = dict[str, dict[tuple[str, ...], float]]
-#: A port's counts that are not drops.
-_PORT = {
+#: The metrics of a port's counters; all other counters are numbers of dropped packets, by reason.
+_PORT_METRICS = {
     "received": "received_packets",
     "sent": "sent_packets",
     "hellos": "hellos",
     "challenges": "challenged_hellos",
     "refused": "refused_hellos",
 }
-_QUEUE = {"sent": "sent_packets_total", "dropped": "dropped_packets_total", "deepest": "deepest_packets"}
+_QUEUE_METRICS = {
+    "sent": "sent_packets_total",
+    "dropped": "dropped_packets_total",
+    "deepest": "deepest_packets",
+}
 
 
 def switch_values(
@@ -24,57 +28,63 @@ def switch_values(
     ports: Mapping[int, Mapping[str, int]],
     queues: Mapping[int, Mapping[str, float]],
 ) -> Values:
-    """Return a switch's values. verdicts: packets and bytes by name. ports, queues: counts by port."""
-    found: Values = {}
-    _set(found, "peelsum_switch_lanes", (), lanes)
+    """Return the values of a switch's metrics.
+
+    verdicts: packets and bytes by the verdict's name. ports, queues: counters by port.
+    """
+    values: Values = {}
+    _add(values, "peelsum_switch_lanes", (), lanes)
     for verdict, (packets, size) in verdicts.items():
-        _set(found, "peelsum_switch_verdict_packets_total", (verdict,), packets)
-        _set(found, "peelsum_switch_verdict_bytes_total", (verdict,), size)
+        _add(values, "peelsum_switch_verdict_packets_total", (verdict,), packets)
+        _add(values, "peelsum_switch_verdict_bytes_total", (verdict,), size)
     for port, counts in ports.items():
         for name, count in counts.items():
-            if name in _PORT:
-                _set(found, f"peelsum_switch_port_{_PORT[name]}_total", (str(port),), count)
+            if name in _PORT_METRICS:
+                _add(values, f"peelsum_switch_port_{_PORT_METRICS[name]}_total", (str(port),), count)
             else:
-                _set(found, "peelsum_switch_port_dropped_packets_total", (str(port), name), count)
+                _add(values, "peelsum_switch_port_dropped_packets_total", (str(port), name), count)
     for port, queue in queues.items():
-        for name, metric in _QUEUE.items():
-            _set(found, f"peelsum_switch_queue_{metric}", (str(port),), queue[name])
-    return found
+        for name, metric in _QUEUE_METRICS.items():
+            _add(values, f"peelsum_switch_queue_{metric}", (str(port),), queue[name])
+    return values
 
 
 def server_values(jobs: Mapping[int, Mapping[str, Any]]) -> Values:
-    """Return a server's values. jobs: `ServerStats` by job, as dictionaries."""
-    found: Values = {}
+    """Return the values of an aggregation server's metrics. jobs: `ServerStats` as dictionaries, by job."""
+    values: Values = {}
     for job, stats in jobs.items():
         prefix, key = "peelsum_server_", str(job)
-        _set(found, prefix + "chunks_total", (key, "switch"), stats["chunks_in_switch"])
-        _set(found, prefix + "chunks_total", (key, "server"), stats["chunks_at_server"])
-        for name, metric in _SERVER.items():
-            _set(found, f"{prefix}{metric}_total", (key,), stats[name])
+        _add(values, prefix + "chunks_total", (key, "switch"), stats["chunks_in_switch"])
+        _add(values, prefix + "chunks_total", (key, "server"), stats["chunks_at_server"])
+        for name, metric in _SERVER_METRICS.items():
+            _add(values, f"{prefix}{metric}_total", (key,), stats[name])
         for kind in ("results", "replies", "resends", "needs"):
-            _set(found, prefix + "sent_packets_total", (key, kind), stats[kind])
+            _add(values, prefix + "sent_packets_total", (key, kind), stats[kind])
         for reason, count in stats["dropped"].items():
-            _set(found, prefix + "dropped_packets_total", (key, reason), count)
-    return found
+            _add(values, prefix + "dropped_packets_total", (key, reason), count)
+    return values
 
 
 def worker_values(job: int, worker: int, stats: Mapping[str, Any]) -> Values:
-    """Return a worker's values. stats: its `WorkerStats`, as a dictionary. worker: its number in the job."""
-    found: Values = {}
+    """Return the values of a worker's metrics. stats: its `WorkerStats` as a dictionary."""
+    values: Values = {}
     prefix, key = "peelsum_worker_", (str(job), str(worker))
-    for name, metric in _WORKER.items():
-        _set(found, prefix + metric, key, stats[name])
+    for name, metric in _WORKER_METRICS.items():
+        _add(values, prefix + metric, key, stats[name])
     for reason, count in stats["dropped"].items():
-        _set(found, prefix + "dropped_packets_total", (*key, reason), count)
+        _add(values, prefix + "dropped_packets_total", (*key, reason), count)
     for statistic in ("mean", "least", "most"):
         seconds = stats[f"rtt_{statistic}"]
         if seconds is not None:
-            _set(found, prefix + "round_trip_seconds", (*key, statistic), seconds)
-    return found
+            _add(values, prefix + "round_trip_seconds", (*key, statistic), seconds)
+    return values
 
 
 def controller_values(job: int, generation: int | None, events: Mapping[str, int]) -> Values:
-    """Return the values of a job's controller. generation: None for none. events: counts by kind."""
+    """Return the values of the metrics of one job's controller.
+
+    generation: the job's generation; None if it is not admitted. events: the number of events of each kind.
+    """
     counts = {
         "generation": generation or 0,
         "admissions_total": events["admitted"],
@@ -87,30 +97,33 @@ def controller_values(job: int, generation: int | None, events: Mapping[str, int
 
 
 def cluster_values(totals: Mapping[str, int]) -> Values:
-    """Return the values of a cluster's controller. totals: epoch, jobs, up, away; the rest are events."""
-    found: Values = {}
+    """Return the values of a cluster controller's metrics.
+
+    totals: epoch, number of jobs, and numbers of switches that are up and away; all others count events.
+    """
+    values: Values = {}
     for name, value in totals.items():
         if name in ("epoch", "jobs"):
-            _set(found, f"peelsum_cluster_{name}", (), value)
+            _add(values, f"peelsum_cluster_{name}", (), value)
         elif name in ("up", "away"):
-            _set(found, "peelsum_cluster_switches", (name,), value)
+            _add(values, "peelsum_cluster_switches", (name,), value)
         else:
-            _set(found, "peelsum_cluster_events_total", (name,), value)
-    return found
+            _add(values, "peelsum_cluster_events_total", (name,), value)
+    return values
 
 
-def _set(found: Values, metric: str, labels: tuple[str, ...], value: float) -> None:
-    found.setdefault(metric, {})[labels] = value
+def _add(values: Values, metric: str, labels: tuple[str, ...], value: float) -> None:
+    values.setdefault(metric, {})[labels] = value
 
 
-_SERVER = {
+_SERVER_METRICS = {
     "packets": "received_packets",
     "merged": "merged_packets",
     "duplicates": "duplicate_packets",
     "overlaps": "overlap_packets",
     "replies_withheld": "withheld_replies",
 }
-_WORKER = {
+_WORKER_METRICS = {
     "contributions": "contributions_total",
     "resends": "resends_total",
     "results": "results_total",

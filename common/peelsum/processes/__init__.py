@@ -1,4 +1,4 @@
-"""Processes: children that report to their parent, signals, progress messages, errors of the command line."""
+"""Child processes that report to their parent, signals, progress messages, and errors of the command line."""
 
 from peelsum.processes.children import Child, Signalled, end_with_parent, hear, say
 from peelsum.processes.errors import ProcessError

@@ -1,8 +1,9 @@
-"""Child processes that print JSON lines, and that end with their parent.
+"""Child processes that exchange JSON messages with their parent, one per line, and end with it.
 
-A child prints one object when it is ready and one when it ends, and may print more in between. During long
-operations it prints `working`, which only shows that it is alive. It ends on SIGTERM, and when its standard
-input closes, however its parent dies. A foreign program does not read its input; the kernel kills it then.
+A child prints a message when it is ready and one when it ends, and may print more in between. During long
+operations it prints progress messages, {"working": TEXT}, which show that it is alive. It ends on SIGTERM, or
+when its standard input closes because the parent has died. A foreign program does not read its standard
+input; the kernel kills it when the parent dies.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from contextlib import suppress
 from typing import IO, Any, Self
 
 from peelsum.processes.errors import ProcessError
-from peelsum.processes.interrupts import uninterrupted
+from peelsum.processes.interrupts import signals_deferred
 
-#: How long a child may take to clean up before it is killed, in seconds.
+#: Seconds that a child may take to clean up before it is killed.
 GRACE_S = 10.0
-#: How long a starting child may print nothing, in seconds.
-START_S = 120.0
-#: How many of a child's last lines an exit report has.
-_LAST_LINES = 3
-#: The variable from which `peelsum server run` takes the admission: all users can read a command's arguments.
+#: Seconds that a starting child may print nothing.
+STARTUP_TIMEOUT_S = 120.0
+#: The number of a child's last lines in an exit report.
+_OUTPUT_TAIL_LINES = 3
+#: The environment variable from which `peelsum server run` takes the admission, which contains a secret: all
+#: users of a machine can read the arguments of a command.
 ADMISSION = "PEELSUM_ADMISSION"
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
@@ -40,9 +42,9 @@ _libc = ctypes.CDLL(None)
 
 
 class Child:
-    """A command in a process of its own, which the terminal's Ctrl-C does not reach.
+    """A command in a child process, in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
-    on_work: called from a thread with the child's name and its last report of `working`.
+    on_work: called, from a thread, with the child's name and each of its progress messages.
     """
 
     on_work: Callable[[str], None] = staticmethod(lambda text: None)
@@ -57,25 +59,25 @@ class Child:
     ) -> None:
         """Start the command.
 
-        foreign: whether it may leave its input unread, as programs other than peelsum do.
-        environment: variables in addition to this process's.
+        name: the child's name in messages. foreign: whether the command is another program than peelsum,
+        which does not read its standard input. environment: variables in addition to this process's.
         """
         self.name = name
         #: When the child last printed something, by `time.monotonic`.
         self.heard_at = time.monotonic()
-        self._work = ""
-        self._other_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._activity = ""
+        self._plain_lines: deque[str] = deque(maxlen=_OUTPUT_TAIL_LINES)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
-        self._process = _started(
+        self._process = _start_process(
             command,
             die_with_parent if foreign else None,
             {**os.environ, **(environment or {})},
             self._errors,
         )
-        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
         self._reader.start()
-        self._last: dict[str, Any] = {}
+        self._last_message: dict[str, Any] = {}
 
     @classmethod
     def peelsum(
@@ -85,9 +87,28 @@ class Child:
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """Start a `peelsum` subcommand under this interpreter; `prefix` is put before the command."""
+        """Start a `peelsum` subcommand with this interpreter. `prefix` is put before the command line."""
         command = [*prefix, sys.executable, "-m", "peelsum.cli", *arguments]
         return cls(name, command, environment=environment)
+
+    @classmethod
+    def start_ready(
+        cls,
+        name: str,
+        *arguments: str,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[Self, dict[str, Any]]:
+        """Start a `peelsum` subcommand as a child, and wait until it is ready; return it and its message.
+
+        If it ends or is not ready in time, stop it and raise ProcessError.
+        """
+        child = cls.peelsum(name, *arguments, "--json", "--child", prefix=prefix, environment=environment)
+        try:
+            return child, child.ready()
+        except BaseException:
+            child.stop()
+            raise
 
     @property
     def pid(self) -> int:
@@ -95,58 +116,63 @@ class Child:
         return self._process.pid
 
     def tell(self, **values: object) -> None:
-        """Send the child one object, which its `hear` returns. Does nothing if the child has ended."""
+        """Send the child a message, which its `hear` returns. Do nothing if the child has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(values).encode() + b"\n")
             self._process.stdin.flush()
 
     def has_line(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s`; return whether `next_line` would return or raise at once."""
+        """Wait up to `timeout_s` for a message or the child's end; return whether there is one."""
         deadline = time.monotonic() + timeout_s
-        while self._lines.empty():
+        while self._messages.empty():
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_POLL_S)
         return True
 
     def next_line(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next object that the child prints, or None once it has ended with status 0.
+        """Return the child's next message, or None if it has ended with status 0.
 
-        Raises ProcessError with its last error line if it ended otherwise, or if it printed nothing for
-        `timeout_s`.
+        Raises ProcessError with its last error line if it ended otherwise, or if it printed nothing at all,
+        not even progress messages, for `timeout_s`.
         """
-        line = self._next_within(timeout_s)
-        if line is None and self._process.wait(GRACE_S):
+        message = self._next_message(timeout_s)
+        if message is None and self._process.wait(GRACE_S):
             raise ProcessError(f"{self.name}: {self._last_error()}")
-        self._last = line or self._last
-        return line
+        self._last_message = message or self._last_message
+        return message
 
-    def _next_within(self, timeout_s: float) -> dict[str, Any] | None:
-        asked_at = time.monotonic()
+    def _next_message(self, timeout_s: float) -> dict[str, Any] | None:
+        """Wait for the next message, or None at the end of the output. Raises ProcessError."""
+        started_at = time.monotonic()
         while True:
-            left = self._patience_ends(asked_at, timeout_s) - time.monotonic()
+            remaining_s = self._time_limit(started_at, timeout_s) - time.monotonic()
             with suppress(queue.Empty):
-                return self._lines.get(timeout=max(0.0, left))
-            if time.monotonic() >= self._patience_ends(asked_at, timeout_s):
+                return self._messages.get(timeout=max(0.0, remaining_s))
+            if time.monotonic() >= self._time_limit(started_at, timeout_s):
                 raise ProcessError(
                     f"{self.name}: no answer within {timeout_s:g} s{self.busy_with()}; check whether it is "
                     "stopped, or what else keeps this machine busy"
                 )
 
-    def _patience_ends(self, asked_at: float, timeout_s: float) -> float:
-        return max(asked_at, self.heard_at) + timeout_s
+    def _time_limit(self, started_at: float, timeout_s: float) -> float:
+        """Return when the child's silence is too long: every line that it prints starts the time again."""
+        return max(started_at, self.heard_at) + timeout_s
 
     def busy_with(self) -> str:
-        """Return the child's last report of `working`, to append to an error message."""
-        return f", the last being {self._work!r}" if self._work else ""
+        """Return the child's last progress message as a part of an error message; empty if it has none."""
+        return f", the last being {self._activity!r}" if self._activity else ""
 
-    def ready(self, timeout_s: float = START_S) -> dict[str, Any]:
-        """Return the child's first object. Raises ProcessError if it ended or printed nothing in time."""
-        line = self.next_line(timeout_s)
-        if line is None:
+    def ready(self, timeout_s: float = STARTUP_TIMEOUT_S) -> dict[str, Any]:
+        """Wait for the child's first message, and return it.
+
+        Raises ProcessError if the child ends before, or prints nothing for `timeout_s`.
+        """
+        message = self.next_line(timeout_s)
+        if message is None:
             raise ProcessError(f"{self.name}: ended before it was ready")
-        return line
+        return message
 
     @property
     def running(self) -> bool:
@@ -159,17 +185,17 @@ class Child:
         return self._process.poll()
 
     def exit_report(self) -> str:
-        """Return how a child that ended by itself ended, and its last lines."""
+        """Return one line about a child that has ended by itself: its exit status and its last lines."""
         self._reader.join(GRACE_S)
-        return f"{self.name}: {self._fate()}{self.last_words()}"
+        return f"{self.name}: {self._exit_cause()}{self.output_tail()}"
 
-    def last_words(self) -> str:
-        """Return the child's last lines, to append to an error message; empty if there are none."""
-        said = self._error_lines()[-_LAST_LINES:] or list(self._other_lines)
-        return f"; it said: {' | '.join(said)}" if said else ""
+    def output_tail(self) -> str:
+        """Return the child's last lines as a part of an error message; empty if there are none."""
+        lines = self._error_lines()[-_OUTPUT_TAIL_LINES:] or list(self._plain_lines)
+        return f"; it said: {' | '.join(lines)}" if lines else ""
 
     def stop(self) -> dict[str, Any]:
-        """End the child; return the last object that it printed, or {}."""
+        """End the child, by SIGTERM and after GRACE_S by SIGKILL; return its last message, or {}."""
         if self.running:
             self._process.send_signal(signal.SIGTERM)
             self._process.send_signal(signal.SIGCONT)  # a stopped process handles no other signal
@@ -179,51 +205,52 @@ class Child:
             self._process.kill()
             self._process.wait()
         self._reader.join(GRACE_S)
-        while not self._lines.empty():
-            self._last = self._lines.get() or self._last
+        while not self._messages.empty():
+            self._last_message = self._messages.get() or self._last_message
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 stream.close()
-        return self._last
+        return self._last_message
 
     def _read(self) -> None:
+        """Sort the lines of the child's output into messages, progress messages and others; in a thread."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.heard_at = time.monotonic()
             if line.startswith(b'{"working": '):
-                self._work = json.loads(line)["working"]
-                if self._work:
-                    self.on_work(f"{self.name}: {self._work}")
+                self._activity = json.loads(line)["working"]
+                if self._activity:
+                    self.on_work(f"{self.name}: {self._activity}")
             elif line.startswith(b"{"):
-                self._work = ""
-                self._lines.put(json.loads(line))
+                self._activity = ""
+                self._messages.put(json.loads(line))
             elif line.strip():
-                self._other_lines.append(line.decode(errors="replace").strip())
-        self._lines.put(None)
+                self._plain_lines.append(line.decode(errors="replace").strip())
+        self._messages.put(None)
 
     def _last_error(self) -> str:
         lines = self._error_lines()
-        return lines[-1].removeprefix("peelsum: ") if lines else self._fate()
+        return lines[-1].removeprefix("peelsum: ") if lines else self._exit_cause()
 
     def _error_lines(self) -> list[str]:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip().splitlines()
 
-    def _fate(self) -> str:
+    def _exit_cause(self) -> str:
         status = self._process.wait(GRACE_S)
         return f"ended with status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
 
 
-def _started(
+def _start_process(
     command: Sequence[str],
     prepare: Callable[[], None] | None,
     environment: Mapping[str, str],
     errors: IO[bytes],
 ) -> subprocess.Popen[bytes]:
-    """Start a child. An interrupt meanwhile ends the child: no other code knows its process yet."""
+    """Start a process. If a signal interrupts that, kill the process, which no other code knows yet."""
     process = None
     try:
-        with uninterrupted():
+        with signals_deferred():
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -242,13 +269,13 @@ def _started(
 
 
 def say(**values: object) -> None:
-    """Print one object for the parent process."""
+    """Print a message for the parent process."""
     sys.stdout.write(json.dumps(values) + "\n")  # one write, because several threads may print
     sys.stdout.flush()
 
 
 def hear() -> dict[str, Any]:
-    """Return the next object that the parent sent. Ends this process if the parent is gone."""
+    """Wait for the next message from the parent, and return it. Exit if the parent has ended."""
     line = sys.stdin.buffer.readline()
     if not line:
         raise SystemExit
@@ -256,12 +283,12 @@ def hear() -> dict[str, Any]:
 
 
 def die_with_parent() -> None:
-    """Make the kernel kill this process when the thread that started it ends; for `preexec_fn`."""
+    """Have the kernel kill this process when the thread that started it ends. It is for `preexec_fn`."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_with_parent() -> None:
-    """Send this process SIGTERM when its standard input closes, i.e. when its parent is gone."""
+    """Start a thread that sends this process SIGTERM when its standard input closes: its parent has ended."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -272,22 +299,22 @@ def end_with_parent() -> None:
 
 
 class Signalled:
-    """A wait for signals: from now on, signals of these numbers only make `wait` return."""
+    """Replaces the handlers of some signals, which from then on only make `wait` return."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
-        self._come, self._tell = os.pipe()
-        os.set_blocking(self._tell, False)
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
         for number in numbers:
-            signal.signal(number, self._note)
+            signal.signal(number, self._record)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait up to `timeout_s` (None: without limit); return whether a signal came since the last call."""
-        come = bool(select.select([self._come], [], [], timeout_s)[0])
-        if come:
-            os.read(self._come, 4096)
-        return come
+        """Wait for a signal, for ever or up to `timeout_s`; return whether one came since the last call."""
+        received = bool(select.select([self._read_end], [], [], timeout_s)[0])
+        if received:
+            os.read(self._read_end, 4096)
+        return received
 
-    def _note(self, *_: object) -> None:
-        # No locks here, as in threading.Event: the interrupted code could hold them.
+    def _record(self, *_: object) -> None:
+        # threading.Event has a lock, which the interrupted code could hold; a pipe has none.
         with suppress(BlockingIOError):
-            os.write(self._tell, b"\0")
+            os.write(self._write_end, b"\0")

@@ -1,4 +1,4 @@
-"""One exception for Ctrl-C, SIGTERM and a closed terminal, and a check for exceptions that were lost."""
+"""Turn Ctrl-C, SIGTERM and SIGHUP into one exception, and raise it again where it was lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """One of SIGNALS was received. `status` is the exit status by which shells report it."""
+    """One of SIGNALS was received. `status` is the exit status with which shells report that signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -20,24 +20,25 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """A context in which the first of SIGNALS raises Interrupted; later ones cannot disturb the clean-up.
+    """A context manager in which the first of SIGNALS raises Interrupted, and later ones are ignored.
 
-    An exception of a signal handler is lost where C calls back into Python. So long-running code calls
-    `check`, which raises it again. Signals that were ignored before, as by nohup, stay ignored.
+    So a second signal cannot interrupt the clean-up. An exception of a signal handler is lost if it is raised
+    in a callback from C code. So long-running code calls `check`, which raises it again. Signals that were
+    ignored before, e.g. by nohup, stay ignored.
     """
 
     def __init__(self) -> None:
         self._number = 0
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._interrupt)
+                self._previous_handlers[number] = signal.signal(number, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def check(self) -> None:
@@ -52,18 +53,18 @@ class Interruption:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold back SIGNALS: at the end of the context, the handler of the first that was received runs."""
+def signals_deferred() -> Iterator[None]:
+    """Defer SIGNALS during the body. The first that was received is raised again at the end."""
     received: list[int] = []
-    before = {}
+    previous_handlers = {}
     if threading.current_thread() is threading.main_thread():  # no other thread runs handlers
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda number, _: received.append(number))
+                previous_handlers[number] = signal.signal(number, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
     if received:
         signal.raise_signal(received[0])

@@ -1,4 +1,4 @@
-"""Where a command reports progress: on stderr, or to its parent process."""
+"""Choose where a command reports its progress: on stderr, or to its parent process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from peelsum.processes.progress import Tell, shown_on_stderr
 
 
 def told(*, child: bool = False) -> Tell:
-    """Return the function that reports a command's progress, and use it for its children's, too.
+    """Return the function that reports a command's progress, and use it for the command's children, too.
 
-    child: the parent process is told.
+    child: whether this command is a child process, which reports to its parent and not on stderr.
     """
-    tell: Tell = _to_parent if child else shown_on_stderr()
+    tell: Tell = _send_to_parent if child else shown_on_stderr()
     Child.on_work = staticmethod(tell)
     return tell
 
 
 def told_of_compiling(*, child: bool = False) -> Tell:
-    """Do as `told`, and report compilation, too."""
+    """Return the same function as `told`, and use it for messages about compilation, too."""
     from peelsum.compiling import announce
 
     tell = told(child=child)
@@ -27,6 +27,6 @@ def told_of_compiling(*, child: bool = False) -> Tell:
     return tell
 
 
-def _to_parent(text: str) -> None:
+def _send_to_parent(text: str) -> None:
     with suppress(OSError):  # the parent has ended, and so will this process
         say(working=text)

@@ -1,4 +1,4 @@
-"""A process of a network that is restarted when it ends by itself, a limited number of times."""
+"""Restart a process of a network that ends by itself, a limited number of times."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Callable
 from peelsum.processes.children import Child
 from peelsum.processes.errors import ProcessError
 
-#: Restarts in a row after which the cause is taken to be permanent.
-MOST_RESTARTS = 5
-#: A process that ran for so long, in seconds, resets the count of restarts.
-LONG_LIFE_S = 60.0
+#: The number of restarts in a row after which a process is not restarted again.
+MAX_RESTARTS = 5
+#: A process that has run for so many seconds resets the count of restarts.
+RESET_AFTER_S = 60.0
 
 
 class RestartableProcess:
-    """A child, and `again`, which starts its successor and waits until that is ready; None if it cannot."""
+    """A child process that can be restarted.
+
+    again: starts the child's successor, and waits until it is ready; None if the child cannot be restarted.
+    """
 
     def __init__(
         self,
@@ -26,31 +29,31 @@ class RestartableProcess:
         self.child = child
         self.again = again
         self._clock = clock
-        self._born = clock()
+        self._started_at = clock()
         self._restarts = 0
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The child's name in messages."""
         return self.child.name
 
     def restart(self) -> str:
-        """Replace a child that has ended; return a line about it.
+        """Restart a child that has ended; return one line about it.
 
-        Raises ProcessError with the exit report if it cannot be restarted, or was too often in a row.
+        Raises ProcessError with the exit report if the child cannot be restarted, or was restarted too often.
         """
-        happened = self.child.exit_report()
+        report = self.child.exit_report()
         if self.again is None:
-            raise ProcessError(happened)
-        if self._clock() - self._born >= LONG_LIFE_S:
+            raise ProcessError(report)
+        if self._clock() - self._started_at >= RESET_AFTER_S:
             self._restarts = 0
-        if self._restarts == MOST_RESTARTS:
-            raise ProcessError(f"{happened}; not started again after {MOST_RESTARTS} restarts")
+        if self._restarts == MAX_RESTARTS:
+            raise ProcessError(f"{report}; not started again after {MAX_RESTARTS} restarts")
         self.child.stop()
         self._restarts += 1
         self.child = self.again()
-        self._born = self._clock()
-        return f"{happened}; started again"
+        self._started_at = self._clock()
+        return f"{report}; started again"
 
     def stop(self) -> None:
         """End the child."""

@@ -1,4 +1,4 @@
-"""User errors at the command line: one line on stderr, exit status 2, no traceback."""
+"""Report user errors of commands: one line on stderr and exit status 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from peelsum.processes.interrupts import Interrupted
 OUTPUT_LOST = 1
 USER_ERROR = 2
 INTERRUPTED = 130
-#: Errors of a write to an open file that has no space left, or no reader.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+#: Errors of a write to an open file: the disk is full, or the reader of the pipe has closed it.
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
 @contextmanager
 def reported(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds, and of child processes, into one line and exit status 2.
+    """Exit with one line on stderr and status 2 if the body raises one of these errors, or a ProcessError.
 
-    A signal becomes the exit status that shells expect.
+    If a signal interrupts the body, exit with the status that shells expect.
     """
-    caught: tuple[type[Exception], ...] = (*kinds, ProcessError)
+    error_types: tuple[type[Exception], ...] = (*kinds, ProcessError)
     try:
         yield
-    except caught as error:
+    except error_types as error:
         print(f"peelsum: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(USER_ERROR) from None
-    except KeyboardInterrupt as stopped:
-        status = stopped.status if isinstance(stopped, Interrupted) else INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        status = interrupt.status if isinstance(interrupt, Interrupted) else INTERRUPTED
         raise SystemExit(status) from None
 
 
 @contextmanager
 def delivered() -> Iterator[None]:
-    """Exit with status 1 and one line on stderr if stdout does not accept what the body prints.
+    """Exit with status 1 and one line on stderr if the output of the body cannot be written to stdout.
 
-    A reader that closed the pipe, as `head` does, causes the exit status but no line.
+    If the reader has closed the pipe, as `head` does, exit with status 1 but without the line.
     """
-    lost = None
+    failure = None
     try:
         yield
     except OSError as error:
-        if error.filename is not None or error.errno not in _NO_ROOM:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
-        lost = error
+        failure = error
     finally:
-        refused = _undelivered()
-        lost = lost or refused
-        if lost is not None:
-            if lost.errno != errno.EPIPE:
-                print(f"peelsum: stdout: {lost.strerror}; write it elsewhere", file=sys.stderr)
+        flush_error = _flush_stdout()
+        failure = failure or flush_error
+        if failure is not None:
+            if failure.errno != errno.EPIPE:
+                print(f"peelsum: stdout: {failure.strerror}; write it elsewhere", file=sys.stderr)
             raise SystemExit(OUTPUT_LOST) from None
 
 
-def _undelivered() -> OSError | None:
-    """Flush stdout; return the error, if any, after dropping what could not be written."""
+def _flush_stdout() -> OSError | None:
+    """Flush stdout. If that fails, drop the output that could not be written, and return the error."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
-        # Otherwise the interpreter tries again at its end, and prints a traceback.
+        # Otherwise the interpreter would try again at its exit, and print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return error
     return None

@@ -1,6 +1,6 @@
 """OpenTelemetry spans of a step and its phases, for `Allreduce` and `CompressedSum`.
 
-Only this module imports opentelemetry, and only when `StepSpans` is made.
+Only this module imports opentelemetry, and only when a `StepSpans` is created.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = [
     "TelemetryError",
 ]
 
-#: Set to 1, it has the hook's sums make spans with the global tracer provider.
+#: The environment variable that, set to 1, makes the hook create spans with the global tracer provider.
 SPANS = "PEELSUM_SPANS"
 
 
 class TelemetryError(Exception):
-    """Spans cannot be made as asked."""
+    """PEELSUM_SPANS has an unknown value, or opentelemetry is not installed."""
 
 
 class StepSpans:
-    """Spans `peelsum.step`, and within it `peelsum.encode`, `peelsum.exchange` and `peelsum.decode`.
+    """Creates the spans `peelsum.step`, and within it `peelsum.encode`, `peelsum.exchange`, `peelsum.decode`.
 
     >>> spans = StepSpans()                                   # doctest: +SKIP
     >>> Allreduce(summation, span=spans.span, note=spans.note)  # doctest: +SKIP
@@ -47,14 +47,17 @@ class StepSpans:
 
     @classmethod
     def of_environment(cls) -> Self | None:
-        """Return spans if the environment asks for them, else None. Raises TelemetryError."""
-        asked = os.environ.get(SPANS, "0")
-        if asked not in ("0", "1", ""):
-            raise TelemetryError(f"{SPANS}: {asked!r}: is not known; use 1 for spans, 0 for none")
-        return cls() if asked == "1" else None
+        """Return an instance if PEELSUM_SPANS is 1, else None. Raises TelemetryError."""
+        setting = os.environ.get(SPANS, "0")
+        if setting not in ("0", "1", ""):
+            raise TelemetryError(f"{SPANS}: {setting!r}: is not known; use 1 for spans, 0 for none")
+        return cls() if setting == "1" else None
 
     def span(self, phase: str) -> AbstractContextManager[object]:
-        """Return a context that is the phase's span, within the current one. An error is recorded in it."""
+        """Return a context manager that runs its body in the span of a phase, a child of the current span.
+
+        An exception in the body is recorded in the span.
+        """
         span: AbstractContextManager[object] = self._tracer.start_as_current_span(
             f"peelsum.{phase}", attributes=self._attributes
         )

@@ -1,8 +1,8 @@
-"""Mutual TLS for everything that listens by TCP: identities, roles, tokens, and where plain is allowed."""
+"""Mutual TLS for all services that listen by TCP: identities, roles and tokens."""
 
 from peelsum.tls.identity import Identity, TlsError, is_loopback, require_tls
 from peelsum.tls.roles import Role, caller_role, role_of
-from peelsum.tls.tokens import make_token, read_token, same_token
+from peelsum.tls.tokens import make_token, read_token, tokens_equal
 
 __all__ = [
     "Identity",
@@ -14,5 +14,5 @@ __all__ = [
     "read_token",
     "require_tls",
     "role_of",
-    "same_token",
+    "tokens_equal",
 ]

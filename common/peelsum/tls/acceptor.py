@@ -1,4 +1,4 @@
-"""Accepts connections in a thread; with TLS, passes on those whose clients have a certificate of the CA."""
+"""Accept connections in a thread, and finish their TLS handshakes before a service gets them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import NamedTuple, TypeVar
 
 from peelsum.forks import keep_from_children
 
-#: Seconds that a client has for its handshake, and most connections that have not finished theirs.
+#: The time limit of a handshake, and the most connections that have not finished theirs.
 HANDSHAKE_S = 10.0
-MOST_PENDING = 512
-#: Most connections that are accepted in a row, and most seconds until deadlines are checked again.
-_MOST_AT_ONCE, _SELECT_S = 64, 0.1
-#: Seconds without accepting if the process has no file descriptor left.
+MAX_PENDING = 512
+#: The most connections that are accepted in a row, and the longest time between two checks of deadlines.
+_MAX_BATCH, _SELECT_S = 64, 0.1
+#: Seconds for which no connection is accepted after the process has run out of file descriptors.
 _PAUSE_S = 0.1
 
 T = TypeVar("T")
@@ -31,136 +31,146 @@ class _Pending(NamedTuple):
     """A connection before the end of its handshake."""
 
     source: str
-    """As `source_of` returns it."""
+    """The client's address or network, as `source_of` returns it."""
     deadline: float
-    """When the client must have finished it, by `monotonic`."""
+    """When the handshake must be finished, by `monotonic`."""
 
 
 class Acceptor:
     """Accepts connections at a listening socket until `close`.
 
-    A connection is pending until its TLS handshake is done. Until the client's first bytes it costs no more
-    than a descriptor. When MOST_PENDING are pending, a further one takes the place of the oldest of the
-    address that has the most. So clients of one address cannot keep those of others out. At that address, a
-    client has the time in which MOST_PENDING others connect, and its handshake takes milliseconds.
+    A connection is pending until its TLS handshake is finished. Until the client's first bytes arrive, it
+    takes no more than a descriptor. If MAX_PENDING connections are pending, a further one replaces the oldest
+    connection of the source that has the most. So clients of one source cannot keep those of others out. Even
+    at that source, a client has the time in which MAX_PENDING others connect, and needs milliseconds.
     """
 
     def __init__(
         self,
-        listening: socket.socket,
+        listener: socket.socket,
         serve: Callable[[socket.socket], None],
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """Accept from now on, in a thread.
+        """Start to accept connections, in a thread.
 
-        serve: takes over a connection, a blocking socket; it is called in that thread and returns at once.
-        context: a server's; None for connections without TLS.
+        listening: the listening socket. serve: takes over a connection, a blocking socket; the thread calls
+        it, and it must return at once. context: a server's TLS context; None for connections without TLS.
         """
-        listening.setblocking(False)
-        keep_from_children(listening)
-        self._listening, self._serve, self._context = listening, serve, context
+        listener.setblocking(False)
+        keep_from_children(listener)
+        self._listener, self._serve, self._context = listener, serve, context
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listening, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
         self._pending: dict[socket.socket, _Pending] = {}
-        self._ended = False
+        self._closed = False
         self._thread = Thread(target=self._run, name="acceptor", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop accepting, free the port, and close the connections that are pending."""
-        self._ended = True
+        """Stop accepting, free the port, and close all pending connections."""
+        self._closed = True
         self._thread.join()
-        for link in list(self._pending):
-            self._drop(link)
+        for connection in list(self._pending):
+            self._drop(connection)
         self._selector.close()
-        self._listening.close()
+        self._listener.close()
 
     def _run(self) -> None:
-        while not self._ended:
+        """Accept connections and continue handshakes until `close`; the loop of the thread."""
+        while not self._closed:
             for key, _ in self._selector.select(_SELECT_S):
-                if key.fileobj is self._listening:
+                if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._pending:
                     self._shake_hands(key.fileobj)
             now = monotonic()
-            for link in [link for link, pending in self._pending.items() if now >= pending.deadline]:
-                self._drop(link)
+            for connection in [
+                connection for connection, pending in self._pending.items() if now >= pending.deadline
+            ]:
+                self._drop(connection)
 
     def _accept(self) -> None:
-        for _ in range(_MOST_AT_ONCE):
+        """Accept all connections that wait, up to _MAX_BATCH."""
+        for _ in range(_MAX_BATCH):
             try:
-                link, (host, *_) = self._listening.accept()
+                connection, (host, *_) = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # the client has already gone, or no descriptor is left for it
+            except OSError as error:  # the client has closed the connection, or there is no descriptor for it
                 if error.errno in (errno.EMFILE, errno.ENFILE) and not self._make_room():
                     sleep(_PAUSE_S)
                 return
             if self._context is None:
-                self._pass_on(link)
+                self._hand_over(connection)
                 continue
-            if len(self._pending) >= MOST_PENDING:
+            if len(self._pending) >= MAX_PENDING:
                 self._make_room()
-            link.setblocking(False)
-            self._selector.register(link, selectors.EVENT_READ)
-            self._pending[link] = _Pending(source_of(host), monotonic() + HANDSHAKE_S)
+            connection.setblocking(False)
+            self._selector.register(connection, selectors.EVENT_READ)
+            self._pending[connection] = _Pending(source_of(host), monotonic() + HANDSHAKE_S)
 
     def _make_room(self) -> bool:
-        """Close a pending connection, if there is one."""
+        """Close a pending connection; return whether there was one."""
         if self._pending:
             self._drop(
-                oldest_of_largest_source({link: pending.source for link, pending in self._pending.items()})
+                oldest_of_largest_source(
+                    {connection: pending.source for connection, pending in self._pending.items()}
+                )
             )
             return True
         return False
 
-    def _shake_hands(self, link: socket.socket) -> None:
-        """Continue a handshake, and pass the connection on if it is done."""
+    def _shake_hands(self, connection: socket.socket) -> None:
+        """Continue a TLS handshake, and hand the connection over when it is finished."""
         assert self._context is not None
         try:
-            if not isinstance(link, ssl.SSLSocket):
-                pending = self._forget(link)  # those that stay silent become the oldest
-                link = self._context.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
-                self._selector.register(link, selectors.EVENT_READ)
-                self._pending[link] = pending
-            link.do_handshake()
+            if not isinstance(connection, ssl.SSLSocket):
+                pending = self._forget(connection)  # it is added again behind those that have sent nothing
+                connection = self._context.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+                self._selector.register(connection, selectors.EVENT_READ)
+                self._pending[connection] = pending
+            connection.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
         except OSError:
-            self._drop(link)
+            self._drop(connection)
             return
-        self._forget(link)
-        self._pass_on(link)
+        self._forget(connection)
+        self._hand_over(connection)
 
-    def _pass_on(self, link: socket.socket) -> None:
-        link.settimeout(None)
+    def _hand_over(self, connection: socket.socket) -> None:
+        """Pass a connection to the service, as a blocking socket."""
+        connection.settimeout(None)
         try:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._serve(link)
-        except (OSError, RuntimeError):  # the client has gone, or no descriptor or thread is left for it
-            link.close()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._serve(connection)
+        except (OSError, RuntimeError):  # the client has closed it, or there is no descriptor or thread
+            connection.close()
 
-    def _forget(self, link: socket.socket) -> _Pending:
-        self._selector.unregister(link)
-        return self._pending.pop(link)
+    def _forget(self, connection: socket.socket) -> _Pending:
+        self._selector.unregister(connection)
+        return self._pending.pop(connection)
 
-    def _drop(self, link: socket.socket) -> None:
-        if link in self._pending:
-            self._forget(link)
+    def _drop(self, connection: socket.socket) -> None:
+        """Close a connection, and forget it if it is pending."""
+        if connection in self._pending:
+            self._forget(connection)
         with suppress(OSError):
-            link.shutdown(socket.SHUT_RDWR)
-        link.close()
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
 
 
 def source_of(host: str) -> str:
-    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
+    """Return the source of a connection: an IPv4 address, or the /64 network of an IPv6 address."""
     return host if "." in host else IPv6Address(host.partition("%")[0]).exploded[:19]
 
 
 def oldest_of_largest_source(sources: Mapping[T, str]) -> T:
-    """Return the oldest connection of the source that has the most connections.
+    """Return the oldest connection of the source with the most connections.
 
-    sources: the sources of all connections, the oldest first.
+    sources: the source of each connection, the oldest connection first.
     """
     counts = Counter(sources.values())
     return max(sources, key=lambda connection: counts[sources[connection]])

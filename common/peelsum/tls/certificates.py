@@ -1,4 +1,4 @@
-"""Makes a CA and the certificates that it signs. It needs the library `cryptography`."""
+"""Create a certificate authority (CA) and the certificates that it signs. It needs `cryptography`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from peelsum.tls.roles import Role
 from peelsum.tls.tokens import write_new
 
 CA_KEY_FILE = "ca-key.pem"
-#: Days that a CA and a certificate are valid.
+#: The validity of a CA and, by default, of a certificate, in days.
 CA_DAYS, DAYS = 3650, 365
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-#: Clocks of machines differ; a new certificate is valid from a little earlier.
-_EARLIER = timedelta(minutes=5)
+#: A new certificate is already valid for so long, because the clocks of machines differ.
+_CLOCK_TOLERANCE = timedelta(minutes=5)
 
 
 def make(certs: Path, role: Role, *, name: str, hosts: Sequence[str] = (), days: int = DAYS) -> Path:
-    """Make the folder `certs/name` of an identity, and the CA in `certs` if there is none.
+    """Create a certificate in the new folder `certs/name`, and the CA in `certs` if there is none.
 
-    hosts: addresses and names by which clients reach it, besides loopback's; only for roles that answer.
-    Raises TlsError; nothing is overwritten.
+    hosts: addresses and names by which clients reach this end, besides loopback; only for roles that are
+    servers. days: how long the certificate is valid. Returns the new folder.
+    Raises TlsError for an invalid value, or if files exist that would be overwritten.
     """
     if not _NAME.fullmatch(name):
         raise TlsError(f"name: {name!r}: use up to 63 letters, digits, dots, dashes and underlines")
-    if hosts and not role.answers:
+    if hosts and not role.is_server:
         raise TlsError(f"host: {hosts[0]}: a {role} does not listen; leave --host out")
     folder = certs / name
     if folder.exists():
@@ -43,13 +44,13 @@ def make(certs: Path, role: Role, *, name: str, hosts: Sequence[str] = (), days:
         raise TlsError(f"days: {days} is out of range; use 1 to {CA_DAYS}")
     names = [_general_name(host) for host in hosts]
     certs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ca_key, ca = _authority(certs)
-    ends = datetime.now(UTC) + timedelta(days=days)
-    if ends > ca.not_valid_after_utc:
-        left = (ca.not_valid_after_utc - datetime.now(UTC)).days
-        raise TlsError(f"days: {days} is beyond the CA's end; use up to {left}, or another --certs")
+    ca_key, ca = _read_or_make_ca(certs)
+    expires_at = datetime.now(UTC) + timedelta(days=days)
+    if expires_at > ca.not_valid_after_utc:
+        days_left = (ca.not_valid_after_utc - datetime.now(UTC)).days
+        raise TlsError(f"days: {days} is beyond the CA's end; use up to {days_left}, or another --certs")
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = _leaf(role, name, names, ends, key, ca, ca_key)
+    certificate = _sign_certificate(role, name, names, expires_at, key, ca, ca_key)
     folder.mkdir(mode=0o700)
     write_new(folder / KEY_FILE, _pem(key), 0o600)
     write_new(folder / CERTIFICATE_FILE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -57,24 +58,24 @@ def make(certs: Path, role: Role, *, name: str, hosts: Sequence[str] = (), days:
     return folder
 
 
-def _leaf(
+def _sign_certificate(
     role: Role,
     name: str,
     hosts: Sequence[x509.GeneralName],
-    ends: datetime,
+    expires_at: datetime,
     key: ec.EllipticCurvePrivateKey,
     ca: x509.Certificate,
     ca_key: ec.EllipticCurvePrivateKey,
 ) -> x509.Certificate:
-    """Return a certificate of a role, signed by the CA."""
-    loopback = [_general_name(host) for host in _LOOPBACK] if role.answers else []
+    """Return a new certificate of a role, signed by the CA."""
+    loopback = [_general_name(host) for host in _LOOPBACK] if role.is_server else []
     names = [x509.UniformResourceIdentifier(role.uri), *loopback, *hosts]
-    purposes = [ExtendedKeyUsageOID.SERVER_AUTH] * role.answers + [
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH] * role.is_server + [
         ExtendedKeyUsageOID.CLIENT_AUTH
-    ] * role.asks
+    ] * role.is_client
     usage = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
     return (
-        _builder(name, key, ends, issuer=ca.subject)
+        _builder(name, key, expires_at, issuer=ca.subject)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(dict.fromkeys(names)), critical=False)
         .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
@@ -83,15 +84,15 @@ def _leaf(
     )
 
 
-def _authority(certs: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """Return the CA in `certs`, made if neither of its files exists. Raises TlsError."""
+def _read_or_make_ca(certs: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """Return key and certificate of the CA in `certs`; create them if neither exists. Raises TlsError."""
     key_path, path = certs / CA_KEY_FILE, certs / CA_FILE
     if not key_path.exists() and not path.exists():
         key = ec.generate_private_key(ec.SECP256R1())
-        ends = datetime.now(UTC) + timedelta(days=CA_DAYS, hours=1)
+        expires_at = datetime.now(UTC) + timedelta(days=CA_DAYS, hours=1)
         subject = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         ca = (
-            _builder("peelsum CA", key, ends)
+            _builder("peelsum CA", key, expires_at)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_CA_USAGE, critical=True)
             .add_extension(subject, critical=False)
@@ -101,19 +102,20 @@ def _authority(certs: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificat
         write_new(path, ca.public_bytes(serialization.Encoding.PEM), 0o644)
         return key, ca
     try:
-        found = serialization.load_pem_private_key(key_path.read_bytes(), None)
+        loaded = serialization.load_pem_private_key(key_path.read_bytes(), None)
         ca = x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not PEM without a password"
         raise TlsError(f"{certs}: {CA_FILE} or {CA_KEY_FILE}: {reason}; give another --certs") from None
-    if not isinstance(found, ec.EllipticCurvePrivateKey):
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
         raise TlsError(f"{key_path}: is not an elliptic curve's key; give another --certs")
-    return found, ca
+    return loaded, ca
 
 
 def _builder(
-    name: str, key: ec.EllipticCurvePrivateKey, ends: datetime, issuer: x509.Name | None = None
+    name: str, key: ec.EllipticCurvePrivateKey, expires_at: datetime, issuer: x509.Name | None = None
 ) -> x509.CertificateBuilder:
+    """Return a builder with the fields that all certificates have."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     return (
         x509.CertificateBuilder()
@@ -121,12 +123,13 @@ def _builder(
         .issuer_name(issuer or subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(datetime.now(UTC) - _EARLIER)
-        .not_valid_after(ends)
+        .not_valid_before(datetime.now(UTC) - _CLOCK_TOLERANCE)
+        .not_valid_after(expires_at)
     )
 
 
 def _general_name(host: str) -> x509.GeneralName:
+    """Return an IP address or a DNS name as a subject alternative name. Raises TlsError."""
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:

@@ -1,6 +1,6 @@
-"""Both ends of gRPC: servers with this project's limits, and channels to them. It needs `grpcio`.
+"""gRPC servers with limits on connections, calls and sizes, and channels to them. It needs `grpcio`.
 
-Connections are plain on loopback, and with TLS elsewhere.
+Connections have no TLS on loopback, and mutual TLS elsewhere.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from threading import Thread
 
 import grpc
 
-from peelsum.tls.acceptor import MOST_PENDING, Acceptor
+from peelsum.tls.acceptor import MAX_PENDING, Acceptor
 from peelsum.tls.identity import Identity, require_tls
 from peelsum.tls.roles import role_of_peer
 
-#: Milliseconds that a client has for HTTP/2's first frames.
+#: The time limit of HTTP/2's first frames, in milliseconds.
 HANDSHAKE_MS = 5000
-#: Most connections after their handshakes; further ones are closed, before they use up the process's
-#: descriptors.
-MOST_CONNECTIONS = 512
-#: Seconds that an end of a relayed connection has to take what it is sent.
+#: The most connections after their handshakes. Further ones are closed, so that the process does not run out
+#: of descriptors.
+MAX_CONNECTIONS = 512
+#: The time limit of a send to either end of a relayed connection.
 _SEND_S = 30.0
-#: Most bytes of the name of the folder for temporary files. A socket's name has 107: 17 for a folder in that,
-#: and the rest for a role and a number.
-_MOST_TEMPORARY = 60
+#: The longest name of the folder for temporary files. The name of a Unix socket has at most 107 bytes: 17 for
+#: a new folder there, and the rest for a role and a number.
+_MAX_TEMPORARY_BYTES = 60
 _OPTIONS = (
-    # Otherwise a second server would share the port silently and receive half of the connections.
+    # Otherwise a second server could bind the same port, and would receive half of the connections.
     ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", 8 << 10),
-    # The connection of a lost machine ends after 15 s.
+    # The connection of a machine that has crashed ends after 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -46,10 +46,10 @@ _OPTIONS = (
 
 
 class LimitedServer:
-    """A gRPC server with limits. With TLS, it stands behind an `Acceptor`, whose connections it relays.
+    """A gRPC server with limits. With TLS, it relays the connections of an `Acceptor`.
 
-    gRPC itself counts connections in its handshakes together with those of its clients, from whatever
-    address, so a few strangers without a certificate would use up its limit.
+    gRPC's limit counts unfinished handshakes, too, from any address. So a few clients without a certificate
+    could use it up, if gRPC did the handshakes.
     """
 
     def __init__(
@@ -61,47 +61,48 @@ class LimitedServer:
         calls: int,
         message_bytes: int,
     ) -> None:
-        """Bind host:port; `start` answers. Raises OSError if the address cannot be bound.
+        """Bind host:port. Calls are answered after `start`. Raises OSError if the address cannot be bound.
 
-        identity: with one, clients need TLS and a certificate of its CA. calls: most calls at once; further
-        ones are refused, and do not wait in memory. message_bytes: size of the largest request.
+        identity: if given, clients need TLS and a certificate of its CA. calls: the most calls at once;
+        further ones are refused and do not wait. message_bytes: the size limit of a request.
         """
         options = (
             *_OPTIONS,
             ("grpc.max_receive_message_length", message_bytes),
             ("grpc.max_concurrent_streams", calls),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-            ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),
+            ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         )
-        #: The server, for its services.
+        #: The server, to which services are added.
         self.grpc = grpc.server(threads, options=options, maximum_concurrent_rpcs=calls)
-        self._closing = ExitStack()
-        self._listening: socket.socket | None = None
+        self._resources = ExitStack()
+        self._listener: socket.socket | None = None
         if identity is None:
-            self.port = self._bound(address)
+            self.port = self._bind(address)
             return
         self._context = identity.context(server=True)
         self._context.set_alpn_protocols(["h2"])
-        self._listening = listen(address)
-        self._closing.callback(self._listening.close)
-        self.port = self._listening.getsockname()[1]
-        # Only this user reaches the socket behind the acceptor.
-        self._folder = Path(self._closing.enter_context(_folder_for_sockets()))
-        self._numbers = count()
-        self._bound(f"unix:{self._folder / 'grpc'}")
+        self._listener = listen(address)
+        self._resources.callback(self._listener.close)
+        self.port = self._listener.getsockname()[1]
+        # Only this user can connect to the socket behind the acceptor.
+        self._folder = Path(self._resources.enter_context(_folder_for_sockets()))
+        self._counter = count()
+        self._bind(f"unix:{self._folder / 'grpc'}")
 
     def start(self) -> None:
-        """Answer calls from now on."""
+        """Start to answer calls."""
         self.grpc.start()
-        if self._listening is not None:
-            self._closing.callback(Acceptor(self._listening, self._relay, self._context).close)
+        if self._listener is not None:
+            self._resources.callback(Acceptor(self._listener, self._relay, self._context).close)
 
     def stop(self, grace_s: float) -> None:
-        """End every call, after `grace_s`, and free the port."""
+        """Stop: give calls `grace_s` seconds to finish, cancel the others, and free the port."""
         self.grpc.stop(grace_s).wait()
-        self._closing.close()
+        self._resources.close()
 
-    def _bound(self, address: str) -> int:
+    def _bind(self, address: str) -> int:
+        """Bind an address of the gRPC server; return the port. Raises OSError."""
         try:
             port = self.grpc.add_insecure_port(address)
         except RuntimeError:
@@ -110,31 +111,37 @@ class LimitedServer:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         return port
 
-    def _relay(self, link: socket.socket) -> None:
-        assert isinstance(link, ssl.SSLSocket)
+    def _relay(self, connection: socket.socket) -> None:
+        assert isinstance(connection, ssl.SSLSocket)
         # `caller_role` reads the role from the name of the relaying socket.
-        name = self._folder / f"{role_of_peer(link)}-{next(self._numbers)}"
-        Thread(target=_relay, args=(link, name, self._folder / "grpc"), daemon=True).start()
+        name = self._folder / f"{role_of_peer(connection)}-{next(self._counter)}"
+        Thread(target=_relay, args=(connection, name, self._folder / "grpc"), daemon=True).start()
 
 
 def _folder_for_sockets() -> TemporaryDirectory[str]:
-    """Return a new temporary folder; it is in /tmp if sockets' names would be too long elsewhere."""
-    is_long = len(os.fsencode(gettempdir())) > _MOST_TEMPORARY
+    """Create a temporary folder for Unix sockets, in /tmp if the default place has too long a name."""
+    is_long = len(os.fsencode(gettempdir())) > _MAX_TEMPORARY_BYTES
     return TemporaryDirectory(prefix="peelsum-", dir="/tmp" if is_long else None)
 
 
-def _relay(link: ssl.SSLSocket, name: Path, server: Path) -> None:
-    """Connect a client to a gRPC server in this process, from a socket of this name."""
-    with suppress(OSError), link, socket.socket(socket.AF_UNIX) as inner:
+def _relay(connection: ssl.SSLSocket, name: Path, server: Path) -> None:
+    """Relay a client's connection to the gRPC server at the Unix socket `server`.
+
+    name: the Unix socket to connect from.
+    """
+    with suppress(OSError), connection, socket.socket(socket.AF_UNIX) as inner:
         inner.bind(str(name))
         inner.connect(str(server))
         name.unlink()
-        _copy_both_ways(link, inner)
+        _copy_both_ways(connection, inner)
 
 
-def _copy_both_ways(link: socket.socket, inner: socket.socket) -> None:
-    """Copy bytes until an end closes its connection. Raises OSError if one fails, or takes nothing."""
-    targets = {link.fileno(): (link, inner), inner.fileno(): (inner, link)}
+def _copy_both_ways(connection: socket.socket, inner: socket.socket) -> None:
+    """Copy bytes in both directions until one end closes its connection.
+
+    Raises OSError if a connection fails, or an end accepts no data for _SEND_S.
+    """
+    targets = {connection.fileno(): (connection, inner), inner.fileno(): (inner, connection)}
     readable = select.poll()
     for descriptor in targets:
         readable.register(descriptor, select.POLLIN)
@@ -143,7 +150,7 @@ def _copy_both_ways(link: socket.socket, inner: socket.socket) -> None:
             source, target = targets[descriptor]
             source.settimeout(0.0)
             try:
-                # More than a TLS record has: the rest of one would wait where `poll` does not see it.
+                # Read a whole TLS record: `poll` does not see data that is left in the TLS buffer.
                 data = source.recv(1 << 16)
             except (ssl.SSLWantReadError, BlockingIOError):
                 continue
@@ -154,12 +161,12 @@ def _copy_both_ways(link: socket.socket, inner: socket.socket) -> None:
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket that listens at host:port; at `[::]`, for IPv4 too. Raises OSError."""
+    """Return a socket that listens at host:port; at `[::]` also for IPv4. Raises OSError."""
     host, _, port = address.rpartition(":")
     entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    family, *_, place = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
-    both = place[0] == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server(place[:2], family=family, backlog=MOST_PENDING, dualstack_ipv6=both)
+    family, *_, address_info = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
+    both = address_info[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address_info[:2], family=family, backlog=MAX_PENDING, dualstack_ipv6=both)
 
 
 def open_channel(
@@ -169,14 +176,15 @@ def open_channel(
     options: Sequence[tuple[str, int]],
     timeout_s: float,
 ) -> grpc.Channel:
-    """Return a channel to host:port. Raises TlsError if TLS is needed there, or fails.
+    """Return a channel to host:port. Raises TlsError if TLS fails, or is missing beyond loopback.
 
-    name: what listens there, e.g. "switch", for errors. identity: this end's certificate; without one, the
-    channel is plain. timeout_s: seconds for a trial of TLS; it passes if nothing answers.
+    name: the kind of server, e.g. "switch", for errors. identity: this end's certificate; None for a channel
+    without TLS. timeout_s: the time limit of a test handshake, which gives better errors than gRPC does. It
+    is no error here if nothing answers.
     """
     require_tls(name, address.rpartition(":")[0], identity)
     if identity is None:
         return grpc.insecure_channel(address, options=options)
-    identity.try_tls(name, address, timeout_s)
+    identity.check_tls(name, address, timeout_s)
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
     return grpc.secure_channel(address, credentials, options=options)

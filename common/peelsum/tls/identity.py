@@ -1,6 +1,6 @@
-"""The identity of a process: a folder with its certificate, its key, and the CA that signed both ends'.
+"""The identity of a process: a folder with its certificate, its private key, and the CA's certificate.
 
-Plain connections are for loopback only; `require_tls` keeps to that.
+Connections without TLS are allowed on loopback only, which `require_tls` checks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from peelsum.reading import read_bytes
 
 #: Names of the files in an identity's folder.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
-#: What is wrong with a server that ends a connection before it has shown its certificate.
+#: The error for a server that closes a connection before it has sent its certificate.
 CLOSED_EARLY = (
     "closed the connection before TLS; too many are open that have no certificate, or it has no TLS: try "
     "again later, or close its port to strangers"
 )
-#: Seconds between two attempts.
-_AGAIN_S = 0.1
+#: Seconds between two test handshakes.
+_RETRY_S = 0.1
 
 
 class TlsError(ValueError):
@@ -33,37 +33,37 @@ class TlsError(ValueError):
 
 @dataclass(frozen=True)
 class Identity:
-    """A certificate with its key, and the CA whose certificates are trusted."""
+    """A certificate with its private key, and the CA whose certificates are trusted."""
 
     folder: Path
-    """Where its files are."""
+    """The folder of its files."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return the identity in a folder. Raises TlsError naming the file that cannot be used."""
+        """Read the identity in a folder. Raises TlsError, with the name of the file that is unusable."""
         identity = cls(folder)
         for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE):
-            identity._bytes(name)
+            identity._read_file(name)
         identity.context(server=False)
         return identity
 
     @property
     def ca(self) -> bytes:
         """The CA's certificate, PEM."""
-        return self._bytes(CA_FILE)
+        return self._read_file(CA_FILE)
 
     @property
     def certificate(self) -> bytes:
         """The certificate, PEM."""
-        return self._bytes(CERTIFICATE_FILE)
+        return self._read_file(CERTIFICATE_FILE)
 
     @property
     def key(self) -> bytes:
         """The certificate's private key, PEM."""
-        return self._bytes(KEY_FILE)
+        return self._read_file(KEY_FILE)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """Return a TLS 1.3 context, for a server or a client, that demands the other's certificate."""
+        """Return a TLS 1.3 context for a server or a client, which requires the other end's certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
@@ -78,22 +78,23 @@ class Identity:
             ) from None
         return context
 
-    def try_tls(self, name: str, address: str, timeout_s: float) -> None:
-        """Try TLS with a gRPC server at host:port; raise TlsError if either end refuses the other.
+    def check_tls(self, name: str, address: str, timeout_s: float) -> None:
+        """Do a test handshake with a gRPC server at host:port.
 
-        A server that does not answer is no error here. One that closes the connection before the handshake is
-        tried again until `timeout_s` seconds have passed. name: what listens there, for errors.
+        Raises TlsError if either end rejects the other's certificate. It is no error if the server does not
+        answer. If it closes the connection before the handshake, try again for `timeout_s` seconds.
+        name: the kind of server, for errors.
         """
         deadline = monotonic() + timeout_s
-        while not self._shake_hands(name, address, max(deadline - monotonic(), 0.1)):
+        while not self._try_handshake(name, address, max(deadline - monotonic(), 0.1)):
             if monotonic() >= deadline:
                 raise TlsError(f"{name}: {address}: {CLOSED_EARLY}")
-            sleep(_AGAIN_S)
+            sleep(_RETRY_S)
 
-    def _shake_hands(self, name: str, address: str, timeout_s: float) -> bool:
-        """Return False if the server closed the connection before the handshake, else True.
+    def _try_handshake(self, name: str, address: str, timeout_s: float) -> bool:
+        """Do one handshake. Return False if the server closed the connection before it, else True.
 
-        Raises TlsError if either end refuses the other's certificate.
+        Raises TlsError if either end rejects the other's certificate.
         """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -105,7 +106,7 @@ class Identity:
             return True
         with closing(plain):
             try:
-                link = context.wrap_socket(plain, server_hostname=host)
+                connection = context.wrap_socket(plain, server_hostname=host)
             except OSError as error:
                 if closed_early(error):
                     return False
@@ -113,18 +114,19 @@ class Identity:
                     return True
                 reason = tls_reason(error)
             else:
-                # In TLS 1.3 the server's refusal follows the handshake; some close without an alert.
-                with closing(link):
-                    refusal = _refusal(link)
-                if refusal is None:
+                # In TLS 1.3 the server rejects a certificate after the client's handshake has finished.
+                with closing(connection):
+                    rejection = _rejection(connection)
+                if rejection is None:
                     return True
-                reason = f"the other end refuses this certificate{refusal}"
+                reason = f"the other end refuses this certificate{rejection}"
         raise TlsError(
             f"{name}: {address}: TLS failed ({reason}); check that both ends' certificates are of one CA, "
             f"valid today, and the {name}'s for this host"
         )
 
-    def _bytes(self, name: str) -> bytes:
+    def _read_file(self, name: str) -> bytes:
+        """Read a file of the identity. Raises TlsError."""
         try:
             return read_bytes(self.folder / name)
         except OSError as error:
@@ -134,16 +136,16 @@ class Identity:
 
 
 def closed_early(error: OSError) -> bool:
-    """Return whether a handshake failed because the server closed the connection before it."""
-    # An error that Python itself raises, for data that came before the end, has no reason.
-    without_reason = isinstance(error, ssl.SSLError) and not getattr(error, "reason", None)
-    return without_reason or isinstance(error, ssl.SSLEOFError | ConnectionError)
+    """Return whether a handshake failed because the server closed the connection before it began."""
+    # The `ssl` module raises an error without reason if data came before the connection was closed.
+    raised_by_python = isinstance(error, ssl.SSLError) and not getattr(error, "reason", None)
+    return raised_by_python or isinstance(error, ssl.SSLEOFError | ConnectionError)
 
 
-def _refusal(link: ssl.SSLSocket) -> str | None:
-    """Return why the other end closes the connection; None if it sends anything, or takes its time."""
+def _rejection(connection: ssl.SSLSocket) -> str | None:
+    """Wait for a byte or an error; return why the other end closed the connection, None if it did not."""
     try:
-        return None if link.recv(1) else ""
+        return None if connection.recv(1) else ""
     except ConnectionError:
         return ""
     except ssl.SSLError as error:
@@ -153,10 +155,9 @@ def _refusal(link: ssl.SSLSocket) -> str | None:
 
 
 def tls_reason(error: ssl.SSLError) -> str:
-    """Return an SSL error in words: the fault of the certificate, or the other end's message."""
+    """Return the reason of an SSL error: what is wrong with the certificate, or the other end's alert."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
-    # An error that Python itself raises has no reason.
     reason = (
         (getattr(error, "reason", None) or "the other end closed the connection").replace("_", " ").lower()
     )
@@ -164,7 +165,7 @@ def tls_reason(error: ssl.SSLError) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is an address of this machine that no other machine can reach."""
+    """Return whether `host` is a loopback address, or the name `localhost`."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -172,7 +173,10 @@ def is_loopback(host: str) -> bool:
 
 
 def require_tls(what: str, host: str, identity: Identity | None, remedy: str = "give --tls FOLDER") -> None:
-    """Raise TlsError naming `what` unless `host` is on loopback or there is an identity."""
+    """Raise TlsError if `host` is beyond loopback and there is no identity.
+
+    what: the name of the option or server, with which the message begins.
+    """
     if identity is None and not is_loopback(host):
         raise TlsError(
             f"{what}: {host} is beyond loopback, where only TLS is allowed; "

@@ -1,4 +1,4 @@
-"""Roles of certificates: who may change a switch, who may look, and who may ask for a seat in a job."""
+"""Roles of certificates: who may write to a switch, who may only read, and who may request a seat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
-#: A certificate's role is a URI among its subject alternative names.
+#: A certificate states its role as a URI among its subject alternative names.
 _URI = "urn:peelsum:role:"
 
 
@@ -15,13 +15,13 @@ class Role(StrEnum):
     """The rights of a certificate's holder."""
 
     SWITCH = "switch"
-    """Answer as a switch."""
+    """Is a switch: it accepts connections."""
     OPERATOR = "operator"
-    """Write to switches, answer as `peelsum job serve` or `peelsum controller run`, and ask the latter."""
+    """Writes to switches, runs `peelsum job serve` or `peelsum controller run`, and may use the latter."""
     VIEWER = "viewer"
-    """Read from switches and controllers."""
+    """Reads from switches and controllers."""
     WORKER = "worker"
-    """Ask `peelsum job serve` for a seat."""
+    """Requests seats from `peelsum job serve`."""
 
     @property
     def uri(self) -> str:
@@ -29,32 +29,33 @@ class Role(StrEnum):
         return _URI + self.value
 
     @property
-    def answers(self) -> bool:
-        """Whether holders listen, and so need names by which clients know them."""
+    def is_server(self) -> bool:
+        """Whether processes of this role listen, so that their certificates need host names."""
         return self in (Role.SWITCH, Role.OPERATOR)
 
     @property
-    def asks(self) -> bool:
-        """Whether holders connect to others."""
+    def is_client(self) -> bool:
+        """Whether processes of this role connect to others."""
         return self is not Role.SWITCH
 
 
 def role_of(names: Iterable[str]) -> Role | None:
-    """Return the role among a certificate's alternative names; None unless there is exactly one."""
-    found = [Role(name.removeprefix(_URI)) for name in names if name in {role.uri for role in Role}]
-    return found[0] if len(found) == 1 else None
+    """Return the role among a certificate's alternative names; None if there is no role, or several."""
+    roles = [Role(name.removeprefix(_URI)) for name in names if name in {role.uri for role in Role}]
+    return roles[0] if len(roles) == 1 else None
 
 
-def role_of_peer(link: ssl.SSLSocket) -> Role | None:
-    """Return the role of the certificate at the other end of a connection, after the handshake."""
-    names: Any = (link.getpeercert() or {}).get("subjectAltName", ())
+def role_of_peer(connection: ssl.SSLSocket) -> Role | None:
+    """Return the role in the certificate of a connection's other end. The handshake must be finished."""
+    names: Any = (connection.getpeercert() or {}).get("subjectAltName", ())
     return role_of(name for _, name in names)
 
 
 def caller_role(peer: str) -> Role | None:
-    """Return the role of a gRPC call's client, by the socket that `peer()` returns; None without one.
+    """Return the role of a gRPC call's client; None if it has none.
 
-    `LimitedServer` names its sockets by roles.
+    peer: what the call's `peer()` returns: the name of a relaying socket, to which `LimitedServer` added the
+    role.
     """
     name = peer.rpartition("/")[2].rpartition("-")[0]
     return next((role for role in Role if role == name), None)

@@ -1,4 +1,4 @@
-"""Tokens of jobs: a secret in a file, which a worker sends to get a seat."""
+"""Tokens of jobs: a secret in a file, which a worker sends when it requests a seat."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from pathlib import Path
 from peelsum.reading import read_text
 from peelsum.tls.identity import TlsError
 
-#: The longest token, in characters.
-LONGEST_TOKEN = 64
+#: The length of the longest token, in characters.
+MAX_TOKEN_LENGTH = 64
 _TOKEN = re.compile(r"[\w-]{16,64}", re.ASCII)
 
 
 def make_token(path: Path) -> None:
-    """Write 256 random bits to a new file that only its owner reads. Raises TlsError if it exists."""
+    """Write a random token of 256 bits to a new file that only its owner can read.
+
+    Raises TlsError if the file exists.
+    """
     write_new(path, secrets.token_urlsafe(32).encode() + b"\n", 0o600)
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file. Raises TlsError."""
+    """Read the token in a file. Raises TlsError if the file is unreadable or has no valid token."""
     try:
         token = read_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -30,20 +33,20 @@ def read_token(path: Path) -> str:
         raise TlsError(f"token: {path}: {reason}; make one: peelsum certificates token FILE") from None
     if not _TOKEN.fullmatch(token):
         raise TlsError(
-            f"token: {path}: is not 16 to {LONGEST_TOKEN} letters, digits, - or _; "
+            f"token: {path}: is not 16 to {MAX_TOKEN_LENGTH} letters, digits, - or _; "
             "make one: peelsum certificates token FILE"
         )
     return token
 
 
-def same_token(one: str, other: str) -> bool:
-    """Compare two tokens in a time that tells nothing about where they differ."""
-    # Half a character, as JSON can have, is a wrong token, too.
-    return hmac.compare_digest(*(token.encode(errors="surrogatepass") for token in (one, other)))
+def tokens_equal(first: str, second: str) -> bool:
+    """Compare two tokens in constant time, which does not reveal where they differ."""
+    # JSON text may contain a lone surrogate, which cannot be encoded otherwise.
+    return hmac.compare_digest(*(token.encode(errors="surrogatepass") for token in (first, second)))
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file with these permissions. Raises TlsError, also if the file exists."""
+    """Write a new file with these permissions. Raises TlsError if it exists or cannot be written."""
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)

@@ -3,7 +3,7 @@
 from peelsum.control.admission import evict
 from peelsum.control.description import JobDescription, PortsSection, RacksDescription, read_description
 from peelsum.control.drivers import open_session
-from peelsum.control.errors import ControlError, HeldError, SwitchError
+from peelsum.control.errors import ControlError, LeaseHeldError, SwitchError
 from peelsum.control.sections import MAX_JOB_ID
 from peelsum.control.status import AdmittedJob, SwitchStatus, read_status
 
@@ -11,8 +11,8 @@ __all__ = [
     "MAX_JOB_ID",
     "AdmittedJob",
     "ControlError",
-    "HeldError",
     "JobDescription",
+    "LeaseHeldError",
     "PortsSection",
     "RacksDescription",
     "SwitchError",

@@ -1,7 +1,4 @@
-"""Admit a job to its switches, in an order that never exposes a half-configured job.
-
-One switch and several take the same steps.
-"""
+"""Admit a job to one or several switches, in an order in which no packet meets a half-configured job."""
 
 from __future__ import annotations
 
@@ -17,18 +14,19 @@ from peelsum.control.tables import Placement, close_job
 from peelsum.wire import SECRET_BYTES
 
 _GENERATIONS = 1 << 16
-#: Seconds per generation of the clock that numbers jobs no switch remembers; it wraps after 4.5 hours.
+#: The first generation of a job that no switch remembers is the time, in units of so many seconds, modulo
+#: _GENERATIONS. It repeats after 4.5 hours.
 _GENERATION_S = 0.25
 
 
 @dataclass(frozen=True)
-class Admission:
-    """The facts that participants of an admitted job need."""
+class JobAdmission:
+    """An admitted job, as its workers and its server need to know it."""
 
     job_id: int
-    """Number of the job."""
+    """The job's number."""
     generation: int
-    """Number of this admission, which every packet carries."""
+    """The number of this admission, which every packet carries."""
     workers: int
     """Number of workers."""
     window: int
@@ -36,7 +34,7 @@ class Admission:
     lanes: int
     """32-bit values per packet."""
     slots: int
-    """Slots of the switch, or of the smallest one."""
+    """Slots of the switch; of several switches, the smallest number."""
     server_port: int
     """The aggregation server's port, at its switch."""
     worker_ports: tuple[int, ...]
@@ -44,7 +42,7 @@ class Admission:
     racks: tuple[int, ...] = ()
     """Workers per rack; empty for one switch."""
     secret: str = field(default="", repr=False)
-    """What the job's hosts must prove at ports that are UDP sockets: 16 bytes in hexadecimal."""
+    """The secret that the job's hosts must prove to have at UDP ports: 16 bytes in hexadecimal."""
 
 
 def admit(
@@ -55,37 +53,41 @@ def admit(
     free: bool = True,
     known: Sequence[int] = (),
     secret: str | None = None,
-) -> Admission:
-    """Admit a job to its switches, the upper one first, in one new generation.
+) -> JobAdmission:
+    """Admit a job to all its switches in a new generation.
 
-    The job is closed from the workers upwards, its slots are freed, its rows written, and it is opened from
-    the server downwards. If a switch fails on the way, the job stays closed at least in part; the next
-    admission starts over in another generation.
-    now: seconds since the epoch. free: False leaves the slots as they are, for switches that just started.
-    known: generations that the job had earlier, from records other than the switches' tables.
-    secret: the job's, in hexadecimal; by default a random one. With an empty one, any host may take the job's
-    ports, if the switch permits that.
-    Raises DescriptionError before anything is changed, SwitchError if a switch refuses.
+    The steps are: close the job, from the workers' switches to the server's; free its slots; write its rows;
+    open it, from the server's switch to the workers'. If a switch fails in between, the job stays closed on
+    some switches, and has to be admitted again.
+    placements: one for each switch, the server's switch first. now: seconds since the epoch.
+    free: whether to free slots; False is for switches that have just started.
+    known: generations that the job had earlier, according to the caller's records.
+    secret: the job's secret in hexadecimal, by default a random one. If it is empty, any host can use the
+    job's ports, if the switch permits that.
+    Raises DescriptionError before anything is changed, SwitchError if a switch refuses a request.
     """
-    remembered = [placement.check() for placement in placements]
-    generation = next_generation([*known, *(number for number in remembered if number is not None)], now)
+    previous_generations = [placement.check() for placement in placements]
+    generation = next_generation(
+        [*known, *(number for number in previous_generations if number is not None)], now
+    )
     secret = secrets.token_hex(SECRET_BYTES) if secret is None else secret
-    _write(placements, generation, secret, free)
+    _configure(placements, generation, secret, free)
     return admission_of(description, generation, [placement.session for placement in placements], secret)
 
 
-def put_back(placement: Placement, generation: int, secret: str, *, free: bool = True) -> None:
-    """Admit a running job again to a switch that lost its tables. Raises ControlError.
+def restore(placement: Placement, generation: int, secret: str, *, free: bool = True) -> None:
+    """Write a running job to a switch that has lost its tables. Raises ControlError.
 
-    Workers and server go on in `generation`, with `secret`; they retransmit the slots' chunks. If the switch
-    fails on the way, call this again.
-    free: False leaves the slots as they are, for a switch on which all have been freed since it started.
+    The workers and the server continue in the same `generation` with the same `secret`, and retransmit the
+    chunks that were in slots. If the switch fails in between, call this again.
+    free: whether to free the job's slots; False is for a switch on which all slots are free.
     """
     placement.check()
-    _write([placement], generation, secret, free)
+    _configure([placement], generation, secret, free)
 
 
-def _write(placements: Sequence[Placement], generation: int, secret: str, free: bool) -> None:
+def _configure(placements: Sequence[Placement], generation: int, secret: str, free: bool) -> None:
+    """Close a job, free its slots, write its rows and open it, on all its switches."""
     for placement in reversed(placements):
         placement.close(generation)
     if free:
@@ -98,27 +100,27 @@ def _write(placements: Sequence[Placement], generation: int, secret: str, free: 
 
 
 def evict(session: Session, job_id: int) -> None:
-    """Stop letting a job's packets in. Raises ControlError if the job is not admitted."""
+    """Evict a job from one switch. Raises ControlError if it is not admitted there."""
     admitted = {job.job_id: job.generation for job in read_jobs(session)}
     if job_id not in admitted:
-        known = ", ".join(map(str, admitted)) or "none"
-        raise ControlError(f"job: {job_id}: is not admitted; admitted: {known}")
+        admitted_ids = ", ".join(map(str, admitted)) or "none"
+        raise ControlError(f"job: {job_id}: is not admitted; admitted: {admitted_ids}")
     close_job(session, job_id, admitted[job_id])
 
 
 def next_generation(known: Sequence[int], now: float) -> int:
-    """Return a generation after those that switches remember; without any, one from the clock."""
+    """Return the generation after all known ones, modulo 2^16; if none is known, one from the time `now`."""
     if not known:
         return int(now / _GENERATION_S) % _GENERATIONS
-    ahead = (max(known) + 1 + step for step in range(len(known) + 1))
-    return next(one % _GENERATIONS for one in ahead if one % _GENERATIONS not in known)
+    candidates = (max(known) + 1 + step for step in range(len(known) + 1))
+    return next(candidate % _GENERATIONS for candidate in candidates if candidate % _GENERATIONS not in known)
 
 
 def admission_of(
     description: AnyDescription, generation: int, sessions: Sequence[Session], secret: str = ""
-) -> Admission:
-    """Return an admission as its participants need it."""
-    return Admission(
+) -> JobAdmission:
+    """Return the `JobAdmission` of a job on the switches of these sessions."""
+    return JobAdmission(
         description.job.id,
         generation,
         description.job.workers,

@@ -1,18 +1,18 @@
-"""The description of a job, in TOML: on one switch, or on racks below a spine.
+"""The description of a job in TOML: on one switch, or on several racks below a spine switch.
 
 A description with neither `[spine]` nor `[[racks]]` is for one switch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
 from peelsum.control.errors import DescriptionError
-from peelsum.control.plan import Member, SwitchPlan
+from peelsum.control.plan import SwitchMember, SwitchPlan
 from peelsum.control.sections import HostAddress, JobSection, Port, Section, SwitchSection, check_ports
 from peelsum.control.validation import first_validation_error
 from peelsum.reading import LimitError, parse_toml, read_text
@@ -21,18 +21,18 @@ from peelsum.wire import MAX_WORKERS, Level
 Model = TypeVar("Model", bound=Section)
 #: A spine has one bit of a bitmap for each rack.
 MAX_RACKS = 32
-#: Most bytes of a description: three times those of a switch with full tables. Parsing takes up to 400 times
-#: as much memory.
-MOST_DESCRIPTION = 1 << 18
+#: The size limit of a description in bytes, three times the size for a switch with full tables. Parsing takes
+#: up to 400 times as much memory.
+MAX_DESCRIPTION_BYTES = 1 << 18
 
 
 class PortsSection(Section):
-    """`[ports]`: the switch's ports to the aggregation server and to worker 0, 1, ..."""
+    """`[ports]`: the switch's ports to the aggregation server and to the workers 0, 1, ..."""
 
     server: Port
     workers: tuple[Port, ...] = Field(strict=False)
     spare: tuple[Port, ...] = Field(default=(), strict=False)
-    """Ports for further groups of workers: each takes one for each of its ranks, and one for its server."""
+    """Ports for further groups of workers. A group takes one for each of its ranks and one for its server."""
 
 
 class JobDescription(Section):
@@ -41,7 +41,7 @@ class JobDescription(Section):
     job: JobSection
     """The job's number, workers, window and timeout."""
     switch: SwitchSection = SwitchSection()
-    """The switch, and how it is set up."""
+    """The switch and its settings."""
     ports: PortsSection
     """The switch's ports to the participants."""
     hosts: dict[str, HostAddress] = Field(default_factory=dict)
@@ -74,23 +74,15 @@ class JobDescription(Section):
         return self.ports.workers
 
     def plans(self) -> tuple[SwitchPlan, ...]:
-        """Return what each switch gets; here for the only one."""
+        """Return the plan of the only switch, in a tuple."""
+        ports = self.ports
         return (
-            SwitchPlan(
-                switch=self.switch,
-                job_id=self.job.id,
-                window=self.job.window,
-                level=Level.ONLY,
-                up_port=self.ports.server,
-                members=tuple(Member(port, 1 << n, n) for n, port in enumerate(self.ports.workers)),
-                return_ports=dict(enumerate(self.ports.workers)),
-                hosts={int(name): host for name, host in self.hosts.items()},
-            ),
+            _plan(self.job, self.switch, self.hosts, Level.ONLY, ports.server, ports.workers, 0, "switch"),
         )
 
 
 class RacksJobSection(JobSection):
-    """`[job]`, as for one switch. Each rack may have as many workers as one switch."""
+    """`[job]`, with more workers than one switch can have."""
 
     workers: int = Field(ge=2, le=MAX_RACKS * MAX_WORKERS)
 
@@ -99,7 +91,7 @@ class SpineSection(SwitchSection):
     """`[spine]`: the upper switch."""
 
     server: Port
-    """Its port to the aggregation server."""
+    """The spine's port to the aggregation server."""
     hosts: dict[str, HostAddress] = Field(default_factory=dict)
     """Addresses of hosts, by the number of the port that leads to them."""
 
@@ -108,19 +100,19 @@ class RackSection(SwitchSection):
     """`[[racks]]`: a rack's switch and its workers."""
 
     uplink: Port
-    """Its port to the spine."""
+    """The rack's port to the spine."""
     spine_port: Port
-    """The spine's port to it."""
+    """The spine's port to the rack."""
     workers: tuple[Port, ...] = Field(strict=False, min_length=1, max_length=MAX_WORKERS)
-    """Its ports to the rack's workers."""
+    """The rack's ports to its workers."""
     hosts: dict[str, HostAddress] = Field(default_factory=dict)
     """Addresses of hosts, by the number of the port that leads to them."""
 
 
 class RacksDescription(Section):
-    """A job on racks below a spine. Worker number: rack * 32 + its index in the rack's list of ports.
+    """A job on racks below a spine. A worker's number is rack * 32 + its index in the rack's `workers`.
 
-    >>> found = parse_description('''
+    >>> description = parse_description('''
     ... [job]
     ... id = 1
     ... workers = 3
@@ -138,7 +130,7 @@ class RacksDescription(Section):
     ... spine_port = 1
     ... workers = [1]                 # worker 32
     ... ''')
-    >>> found.rack_sizes
+    >>> description.rack_sizes
     (2, 1)
     """
 
@@ -151,12 +143,13 @@ class RacksDescription(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        listed = sum(self.rack_sizes)
-        if listed != self.job.workers:
+        port_count = sum(self.rack_sizes)
+        if port_count != self.job.workers:
             raise ValueError(
-                f"racks: list {listed} workers for job.workers = {self.job.workers}; give each worker a port"
+                f"racks: list {port_count} workers for job.workers = {self.job.workers}; give each worker "
+                "a port"
             )
-        taken: dict[tuple[str, int], str] = {}
+        tables_by_place: dict[tuple[str, int], str] = {}
         for where, switch in self._switches():
             switch.check(where, switch.hosts)
             if switch.pipeline_lanes != self.spine.pipeline_lanes:
@@ -169,7 +162,7 @@ class RacksDescription(Section):
                     f"{where}.tofino.program: {_program(switch)!r}: spine has {_program(self.spine)!r}; give "
                     "all switches the same"
                 )
-            other = taken.setdefault(switch.place, where)
+            other = tables_by_place.setdefault(switch.place, where)
             if other != where:
                 raise ValueError(
                     f"{where}.p4runtime: {switch.p4runtime!r}: is {other} already; "
@@ -196,7 +189,7 @@ class RacksDescription(Section):
         return tuple(port for rack in self.racks for port in rack.workers)
 
     def plans(self) -> tuple[SwitchPlan, ...]:
-        """Return what each switch gets, the spine first."""
+        """Return the plan of each switch, the spine's first."""
         spine = SwitchPlan(
             switch=self.spine,
             job_id=self.job.id,
@@ -204,7 +197,7 @@ class RacksDescription(Section):
             level=Level.SPINE,
             up_port=self.spine.server,
             members=tuple(
-                Member(port, 1 << rack, rack * MAX_WORKERS, is_rack=True)
+                SwitchMember(port, 1 << rack, rack * MAX_WORKERS, is_rack=True)
                 for rack, port in enumerate(self._spine_ports)
             ),
             return_ports={
@@ -227,18 +220,34 @@ class RacksDescription(Section):
             yield f"racks.{number}", rack
 
     def _leaf_plan(self, rack: int, section: RackSection) -> SwitchPlan:
-        first = rack * MAX_WORKERS
-        return SwitchPlan(
-            switch=section,
-            job_id=self.job.id,
-            window=self.job.window,
-            level=Level.LEAF,
-            up_port=section.uplink,
-            members=tuple(Member(port, 1 << n, first + n) for n, port in enumerate(section.workers)),
-            return_ports={first + n: port for n, port in enumerate(section.workers)},
-            hosts={int(name): host for name, host in section.hosts.items()},
-            section=f"racks.{rack}",
-        )
+        """Return the plan of a rack's switch."""
+        first, name = rack * MAX_WORKERS, f"racks.{rack}"
+        ports = section.uplink, section.workers
+        return _plan(self.job, section, section.hosts, Level.LEAF, *ports, first, name)
+
+
+def _plan(
+    job: JobSection,
+    switch: SwitchSection,
+    hosts: Mapping[str, HostAddress],
+    level: Level,
+    up_port: int,
+    worker_ports: Sequence[int],
+    first_worker: int,
+    section: str,
+) -> SwitchPlan:
+    """Return the plan of a switch with workers at `worker_ports`, numbered from `first_worker` on."""
+    return SwitchPlan(
+        switch=switch,
+        job_id=job.id,
+        window=job.window,
+        level=level,
+        up_port=up_port,
+        members=tuple(SwitchMember(port, 1 << n, first_worker + n) for n, port in enumerate(worker_ports)),
+        return_ports=dict(enumerate(worker_ports, first_worker)),
+        hosts={int(name): host for name, host in hosts.items()},
+        section=section,
+    )
 
 
 def _program(switch: SwitchSection) -> str:
@@ -250,9 +259,9 @@ AnyDescription = JobDescription | RacksDescription
 
 
 def parse_description(text: str, source: str = "job description") -> AnyDescription:
-    """Return the description, of either kind, in a TOML text.
+    """Parse a job description of either kind.
 
-    Raises DescriptionError naming `source`, field, value and remedy.
+    source: where the text is from. Raises DescriptionError, which names source, field, value and remedy.
     """
     values = parsed_toml(text, source)
     if "spine" in values or "racks" in values:
@@ -261,17 +270,14 @@ def parse_description(text: str, source: str = "job description") -> AnyDescript
 
 
 def read_description(path: Path) -> AnyDescription:
-    """Return the description, of either kind, in a file.
-
-    Raises DescriptionError as `parse_description`, or for an unreadable file.
-    """
+    """Read a job description of either kind from a file. Raises DescriptionError."""
     return parse_description(file_text(path), str(path))
 
 
 def file_text(path: Path, of: str = "a job description") -> str:
-    """Return the text of a description's file; of: what is described. Raises DescriptionError."""
+    """Return the text of a description file. Raises DescriptionError. of: the kind of description."""
     try:
-        return read_text(path, MOST_DESCRIPTION)
+        return read_text(path, MAX_DESCRIPTION_BYTES)
     except OSError as error:
         raise DescriptionError(f"{path}: {error.strerror}; give the path of {of}") from None
     except UnicodeDecodeError as error:
@@ -279,10 +285,10 @@ def file_text(path: Path, of: str = "a job description") -> str:
 
 
 def parsed_toml(text: str, source: str) -> dict[str, Any]:
-    """Parse TOML. Raises DescriptionError naming `source`."""
+    """Parse TOML. Raises DescriptionError, which names `source`."""
     try:
-        text.encode()  # TOML is UTF-8; whatever stores or sends the text relies on that
-        return parse_toml(text, MOST_DESCRIPTION)
+        text.encode()  # the text is stored and sent as UTF-8
+        return parse_toml(text, MAX_DESCRIPTION_BYTES)
     except UnicodeEncodeError as error:
         line = text.count("\n", 0, error.start) + 1
         raise DescriptionError(
@@ -297,7 +303,7 @@ def parsed_toml(text: str, source: str) -> dict[str, Any]:
 def validated(
     model: type[Model], values: Mapping[str, Any], source: str, of: str = "a job description"
 ) -> Model:
-    """Build a description from parsed TOML. Raises DescriptionError naming `source`, field, value, remedy."""
+    """Validate parsed TOML. Raises DescriptionError, which names `source`, field, value and remedy."""
     try:
         return model.model_validate(values)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The differences between kinds of switches: how to connect, which program they run, and their drivers.
+"""Choose program, session and driver for the kind of a switch.
 
 A switch runs the v1model program and speaks P4Runtime, or it is a Tofino and speaks BF Runtime.
 """
@@ -21,12 +21,13 @@ from peelsum.tls import Identity
 def program_files(lanes: int, tofino: TofinoSection | None) -> tuple[Path, Path]:
     """Return the paths of a switch's compiled program and of its P4Info.
 
-    lanes: 32-bit values per packet, of the v1model program. Raises PipelineError if that is not compiled.
+    lanes: 32-bit values per packet of the v1model program; not used for a Tofino.
+    Raises PipelineError if the program is not compiled for so many lanes.
     """
     if tofino is not None:
         return Path(tofino.program) / STRATUM_CONFIG, Path(tofino.program) / P4INFO
-    found = pipeline(lanes)
-    return found.json_path, found.p4info_path
+    compiled = pipeline(lanes)
+    return compiled.json_path, compiled.p4info_path
 
 
 def open_session(
@@ -38,10 +39,10 @@ def open_session(
     connect_s: float | None = None,
     identity: Identity | None = None,
 ) -> Session:
-    """Return a backup's session. Raises SwitchError if the switch cannot be reached.
+    """Connect to a switch as a backup, by the API of its kind; return the session.
 
-    tofino: the section of a Tofino; raises ControlError if its program's files are missing. timeout_s,
-    connect_s, identity: as for `Session`.
+    tofino: a Tofino's section; None for other switches. timeout_s, connect_s, identity: as for `Session`.
+    Raises SwitchError if the connection fails, ControlError if files of a Tofino's program are missing.
     """
     if tofino is None:
         return Session(address, device_id, timeout_s=timeout_s, connect_s=connect_s, identity=identity)
@@ -52,10 +53,10 @@ def open_session(
 
 
 def driver_of(session: Session) -> V1Model | Tofino:
-    """Return the driver of a session's switch. Raises SwitchError for a Tofino's program over P4Runtime."""
+    """Return the driver for a session's switch. Raises SwitchError for a Tofino program over P4Runtime."""
     if isinstance(session, BfRuntimeSession):
         return Tofino(session)
-    if session.loaded().p4info.pkg_info.arch in ARCHITECTURES:
+    if session.running_schema().p4info.pkg_info.arch in ARCHITECTURES:
         raise SwitchError(
             f"switch: {session.address} runs the program of a Tofino, which takes BF Runtime; give the "
             "address of bf_switchd, and [switch.tofino]"

@@ -1,7 +1,4 @@
-"""The errors of the control plane, split by whose fault they are, and of gRPC translated to them.
-
-Every message is one line.
-"""
+"""The errors of the control plane, and the translation of gRPC errors. Every message is one line."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ class DescriptionError(ControlError):
     """The job description is wrong. The message names file, field, value and remedy."""
 
 
-class HeldError(DescriptionError):
-    """Another controller holds the job."""
+class LeaseHeldError(DescriptionError):
+    """Another controller holds the lease on the job."""
 
 
 class SwitchError(ControlError):
-    """The switch cannot be reached, refused a request, or runs something else."""
+    """The switch is unreachable, refused a request, or does not run the expected program."""
 
 
 class NotPrimaryError(SwitchError):
@@ -34,30 +31,30 @@ class NotPrimaryError(SwitchError):
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
-        #: The switch's own words, if it gave any.
+        #: The switch's error message; may be empty.
         self.reason = reason
 
 
-class RefusedError(SwitchError):
-    """The switch refused an update."""
+class UpdateRefusedError(SwitchError):
+    """The switch refused an update of a Write."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
-        #: The switch's own words.
+        #: The switch's error message.
         self.reason = reason
 
 
 class UnsupportedError(SwitchError):
-    """The switch does not implement a request, e.g. BMv2 reading registers."""
+    """The switch does not implement a request, as BMv2 does not implement reading registers."""
 
 
 _DETAILS_KEY = "grpc-status-details-bin"
-#: Switches word it differently, and use a code that says little.
+#: Switches use different messages for this, with an error code that has other meanings, too.
 _ELECTION_ID_TAKEN = re.compile(r"election id .*\b(exists|used)\b", re.IGNORECASE)
 
 
 def not_primary(address: str, election_id: int, reason: str = "") -> NotPrimaryError:
-    """Return the error that another controller, with this election id, is the switch's primary."""
+    """Return the error for a switch whose primary is another controller, with this election id."""
     return NotPrimaryError(
         f"switch: another controller is the primary of {address} (election id {election_id}); "
         "let it finish, stop it, or ask it by --controller if it is a cluster's",
@@ -65,13 +62,13 @@ def not_primary(address: str, election_id: int, reason: str = "") -> NotPrimaryE
     )
 
 
-def translated(
+def switch_error(
     error: Any, address: str, doing: str, *, election_id: int, updates: Sequence[Any] = ()
 ) -> SwitchError:
-    """Return the SwitchError for a gRPC error.
+    """Translate a gRPC error into a SwitchError.
 
-    doing: what failed, e.g. 'writing'; election_id: the one that this controller bid;
-    updates: those of the failed Write.
+    doing: the operation that failed, e.g. 'writing'. election_id: the one that this controller bid.
+    updates: the updates of a failed Write.
     """
     code: grpc.StatusCode = error.code()
     if code == grpc.StatusCode.UNAVAILABLE:
@@ -87,8 +84,10 @@ def translated(
     if failed:
         number, detail = next(iter(failed.items()))
         what = updates[number].entity.WhichOneof("entity") if number < len(updates) else "unknown"
-        words = detail.message or repr(detail.canonical_code)
-        return RefusedError(f"switch: {address} refused {doing}: update {number} ({what}): {words}", words)
+        reason = detail.message or repr(detail.canonical_code)
+        return UpdateRefusedError(
+            f"switch: {address} refused {doing}: update {number} ({what}): {reason}", reason
+        )
     kind = UnsupportedError if code == grpc.StatusCode.UNIMPLEMENTED else SwitchError
     return kind(f"switch: {address} refused {doing}: {reason}")
 

@@ -1,4 +1,4 @@
-"""The plan of one job on one switch, in networks of any shape."""
+"""What one switch needs for one job, independent of the shape of the network."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from peelsum.wire import Level
 
 
 @dataclass(frozen=True)
-class Member:
+class SwitchMember:
     """A worker, or a rack of workers, behind one port of a switch."""
 
     port: int
-    """The switch's port to it."""
+    """The switch's port to the worker or rack."""
     mask: int
-    """Its bit in the switch's bitmap."""
+    """The bit of the worker or rack in the switch's bitmap."""
     first_worker: int
-    """The number of the worker, or of the rack's first one."""
+    """The number of the worker, or of the rack's first worker."""
     is_rack: bool = False
-    """Whether this is a rack."""
+    """Whether there is a rack behind the port."""
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,27 @@ class SwitchPlan:
     """One job on one switch."""
 
     switch: SwitchSection
-    """The switch's table in the description."""
+    """The switch's section of the description."""
     job_id: int
-    """Number of the job."""
+    """The job's number."""
     window: int
     """Chunks that a worker keeps in flight."""
     level: Level
-    """The switch's place: alone, below a spine, or the spine."""
+    """The switch's position: the only switch, a rack's (leaf), or the spine."""
     up_port: int
-    """The uplink: port of the aggregation server or of the upper switch."""
-    members: tuple[Member, ...]
+    """The uplink: the port to the aggregation server or to the spine."""
+    members: tuple[SwitchMember, ...]
     """The workers or racks below this switch."""
     return_ports: Mapping[int, int]
     """The port towards each worker, by worker number."""
     hosts: Mapping[int, HostAddress] = field(default_factory=dict)
     """Addresses of hosts, by the port that leads to them."""
     section: str = "switch"
-    """Name of the switch's table, for error messages."""
+    """The name of the switch's section, for error messages."""
 
     @cached_property
     def expected_mask(self) -> int:
-        """The bitmap of a complete sum."""
+        """The bitmap of a sum that has all members' contributions."""
         return sum(member.mask for member in self.members)
 
     @cached_property
@@ -60,16 +60,16 @@ class SwitchPlan:
 
     @cached_property
     def group(self) -> tuple[int, ...]:
-        """The ports that a result for all workers is copied to."""
+        """The ports to which a result for all workers is multicast."""
         return tuple(member.port for member in self.members)
 
     @cached_property
     def host_ports(self) -> tuple[int, ...]:
-        """The ports with a worker of the job, or its server, behind them."""
+        """The ports that lead directly to a worker of the job or to its server."""
         server = () if self.level is Level.LEAF else (self.up_port,)
         return (*(member.port for member in self.members if not member.is_rack), *server)
 
     @property
     def prefix(self) -> str:
-        """The prefix of field names in errors: '' for a switch that is alone."""
+        """The prefix of field names in error messages; empty for the only switch of a job."""
         return "" if self.level is Level.ONLY else f"{self.section}."

@@ -1,6 +1,6 @@
-"""The TOML tables that both kinds of job description share, and the types of their fields.
+"""The TOML sections that both kinds of job descriptions share, and the types of their fields.
 
-The checks here need no switch. A pipeline's capacity is checked at admission.
+These checks need no connection to a switch. Limits of its pipeline are checked at admission.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pydantic import (
 
 from peelsum.wire import COMPILED_LANES, CPU_PORT, DEFAULT_LANES, DROP_PORT, MAX_WORKERS, RESERVED_JOB_ID
 
-#: Limits of the switch program's tables. Table `bridge` has one more row, for broadcasts.
+#: The sizes of the switch program's tables `bridge`, without the row for broadcasts, and `routes`.
 MAX_BRIDGED, MAX_ROUTES = 1023, 1024
-#: The largest number of a job, as packets have 8 bits for it.
+#: The largest job number: packets have 8 bits for it.
 MAX_JOB_ID = 255
-#: A port as a key, which other spellings of the number would repeat.
+#: A port number as a TOML key, without leading zeros, so that no port has two keys.
 _PORT_NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 _MAC_HINT = "six bytes in hexadecimal, as 02:00:00:00:00:01"
 
 
 def _port(value: Any) -> Any:
     if isinstance(value, int) and value in (CPU_PORT, DROP_PORT):
-        raise ValueError(f"port {value} is the switch's own; use another")
+        raise ValueError(f"port {value} is reserved by the switch; use another")
     return value
 
 
@@ -65,48 +65,48 @@ def _prefix(value: Any) -> Any:
     return int(network.network_address), network.prefixlen
 
 
-def _distinct(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
-    entries = validated(value)
+def _check_distinct(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    entries = validate(value)
     if len(entries) < len(value):
-        raise ValueError("has an address in two spellings; list it once")
+        raise ValueError("has an address twice, in two spellings; list it once")
     return entries
 
 
-_Distinct = WrapValidator(_distinct)
+_Distinct = WrapValidator(_check_distinct)
 Port = Annotated[int, BeforeValidator(_port), Field(ge=0, lt=DROP_PORT)]
 Mac = Annotated[int, BeforeValidator(_mac)]
 Ipv4 = Annotated[int, BeforeValidator(_ip)]
-#: Network address and prefix length.
+#: A network address and a prefix length.
 Prefix = Annotated[tuple[int, int], BeforeValidator(_prefix)]
 
 
 class Section(BaseModel):
-    """One TOML table. Values are not converted between types, and unknown names are errors."""
+    """Base class of TOML sections. Values are not converted between types, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class HostAddress(Section):
-    """Ethernet and IPv4 address of a host, as integers."""
+    """A host's Ethernet and IPv4 addresses, as integers."""
 
     mac: Mac
     ip: Ipv4
 
 
 class NextHop(Section):
-    """The port that a route's packets leave by, and the MAC address of the next host or router."""
+    """A route's egress port, and the MAC address of the next host or router."""
 
     port: Port
     mac: Mac
 
 
 class JobSection(Section):
-    """`[job]`: the job's number, its workers, window and timeout."""
+    """`[job]`: the job's number, workers, window and timeout."""
 
     id: int = Field(gt=RESERVED_JOB_ID, le=MAX_JOB_ID)
-    """Number of the job, which every packet carries."""
+    """The job's number, which every packet carries."""
     workers: int = Field(ge=2, le=MAX_WORKERS)
-    """Number of workers."""
+    """The number of workers."""
     window: int = Field(default=512, ge=1)
     """Chunks that a worker keeps in flight."""
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
@@ -114,55 +114,55 @@ class JobSection(Section):
 
 
 class TofinoPort(Section):
-    """`ports.N` of a Tofino: how the device port N is brought up."""
+    """`ports.N` of a Tofino: the settings with which the device port N is brought up."""
 
     speed: Literal["10G", "25G", "40G", "50G", "100G", "200G", "400G"]
-    """Bits a second."""
+    """The speed in bits per second."""
     fec: Literal["none", "firecode", "reed_solomon"]
-    """Forward error correction, which both ends of a cable must have alike."""
+    """The forward error correction, which must be the same at both ends of a cable."""
     autonegotiation: bool | None = None
-    """Whether to negotiate; None leaves it to the switch, by the kind of cable."""
+    """Whether to use autonegotiation; None lets the switch decide by the kind of cable."""
     serdes_lanes: int | None = Field(default=None, ge=1, le=8)
-    """Serial lanes of the port, where its speed has several forms; None leaves it to the switch."""
+    """The number of serial lanes, if the speed permits several; None lets the switch decide."""
 
 
 class TofinoSection(Section):
-    """`[switch.tofino]`: the additional settings of a Tofino, whose bf_switchd is asked by BF Runtime."""
+    """`[switch.tofino]`: the additional settings of a Tofino, which is controlled by BF Runtime."""
 
     program: str = Field(min_length=1)
-    """The folder that `peelsum switch compile --tofino --out` wrote for the device."""
+    """The folder with the compiled program, from `peelsum switch compile --tofino --out`."""
     processor_port: int | None = Field(default=None, ge=0, lt=1 << 9)
-    """The port of the switch's processor, for which the program was compiled. None is 192 on Tofino 1 and 0
-    on Tofino 2. A Tofino 1 with four pipes has 320."""
+    """The port of the switch's CPU, for which the program was compiled. None is 192 on Tofino 1 and 0 on
+    Tofino 2. On a Tofino 1 with four pipes it is 320."""
     ports: dict[str, TofinoPort] = Field(default_factory=dict)
-    """Ports to bring up, by their number."""
+    """The ports to bring up, by device port number."""
 
     def check(self, where: str) -> None:
-        """Raise ValueError for values that no switch supports. `where` is the name of this table."""
+        """Raise ValueError if a key of `ports` is no port number. where: the name of this section."""
         for name in self.ports:
             if not _PORT_NUMBER.fullmatch(name):
                 raise ValueError(f"{where}.ports.{name}: is not a number; use the device port, as 132")
 
 
 class PlacedSwitch(Section):
-    """Where a switch's server listens, and the program that must run."""
+    """The address of a switch, and the program that it must run."""
 
     p4runtime: str = Field(pattern=r"^.+:\d{1,5}$")
-    """The server of P4Runtime, or of a Tofino's BF Runtime, `host:port`."""
+    """The address of the P4Runtime server, or of a Tofino's BF Runtime server, `host:port`."""
     device_id: int = Field(default=1, ge=0, lt=1 << 64)
-    """The server's device_id of the switch."""
+    """The switch's device_id at that server."""
     pipeline_lanes: int = DEFAULT_LANES
-    """32-bit values per packet in the pipeline that must run."""
+    """32-bit values per packet of the pipeline that must run."""
     tofino: TofinoSection | None = None
-    """For a Tofino; without it, the switch runs the v1model program."""
+    """The settings of a Tofino; None for a switch with the v1model program."""
 
     @property
     def place(self) -> tuple[str, int]:
-        """What tells switches apart: address and device_id."""
+        """The address and device_id, which identify the switch."""
         return self.p4runtime, self.device_id
 
     def check_program(self, where: str) -> None:
-        """Raise ValueError for values that no pipeline has. `where` is the name of the switch's table."""
+        """Raise ValueError if there is no such program. where: the name of the switch's section."""
         if self.pipeline_lanes not in COMPILED_LANES:
             have = ", ".join(map(str, COMPILED_LANES))
             raise ValueError(f"{where}.pipeline_lanes: {self.pipeline_lanes}: is not compiled; use {have}")
@@ -171,28 +171,32 @@ class PlacedSwitch(Section):
 
 
 class SwitchSection(PlacedSwitch):
-    """`[switch]`: where the switch's server listens, and how the switch is set up.
+    """`[switch]`: the address of the switch, and its settings.
 
-    Limits, bridge and routes hold for the whole switch: the last admission that gives them wins.
+    Limits, bridge and routes apply to the whole switch: an admission that gives them replaces earlier ones.
     """
 
     p4runtime: str = Field(default="127.0.0.1:9559", pattern=r"^.+:\d{1,5}$")
     """As for `PlacedSwitch`."""
     age_limit_ms: float | None = Field(default=None, ge=0)
-    """Milliseconds without a packet after which another chunk may take a slot over. None keeps the switch's
-    limit, which is one second in a new pipeline."""
+    """Milliseconds without a packet after which another chunk may take over a slot. None does not change the
+    switch's limit, which is one second in a new pipeline."""
     queue_depth: int | None = Field(default=None, ge=0, lt=1 << 19)
-    """Packets in a port's queue from which later ones get an ECN mark. None keeps the switch's limit."""
+    """The number of packets in a port's queue from which packets get an ECN mark. None does not change the
+    switch's limit."""
     address: HostAddress | None = None
-    """Source address of packets to hosts whose address is given, and of routed packets."""
+    """The source address of routed packets, and of packets to hosts with a given address."""
     bridge: Annotated[dict[Mac, Port], _Distinct] = Field(default_factory=dict, max_length=MAX_BRIDGED)
-    """For other traffic: the port behind which each MAC address is. Broadcasts go to all these ports.
-    An empty one keeps the switch's."""
+    """For other traffic: the port by MAC address. Broadcasts go to all these ports. If it is empty, the
+    switch's bridge does not change."""
     routes: Annotated[dict[Prefix, NextHop], _Distinct] = Field(default_factory=dict, max_length=MAX_ROUTES)
-    """For other traffic: the next hop by IPv4 prefix. An empty one keeps the switch's."""
+    """For other traffic: the next hop by IPv4 prefix. If it is empty, the switch's routes do not change."""
 
     def check(self, where: str, hosts: Mapping[str, HostAddress]) -> None:
-        """Raise ValueError for values that no pipeline has. `where` is the name of the switch's table."""
+        """Raise ValueError if the program does not exist or the source address is missing.
+
+        where: the name of the switch's section.
+        """
         self.check_program(where)
         if (hosts or self.routes) and self.address is None:
             what = "hosts" if hosts else "routes"
@@ -202,9 +206,9 @@ class SwitchSection(PlacedSwitch):
 
 
 def check_ports(where: str, ports: Sequence[int], hosts: Mapping[str, HostAddress]) -> None:
-    """Raise ValueError if a port is used twice or a host is behind none of them.
+    """Raise ValueError if a port is used twice, or the key of a host is not one of the ports.
 
-    where: what the error's field names start with: '' or 'table.'.
+    where: the prefix of field names in errors: '' or 'section.'.
     """
     for port, count in Counter(ports).items():
         if count > 1:

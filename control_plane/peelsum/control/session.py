@@ -1,9 +1,10 @@
-"""A P4Runtime session with one switch: requests, and the role of primary or backup."""
+"""A P4Runtime session with one switch: requests, arbitration and leases on jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -16,30 +17,30 @@ from google.protobuf import text_format
 
 from peelsum.control.errors import (
     ControlError,
-    HeldError,
+    LeaseHeldError,
     NotPrimaryError,
     SwitchError,
     UnsupportedError,
-    translated,
+    switch_error,
 )
-from peelsum.control.stream import Stream
+from peelsum.control.stream import StreamChannel
 from peelsum.tls import Identity, TlsError
 from peelsum.tls.grpc_ends import open_channel
 from peelsum.wire import lanes_in
 
-#: A switch may compile a pipeline for minutes, on a slow machine, before it responds.
+#: The time limit for loading a pipeline, which a slow machine compiles for minutes.
 _PIPELINE_TIMEOUT_S = 600.0
 _BATCH = 256
-#: Pause between two bids of a controller that waits for the primary to leave.
-_BID_EVERY_S = 0.1
-#: How long a switch may take to notice that a job's last holder has left.
+#: Seconds between two bids of a controller that waits until there is no primary.
+_BID_INTERVAL_S = 0.1
+#: Seconds that a switch may take to notice that the previous holder of a lease has ended.
 _RELEASE_S = 10.0
-#: Pause before a Write that found no room is sent again.
-_AGAIN_S = 0.05
+#: Seconds before a Write is repeated that the switch rejected because it had too many calls.
+_RETRY_S = 0.05
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_metadata_size", 64 << 10),
-    # gRPC reconnects a shared connection only after a growing pause; a session must reconnect at once.
+    # gRPC reconnects a shared connection only after a growing delay; a session must reconnect immediately.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _Get = p4r.GetForwardingPipelineConfigRequest
@@ -49,7 +50,7 @@ _Set = p4r.SetForwardingPipelineConfigRequest
 class Session:
     """A connection to one switch, as a context manager. It starts as a backup."""
 
-    #: The API by which the switch is asked, and how its server is started.
+    #: For error messages: the API, and the command that starts the switch's server.
     api, started_by = "P4Runtime", "`peelsum switch run`"
 
     def __init__(
@@ -61,20 +62,22 @@ class Session:
         connect_s: float | None = None,
         identity: Identity | None = None,
     ) -> None:
-        """Connect as a backup. Raises SwitchError if nothing answers, or one end refuses the other.
+        """Connect as a backup, and read the running pipeline.
 
-        timeout_s: seconds that the switch has for each response, except to a new pipeline. connect_s: for the
-        connection; by default the same.
-        identity: this controller's certificate, without which only switches on loopback are talked to.
+        timeout_s: the time limit of each response, except to loading a pipeline.
+        connect_s: the time limit of the connection, by default the same.
+        identity: this controller's certificate; None for a switch on loopback, without TLS.
+        Raises SwitchError if nothing answers, or one end rejects the other's certificate.
         """
-        #: The P4Runtime server, host:port.
+        #: The address of the P4Runtime server, host:port.
         self.address = address
-        self.schema = None
+        #: The running pipeline, as of the last read; None if the switch has none.
+        self.schema: P4Schema | None = None
         self._device_id = device_id
         self._timeout_s = timeout_s
         self._cookie = 0
-        self._stream: Stream | None = None
-        self._holds: dict[int, Stream] = {}
+        self._stream: StreamChannel | None = None
+        self._leases: dict[int, StreamChannel] = {}
         connect_s = timeout_s if connect_s is None else connect_s
         try:
             self._channel = open_channel("switch", address, identity, _OPTIONS, connect_s)
@@ -83,7 +86,7 @@ class Session:
         self._stub = p4r_grpc.P4RuntimeStub(self._channel)
         try:
             self._await_channel(connect_s, " (with TLS there, give --tls here)" if identity is None else "")
-            self._learn_schema()
+            self._read_pipeline()
         except BaseException:
             self.close()
             raise
@@ -95,24 +98,11 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the streams and the connection."""
+        """Close all streams, which ends the role of primary and all leases, and the connection."""
         self.become_backup()
-        for job_id in list(self._holds):
-            self.release(job_id)
+        for job_id in list(self._leases):
+            self.release_lease(job_id)
         self._channel.close()
-
-    @property
-    def schema(self) -> P4Schema | None:
-        """The running pipeline; None if the switch has none."""
-        return self._schema
-
-    @schema.setter
-    def schema(self, schema: P4Schema | None) -> None:
-        self._schema = schema
-        registers = list(schema.registers) if schema else []
-        # On a Tofino, a lane's register stands in a control of its own.
-        self._lanes = lanes_in(register.name.removesuffix(".sums") for register in registers)
-        self._slots = min((register.size for register in registers), default=0)
 
     # Primary and backup
 
@@ -122,58 +112,61 @@ class Session:
         return self._stream is not None
 
     @property
-    def stream(self) -> Stream:
-        """The primary's stream. Raises SwitchError for a backup."""
+    def stream(self) -> StreamChannel:
+        """The stream of a primary. Raises SwitchError for a backup."""
         if self._stream is None:
             raise SwitchError(f"switch: not the primary of {self.address}; become it first")
         return self._stream
 
     @property
     def _election_id(self) -> int:
-        """The primary's election id; 0 for a backup, whose writes the switch refuses."""
+        """The election id of a primary; 0 for a backup, whose writes the switch refuses."""
         return 0 if self._stream is None else self._stream.election_id
 
     def become_primary(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
-        """Become the primary, and read which pipeline the switch runs now.
+        """Become the primary, and read the running pipeline.
 
-        Raises NotPrimaryError if another controller still is after `patience_s`, SwitchError if the switch
-        is gone.
+        Raises NotPrimaryError if another controller is still the primary after `patience_s` seconds,
+        SwitchError if the switch does not answer.
         """
         if election_id <= 0:
             raise ControlError(f"election_id: {election_id}: must be 1 or more")
         self.become_backup()
-        self._stream = self._elected(
+        self._stream = self._open_elected_stream(
             "", lambda stream: stream.become_primary(election_id, self._timeout_s), patience_s
         )
-        self._learn_schema()
+        self._read_pipeline()
 
     def become_backup(self) -> None:
-        """Leave the role of primary to other controllers."""
+        """Give up the role of primary."""
         if self._stream is not None:
             self._stream.close()
         self._stream = None
 
     def has_primary(self) -> bool:
-        """Return whether the switch has a primary, be it this controller or another. Raises SwitchError."""
-        stream = Stream(self._stub, self.address, self._device_id)
+        """Return whether the switch has a primary, this controller or another. Raises SwitchError."""
+        stream = StreamChannel(self._stub, self.address, self._device_id)
         try:
             return stream.sees_primary(self._timeout_s)
         finally:
             stream.close()
 
     def check_primary(self) -> None:
-        """Raise SwitchError if this controller is no longer the primary, as far as the switch has told."""
+        """Raise SwitchError if the switch has reported that this controller is no longer the primary."""
         while self.stream.next_packet(deadline=0.0) is not None:
             pass
 
-    def _elected(self, role: str, bid: Callable[[Stream], None], patience_s: float) -> Stream:
-        """Open a stream of a role and bid on it until it is the primary; return it.
+    def _open_elected_stream(
+        self, role: str, bid: Callable[[StreamChannel], None], patience_s: float
+    ) -> StreamChannel:
+        """Open a stream in a role, and bid until it is that role's primary; return the stream.
 
-        Raises NotPrimaryError if another is the primary for longer than `patience_s`, other errors at once.
+        bid: sends a bid on a stream, and raises NotPrimaryError if another stream is the primary. The error
+        is raised if that is still so after `patience_s` seconds; other errors are raised immediately.
         """
         deadline = monotonic() + patience_s
         while True:
-            stream = Stream(self._stub, self.address, self._device_id, role)
+            stream = StreamChannel(self._stub, self.address, self._device_id, role)
             try:
                 bid(stream)
                 return stream
@@ -181,48 +174,52 @@ class Session:
                 stream.close()
                 if not isinstance(error, NotPrimaryError) or monotonic() >= deadline:
                     raise
-            sleep(_BID_EVERY_S)
+            sleep(_BID_INTERVAL_S)
 
-    # Jobs that are held
+    # Leases on jobs
 
-    def hold(self, job_id: int) -> None:
-        """Hold a job until `release` or `close`, as the primary of a role with its number.
+    def acquire_lease(self, job_id: int) -> None:
+        """Acquire the lease on a job, by becoming the primary of a role that is named after the job.
 
-        The switch also releases it when this process ends. On a switch without roles, such as BMv2, nothing
-        happens. Raises HeldError if another controller holds the job, SwitchError if the switch is gone.
+        The lease lasts until `release_lease`, `close` or the end of this process. On a switch without roles,
+        such as BMv2, do nothing. Raises LeaseHeldError if another controller holds the lease, SwitchError if
+        the switch does not answer.
         """
-        if job_id in self._holds:
+        if job_id in self._leases:
             return
         role = f"peelsum job {job_id}"
         try:
-            self._holds[job_id] = self._elected(role, lambda stream: stream.hold(self._timeout_s), _RELEASE_S)
+            self._leases[job_id] = self._open_elected_stream(
+                role, lambda stream: stream.acquire_lease(self._timeout_s), _RELEASE_S
+            )
         except NotPrimaryError as error:
             holder = error.reason.partition(", of ")[2].partition(";")[0] or "another controller"
-            raise HeldError(
+            raise LeaseHeldError(
                 f"job.id: {job_id}: {holder} holds this job at {self.address}; end that `peelsum job serve` "
                 "or `job admit --hold`, or choose another job.id"
             ) from None
         except UnsupportedError:
             pass
 
-    def release(self, job_id: int) -> None:
-        """Stop holding a job."""
-        if stream := self._holds.pop(job_id, None):
+    def release_lease(self, job_id: int) -> None:
+        """Release the lease on a job, if this session holds it."""
+        if stream := self._leases.pop(job_id, None):
             stream.close()
 
-    def check_unheld(self, job_id: int) -> None:
-        """Raise HeldError if another controller holds a job."""
-        if job_id not in self._holds:
-            self.hold(job_id)
-            self.release(job_id)
+    def check_lease_is_free(self, job_id: int) -> None:
+        """Raise LeaseHeldError if another controller holds the lease on a job."""
+        if job_id not in self._leases:
+            self.acquire_lease(job_id)
+            self.release_lease(job_id)
 
-    def check_holds(self) -> None:
-        """Raise SwitchError if the switch has reported that this controller lost a job that it held."""
-        for stream in self._holds.values():
+    def check_leases(self) -> None:
+        """Raise SwitchError if the switch has reported that this controller has lost one of its leases."""
+        for stream in self._leases.values():
             while stream.next_packet(deadline=0.0) is not None:
                 pass
 
     def _await_channel(self, timeout_s: float, hint: str) -> None:
+        """Wait until the channel is connected. Raises SwitchError with a hint about TLS."""
         try:
             grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
         except grpc.FutureTimeoutError:
@@ -233,60 +230,62 @@ class Session:
 
     # Pipeline
 
-    def runs(self, wanted: P4Schema) -> bool:
-        """Return whether the switch runs this pipeline: the same P4Info and the same cookie."""
+    def runs(self, pipeline: P4Schema) -> bool:
+        """Return whether the switch runs this pipeline, with the same P4Info and the same cookie."""
         return (
             self.schema is not None
-            and self.schema.p4info == wanted.p4info
-            and self._cookie == wanted.p4cookie
+            and self.schema.p4info == pipeline.p4info
+            and self._cookie == pipeline.p4cookie
         )
 
-    def commit(self, wanted: P4Schema) -> None:
-        """Load a pipeline; tables and registers are then in their initial state. Raises SwitchError."""
+    def commit(self, pipeline: P4Schema) -> None:
+        """Load a pipeline, which resets tables and registers. Raises SwitchError."""
         request = _Set(
             device_id=self._device_id,
             election_id=U128.encode(self._election_id),
             action=_Set.VERIFY_AND_COMMIT,
-            config=wanted.get_pipeline_config(),
+            config=pipeline.get_pipeline_config(),
         )
         try:
             self._stub.SetForwardingPipelineConfig(request, timeout=_PIPELINE_TIMEOUT_S)
         except grpc.RpcError as error:
             self._raise(error, "loading the pipeline")
-        self.schema, self._cookie = wanted, wanted.p4cookie
+        self.schema, self._cookie = pipeline, pipeline.p4cookie
 
     def refresh(self) -> None:
-        """Read which pipeline the switch runs now. Raises SwitchError if the switch is gone."""
-        self._learn_schema()
+        """Read the running pipeline again. Raises SwitchError if the switch does not answer."""
+        self._read_pipeline()
 
-    def loaded(self) -> P4Schema:
+    def running_schema(self) -> P4Schema:
         """Return the running pipeline. Raises SwitchError if the switch has none."""
         if self.schema is None:
             raise SwitchError(f"switch: {self.address} runs no pipeline; load one first")
         return self.schema
 
-    def _learn_schema(self) -> None:
-        self.schema, self._cookie = None, 0
+    def _read_pipeline(self) -> None:
+        """Read the running pipeline's P4Info and cookie. Raises SwitchError."""
         request = _Get(device_id=self._device_id, response_type=_Get.P4INFO_AND_COOKIE)
         try:
             response = self._stub.GetForwardingPipelineConfig(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                return
-            self._raise(error, "reading the pipeline")
-        self._cookie = response.config.cookie.cookie
-        if response.config.p4info.tables:
-            self.schema = P4Schema(response.config.p4info)
+            self.schema = None
+            if error.code() != grpc.StatusCode.FAILED_PRECONDITION:
+                self._raise(error, "reading the pipeline")
+            return
+        p4info, self._cookie = response.config.p4info, response.config.cookie.cookie
+        if self.schema is None or self.schema.p4info != p4info:
+            self.schema = P4Schema(p4info) if p4info.tables else None
 
     # Entities
 
     def write(self, updates: Sequence[Any]) -> None:
-        """Insert (+), modify (~) or delete (-) entities, in order; P4Runtime's Updates are sent as they are.
+        """Apply updates in order: insertions (+entity), modifications (~entity) and deletions (-entity).
 
-        Raises SwitchError naming the first update that fails, or what the switch's program does not take.
+        A P4Runtime Update is sent unchanged. Raises SwitchError, which names the first update that failed or
+        is invalid for the switch's program.
         """
-        schema = self.loaded()
-        with for_program():
+        schema = self.running_schema()
+        with schema_errors_translated():
             encoded = [
                 update if isinstance(update, p4r.Update) else update.encode_update(schema)
                 for update in updates
@@ -294,7 +293,7 @@ class Session:
         self.write_raw(encoded)
 
     def write_raw(self, updates: Sequence[Any]) -> None:
-        """Send P4Runtime's Updates, in order. Raises SwitchError naming the first that fails."""
+        """Send P4Runtime Updates in order. Raises SwitchError, which names the first that failed."""
         for start in range(0, len(updates), _BATCH):
             batch = updates[start : start + _BATCH]
             request = p4r.WriteRequest(
@@ -303,61 +302,63 @@ class Session:
             self._send(request, batch)
 
     def _send(self, request: p4r.WriteRequest, updates: Sequence[Any]) -> None:
-        """Send a Write, and again while the switch has no room for the call: it has done nothing then."""
+        """Send a Write request. If the switch rejects the call because it has too many, send it again."""
         deadline = monotonic() + self._timeout_s
         while True:
             try:
                 self._stub.Write(request, timeout=self._timeout_s)
                 return
             except grpc.RpcError as error:
-                full = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and not error.trailing_metadata()
-                if not full or monotonic() >= deadline:
+                no_room = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and not error.trailing_metadata()
+                if not no_room or monotonic() >= deadline:
                     self._raise(error, "writing", updates)
-                sleep(_AGAIN_S)
+                sleep(_RETRY_S)
 
-    def read(self, *wanted: P4Entity) -> list[p4r.Entity]:
-        """Return the entities that `wanted` selects. Raises SwitchError."""
-        schema = self.loaded()
-        with for_program():
-            entities = [entity.encode(schema) for entity in wanted]
+    def read(self, *selectors: P4Entity) -> list[p4r.Entity]:
+        """Return the entities that `selectors` selects. Raises SwitchError."""
+        schema = self.running_schema()
+        with schema_errors_translated():
+            entities = [entity.encode(schema) for entity in selectors]
         return self.read_encoded(*entities)
 
     def read_encoded(self, *entities: p4r.Entity) -> list[p4r.Entity]:
-        """Return the entities that `entities` select, both as P4Runtime's messages. Raises SwitchError."""
+        """Return the entities that `entities` select, like `read`, but as P4Runtime messages."""
         request = p4r.ReadRequest(device_id=self._device_id, entities=entities)
-        found: list[p4r.Entity] = []
+        matches: list[p4r.Entity] = []
         try:
             for response in self._stub.Read(request, timeout=self._timeout_s):
-                found += response.entities
+                matches += response.entities
         except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.NOT_FOUND:  # what BMv2 says of a missing multicast group
+            if error.code() != grpc.StatusCode.NOT_FOUND:  # BMv2's answer if there is no multicast group
                 self._raise(error, "reading")
-        return found
+        return matches
 
     def entries(self, table: str, match: Mapping[str, Any] | None = None) -> list[P4TableEntry]:
-        """Return a table's rows, or those with one key. Raises SwitchError."""
-        schema = self.loaded()
-        found = self.read(P4TableEntry(table, match=P4TableMatch(match) if match else None))
-        return [P4TableEntry.decode(entity, schema) for entity in found]
+        """Return a table's rows, or only those with the key `match`. Raises SwitchError."""
+        schema = self.running_schema()
+        matches = self.read(P4TableEntry(table, match=P4TableMatch(match) if match else None))
+        return [P4TableEntry.decode(entity, schema) for entity in matches]
 
     def _raise(self, error: grpc.RpcError, doing: str, updates: Sequence[Any] = ()) -> NoReturn:
-        raise translated(error, self.address, doing, election_id=self._election_id, updates=updates) from None
+        raise switch_error(
+            error, self.address, doing, election_id=self._election_id, updates=updates
+        ) from None
 
 
 @contextmanager
-def for_program() -> Iterator[None]:
-    """Raise SwitchError for what the schema of the switch's program refuses in the body."""
+def schema_errors_translated() -> Iterator[None]:
+    """Translate the errors of finsy, if an entity in the body does not fit the switch's program."""
     try:
         yield
     except ValueError as error:
         raise SwitchError(
-            f"switch: its program does not take this: {error}; correct the value, or load this version's "
+            f"switch: its program does not accept this: {error}; correct the value, or load this version's "
             "pipeline"
         ) from error
 
 
 def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
-    """Return a compiled pipeline in the form that a session takes. Raises ControlError for unusable files."""
+    """Read a compiled pipeline and its P4Info. Raises ControlError if a file is unusable."""
     try:
         return P4Schema(p4info_path, json_path.read_bytes())
     except OSError as error:
@@ -372,22 +373,30 @@ def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
 
 
 def peelsum_lanes(session: Session) -> int:
-    """Return the pipeline's 32-bit values per packet; 0 if the pipeline is not peelsum's.
+    """Return the 32-bit values per packet of the running pipeline; 0 if it is another program's.
 
     Raises SwitchError if the switch has no pipeline.
     """
-    session.loaded()
-    return session._lanes
+    return _lanes_and_slots(session.running_schema())[0]
 
 
 def lanes(session: Session) -> int:
-    """Return the pipeline's 32-bit values per packet. Raises SwitchError if it is not peelsum's."""
-    if not peelsum_lanes(session):
+    """Return the 32-bit values per packet of the running pipeline. Raises SwitchError for other programs."""
+    if not (count := peelsum_lanes(session)):
         raise SwitchError(f"switch: the pipeline of {session.address} is not peelsum's; load that first")
-    return session._lanes
+    return count
 
 
 def slots(session: Session) -> int:
-    """Return how many chunks the pipeline sums at once. Raises SwitchError if it is not peelsum's."""
+    """Return the number of slots of the running pipeline. Raises SwitchError for other programs."""
     lanes(session)
-    return session._slots
+    return _lanes_and_slots(session.running_schema())[1]
+
+
+@lru_cache(maxsize=16)
+def _lanes_and_slots(schema: P4Schema) -> tuple[int, int]:
+    """Return 32-bit values per packet, 0 for other programs, and the number of slots of a pipeline."""
+    sizes = {register.name: register.size for register in schema.registers}
+    # On a Tofino, each lane's register is in a P4 control of its own, with the name `sums`.
+    count = lanes_in([name.removesuffix(".sums") for name in sizes])
+    return count, min(sizes.values(), default=0)

@@ -1,7 +1,7 @@
-"""Tofino 1 and 2 over BF Runtime: registers of each pipe, limits, and ports that have to be brought up.
+"""The driver for Tofino 1 and 2 over BF Runtime: registers, limits and ports.
 
-A device port's number is its pipe * 128 + its place in the pipe. A packet meets the registers of the pipe
-that it enters by, so all ports of a job are in one pipe.
+A device port's number is pipe * 128 + the port's number in the pipe. Each pipe has its own registers, and a
+packet uses those of its ingress pipe. So all ports of a job must be in the same pipe.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from peelsum.wire.clock import NEVER_TICKS
 
 
 class _Device(NamedTuple):
-    """Differences between the two devices."""
+    """The differences between Tofino 1 and 2."""
 
     cell_bytes: int
-    """Bytes of the cells that a queue's depth counts: tm_tofino.h and tm_tof2.h of p4lang/open-p4studio."""
+    """The size of a buffer cell, the unit of queue depths: tm_tofino.h, tm_tof2.h of p4lang/open-p4studio."""
     processor_port: int
-    """The port of the switch's processor, as peelsum.p4 has it by default."""
+    """The port of the switch's CPU, the default of peelsum.p4."""
 
 
-#: By the architecture in P4Info.
+#: The devices by the architecture in P4Info.
 ARCHITECTURES = {"tna": _Device(80, 192), "t2na": _Device(176, 0)}
-#: One tick of the clock: the program drops the low 16 bits of a time in nanoseconds.
+#: One tick of the program's clock: a time in nanoseconds without its low 16 bits.
 _TOFINO_TICK_US = 65.536
 _PIPE_BITS = 7
 _JOB_OF_TAG = 0xFF
-_DEEPEST = (1 << 19) - 1
+_MAX_DEPTH = (1 << 19) - 1
 _SPEEDS = "BF_SPEED_{}"
 _FEC = {
     "none": "BF_FEC_TYP_NONE",
@@ -50,24 +50,29 @@ class Tofino:
 
     def __init__(self, session: BfRuntimeSession) -> None:
         self._session = session
-        self._device = ARCHITECTURES[session.loaded().p4info.pkg_info.arch]
+        self._device = ARCHITECTURES[session.running_schema().p4info.pkg_info.arch]
 
     def check(self, plan: SwitchPlan) -> None:
-        """Raise DescriptionError unless one pipe has all ports, and described ports are as the switch's."""
+        """Raise DescriptionError if the ports are in several pipes, or have other settings than described."""
         self._pipe(plan)
-        self._missing(plan.switch.tofino, plan.section)
+        self._missing_ports(plan.switch.tofino, plan.section)
 
     def bring_up(self, described: TofinoSection | None, section: str) -> None:
-        """Add and enable the described ports that the switch does not have.
+        """Add and enable the described ports that the switch does not have yet.
 
-        section: name of the switch's table. Raises DescriptionError if one is there with other settings.
+        section: the name of the switch's section. Raises DescriptionError if a port has other settings.
         """
         table = self._session.tables.table("$PORT")
-        missing = self._missing(described, section)
-        self._session.write_raw([row("INSERT", table, port, _settings(one)) for port, one in missing.items()])
+        missing = self._missing_ports(described, section)
+        self._session.write_raw(
+            [row("INSERT", table, port, _settings(config)) for port, config in missing.items()]
+        )
 
     def limit_updates(self, age_limit_ms: float | None, queue_depth: int | None) -> list[Any]:
-        """Return the updates of limits; None keeps one. A queue's depth becomes cells of whole packets."""
+        """Return the updates that set limits. None does not change a limit.
+
+        A queue depth in packets is converted into buffer cells, for packets of the pipeline's size.
+        """
         updates: list[Any] = []
         if age_limit_ms is not None:
             table = self._session.tables.table("owner.age_limit")
@@ -75,13 +80,13 @@ class Tofino:
         if queue_depth is not None:
             frame = FRAME_HEADER_BYTES + packet_bytes(lanes(self._session))
             cells = queue_depth * ceil(frame / self._device.cell_bytes)
-            updates.append(~queue_limit_entry(min(cells, _DEEPEST)))
+            updates.append(~queue_limit_entry(min(cells, _MAX_DEPTH)))
         return updates
 
     def free_slots(self, plan: SwitchPlan) -> None:
-        """Free the slots of the job's pipe that its earlier generations hold.
+        """Free the slots of the job's earlier generations in its pipe.
 
-        A freed slot keeps its expiry, as the switch's clock cannot be read.
+        A freed slot keeps its expiry time, because the switch's clock cannot be read.
         """
         table, pipe = self._session.tables.table("owner.owner"), self._pipe(plan)
         freed = [
@@ -95,22 +100,25 @@ class Tofino:
         """Return None: no port of a Tofino is a UDP socket."""
 
     def secret_updates(self, secrets: Mapping[int, str], known: Collection[int] | None) -> list[Any]:
-        """Return none, for the same reason."""
+        """Return no updates: no port of a Tofino is a UDP socket."""
         return []
 
     def slots_in_use(self) -> dict[int, int]:
-        """Return the number of slots that each job holds, in all pipes."""
-        found: dict[int, int] = {}
+        """Return the number of slots in use by each job, in all pipes together."""
+        counts: dict[int, int] = {}
         for pipe in self._pipes():
             for tag, _ in self._owners(pipe).values():
                 if (job_id := tag & _JOB_OF_TAG) != RESERVED_JOB_ID:
-                    found[job_id] = found.get(job_id, 0) + 1
-        return found
+                    counts[job_id] = counts.get(job_id, 0) + 1
+        return counts
 
     def _pipe(self, plan: SwitchPlan) -> int:
-        """Return the pipe of a job. Raises DescriptionError if it has several, or the processor's port."""
-        used, described = (plan.up_port, *plan.group), plan.switch.tofino
-        processor = described.processor_port if described else None
+        """Return the pipe of a job's ports.
+
+        Raises DescriptionError if they are in several pipes, or one is the CPU's port.
+        """
+        used, tofino = (plan.up_port, *plan.group), plan.switch.tofino
+        processor = tofino.processor_port if tofino else None
         if processor is None:
             processor = self._device.processor_port
         if processor in used:
@@ -124,22 +132,25 @@ class Tofino:
             )
         return pipes[0]
 
-    def _missing(self, described: TofinoSection | None, section: str) -> dict[int, TofinoPort]:
-        """Return the described ports that the switch does not have; raise for one with other settings."""
+    def _missing_ports(self, described: TofinoSection | None, section: str) -> dict[int, TofinoPort]:
+        """Return the described ports that the switch does not have yet, by number.
+
+        Raises DescriptionError if a port has other settings than described.
+        """
         missing = {}
-        for name, wanted in (described.ports if described else {}).items():
-            found = self._port(int(name))
-            if not found:
-                missing[int(name)] = wanted
-            elif any(_settings(wanted)[setting] != value for setting, value in found.items()):
+        for name, port in (described.ports if described else {}).items():
+            current = self._port(int(name))
+            if not current:
+                missing[int(name)] = port
+            elif any(_settings(port)[setting] != value for setting, value in current.items()):
                 raise DescriptionError(
-                    f"{section}.tofino.ports.{name}: {wanted.speed}, {wanted.fec}: the switch has it with "
-                    f"{', '.join(found.values())}; remove it there, or describe it as it is"
+                    f"{section}.tofino.ports.{name}: {port.speed}, {port.fec}: the switch has it with "
+                    f"{', '.join(current.values())}; remove it there, or describe it as it is"
                 )
         return missing
 
     def _port(self, port: int) -> dict[str, str]:
-        """Return speed and FEC of a port; nothing if it has not been added."""
+        """Return speed and FEC of a port; an empty dictionary if the port has not been added."""
         table = self._session.tables.table("$PORT")
         numbers = {table.data[name].number: name for name in ("$SPEED", "$FEC")}
         return {
@@ -150,23 +161,24 @@ class Tofino:
         }
 
     def _owners(self, pipe: int) -> dict[int, tuple[int, int]]:
-        """Return tag and expiry of every slot of a pipe."""
+        """Return the tag and the expiry time of each slot of a pipe."""
         table = self._session.tables.table("owner.owner")
         names = {table.data[name].number: name for name in ("tag", "expiry")}
-        found = {}
+        owners = {}
         for slot, data in self._session.values(table, pipe=pipe).items():
             pair = {names[field.field_id]: int.from_bytes(field.stream, "big") for field in data.fields}
-            found[slot] = (pair["tag"], pair["expiry"])
-        return found
+            owners[slot] = (pair["tag"], pair["expiry"])
+        return owners
 
     def _pipes(self) -> range:
-        """Return the switch's pipes, as many as a register's value has."""
+        """Return the numbers of the switch's pipes: reading a register gives a value for each pipe."""
         table = self._session.tables.table("owner.owner")
         (data,) = self._session.values(table, key=0).values()
         return range(sum(field.field_id == table.data["tag"].number for field in data.fields))
 
 
 def _settings(port: TofinoPort) -> Mapping[str, object]:
+    """Return the data of a row in `$PORT` for a described port."""
     settings = {
         "$SPEED": _SPEEDS.format(port.speed),
         "$FEC": _FEC[port.fec],

@@ -1,8 +1,8 @@
-"""The v1model switches, BMv2 and the softswitch: limits in tables, slots freed by packets.
+"""The driver for v1model switches, i.e. BMv2 and the softswitch: limits, freeing of slots, ports' secrets.
 
-BMv2 cannot write registers over P4Runtime. So slots are freed by RESET packets through PacketOut, each
-acknowledged by coming back as PacketIn. Ports that are UDP sockets, which only the softswitch has, get
-secrets.
+BMv2 does not support writing registers over P4Runtime. So slots are freed by RESET packets, which are sent by
+PacketOut, and acknowledged by PacketIn. Secrets are for ports that are UDP sockets, which only the softswitch
+has.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from peelsum.wire.clock import FREED_TICKS, NEVER_TICKS, TICK_US
 
 _JOB_OF_TAG = 0xFF
 _WORD = 0xFFFFFFFF
-#: A freed slot looks live once its stamp is FREED_TICKS old. It is freed again at half of that: nine hours.
-_STALE_AFTER = FREED_TICKS // 2
-#: Ticks that may pass between freeing the probe and reading the other slots' stamps: an hour.
-_CLOCK_MOVES = 1 << 26
-#: Requests in flight: BMv2 queues 64 packets at a port and drops the rest.
-_WINDOW = 64
+#: The clock wraps: a freed slot looks as if it were in use once its stamp is FREED_TICKS old. So slots are
+#: freed again at half of that age, nine hours.
+_STALE_TICKS = FREED_TICKS // 2
+#: The most ticks that may pass between freeing the probe slot and reading the stamps: an hour.
+_CLOCK_TOLERANCE = 1 << 26
+#: The most RESET packets in flight: BMv2 queues 64 packets at a port, and drops further ones.
+_MAX_IN_FLIGHT = 64
 _ATTEMPTS = 20
 _ATTEMPT_S = 0.25
 
@@ -56,13 +57,13 @@ class V1Model:
         self._session = session
 
     def check(self, plan: SwitchPlan) -> None:
-        """Accept every plan: this kind has no limits besides the pipeline's."""
+        """Do nothing: these switches have no limits other than the pipeline's."""
 
     def bring_up(self, described: TofinoSection | None, section: str) -> None:
         """Do nothing: the ports of these switches are up when they start."""
 
     def limit_updates(self, age_limit_ms: float | None, queue_depth: int | None) -> list[Any]:
-        """Return the updates of the rows that hold the limits; None keeps one."""
+        """Return the updates that set limits. None does not change a limit."""
         updates: list[Any] = []
         if age_limit_ms is not None:
             updates.append(~age_limit_entry(age_limit_ticks(age_limit_ms)))
@@ -71,17 +72,17 @@ class V1Model:
         return updates
 
     def free_slots(self, plan: SwitchPlan) -> None:
-        """Free the slots of a job's earlier generations, and stale ones.
+        """Free the slots of a job's earlier generations, and slots with old stamps (`stale_slots`).
 
-        A newly committed pipeline needs this, too: its slots are empty, but their stamps are 0, and the
-        switch's clock may have run for days. Raises SwitchError as `reset`.
+        A new pipeline needs this, too: its slots are free, but with stamp 0, and the switch's clock may have
+        run for days. Raises SwitchError if the switch does not acknowledge.
         """
         size, width = slots(self._session), lanes(self._session)
-        reset(self._session, slots_to_reset(self._session, plan.job_id, size), width)
-        reset(self._session, stale_slots(self._session, size, width), width)
+        reset_slots(self._session, slots_to_reset(self._session, plan.job_id, size), width)
+        reset_slots(self._session, stale_slots(self._session, size, width), width)
 
     def secret_ports(self) -> set[int] | None:
-        """Return the ports that have a secret; None if the switch's ports are not UDP sockets."""
+        """Return the ports with a secret; None if the switch's ports are not UDP sockets."""
         wildcard = p4r.Entity(extern_entry=p4r.ExternEntry(extern_type_id=SECRETS_EXTERN))
         try:
             return {entity.extern_entry.extern_id for entity in self._session.read_encoded(wildcard)}
@@ -89,8 +90,9 @@ class V1Model:
             return None
 
     def secret_updates(self, secrets: Mapping[int, str], known: Collection[int] | None) -> list[Any]:
-        """Return the updates of ports' secrets, in hexadecimal by port; an empty one removes a port's.
+        """Return the updates that set ports' secrets.
 
+        secrets: the new secret of each port, in hexadecimal; an empty one removes the port's secret.
         known: what `secret_ports` returned; None if the switch's ports are not UDP sockets.
         """
         if known is None:
@@ -102,12 +104,13 @@ class V1Model:
         ]
 
     def slots_in_use(self) -> dict[int, int] | None:
-        """Return how many slots each job holds; None if registers cannot be read."""
+        """Return the number of slots in use by each job; None if the switch cannot read registers."""
         owners = slot_owners(self._session)
         return None if owners is None else dict(Counter(owners.values()))
 
 
 def _secret_update(port: int, secret: str, *, has_secret: bool) -> p4r.Update:
+    """Return the update that sets or removes a port's secret."""
     value = AnyMessage()
     value.Pack(BytesValue(value=bytes.fromhex(secret)))
     update = p4r.Update.MODIFY if has_secret else p4r.Update.INSERT
@@ -116,13 +119,13 @@ def _secret_update(port: int, secret: str, *, has_secret: bool) -> p4r.Update:
 
 
 def age_limit_ticks(age_limit_ms: float) -> int:
-    """Convert an age limit from milliseconds to ticks; NEVER_TICKS if it exceeds the clock's range."""
+    """Convert an age limit from milliseconds to ticks, at most to NEVER_TICKS."""
     ticks = age_limit_ms * 1000 / TICK_US
     return NEVER_TICKS if ticks >= NEVER_TICKS else round(ticks)
 
 
 def slot_owners(session: Session) -> dict[int, int] | None:
-    """Return the job that holds each slot in use; None if the switch does not let registers be read."""
+    """Return the job number of each slot in use; None if the switch does not support reading registers."""
     try:
         tags = _register(session, "owner_tag")
     except UnsupportedError:
@@ -132,29 +135,29 @@ def slot_owners(session: Session) -> dict[int, int] | None:
 
 
 def slots_to_reset(session: Session, job_id: int, slots: int) -> list[int]:
-    """Return the slots that may hold a chunk of a job: all slots if registers cannot be read."""
+    """Return the slots that may be in use by a job: all slots if the switch cannot read registers."""
     owners = slot_owners(session)
     return [slot for slot in range(slots) if owners is None or owners.get(slot) == job_id]
 
 
 def stale_slots(session: Session, slots: int, lanes: int) -> list[int]:
-    """Return the slots with a stamp so old that they look live, or soon will. No packet could claim these.
+    """Return the slots with a stamp so old that they look as if they were in use, or soon will.
 
-    Frees one free slot as a probe, to learn the current time of the slots' clock. Returns nothing if
-    registers cannot be read, as every slot is then reset anyway.
+    No packet could claim such a slot. To learn the current time of the switch's clock, free one free slot as
+    a probe. Return no slots if the switch cannot read registers: then every slot is reset anyway.
     """
     owners = slot_owners(session)
     probe = next((slot for slot in range(slots) if slot not in owners), None) if owners is not None else None
     if probe is None:
         return []
-    reset(session, [probe], lanes)
+    reset_slots(session, [probe], lanes)
     stamps = _register(session, "owner_stamp")
-    # A slot in use has a stamp up to FREED_TICKS after the probe's; a slot just freed, slightly before it.
-    earliest = stamps[probe] - _STALE_AFTER
+    # The stamp of a slot in use is up to FREED_TICKS after the probe's; that of a freed slot, before it.
+    earliest = stamps[probe] - _STALE_TICKS
     return [
         slot
         for slot, stamp in stamps.items()
-        if (stamp - earliest) & _WORD > _STALE_AFTER + FREED_TICKS + _CLOCK_MOVES
+        if (stamp - earliest) & _WORD > _STALE_TICKS + FREED_TICKS + _CLOCK_TOLERANCE
     ]
 
 
@@ -165,10 +168,10 @@ def _register(session: Session, name: str) -> dict[int, int]:
 
 
 def reset_frames(slots: list[int], lanes: int, request: int = 0) -> list[bytes]:
-    """Return a RESET frame for each slot.
+    """Return a frame with a RESET packet for each slot.
 
-    lanes: 32-bit values per packet in the running pipeline.
-    request: 32 bits that the acknowledgements repeat, as a switch leaves a RESET's bitmap alone.
+    lanes: 32-bit values per packet of the running pipeline. request: a number of 32 bits, which the
+    acknowledgements repeat in their bitmap.
     """
     batch = pack(
         np.zeros((len(slots), lanes), np.uint32),
@@ -181,9 +184,9 @@ def reset_frames(slots: list[int], lanes: int, request: int = 0) -> list[bytes]:
 
 
 def acknowledged_slot(frame: bytes, lanes: int, request: int = 0) -> int | None:
-    """Return the slot that a frame from the switch acknowledges as free; None for any other frame.
+    """Return the slot that a frame from the switch acknowledges as freed; None for any other frame.
 
-    request: as for `reset_frames`; acknowledgements of other requests are other frames.
+    request: the number that was given to `reset_frames`; acknowledgements with another number do not count.
     """
     payload = frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + packet_bytes(lanes)]
     if len(payload) != packet_bytes(lanes):
@@ -192,23 +195,23 @@ def acknowledged_slot(frame: bytes, lanes: int, request: int = 0) -> int | None:
         packet = unpack(payload, lanes)[0]
     except WireError:
         return None
-    wanted = packet["kind"] == Kind.RESET and packet["bitmap"] == request
-    return int(packet["chunk_id"]) if wanted else None
+    matches = packet["kind"] == Kind.RESET and packet["bitmap"] == request
+    return int(packet["chunk_id"]) if matches else None
 
 
-def reset(session: Session, slots: Iterable[int], lanes: int) -> None:
-    """Free slots, and wait until the switch has acknowledged each. Lost requests are retransmitted.
+def reset_slots(session: Session, slots: Iterable[int], lanes: int) -> None:
+    """Free slots, and wait for an acknowledgement of each. RESET packets are retransmitted if they are lost.
 
-    A late acknowledgement of an earlier request, perhaps of another controller, does not count.
-    Raises SwitchError saying how many slots were never acknowledged.
+    Raises SwitchError with the number of slots that were not acknowledged.
     """
-    wanted, request = sorted(set(slots)), randbits(32)
-    for start in range(0, len(wanted), _WINDOW):
-        _reset_window(session, wanted[start : start + _WINDOW], lanes, request)
+    targets, request = sorted(set(slots)), randbits(32)
+    for start in range(0, len(targets), _MAX_IN_FLIGHT):
+        _reset_batch(session, targets[start : start + _MAX_IN_FLIGHT], lanes, request)
 
 
-def _reset_window(session: Session, wanted: list[int], lanes: int, request: int) -> None:
-    missing, stream = set(wanted), session.stream
+def _reset_batch(session: Session, targets: list[int], lanes: int, request: int) -> None:
+    """Free some slots at once. Raises SwitchError if some are not acknowledged after _ATTEMPTS."""
+    missing, stream = set(targets), session.stream
     for _ in range(_ATTEMPTS):
         for frame in reset_frames(sorted(missing), lanes, request):
             stream.send_packet(frame)
@@ -220,6 +223,6 @@ def _reset_window(session: Session, wanted: list[int], lanes: int, request: int)
         if not missing:
             return
     raise SwitchError(
-        f"switch: {session.address} did not acknowledge freeing {len(missing)} of {len(wanted)} slots "
+        f"switch: {session.address} did not acknowledge freeing {len(missing)} of {len(targets)} slots "
         f"(first: {min(missing)}); does it run with its CPU port enabled?"
     )

@@ -1,4 +1,4 @@
-"""Turn pydantic's validation errors into one line for a description's author."""
+"""Turn pydantic's validation errors into one line for the author of a description."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-#: How similar a name must be to be proposed for an unknown one: `gbp` for `gbps`, not `worker` for `network`.
-_SIMILAR = 0.66
-#: The bound of each kind of range error: its name in pydantic's context, and how to stay within it.
+#: How similar a suggestion must be to an unknown name: `gbps` to `gbp` is, `network` to `worker` is not.
+_MIN_SIMILARITY = 0.66
+#: For each kind of range error: the bound's name in pydantic's error context, and the remedy.
 _RANGES = {
     "greater_than": ("gt", "more than {}"),
     "greater_than_equal": ("ge", "{} or more"),
@@ -20,22 +20,22 @@ _RANGES = {
 
 
 def first_validation_error(error: ValidationError, of: str, model: type[BaseModel]) -> str:
-    """Return the first validation error as `field: value: remedy`.
+    """Return the first validation error as text: field, value and remedy.
 
-    An unknown name comes first: if it is misspelled, the right name is also reported as missing.
-    of: what is described, e.g. 'a topology'; model: what the description was checked against.
+    An unknown name is preferred: if it is misspelled, pydantic also reports the correct one as missing.
+    of: the kind of description, e.g. 'a topology'. model: the class that was validated.
     """
     problems = error.errors(include_url=False)
-    problem = next((found for found in problems if found["type"] == "extra_forbidden"), problems[0])
+    problem = next((item for item in problems if item["type"] == "extra_forbidden"), problems[0])
     where = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     match problem["type"]:
         case "missing":
             return f"{where}: is missing; add it"
         case "extra_forbidden":
-            fields = _fields(model, problem["loc"][:-1])
-            near = get_close_matches(str(problem["loc"][-1]), fields, 1, _SIMILAR)
-            remedy = f"call it {near[0]!r}" if near else f"use one of {', '.join(fields)}"
+            fields = _field_names(model, problem["loc"][:-1])
+            suggestions = get_close_matches(str(problem["loc"][-1]), fields, 1, _MIN_SIMILARITY)
+            remedy = f"call it {suggestions[0]!r}" if suggestions else f"use one of {', '.join(fields)}"
             return f"{where}: is not a field of {of}; {remedy}, or remove it"
         case kind if kind in _RANGES:
             name, remedy = _RANGES[kind]
@@ -58,16 +58,16 @@ def first_validation_error(error: ValidationError, of: str, model: type[BaseMode
     return f"{prefix}{problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def _fields(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:
-    """Return the field names of the table at path `where` of a description."""
-    found: list[type[BaseModel]] = [model]
+def _field_names(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:
+    """Return the field names of the section at the path `where` in a description."""
+    models: list[type[BaseModel]] = [model]
     for step in where:
-        fields = found[0].model_fields
-        if str(step) in fields:  # otherwise a key of a mapping or an index of a list
-            found = _models(fields[str(step)].annotation)
-        if not found:
+        fields = models[0].model_fields
+        if str(step) in fields:  # otherwise `step` is the key of a mapping or the index of a list
+            models = _models(fields[str(step)].annotation)
+        if not models:
             return []
-    return list(found[0].model_fields)
+    return list(models[0].model_fields)
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

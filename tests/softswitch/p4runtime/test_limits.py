@@ -73,7 +73,7 @@ def test_connections_that_say_nothing_are_closed(device, monkeypatch):
 
 
 def test_connections_beyond_the_limit_are_closed_and_open_ones_go_on(device, monkeypatch):
-    monkeypatch.setattr(grpc_ends, "MOST_CONNECTIONS", 10)
+    monkeypatch.setattr(grpc_ends, "MAX_CONNECTIONS", 10)
     server = serve(device, "127.0.0.1:0")
     host, _, port = server.address.rpartition(":")
     client = Client(server.address)

@@ -1,4 +1,4 @@
-"""Starts and ends a BMv2 switch process (`simple_switch_grpc`) on given interfaces."""
+"""Start and stop a BMv2 switch process (`simple_switch_grpc`) on network interfaces."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from peelsum.topology.errors import TopologyError
 from peelsum.wire import CPU_PORT
 
 BINARY = "simple_switch_grpc"
-#: How long BMv2 may take to listen, in seconds.
-_PATIENCE = 30.0
+#: The time limit for BMv2's start, in seconds.
+_START_TIMEOUT_S = 30.0
 
 
 def available() -> bool:
@@ -29,8 +29,9 @@ def start(
 ) -> tuple[str, Child]:
     """Start BMv2 without a pipeline; return its P4Runtime address and the process.
 
-    interfaces: by switch port. address: where P4Runtime listens; by default a free port of this host.
-    Raises TopologyError if BMv2 is missing or does not start.
+    interfaces: the interface of each switch port. name: the process's name in messages.
+    address: the address of its P4Runtime server, by default a free port on loopback.
+    Raises TopologyError if BMv2 is not installed or does not start.
     """
     if not available():
         raise TopologyError(f"{BINARY}: not found on PATH; install BMv2, or use the softswitch")
@@ -39,12 +40,12 @@ def start(
         command = [BINARY, "--no-p4", "--device-id", str(device_id), "--log-level", "off"]
         for port, interface in interfaces.items():
             command += ["-i", f"{port}@{interface}"]
-        if _takes_thrift_port(shutil.which(BINARY) or BINARY):
+        if _has_thrift_option(shutil.which(BINARY) or BINARY):
             command += ["--thrift-port", str(thrift_port)]  # the default, 9090, would be the same for all
         command += ["--", "--grpc-server-addr", address, "--cpu-port", str(CPU_PORT)]
         child = Child(name, command, foreign=True)
         try:
-            _await_listener(address, child)
+            _wait_until_listening(address, child)
         except BaseException:
             child.stop()
             raise
@@ -53,7 +54,7 @@ def start(
 
 @contextmanager
 def running(interfaces: Mapping[int, str], *, device_id: int = 1) -> Iterator[str]:
-    """Run BMv2 as `start` does, yield its address, and end it at exit."""
+    """Run BMv2 during the body, as `start` does; yield its address."""
     address, child = start(interfaces, device_id=device_id)
     try:
         yield address
@@ -62,20 +63,22 @@ def running(interfaces: Mapping[int, str], *, device_id: int = 1) -> Iterator[st
 
 
 @cache
-def _takes_thrift_port(binary: str) -> bool:
+def _has_thrift_option(binary: str) -> bool:
     """Return whether this BMv2 was built with Thrift, according to its help text."""
     try:
-        shown = subprocess.run([binary, "--help"], capture_output=True, timeout=_PATIENCE, check=False)
+        result = subprocess.run(
+            [binary, "--help"], capture_output=True, timeout=_START_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return False  # starting it reports the error
-    return b"--thrift-port" in shown.stdout + shown.stderr
+        return False  # the start itself reports the error
+    return b"--thrift-port" in result.stdout + result.stderr
 
 
 @contextmanager
 def held_tcp_port() -> Iterator[int]:
-    """Yield a free port that nothing is given meanwhile, except a server that binds it to reuse it.
+    """Yield a TCP port that stays reserved during the body for a server that allows its reuse.
 
-    gRPC sets SO_REUSEPORT, and Thrift SO_REUSEADDR, which Linux grants while nobody listens.
+    gRPC sets SO_REUSEPORT, and Thrift SO_REUSEADDR. Linux lets them bind the port while nobody listens.
     """
     with socket.socket() as holder:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
@@ -84,9 +87,10 @@ def held_tcp_port() -> Iterator[int]:
         yield int(holder.getsockname()[1])
 
 
-def _await_listener(address: str, child: Child) -> None:
+def _wait_until_listening(address: str, child: Child) -> None:
+    """Wait until BMv2 accepts connections. Raises TopologyError if it ends or takes too long."""
     host, port = address.split(":")
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         if not child.running:
             raise TopologyError(child.exit_report())
@@ -97,6 +101,6 @@ def _await_listener(address: str, child: Child) -> None:
         else:
             return
     raise TopologyError(
-        f"{child.name}: {BINARY} does not listen on {address} after {_PATIENCE:g} s{child.last_words()}; "
-        "check whether another program uses one of its ports"
+        f"{child.name}: {BINARY} does not listen on {address} after {_START_TIMEOUT_S:g} s"
+        f"{child.output_tail()}; check whether another program uses one of its ports"
     )

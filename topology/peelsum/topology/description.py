@@ -1,7 +1,7 @@
-"""The description of a network as TOML or JSON: hosts, switches, links and their job.
+"""The description of a network in TOML or JSON: hosts, switches, links and their job.
 
-It has the structure of p4lang/tutorials' topology.json (`links` as ["h1", "s1-p1", latency, bandwidth]),
-with a job and loss added. Every check that needs no kernel is made here.
+The structure is that of p4lang/tutorials' topology.json, with links as ["h1", "s1-p1", latency, bandwidth],
+and in addition a job and loss. All checks that do not need the kernel are here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from peelsum.reading import LimitError, parse_json, parse_toml, read_text
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import COMPILED_LANES, CPU_PORT, DEFAULT_LANES, MAX_WORKERS, RESERVED_JOB_ID
 
-#: An interface is called `<switch>-p<port>`, and the kernel takes 15 characters.
+#: An interface's name, `<switch>-p<port>`, has at most 15 characters.
 _SWITCH_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,8}")
 _HOST_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
 _SWITCH_PORT = re.compile(r"(?P<switch>[A-Za-z][A-Za-z0-9_]*)-p(?P<port>\d{1,3})")
@@ -37,7 +37,7 @@ _MILLISECONDS = {"us": 0.001, "ms": 1.0, "s": 1000.0, None: 1.0}
 
 
 class TopologyDescriptionError(TopologyError):
-    """An invalid description; the message names source, field, value and remedy."""
+    """The description of a network is invalid. The message names source, field, value and remedy."""
 
 
 def _address(value: Any) -> Any:
@@ -54,13 +54,13 @@ def _mac(value: str) -> str:
 
 
 def _milliseconds(value: Any) -> Any:
-    """Return milliseconds for a latency in the tutorials' form: a number, or a string with a unit."""
+    """Convert a latency as in the tutorials, a number or a string with a unit, to milliseconds."""
     if not isinstance(value, str):
         return value
-    found = _LATENCY.fullmatch(value.strip())
-    if not found:
+    match = _LATENCY.fullmatch(value.strip())
+    if not match:
         raise ValueError("must be milliseconds, or a string as '5ms'")
-    return float(found[1]) * _MILLISECONDS[found[2]]
+    return float(match[1]) * _MILLISECONDS[match[2]]
 
 
 Address = Annotated[str, BeforeValidator(_address)]
@@ -71,51 +71,51 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Host(_Section):
+class HostNode(_Section):
     """A host: its addresses, and the commands that it runs at its start."""
 
     ip: Address | None = None
-    """IPv4 address with prefix; by default numbered by the topology."""
+    """The IPv4 address with prefix length; by default it is assigned."""
 
     mac: Mac | None = None
-    """MAC address; by default numbered by the topology."""
+    """The MAC address; by default it is assigned."""
 
     commands: tuple[str, ...] = ()
-    """Shell commands, run once in the host's namespace."""
+    """Shell commands that run once in the host's namespace."""
 
 
 class SwitchNode(_Section):
-    """A switch: the source address of packets to its hosts, and its marking threshold."""
+    """A switch: the source address of packets to its hosts, and its ECN threshold."""
 
     ip: Address | None = None
-    """IPv4 address with prefix; by default numbered by the topology."""
+    """The IPv4 address with prefix length; by default it is assigned."""
 
     mac: Mac | None = None
-    """MAC address; by default numbered by the topology."""
+    """The MAC address; by default it is assigned."""
 
     mark_from: int = Field(default=64, ge=0, lt=1 << 19)
-    """Packets that may wait at a port with a rate before later ones get an ECN mark."""
+    """The number of packets in the queue of a port with a rate from which packets get an ECN mark."""
 
 
 class Link(_Section):
-    """A cable between two ends. Latency, rate and loss apply in each direction."""
+    """A cable between two ends. Latency, rate and loss apply to each direction."""
 
     ends: tuple[str, str]
-    """Two ends, each a host or a `<switch>-p<port>`."""
+    """The two ends, each a host or `<switch>-p<port>`."""
 
     latency_ms: Annotated[float, BeforeValidator(_milliseconds)] = Field(default=0.0, ge=0, le=60_000)
-    """Latency in milliseconds."""
+    """The latency in milliseconds."""
 
     rate_mbit: float | None = Field(default=None, ge=0.01, le=34_000)
-    """Rate in Mbit/s; None is as fast as the machine."""
+    """The rate in Mbit/s; None for no limit."""
 
     loss: float = Field(default=0.0, ge=0, lt=1)
-    """Share of packets that are lost, from 0 to below 1."""
+    """The share of packets that are lost, from 0 to less than 1."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_list(cls, value: Any) -> Any:
-        """Accept the tutorials' form: two ends, then latency, then bandwidth in Mbit/s."""
+        """Accept a list as in the tutorials: two ends, then latency, then bandwidth in Mbit/s."""
         if not isinstance(value, list | tuple):
             return value
         if not 2 <= len(value) <= 4:
@@ -128,7 +128,7 @@ class Link(_Section):
 
 
 class JobNode(_Section):
-    """The job that the network runs: hosts by role, and the transport's settings."""
+    """The network's job: the hosts of workers and server, and the transport's settings."""
 
     workers: tuple[str, ...] = Field(min_length=2)
     server: str
@@ -141,7 +141,7 @@ class JobNode(_Section):
 class Topology(_Section):
     """A network. Every host has one link; every switch port has at most one."""
 
-    hosts: dict[str, Host]
+    hosts: dict[str, HostNode]
     switches: dict[str, SwitchNode] = Field(min_length=1)
     links: tuple[Link, ...]
     job: JobNode | None = None
@@ -157,46 +157,47 @@ class Topology(_Section):
 
     @cached_property
     def attachments(self) -> dict[str, tuple[str, int]]:
-        """The switch and its port that each host is plugged into."""
-        found = {}
+        """The switch and the switch port to which each host is connected."""
+        ports = {}
         for link in self.links:
             for end, other in (link.ends, link.ends[::-1]):
                 if end in self.hosts and (port := switch_port(other)):
-                    found[end] = port
-        return found
+                    ports[end] = port
+        return ports
 
     @cached_property
     def trunks(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """The ports (near, far) of the link between two switches, by (near, far) in both orders."""
-        found = {}
+        """The two ports of the link between two switches. Keys and values have both orders."""
+        trunks = {}
         for link in self.links:
-            one, other = (switch_port(end) for end in link.ends)
-            if one and other:
-                found[one[0], other[0]] = (one[1], other[1])
-                found[other[0], one[0]] = (other[1], one[1])
-        return found
+            near, far = (switch_port(end) for end in link.ends)
+            if near and far:
+                trunks[near[0], far[0]] = (near[1], far[1])
+                trunks[far[0], near[0]] = (far[1], near[1])
+        return trunks
 
     def bridge(self, switch: str) -> dict[str, int]:
-        """Return the port of `switch` that leads to each reachable host, by the host's MAC address."""
-        found = {}
-        ahead = [(switch, "", 0)]  # a switch, the one before it, and the first switch's port that leads there
-        while ahead:
-            here, before, first = ahead.pop()
+        """Return the port of a switch that leads to each host, by the host's MAC address."""
+        ports = {}
+        # A switch, the previous one, and the port of `switch` that leads there.
+        pending = [(switch, "", 0)]
+        while pending:
+            current, previous, first_port = pending.pop()
             for host, (at, port) in self.attachments.items():
-                if at == here:
-                    found[self.address_of(host)[0]] = first or port
+                if at == current:
+                    ports[self.address_of(host)[0]] = first_port or port
             for (near, far), (port, _) in self.trunks.items():
-                if near == here and far != before:
-                    ahead.append((far, here, first or port))
-        return found
+                if near == current and far != previous:
+                    pending.append((far, current, first_port or port))
+        return ports
 
     def ports(self, switch: str) -> list[int]:
-        """Return the ports of `switch` that have a link, in ascending order."""
+        """Return the ports of a switch that have a link, in ascending order."""
         ends = [port for link in self.links for end in link.ends if (port := switch_port(end))]
         return sorted(port for name, port in ends if name == switch)
 
     def rates(self, switch: str) -> dict[int, float]:
-        """Return Mbit/s by port, for the ports of `switch` whose link has a rate."""
+        """Return the rate in Mbit/s of those ports of a switch whose link has a rate."""
         return {
             port[1]: link.rate_mbit
             for link in self.links
@@ -205,7 +206,7 @@ class Topology(_Section):
         }
 
     def latencies(self, switch: str) -> list[tuple[int, float, bool]]:
-        """Return port, milliseconds and whether a host is at the other end, of each link with latency."""
+        """Return (port, milliseconds, whether the other end is a host) of a switch's links with latency."""
         return [
             (port[1], link.latency_ms, other in self.hosts)
             for link in self.links
@@ -214,7 +215,10 @@ class Topology(_Section):
         ]
 
     def address_of(self, name: str) -> tuple[str, str]:
-        """Return a host's or switch's MAC and IPv4 address with prefix, numbered if not given."""
+        """Return a host's or switch's MAC address, and its IPv4 address with prefix length.
+
+        Addresses that the description does not have are assigned by position in the description.
+        """
         node = self.hosts.get(name) or self.switches[name]
         number = list(self.hosts).index(name) + 1 if name in self.hosts else 0
         last = number or 254 - list(self.switches).index(name)
@@ -223,16 +227,16 @@ class Topology(_Section):
 
 
 def switch_port(end: str) -> tuple[str, int] | None:
-    """Return the switch and port of a link's end, or None if it is not `<switch>-p<port>`."""
-    found = _SWITCH_PORT.fullmatch(end)
-    return (found["switch"], int(found["port"])) if found else None
+    """Split a link's end, `<switch>-p<port>`, into switch and port; return None for other names."""
+    match = _SWITCH_PORT.fullmatch(end)
+    return (match["switch"], int(match["port"])) if match else None
 
 
 def star(workers: int = 4) -> Topology:
     """Return a star: one switch, workers at ports 1 to n and the aggregation server at port n + 1."""
     names = [f"h{number}" for number in range(1, workers + 2)]
     return Topology(
-        hosts={name: Host() for name in names},
+        hosts={name: HostNode() for name in names},
         switches={"s1": SwitchNode()},
         links=tuple(Link(ends=(name, f"s1-p{port}")) for port, name in enumerate(names, 1)),
         job=JobNode(workers=tuple(names[:-1]), server=names[-1]),
@@ -250,7 +254,7 @@ def two_racks(workers_per_rack: int = 2) -> Topology:
     ]
     links += [Link(ends=(f"s{rack}-p{workers_per_rack + 1}", f"s3-p{rack}")) for rack in (1, 2)]
     return Topology(
-        hosts={name: Host() for name in (*racks[0], *racks[1], top)},
+        hosts={name: HostNode() for name in (*racks[0], *racks[1], top)},
         switches={name: SwitchNode() for name in ("s1", "s2", "s3")},
         links=(*links, Link(ends=(top, "s3-p3"))),
         job=JobNode(workers=(*racks[0], *racks[1]), server=top),
@@ -261,7 +265,7 @@ BUILT_IN = {"star": star, "two_racks": two_racks}
 
 
 def read(source: str) -> Topology:
-    """Return a built-in topology by name, or the one in a .toml or .json file.
+    """Return a built-in topology by its name, or read one from a .toml or .json file.
 
     Raises TopologyDescriptionError.
     """
@@ -284,10 +288,7 @@ def read(source: str) -> Topology:
 
 
 def parse(text: str, source: str) -> Topology:
-    """Return the topology in `text`: JSON if `source` ends in .json, else TOML.
-
-    Raises TopologyDescriptionError.
-    """
+    """Parse a topology: JSON if `source` ends in .json, otherwise TOML. Raises TopologyDescriptionError."""
     try:
         values = parse_json(text) if source.endswith(".json") else parse_toml(text)
         return Topology.model_validate(values)
@@ -304,12 +305,13 @@ def parse(text: str, source: str) -> Topology:
 
 
 def _check_names(topology: Topology) -> None:
-    for kind, names, form, example in (
+    """Raise ValueError for a name of the wrong form, or of both a host and a switch."""
+    for kind, names, pattern, example in (
         ("hosts", topology.hosts, _HOST_NAME, "h1"),
         ("switches", topology.switches, _SWITCH_NAME, "s1"),
     ):
         for name in names:
-            if not form.fullmatch(name):
+            if not pattern.fullmatch(name):
                 raise ValueError(f"{kind}: {name!r}: must be a short word, as {example}; rename it")
     both = topology.hosts.keys() & topology.switches.keys()
     if both:
@@ -317,6 +319,7 @@ def _check_names(topology: Topology) -> None:
 
 
 def _check_links(topology: Topology) -> None:
+    """Raise ValueError for wrong ends, or if an end has no link or several."""
     for number, link in enumerate(topology.links):
         for end in link.ends:
             _check_end(topology, f"links.{number}", end)
@@ -332,21 +335,22 @@ def _check_links(topology: Topology) -> None:
 
 
 def _check_trunks(topology: Topology) -> None:
-    """Check that switches form trees: in a ring, broadcasts would circulate endlessly."""
-    joined = {name: {name} for name in topology.switches}
+    """Check that the switches form trees. In a ring, broadcasts would circulate endlessly."""
+    connected = {name: {name} for name in topology.switches}
     for number, link in enumerate(topology.links):
-        one, other = (switch_port(end) for end in link.ends)
-        if one and other:
-            if one[0] in joined[other[0]]:
+        near, far = (switch_port(end) for end in link.ends)
+        if near and far:
+            if near[0] in connected[far[0]]:
                 raise ValueError(
-                    f"links.{number}: {link}: closes a ring: {one[0]} and {other[0]} are joined "
+                    f"links.{number}: {link}: closes a ring: {near[0]} and {far[0]} are joined "
                     "already; remove it"
                 )
-            both = joined[one[0]] | joined[other[0]]
-            joined.update(dict.fromkeys(both, both))
+            merged = connected[near[0]] | connected[far[0]]
+            connected.update(dict.fromkeys(merged, merged))
 
 
 def _check_end(topology: Topology, field: str, end: str) -> None:
+    """Raise ValueError if a link's end is neither a host nor a port of a switch."""
     if end in topology.hosts:
         return
     port = switch_port(end)
@@ -359,6 +363,7 @@ def _check_end(topology: Topology, field: str, end: str) -> None:
 
 
 def _check_addresses(topology: Topology) -> None:
+    """Raise ValueError if two nodes have the same address."""
     if len(topology.hosts) + len(topology.switches) > 254:
         raise ValueError(f"hosts: {len(topology.hosts)}: are too many; use fewer than 250")
     owners: dict[str, str] = {}
@@ -371,6 +376,7 @@ def _check_addresses(topology: Topology) -> None:
 
 
 def _check_job(topology: Topology) -> None:
+    """Raise ValueError if the job's hosts do not exist, have two roles or are behind wrong switches."""
     job = topology.job
     if job is None:
         return
@@ -385,8 +391,8 @@ def _check_job(topology: Topology) -> None:
             raise ValueError(f"job: {name!r}: has {count} roles; give each host one")
     spine = topology.attachments[job.server][0]
     racks = Counter(topology.attachments[name][0] for name in job.workers)
-    apart = sorted(rack for rack in racks if (rack, spine) not in topology.trunks)
-    if set(racks) != {spine} and (spine in racks or apart):
+    unlinked = sorted(rack for rack in racks if (rack, spine) not in topology.trunks)
+    if set(racks) != {spine} and (spine in racks or unlinked):
         raise ValueError(
             f"job: its workers are behind {', '.join(sorted(racks))}, its server behind {spine}: put all "
             "behind one switch, or the server behind one that is linked to all of the workers' switches"

@@ -1,4 +1,4 @@
-"""Examines this machine, a job's switches and a cluster: findings, wanted values and remedies."""
+"""Check this machine, a job's switches and a cluster: what was found, what is expected, and what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +27,7 @@ from peelsum.control import (
     read_status,
 )
 from peelsum.control.cluster import ControllerClient, observed
-from peelsum.extras import command_for
+from peelsum.extras import install_command
 from peelsum.softswitch.ports.interfaces import best_method
 from peelsum.tls import Identity
 from peelsum.wire import packet_bytes
@@ -38,13 +38,13 @@ State = Literal["ok", "note", "failed"]
 _UDP_SEGMENT, _UDP_GRO = 103, 104
 #: Datagrams in one segmented send, and their size.
 _SEGMENTS, _SIZE = 4, 1000
-_WAIT_S = 1.0
-#: How long a switch may take to answer; on a busy machine an embedded one takes a second.
+_RECEIVE_TIMEOUT_S = 1.0
+#: The time limit of a switch's answers. On a busy machine, the softswitch takes a second.
 _ANSWER_S = 3.0
-#: Bytes of memory for compiling a program, bytes of disk for all machine code, and file descriptors.
+#: What is needed: memory for compiling a program, disk space for machine code, and file descriptors.
 _MEMORY, _CODE, _DESCRIPTORS = 1 << 30, 100 << 20, 256
-_NEEDED = ("numpy", "numba", "grpcio", "finsy", "pydantic")
-_OPTIONAL = {
+_REQUIRED_PACKAGES = ("numpy", "numba", "grpcio", "finsy", "pydantic")
+_OPTIONAL_PACKAGES = {
     "torch": "torch",
     "cryptography": "ops",
     "prometheus_client": "ops",
@@ -56,13 +56,12 @@ _PROGRAMS = {
     "ip": "only networks of namespaces need it: apt-get install iproute2",
     "nft": "only tests of firewalls need it: apt-get install nftables",
 }
-#: Ports that these commands take by default.
+#: The default ports of commands.
 _PORTS = {
     9559: "switch run --p4runtime",
     9560: "job serve --listen",
     9564: "controller run --listen",
 }
-_SYSTEM = Path("/proc/sys")
 
 
 @dataclass(frozen=True)
@@ -72,20 +71,20 @@ class Finding:
     what: str
     """The subject of the check."""
     found: str
-    """The result."""
+    """The observed value."""
     wanted: str
-    """The wanted result."""
+    """The expected value."""
     remedy: str
-    """The remedy; empty if none is needed."""
+    """What to do; empty if nothing has to be done."""
     state: State
-    """`failed` if something that is needed is missing, `note` if something is slower or cannot be used."""
+    """`failed` if a requirement is missing, `note` if something is slower or unavailable, otherwise `ok`."""
 
 
 def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
-    """Yield findings on this machine, for packets of `lanes` and a window of `window` chunks."""
-    for name in _NEEDED:
+    """Check this machine, for packets of `lanes` lanes and a window of `window` chunks. Yield findings."""
+    for name in _REQUIRED_PACKAGES:
         yield _package(name, None)
-    for name, extra in _OPTIONAL.items():
+    for name, extra in _OPTIONAL_PACKAGES.items():
         yield _package(name, extra)
     yield _cores()
     yield _memory()
@@ -104,14 +103,15 @@ def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
         yield _port(port, who)
     yield _clock()
     for name, why in _PROGRAMS.items():
-        found = shutil.which(name)
-        yield _finding(name, found or "not on PATH", "on PATH", why, found is not None, "note")
+        path = shutil.which(name)
+        yield _check_result(name, path or "not on PATH", "on PATH", why, path is not None, "note")
 
 
 def examine_interface(name: str, lanes: int = 256) -> Iterator[Finding]:
-    """Yield how frames reach a switch's port on an interface, and its settings. Needs a switch's privilege.
+    """Check a network interface that is to become a switch's port. Yield findings.
 
-    Opens and closes a port there: packets of peelsum's that arrive meanwhile are lost.
+    This needs the privileges of a switch. It opens and closes a port there, and peelsum's packets that arrive
+    in between are lost.
     """
     method = _method(name)
     yield method
@@ -119,29 +119,31 @@ def examine_interface(name: str, lanes: int = 256) -> Iterator[Finding]:
         return
     mtu, needed = mtu_of(name), needed_mtu(packet_bytes(lanes))
     remedy = f"ip link set {name} mtu {needed}, and then start the switch; or use fewer lanes"
-    yield _finding(f"{name}: MTU", str(mtu), f"{needed} or more", remedy, mtu >= needed, "failed")
-    about = Path("/sys/class/net", name)
-    if not about.is_dir():  # /sys is another network namespace's
+    yield _check_result(f"{name}: MTU", str(mtu), f"{needed} or more", remedy, mtu >= needed, "failed")
+    sysfs = Path("/sys/class/net", name)
+    if not sysfs.is_dir():  # /sys is another network namespace's
         return
-    state, speed = (_text(about / one) for one in ("operstate", "speed"))
+    state, speed = (_read_text(sysfs / name_part) for name_part in ("operstate", "speed"))
     known = f", {speed} Mbit/s" if speed.isdecimal() else ""
     remedy = f"ip link set {name} up, and look at the cable and the other end"
-    yield _finding(f"{name}: link", f"{state}{known}", "up", remedy, state != "down", "note")
-    queues = len(list(about.glob("queues/rx-*")))
+    yield _check_result(f"{name}: link", f"{state}{known}", "up", remedy, state != "down", "note")
+    queues = len(list(sysfs.glob("queues/rx-*")))
     remedy = f"ethtool -L {name} combined 1; a port by AF_XDP has one queue"
-    yield _finding(f"{name}: queues", str(queues), "1", remedy, queues == 1, "note")
-    interrupts = sorted(path.name for path in about.glob("device/msi_irqs/*"))
+    yield _check_result(f"{name}: queues", str(queues), "1", remedy, queues == 1, "note")
+    interrupts = sorted(path.name for path in sysfs.glob("device/msi_irqs/*"))
     if interrupts:
-        cores = sorted({_text(Path("/proc/irq", one, "effective_affinity_list")) for one in interrupts})
+        cores = sorted(
+            {_read_text(Path("/proc/irq", name_part, "effective_affinity_list")) for name_part in interrupts}
+        )
         remedy = (
             f"stop irqbalance; echo CORE > /proc/irq/{interrupts[0]}/smp_affinity_list, not the switch's core"
         )
-        yield _finding(
+        yield _check_result(
             f"{name}: interrupts", f"on {', '.join(cores)}", "one core", remedy, len(cores) == 1, "note"
         )
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:
@@ -149,6 +151,7 @@ def _text(path: Path) -> str:
 
 
 def _method(name: str) -> Finding:
+    """Check by which method, AF_XDP or AF_PACKET, a switch can use an interface."""
     what = f"interface {name}"
     try:
         method, why = best_method(name)
@@ -160,42 +163,50 @@ def _method(name: str) -> Finding:
     if method == "packet":
         return Finding(what, "AF_PACKET", "AF_XDP", f"AF_XDP failed: {why}", "note")
     remedy = "its driver has no XDP, so the kernel copies frames once more"
-    return _finding(what, f"AF_XDP, {why}", "AF_XDP, native", remedy, why == "native", "note")
+    return _check_result(what, f"AF_XDP, {why}", "AF_XDP, native", remedy, why == "native", "note")
 
 
 def examine_job(
     job: JobDescription | RacksDescription, identity: Identity | None = None
 ) -> Iterator[Finding]:
-    """Yield the answers of a job's switches over P4Runtime. Sends no packet, and changes nothing."""
+    """Check the switches of a job over P4Runtime, without changing anything. Yield findings."""
     for plan in job.plans():
-        address, wanted = plan.switch.p4runtime, plan.switch.pipeline_lanes
+        address, expected_lanes = plan.switch.p4runtime, plan.switch.pipeline_lanes
         switch = f"switch {address}"
         try:
             with open_session(
                 *plan.switch.place, plan.switch.tofino, timeout_s=_ANSWER_S, identity=identity
             ) as session:
-                seen = None if session.schema is None else read_status(session)
+                status = None if session.schema is None else read_status(session)
         except ControlError as error:
             reason, _, remedy = str(error).partition("; ")
             yield Finding(switch, reason, "answers P4Runtime", remedy, "failed")
             continue
-        yield _finding(switch, "answers P4Runtime", "answers P4Runtime", "", True)
-        lanes = 0 if seen is None else seen.lanes
+        yield _check_result(switch, "answers P4Runtime", "answers P4Runtime", "", True)
+        lanes = 0 if status is None else status.lanes
         admit = "run: peelsum job admit, or start the training if `job serve` runs"
-        yield _finding(f"{switch}: pipeline", f"{lanes} lanes", f"{wanted} lanes", admit, lanes == wanted)
-        if seen is None:
+        yield _check_result(
+            f"{switch}: pipeline", f"{lanes} lanes", f"{expected_lanes} lanes", admit, lanes == expected_lanes
+        )
+        if status is None:
             continue
-        admitted = next((one for one in seen.jobs if one.job_id == job.job.id), None)
+        admitted = next(
+            (admitted_job for admitted_job in status.jobs if admitted_job.job_id == job.job.id), None
+        )
         what = f"{switch}: job {job.job.id}"
-        yield _finding(what, _described(admitted), "admitted", admit, admitted is not None)
-        strange = {name.name.lower(): n for name, n in seen.verdicts.items() if n and name.name in _REFUSED}
-        said = ", ".join(f"{n} {name}" for name, n in strange.items()) or "none"
+        yield _check_result(what, _job_text(admitted), "admitted", admit, admitted is not None)
+        refused = {
+            name.name.lower(): n
+            for name, n in status.verdicts.items()
+            if n and name.name in _REFUSING_VERDICTS
+        }
+        counts = ", ".join(f"{n} {name}" for name, n in refused.items()) or "none"
         hint = "packets of another job, generation or port: compare ports and admission"
-        yield _finding(f"{switch}: refused packets", said, "none", hint, not strange, "note")
+        yield _check_result(f"{switch}: refused packets", counts, "none", hint, not refused, "note")
 
 
 def examine_cluster(controllers: Sequence[str], identity: Identity | None = None) -> Iterator[Finding]:
-    """Yield the answers of a cluster's controllers and switches, and where desired and actual jobs differ."""
+    """Check a cluster's controllers and switches, and compare desired and actual jobs. Yield findings."""
     primary = None
     for address in controllers:
         what = f"controller {address}"
@@ -206,30 +217,31 @@ def examine_cluster(controllers: Sequence[str], identity: Identity | None = None
             yield Finding(what, reason, "primary or backup", remedy, "note")
             continue
         primary = listed
-        yield _finding(what, f"primary, epoch {listed['epoch']}", "primary or backup", "", True)
+        yield _check_result(what, f"primary, epoch {listed['epoch']}", "primary or backup", "", True)
     if primary is None:
         remedy = "start `peelsum controller run`, or give the addresses of all controllers"
         yield Finding("cluster", "no primary answers", "a primary", remedy, "failed")
         return
     report = observed(primary, identity)
     for switch in report.switches:
-        said = switch.trouble.partition("; ")[0] or switch.state
+        state = switch.trouble.partition("; ")[0] or switch.state
         remedy = "start the switch, or see what the controller prints"
-        good = switch.state == "up" and not switch.trouble
-        yield _finding(f"switch {switch.p4runtime}", said, "up", remedy, good)
+        is_up = switch.state == "up" and not switch.trouble
+        yield _check_result(f"switch {switch.p4runtime}", state, "up", remedy, is_up)
     for job in report.jobs:
-        wanted, found = (
-            "not admitted" if one is None else f"generation {one}" for one in (job.desired, job.actual)
+        desired, actual = (
+            "not admitted" if generation is None else f"generation {generation}"
+            for generation in (job.desired, job.actual)
         )
         remedy = (
             job.state
             if job.state.startswith("waits")
             else "look again after a poll; the controller repairs it"
         )
-        yield _finding(f"job {job.job_id} on {job.p4runtime}", found, wanted, remedy, job.agrees)
+        yield _check_result(f"job {job.job_id} on {job.p4runtime}", actual, desired, remedy, job.agrees)
 
 
-_REFUSED = (
+_REFUSING_VERDICTS = (
     "UNKNOWN_JOB",
     "WRONG_GENERATION",
     "FOREIGN_PORT",
@@ -240,7 +252,8 @@ _REFUSED = (
 )
 
 
-def _described(job: AdmittedJob | None) -> str:
+def _job_text(job: AdmittedJob | None) -> str:
+    """Return a text about a job on a switch."""
     if job is None:
         return "not admitted"
     below = job.worker_ports or job.rack_ports
@@ -248,45 +261,46 @@ def _described(job: AdmittedJob | None) -> str:
     return f"generation {job.generation}, ports {ports}, server at {job.server_port}"
 
 
-def _finding(
-    what: str, found: str, wanted: str, remedy: str, good: bool, otherwise: State = "failed"
+def _check_result(
+    subject: str, observed_value: str, expected: str, remedy: str, is_ok: bool, otherwise: State = "failed"
 ) -> Finding:
-    return Finding(what, found, wanted, "" if good else remedy, "ok" if good else otherwise)
+    return Finding(subject, observed_value, expected, "" if is_ok else remedy, "ok" if is_ok else otherwise)
 
 
 def _package(name: str, extra: str | None) -> Finding:
+    """Check that a package is installed. extra: the extra that has an optional package."""
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
-        remedy = command_for(name, extra or "cli")
+        remedy = install_command(name, extra or "cli")
         return Finding(name, "not installed", "installed", remedy, "note" if extra else "failed")
-    return _finding(name, found, "installed", "", True)
+    return _check_result(name, installed, "installed", "", True)
 
 
 def _cores() -> Finding:
     cores = len(os.sched_getaffinity(0))
     remedy = "a switch, a server and workers share one core: expect a fraction of the figures in the docs"
-    return _finding("processor cores", str(cores), "2 or more", remedy, cores >= 2, "note")
+    return _check_result("processor cores", str(cores), "2 or more", remedy, cores >= 2, "note")
 
 
 def _memory() -> Finding:
-    """Report the memory that this process can have: what is available, or a smaller limit."""
-    limits = {"of this machine, available": 1024 * int(_field("/proc/meminfo", "MemAvailable") or 0)}
-    group = Path("/sys/fs/cgroup", _text(Path("/proc/self/cgroup")).rpartition("::/")[2])
+    """Check how much memory this process can use: the available memory or, if smaller, a limit."""
+    limits = {"of this machine, available": 1024 * int(_proc_field("/proc/meminfo", "MemAvailable") or 0)}
+    group = Path("/sys/fs/cgroup", _read_text(Path("/proc/self/cgroup")).rpartition("::/")[2])
     for folder in (group, *group.parents):
-        if (text := _text(folder / "memory.max")).isdecimal():
+        if (text := _read_text(folder / "memory.max")).isdecimal():
             limits[f"limit of {folder}"] = int(text)
     if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         limits["limit of the process, ulimit -v"] = limit
-    name, least = min(limits.items(), key=lambda item: item[1])
+    name, smallest = min(limits.items(), key=lambda item: item[1])
     remedy = "compiling a switch program takes nearly 1 GB: raise the limit, or end other programs"
-    found = f"{least >> 20} MB, {name}"
-    return _finding("memory", found, f"{_MEMORY >> 20} MB or more", remedy, least >= _MEMORY)
+    available = f"{smallest >> 20} MB, {name}"
+    return _check_result("memory", available, f"{_MEMORY >> 20} MB or more", remedy, smallest >= _MEMORY)
 
 
-def _field(path: str, name: str) -> str | None:
-    """Return the first word after `name:` in a file of /proc."""
-    lines = (line.partition(":") for line in _text(Path(path)).splitlines())
+def _proc_field(path: str, name: str) -> str | None:
+    """Return the first word after `name:` in a file of /proc, or None."""
+    lines = (line.partition(":") for line in _read_text(Path(path)).splitlines())
     return next((value.split()[0] for key, _, value in lines if key == name), None)
 
 
@@ -294,64 +308,67 @@ def _descriptors() -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     remedy = "ulimit -n 4096, or LimitNOFILE= in a unit: every port and connection takes one"
     good = limit >= _DESCRIPTORS or limit == resource.RLIM_INFINITY
-    return _finding("file descriptors", str(limit), f"{_DESCRIPTORS} or more", remedy, good)
+    return _check_result("file descriptors", str(limit), f"{_DESCRIPTORS} or more", remedy, good)
 
 
 def _compiled_code() -> Finding:
-    """Report the folder for machine code, its free space, and why others before it cannot be used."""
-    examined = list(cache.examine())
+    """Check the folder for machine code, its free space, and which preferred folders are unusable."""
+    examined = list(cache.examine_candidates())
     place, problem = examined[-1]
-    found = "; ".join(f"{refused}: {why}" for refused, why in examined if why)
+    report = "; ".join(f"{refused}: {why}" for refused, why in examined if why)
     if not problem:
         free = shutil.disk_usage(place).free
-        found = "; ".join(filter(None, (f"{place}, {free >> 20} MB free", found)))
+        report = "; ".join(filter(None, (f"{place}, {free >> 20} MB free", report)))
     good = len(examined) == 1 and not problem and free >= _CODE
     remedy = f"{cache.REMEDY}, with {_CODE >> 20} MB free; without one, each start compiles for minutes"
-    return _finding("folder for compiled code", found, "the user's cache", remedy, good, "note")
+    return _check_result("folder for compiled code", report, "the user's cache", remedy, good, "note")
 
 
 def _loopback() -> Finding:
+    """Check that UDP works on loopback."""
     try:
-        with _pair() as (sender, receiver):
+        with _connected_sockets() as (sender, receiver):
             sender.send(b"peelsum")
-            found = "works" if _received(receiver)[0] == b"peelsum" else "changes datagrams"
+            outcome = "works" if _receive(receiver)[0] == b"peelsum" else "changes datagrams"
     except OSError as error:
-        found = error.strerror or str(error)
-    return _finding("loopback", found, "works", "as root: ip link set lo up", found == "works")
+        outcome = error.strerror or str(error)
+    return _check_result("loopback", outcome, "works", "as root: ip link set lo up", outcome == "works")
 
 
 def _offloads() -> Iterator[Finding]:
-    """Try both offloads between two sockets of loopback."""
+    """Check both UDP offloads, between two sockets on loopback."""
     remedy = "needs Linux 5.0 or later; without it, peelsum sends and receives packets one by one"
     for name, attempt in (("UDP_SEGMENT", _segmented), ("UDP_GRO", _merged)):
         try:
-            found = attempt()
+            outcome = attempt()
         except OSError as error:
-            found = error.strerror or str(error)
-        yield _finding(f"{name} on loopback", found, "works", remedy, found == "works", "note")
+            outcome = error.strerror or str(error)
+        yield _check_result(f"{name} on loopback", outcome, "works", remedy, outcome == "works", "note")
 
 
 def _segmented() -> str:
-    with _pair() as (sender, receiver):
+    """Try UDP_SEGMENT; return `works`, or the sizes that arrived."""
+    with _connected_sockets() as (sender, receiver):
         sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
         sender.send(bytes(_SEGMENTS * _SIZE))
-        sizes = [len(_received(receiver)[0]) for _ in range(_SEGMENTS)]
+        sizes = [len(_receive(receiver)[0]) for _ in range(_SEGMENTS)]
         return "works" if sizes == [_SIZE] * _SEGMENTS else f"arrived as {sizes}"
 
 
 def _merged() -> str:
-    with _pair() as (sender, receiver):
+    """Try UDP_GRO; return `works`, or what is wrong."""
+    with _connected_sockets() as (sender, receiver):
         receiver.setsockopt(socket.SOL_UDP, _UDP_GRO, 1)
         sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
         sender.send(bytes(_SEGMENTS * _SIZE))
-        data, ancillary = _received(receiver)
+        data, ancillary = _receive(receiver)
         sizes = [struct.unpack("i", value[:4])[0] for _, kind, value in ancillary if kind == _UDP_GRO]
         return "works" if len(data) == _SEGMENTS * _SIZE and sizes == [_SIZE] else "packets are not merged"
 
 
 @contextmanager
-def _pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Yield a UDP socket of loopback, connected to a second one."""
+def _connected_sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield two UDP sockets on loopback, the first connected to the second."""
     sender, receiver = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
     with sender, receiver:
         receiver.bind(("127.0.0.1", 0))
@@ -359,70 +376,64 @@ def _pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield sender, receiver
 
 
-def _received(receiver: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]]]:
-    if not select.select([receiver], [], [], _WAIT_S)[0]:
-        raise OSError(f"nothing arrived within {_WAIT_S:g} s")
+def _receive(receiver: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    if not select.select([receiver], [], [], _RECEIVE_TIMEOUT_S)[0]:
+        raise OSError(f"nothing arrived within {_RECEIVE_TIMEOUT_S:g} s")
     data, ancillary, _, _ = receiver.recvmsg(1 << 16, socket.CMSG_SPACE(4))
     return data, ancillary
 
 
 def _buffers(lanes: int, window: int) -> Finding:
-    """Compare the kernel's buffer for a worker's socket with a whole window of packets."""
+    """Check that a socket's buffer has room for a whole window of packets."""
     with closing(BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes))) as opened:
         room = opened.room
-    limit = _read("net/core/rmem_max") or "unknown"
+    limit = _read_text(Path("/proc/sys/net/core/rmem_max"))
     remedy = "as root: sysctl -w net.core.rmem_max=16777216 net.core.wmem_max=16777216; else windows shrink"
-    found = f"room for {room} packets (rmem_max {limit})"
-    return _finding("socket buffers", found, f"a window of {window}", remedy, room >= window, "note")
+    report = f"room for {room} packets (rmem_max {limit})"
+    return _check_result("socket buffers", report, f"a window of {window}", remedy, room >= window, "note")
 
 
 def _mtu(lanes: int) -> Iterator[Finding]:
+    """Check the MTU of all interfaces that are up."""
     needed = needed_mtu(packet_bytes(lanes))
     for path in sorted(Path("/sys/class/net").glob("*/mtu")):
-        name, mtu = path.parent.name, 0
-        with suppress(OSError, ValueError):
-            if (path.parent / "operstate").read_text().strip() == "down":
-                continue
-            mtu = int(path.read_text())
+        name, text = path.parent.name, _read_text(path)
+        if not text.isdecimal() or _read_text(path.parent / "operstate") == "down":
+            continue
+        mtu = int(text)
         remedy = f"ip link set {name} mtu {needed}, if peelsum's packets go there; or use fewer lanes"
-        yield _finding(f"MTU of {name}", str(mtu), f"{needed} or more", remedy, mtu >= needed, "note")
+        yield _check_result(f"MTU of {name}", str(mtu), f"{needed} or more", remedy, mtu >= needed, "note")
 
 
 def _namespaces() -> Finding:
-    root, allowed = os.geteuid() == 0, int(_read("user/max_net_namespaces") or 0) > 0
-    found = f"{'root' if root else 'not root'}, {'' if allowed else 'not '}allowed"
+    root, allowed = (
+        os.geteuid() == 0,
+        _read_text(Path("/proc/sys/user/max_net_namespaces")) not in ("0", "unknown"),
+    )
+    report = f"{'root' if root else 'not root'}, {'' if allowed else 'not '}allowed"
     remedy = "only --links veth needs it: run as root, with user.max_net_namespaces above 0"
-    return _finding("network namespaces", found, "root, allowed", remedy, root and allowed, "note")
+    return _check_result("network namespaces", report, "root, allowed", remedy, root and allowed, "note")
 
 
 def _port(port: int, who: str) -> Finding:
-    """Try to listen as the command would."""
+    """Check that a command can listen at its default port."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
-        found = "free"
+        state = "free"
     except OSError as error:
-        found = (error.strerror or "").partition(" (")[0].lower()
+        state = (error.strerror or "").partition(" (")[0].lower()
     remedy = f"fine if that is peelsum; otherwise give `{who}` another port"
-    return _finding(f"TCP port {port}", found, "free", remedy, found == "free", "note")
+    return _check_result(f"TCP port {port}", state, "free", remedy, state == "free", "note")
 
 
 def _clock() -> Finding:
-    """Read the date, which certificates need, and time a reading of the clock, which switches make often."""
+    """Check the clock: its date, on which certificates depend, and the cost of reading it, as switches do."""
     reads = 1000
     began = time.perf_counter_ns()
     for _ in range(reads):
         time.monotonic_ns()
     each = (time.perf_counter_ns() - began) / reads
-    source = "unknown"
-    with suppress(OSError):
-        source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
-    found = f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {source}, {each:.0f} ns a reading"
+    source = _read_text(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"))
+    report = f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {source}, {each:.0f} ns a reading"
     remedy = "choose another clock source (tsc, kvm-clock): this one is slow to read"
-    return _finding("clock", found, "under 1,000 ns a reading", remedy, each < 1000, "note")
-
-
-def _read(name: str) -> str | None:
-    try:
-        return (_SYSTEM / name).read_text().strip()
-    except OSError:
-        return None
+    return _check_result("clock", report, "under 1,000 ns a reading", remedy, each < 1000, "note")

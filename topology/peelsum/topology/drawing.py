@@ -1,4 +1,4 @@
-"""A drawing of a described network as text. The server's switch is the root."""
+"""Draw a described network as a tree in text. The server's switch is the root."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from peelsum.topology.jobs import worker_numbers
 
 
 def as_text(topology: Topology) -> str:
-    """Return a tree of switches and hosts, a line for each, with the links' ports and properties.
+    """Return a tree with a line for each switch and host, with the ports and properties of links.
 
-    Each group of connected switches is a tree, the job's first.
+    Each group of connected switches is a tree. The tree with the job's server is the first.
     """
     first = [topology.attachments[topology.job.server][0]] if topology.job else []
     seen: set[str] = set()
@@ -23,7 +23,7 @@ def as_text(topology: Topology) -> str:
 
 
 def _below(topology: Topology, switch: str, indent: str, seen: set[str]) -> Iterator[str]:
-    """Yield a line for each host and switch below a switch. Adds the switches to `seen`."""
+    """Yield a line for each host and switch below a switch, recursively. Add visited switches to `seen`."""
     seen.add(switch)
     branches = [branch for branch in _neighbours(topology, switch) if branch[1] not in seen]
     for number, (port, far, properties) in enumerate(branches, 1):
@@ -34,24 +34,25 @@ def _below(topology: Topology, switch: str, indent: str, seen: set[str]) -> Iter
 
 
 def _neighbours(topology: Topology, switch: str) -> list[tuple[int, str, str]]:
-    """Return port, neighbour and the link's properties, by port."""
-    found = []
+    """Return (port, neighbour, text of the link's properties) for each link of a switch, by port."""
+    neighbours = []
     for link in topology.links:
         for end, other in (link.ends, link.ends[::-1]):
             if (port := switch_port(end)) and port[0] == switch:
                 far = switch_port(other)
-                found.append((port[1], far[0] if far else other, _properties(link)))
-    return sorted(found)
+                neighbours.append((port[1], far[0] if far else other, _properties(link)))
+    return sorted(neighbours)
 
 
 def _properties(link: Link) -> str:
-    said = [f"{link.rate_mbit:g} Mbit/s"] if link.rate_mbit is not None else []
-    said += [f"{link.latency_ms:g} ms"] if link.latency_ms else []
-    said += [f"loses {link.loss:.3g}"] if link.loss else []
-    return "".join(f", {one}" for one in said)
+    texts = [f"{link.rate_mbit:g} Mbit/s"] if link.rate_mbit is not None else []
+    texts += [f"{link.latency_ms:g} ms"] if link.latency_ms else []
+    texts += [f"loses {link.loss:.3g}"] if link.loss else []
+    return "".join(f", {text}" for text in texts)
 
 
 def _role(topology: Topology, node: str) -> str:
+    """Return the role of a node in parentheses: switch, worker or server."""
     job = topology.job
     if node in topology.switches:
         return " (switch)"

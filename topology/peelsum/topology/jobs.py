@@ -1,4 +1,4 @@
-"""The controller's description of a network's job: over one switch, or over racks below a spine."""
+"""Make the job description of a network, for one switch or for racks below a spine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from peelsum.wire import MAX_WORKERS
 
 
 def worker_numbers(topology: Topology, job: JobNode) -> dict[str, int]:
-    """Return workers' numbers by host: in order with one switch, else rack * MAX_WORKERS + place."""
+    """Return the number of each worker's host: with racks, rack * MAX_WORKERS + its position in the rack."""
     racks = _racks(topology, job)
     if not racks:
         return {host: number for number, host in enumerate(job.workers)}
@@ -23,9 +23,10 @@ def worker_numbers(topology: Topology, job: JobNode) -> dict[str, int]:
 def description(
     topology: Topology, job: JobNode, p4runtime: Mapping[str, str], window: int, *, addressed: bool
 ) -> str:
-    """Return a job description for `peelsum job admit`, as TOML.
+    """Return the job description for `peelsum job admit`, in TOML.
 
-    p4runtime: addresses by switch. addressed: whether packets to hosts must carry the hosts' addresses.
+    p4runtime: the address of each switch. window: chunks in flight. addressed: whether switches must write
+    the hosts' addresses into packets, because hosts are in networks of their own.
     """
     text = f"[job]\nid = {job.id}\nworkers = {len(job.workers)}\nwindow = {window}\n"
     text += f"timeout_s = {job.timeout_s}\n"
@@ -33,12 +34,12 @@ def description(
     server = topology.attachments[job.server][1]
 
     def switch(name: str, section: str, hosts: Iterable[str]) -> str:
-        """Return the lines that every section has for a switch and the hosts behind it."""
-        said = f'p4runtime = "{p4runtime[name]}"\npipeline_lanes = {job.lanes}\n'
-        said += f"device_id = {list(topology.switches).index(name) + 1}\n"
+        """Return the lines of a section for a switch and the hosts behind it."""
+        lines = f'p4runtime = "{p4runtime[name]}"\npipeline_lanes = {job.lanes}\n'
+        lines += f"device_id = {list(topology.switches).index(name) + 1}\n"
         if topology.rates(name):
-            said += f"queue_depth = {topology.switches[name].mark_from}\n"
-        return said + (_addresses(topology, name, section, hosts) if addressed else "")
+            lines += f"queue_depth = {topology.switches[name].mark_from}\n"
+        return lines + (_addresses(topology, name, section, hosts) if addressed else "")
 
     racks = _racks(topology, job)
     if not racks:
@@ -55,7 +56,7 @@ def description(
 
 
 def _racks(topology: Topology, job: JobNode) -> dict[str, list[str]]:
-    """Return the workers by rack switch; empty if they are at the server's switch."""
+    """Return the workers' hosts by their switch; nothing if that is the server's switch."""
     racks: dict[str, list[str]] = {}
     for host in job.workers:
         racks.setdefault(topology.attachments[host][0], []).append(host)
@@ -67,6 +68,7 @@ def _ports(topology: Topology, hosts: Iterable[str]) -> list[int]:
 
 
 def _addresses(topology: Topology, switch: str, section: str, hosts: Iterable[str]) -> str:
+    """Return the lines of a section with the addresses of a switch and its hosts, and its bridge."""
     mac, ip = topology.address_of(switch)
     text = f'address = {{ mac = "{mac}", ip = "{ip.partition("/")[0]}" }}\n'
     bridge = ", ".join(f'"{mac}" = {port}' for mac, port in topology.bridge(switch).items())

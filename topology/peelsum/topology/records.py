@@ -1,6 +1,7 @@
-"""The record that `up` leaves for `exec` and `down`: its network, and the processes to end if it was killed.
+"""The record of a running network: `peelsum up` writes it for `exec` and `down`.
 
-A file of this user holds the record. Every process of a network has a marker in its environment.
+The record is a file of this user. All processes of a network have a marker in their environment, so that
+`down` can end them if `up` was killed.
 """
 
 from __future__ import annotations
@@ -21,84 +22,84 @@ from typing import Self
 from peelsum.topology.errors import TopologyError
 from peelsum.transport.config import MARKER as MARKER
 
-#: How long `down` waits for `up` to clean up by itself, and for processes to end before they are killed.
+#: Seconds that `down` waits for the clean-up by `up`, and for processes to end before it kills them.
 GRACE_S = 15.0
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this boot: its id and its start time in clock ticks, because ids are reused."""
+    """A process, identified by its id and its start time in clock ticks, because ids are reused."""
 
     pid: int
     started: int
 
     @classmethod
     def of(cls, pid: int) -> Self | None:
-        """Return the process that has this id now, or None."""
+        """Return the running process with this id, or None."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
-        # The command's name may contain anything, so count fields from its closing parenthesis.
+        # The command's name may contain spaces, so fields are counted from its closing parenthesis.
         fields = stat.rpartition(")")[2].split()
         return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
 
     @property
     def running(self) -> bool:
-        """Whether this process still runs."""
+        """Whether the process is still running."""
         return Process.of(self.pid) == self
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command for one host or switch runs."""
+    """The namespace and environment of commands that `exec` runs in a host or switch."""
 
     namespace_of: Process | None = None
-    """A process in the command's network namespace; None for this machine's own."""
+    """A process in the network namespace of the host; None for the machine's own namespace."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the command gets in addition to `exec`'s."""
+    """Variables in addition to those of `exec`."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A network that is up, or starting."""
+    """A network that is running or starting."""
 
     network: str
     """The network's unique name."""
 
     up: Process
-    """The process of its `peelsum up`."""
+    """The process of `peelsum up`."""
 
     places: Mapping[str, Place] = field(default_factory=dict)
-    """Where commands run, by host or switch; empty until the network is up."""
+    """The place of each host and switch; empty until the network is up."""
 
     seats_file: str = ""
-    """A file that exists while workers can take the seats of `places`; empty without a job."""
+    """The path of a file that exists while workers can join the job; empty without a job."""
 
     @property
     def usable(self) -> bool:
-        """Whether the network is up and its job, if any, is in a generation that workers can join."""
+        """Whether the network is up, and workers can join its job, if it has one."""
         return bool(self.places) and (not self.seats_file or Path(self.seats_file).exists())
 
     def write(self) -> None:
-        """Write the record to its file, atomically."""
-        new = folder() / "network.new"
-        with _usable(new):
-            new.write_text(json.dumps(asdict(self)), encoding="utf-8")
-            new.rename(file())
+        """Write the record to its file atomically. Raises TopologyError."""
+        temporary = folder() / "network.new"
+        with _errors_translated(temporary):
+            temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
+            temporary.rename(file())
 
     @classmethod
     def read(cls) -> Self | None:
-        """Return this user's network that is up, or was when its `up` was killed; else None.
+        """Return the record of this user's network, or None if there is no record.
 
-        Raises TopologyError if the file is damaged, or of another version.
+        If `up` was killed, its record remains. Raises TopologyError if the file cannot be read.
         """
-        from pydantic import TypeAdapter  # a slow import, and usually there is no record
+        from pydantic import TypeAdapter  # imported here because it is slow and usually there is no record
 
         try:
-            with _usable(file()):
+            with _errors_translated(file()):
                 return TypeAdapter(cls).validate_json(file().read_bytes())
         except FileNotFoundError:
             return None
@@ -109,15 +110,15 @@ class Record:
 
 
 def folder() -> Path:
-    """Return this user's folder for runtime files. Raises TopologyError if another user owns it."""
+    """Return this user's folder for runtime files; create it if needed. Raises TopologyError."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(runtime) / "peelsum" if runtime else Path(tempfile.gettempdir()) / f"peelsum-{os.getuid()}"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        theirs = path.stat().st_uid != os.getuid() or path.is_symlink()
+        is_foreign = path.stat().st_uid != os.getuid() or path.is_symlink()
     except OSError as error:
-        raise _no_place(path, error) from None
-    if theirs:
+        raise _folder_error(path, error) from None
+    if is_foreign:
         raise TopologyError(f"{path}: belongs to another user; set XDG_RUNTIME_DIR to a folder of yours")
     return path
 
@@ -128,34 +129,34 @@ def file() -> Path:
 
 
 def files_of(network: str) -> Path:
-    """Return the path of the folder with a network's files."""
+    """Return the path of the folder for the files of a network, by the network's name."""
     return folder() / f"network-{network}"
 
 
 @contextmanager
-def _usable(path: Path) -> Iterator[None]:
-    """Turn OSError into TopologyError, except FileNotFoundError, which the caller handles."""
+def _errors_translated(path: Path) -> Iterator[None]:
+    """Translate OSError into TopologyError, except FileNotFoundError, which callers handle."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _no_place(path, error) from None
+        raise _folder_error(path, error) from None
 
 
-def _no_place(path: Path, error: OSError) -> TopologyError:
+def _folder_error(path: Path, error: OSError) -> TopologyError:
     return TopologyError(f"{path}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours")
 
 
 @contextmanager
 def only_one() -> Iterator[None]:
-    """Hold the lock for a running network, which ends with this process however that ends.
+    """Hold this user's lock for a running network during the body. The kernel releases it with the process.
 
-    Raises TopologyError if another process of this user holds it.
+    Raises TopologyError if another process holds the lock.
     """
     path = folder() / "lock"
     with ExitStack() as held:
-        with _usable(path):
+        with _errors_translated(path):
             lock = held.enter_context(path.open("a"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,34 +166,35 @@ def only_one() -> Iterator[None]:
 
 
 def end(record: Record) -> None:
-    """End every process of the network except this one, and remove its files and the record.
+    """End all processes of a network except this one, and remove its files and the record.
 
-    A running `up` gets SIGTERM first, to clean up by itself. Namespaces go with their processes.
+    If `up` is running, it gets SIGTERM first, so that it can clean up. The kernel removes network namespaces
+    when their processes have ended.
     """
     if record.up.pid != os.getpid() and record.up.running:
         _signal(record.up, signal.SIGTERM)
-        _await_end([record.up], GRACE_S)
+        _wait_for_end([record.up], GRACE_S)
         _signal(record.up, signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        left = _members(record.network)
-        for process in left:
+        processes = _members(record.network)
+        for process in processes:
             _signal(process, number)
-        _await_end(left, GRACE_S)
+        _wait_for_end(processes, GRACE_S)
     shutil.rmtree(files_of(record.network), ignore_errors=True)
-    with _usable(file()):
+    with _errors_translated(file()):
         file().unlink(missing_ok=True)
 
 
 def _members(network: str) -> list[Process]:
-    """Return the other processes whose environment has the network's marker."""
-    found, marker = [], f"{MARKER}={network}".encode()
+    """Return all processes except this one whose environment has the network's marker."""
+    processes, marker = [], f"{MARKER}={network}".encode()
     for path in Path("/proc").iterdir():
         if path.name.isdecimal() and int(path.name) != os.getpid():
             with suppress(OSError):
                 if marker in (path / "environ").read_bytes().split(b"\0"):
                     process = Process.of(int(path.name))
-                    found += [process] if process else []
-    return found
+                    processes += [process] if process else []
+    return processes
 
 
 def _signal(process: Process, number: int) -> None:
@@ -201,7 +203,7 @@ def _signal(process: Process, number: int) -> None:
             os.kill(process.pid, number)
 
 
-def _await_end(processes: list[Process], seconds: float) -> None:
+def _wait_for_end(processes: list[Process], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while any(process.running for process in processes) and time.monotonic() < deadline:
         time.sleep(_POLL_S)

@@ -1,12 +1,12 @@
-"""Admits a job again whenever its workers start, over one switch or racks.
+"""Serve a job: admit it again for each training that starts (`peelsum job serve`).
 
-Rank 0 of a start sends a request; `Requests` decides which request gets the job's lease. The response
-follows once the job is admitted in a new generation and its server runs. It is one JSON object, with
-`admission` and with `switch`, the addresses of the workers' ports in order; or with `error`.
+Rank 0 of a training sends a request, and `Requests` decides which request gets the lease on the job. The
+response is sent after the job was admitted in a new generation and its server is running. It is a JSON object
+with `admission` and with `switch`, the addresses of the workers' switch ports in order; or with `error`.
 
-Rank 0 of a further group requests a job for that group. The job runs beside the first, at spare ports, with
-a number and a server of its own, until the connection of its request ends. Without room for the job, the
-response has `refused`, the reason.
+Rank 0 of a further group of workers requests a job for that group. This job has a number and a server of its
+own, and uses spare ports of the switch, until the connection of its request is closed. If there is no room
+for it, the response has the reason as `refused`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from peelsum.transport.warming import warm_up
 from peelsum.wire import UDP_PORT
 
 #: Seconds between two checks of a job's switches.
-_LOOK_EVERY_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 
 
 class ServeError(Exception):
-    """The job cannot be served with these options."""
+    """The job cannot be served with these options, or another process serves it."""
 
 
 @dataclass(frozen=True)
 class JobPlaces:
-    """A job, and where its packets are sent."""
+    """A job, and the addresses to which its packets are sent."""
 
     job: JobDescription | RacksDescription
     udp: Sequence[tuple[str, int]]
-    """The address of each switch, with the port of its UDP base: the spine, then the racks in order."""
+    """Host and UDP base port of each switch: of the spine first, then of the racks in order."""
     ethernet: bool
-    """Whether ports are interfaces; packets then go to `switch.address` of the description."""
+    """Whether switch ports are interfaces; packets are then sent to the description's `switch.address`."""
 
     def bases(self) -> Sequence[tuple[str, int]]:
-        """Return the addresses that packets are sent to. Raises ServeError naming what is missing."""
+        """Return the address of each switch, to which packets are sent. Raises ServeError."""
         if not self.ethernet:
             if len(self.udp) == len(self.job.plans()):
                 return self.udp
@@ -76,20 +76,21 @@ def serve_job(
     tell: Tell,
     announce: Callable[[str, int, JobController], None],
 ) -> None:
-    """Answer requests at `address` until a signal comes.
+    """Serve a job at `address` until a signal ends this process.
 
-    show: takes the controller's events. tell: takes lines of progress. announce: called with host, port and
-    controller once requests are answered. Raises ServeError and ControlError.
+    identity, token: as for `Requests`. show: takes the controller's events. tell: takes progress messages.
+    announce: called with host, port and controller when requests can be sent.
+    Raises ServeError and ControlError.
     """
     job, bases = places.job, places.bases()
     with ExitStack() as stack:
         controller = stack.enter_context(JobController(identity=identity, tell=show))
         with taking_time("loading the pipeline, which a switch that has not run it before compiles", tell):
-            controller.hold(job)  # report errors before the first request
-        # Before jobs are evicted: a controller that is refused must not evict those of one that runs.
+            controller.hold(job)  # so that errors are reported before the first request
+        # Listen before jobs are evicted, so that only one of two controllers evicts jobs.
         socket, evicted = stack.enter_context(listening(address, identity)), list[int]()
         if isinstance(job, JobDescription):
-            stack.enter_context(_only_server_of(job))
+            stack.enter_context(_lock_spare_ports(job))
             evicted = list(controller.evict_at(job, job.ports.spare))
         warm_up(job.plans()[0].switch.pipeline_lanes)  # so that no start waits for its server to compile
         name = f"job {job.job.id}"
@@ -104,14 +105,14 @@ def serve_job(
                 f"job {number}: evicted, as it has spare ports, and no `peelsum job serve` has a group there"
             )
             controller.tell(Event("removed", text, number))
-        answer_all(requests, runs.start, runs.look, lambda: ended.wait(0), every_s=_LOOK_EVERY_S)
+        answer_all(requests, runs.start, runs.look, lambda: ended.wait(0), every_s=_CHECK_INTERVAL_S)
 
 
 @contextmanager
-def _only_server_of(job: JobDescription) -> Iterator[None]:
-    """Hold a lock on each spare port, which ends with this process however that ends.
+def _lock_spare_ports(job: JobDescription) -> Iterator[None]:
+    """Hold a lock on each spare port during the body. The kernel releases it when the process ends.
 
-    Raises ServeError if another controller of this user has one on this machine.
+    Raises ServeError if another process of this user on this machine holds one.
     """
     name = hashlib.blake2b(job.switch.p4runtime.encode(), digest_size=8).hexdigest()
     with (records.folder() / f"spare-{name}").open("ab") as file:

@@ -1,7 +1,7 @@
-"""A star on one machine, over loopback: a switch, its controller, an aggregation server, seats for workers.
+"""A star network over loopback: a switch, a controller and an aggregation server, each a process.
 
-A star of several planes has a switch, a controller and a server in each. They are processes; the caller runs
-the workers. It needs no privileges and uses only free ports.
+The caller runs the workers. The star needs no privileges, and binds free ports only. With several planes,
+there are a switch, a controller and a server in each plane, and workers are connected to all planes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from peelsum.processes.errors import ProcessError
 
 @dataclass(frozen=True)
 class Seat:
-    """A worker's place in a network: everything that it needs to connect."""
+    """What a worker needs to connect to its switch ports."""
 
     worker_id: int
     """The worker's number in the job."""
@@ -39,29 +39,30 @@ class Seat:
 
 @dataclass(frozen=True)
 class StarReport:
-    """The counters of one plane's parts, after the star is closed."""
+    """The counters of one plane, after the star is closed."""
 
     verdicts: Mapping[str, int]
-    """Packets by the switch program's verdict."""
+    """The number of packets with each verdict of the switch program."""
 
     server: Mapping[str, Any]
     """The aggregation server's statistics."""
 
     ports: Mapping[str, Any]
-    """The switch's counters by port."""
+    """The counters of the switch's ports."""
 
     queues: Mapping[str, Any] = field(default_factory=dict)
-    """The counters of ports with a rate."""
+    """The counters of the queues of ports with a rate."""
 
 
 class Star:
-    """A star, started on entry and ended on exit, after which it has a `report`, and `reports` by plane.
+    """A star network, as a context manager. At its end, it has a `report`, and `reports` of all planes.
 
-    planes: how many switches, each with a controller and a server of its own, every worker is connected to.
-    rate_mbit: the rate at which every port of the switch sends; None is as fast as it can. delay_ms: the
-    milliseconds that a frame is under way on each link, in each direction; a chunk and its result pass four.
-    schedule: a file of changes of what the switch's ports send, see `peelsum.softswitch.ports.schedule`.
-    mark_from: how many packets may wait at a port with a rate before later ones get an ECN mark.
+    planes: the number of planes. lanes, window, job_id, timeout_s: of the job.
+    loss: the share of packets that the switches lose. seed: of the losses.
+    rate_mbit: the rate of every switch port in Mbit/s; None for no limit. mark_from: the number of packets in
+    the queue of a port with a rate from which packets get an ECN mark.
+    delay_ms: the delay of each link in each direction; the way of a chunk and its result has four links.
+    schedule: a file with changes of rates and delays, see `peelsum.softswitch.ports.schedule`.
     """
 
     def __init__(
@@ -80,21 +81,33 @@ class Star:
         job_id: int = 1,
         timeout_s: float = 30.0,
     ) -> None:
-        self._workers, self._lanes, self._window, self._job_id = workers, lanes, window, job_id
-        self._planes = planes
-        self._loss, self._seed, self._timeout_s = loss, seed, timeout_s
-        self._rate_mbit, self._mark_from = rate_mbit, mark_from
-        self._delay_ms, self._schedule = delay_ms, schedule
+        self._workers, self._planes, self._seed = workers, planes, seed
+        self._job = (
+            f"[job]\nid = {job_id}\nworkers = {workers}\nwindow = {window}\ntimeout_s = {float(timeout_s)}\n"
+            f"[ports]\nworkers = {list(range(1, workers + 1))}\nserver = {workers + 1}\n"
+            f"[switch]\npipeline_lanes = {lanes}\nqueue_depth = {mark_from}\n"
+        )
+        self._switch_options = ["--ports", str(workers + 1), "--loss", str(loss)]
+        if rate_mbit is not None:
+            self._switch_options += ["--port-rate", str(rate_mbit)]
+        if delay_ms:
+            self._switch_options += ["--port-delay", str(delay_ms), "--arrival-delay", str(delay_ms)]
+        if schedule is not None:
+            self._switch_options += ["--schedule", str(schedule)]
         self._children: dict[str, Child] = {}
         self.seats: list[Seat] = []
         self.reports: list[StarReport] = []
 
     def __enter__(self) -> Self:
         try:
-            self._start()
+            planes = [self._start_plane(plane) for plane in range(self._planes)]
         except BaseException:
             self.close()
             raise
+        self.seats = [
+            Seat(worker, **first, more_planes=more)
+            for worker, (first, *more) in enumerate(zip(*planes, strict=True))
+        ]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,7 +115,7 @@ class Star:
 
     @property
     def process_ids(self) -> list[int]:
-        """The ids of the switches' and the servers' processes."""
+        """The process ids of the switches, and then of the servers."""
         return [self._children[name].pid for name in self._names("switch") + self._names("server")]
 
     @property
@@ -111,86 +124,47 @@ class Star:
         return self.reports[0] if self.reports else None
 
     def check(self) -> None:
-        """Raise ProcessError if a part of the star has ended by itself."""
+        """Raise ProcessError if a process of the star has ended by itself."""
         servers = self._names("server")
         for name, child in self._children.items():
-            # A server of a finished job ends by itself, too, with status 0.
+            # When a job has finished, its server ends by itself with status 0.
             if child.status or (child.status == 0 and name not in servers):
                 raise ProcessError(child.exit_report())
 
     def close(self) -> None:
-        """End every process, the ones that use others first."""
-        ended = {name: self._children[name].stop() for name in reversed(list(self._children))}
+        """Stop all processes, in the reverse order of their start, and set `reports`."""
+        last_messages = {name: self._children[name].stop() for name in reversed(list(self._children))}
         self._children.clear()
-        parts = zip(*(self._names(part) for part in ("controller", "server", "switch")), strict=True)
-        self.reports = self.reports or [
-            StarReport(
-                verdicts=ended.get(controller, {}).get("verdicts", {}),
-                server=ended.get(server, {}),
-                ports=ended.get(switch, {}).get("ports", {}),
-                queues=ended.get(switch, {}).get("queues", {}),
-            )
-            for controller, server, switch in parts
-        ]
-
-    def _start(self) -> None:
-        places: list[list[dict[str, Any]]] = []
-        for plane in range(self._planes):
-            listening = self._switch(plane)
-            udp_ports = {int(port): udp for port, udp in listening["udp_ports"].items()}
-            admission = self._controller(plane, listening)
-            self._server(plane, listening, udp_ports[self._workers + 1], admission)
-            host = listening["host"]
-            places.append(
-                [
-                    {"switch_host": host, "switch_port": udp_ports[worker + 1], "admission": admission}
-                    for worker in range(self._workers)
-                ]
-            )
-        self.seats = [
-            Seat(worker, **own, more_planes=more)
-            for worker, (own, *more) in enumerate(zip(*places, strict=True))
-        ]
+        for parts in zip(*map(self._names, ("controller", "server", "switch")), strict=True):
+            controller, server, switch = (last_messages.get(name, {}) for name in parts)
+            if len(self.reports) < self._planes:
+                verdicts, ports = controller.get("verdicts", {}), switch.get("ports", {})
+                self.reports.append(StarReport(verdicts, server, ports, switch.get("queues", {})))
 
     def _names(self, part: str) -> list[str]:
-        """Return this part's name in each plane."""
+        """Return the names of a kind of process in all planes."""
         return [part] if self._planes == 1 else [f"{part} of plane {i}" for i in range(self._planes)]
 
-    def _child(self, part: str, plane: int, *arguments: str, **environment: str) -> dict[str, Any]:
-        name = self._names(part)[plane]
-        child = Child.peelsum(name, *arguments, "--json", "--child", environment=environment)
-        self._children[name] = child
-        return child.ready()
-
-    def _switch(self, plane: int) -> dict[str, Any]:
-        options = ["--loss", str(self._loss), "--seed", str(self._seed + plane)]
-        if self._rate_mbit is not None:
-            options += ["--port-rate", str(self._rate_mbit)]
-        if self._delay_ms:
-            options += ["--port-delay", str(self._delay_ms), "--arrival-delay", str(self._delay_ms)]
-        if self._schedule is not None:
-            options += ["--schedule", str(self._schedule)]
-        ports = str(self._workers + 1)
-        return self._child(
-            "switch", plane, "switch", "run", "--ports", ports, "--p4runtime", "127.0.0.1:0", *options
-        )
-
-    def _controller(self, plane: int, listening: Mapping[str, Any]) -> dict[str, Any]:
-        text = (
-            f"[job]\nid = {self._job_id}\nworkers = {self._workers}\nwindow = {self._window}\n"
-            f"timeout_s = {float(self._timeout_s)}\n"
-            f'[switch]\np4runtime = "{listening["host"]}:{listening["grpc_port"]}"\n'
-            f"pipeline_lanes = {self._lanes}\nqueue_depth = {self._mark_from}\n"
-            f"[ports]\nworkers = {list(range(1, self._workers + 1))}\nserver = {self._workers + 1}\n"
-        )
+    def _start_plane(self, plane: int) -> list[dict[str, Any]]:
+        """Start the processes of a plane; return `switch_host`, `switch_port` and `admission` by worker."""
+        seed = str(self._seed + plane)
+        options = [*self._switch_options, "--seed", seed, "--p4runtime", "127.0.0.1:0"]
+        switch = self._start(plane, "switch", "switch", "run", *options)
+        host, udp_ports = switch["host"], {int(port): udp for port, udp in switch["udp_ports"].items()}
         with tempfile.NamedTemporaryFile("w", prefix="peelsum-", suffix=".toml") as description:
-            description.write(text)
+            description.write(f'{self._job}p4runtime = "{host}:{switch["grpc_port"]}"\n')
             description.flush()
-            return self._child("controller", plane, "job", "admit", description.name, "--hold")
-
-    def _server(
-        self, plane: int, listening: Mapping[str, Any], udp_port: int, admission: Mapping[str, Any]
-    ) -> None:
-        switch = f"{listening['host']}:{udp_port}"
+            admission = self._start(plane, "controller", "job", "admit", description.name, "--hold")
+        server = f"{host}:{udp_ports[self._workers + 1]}"
         environment = {ADMISSION: json.dumps(admission)}
-        self._child("server", plane, "server", "run", "--switch", switch, **environment)
+        self._start(plane, "server", "server", "run", "--switch", server, **environment)
+        return [
+            {"switch_host": host, "switch_port": udp_ports[worker + 1], "admission": admission}
+            for worker in range(self._workers)
+        ]
+
+    def _start(self, plane: int, part: str, *arguments: str, **environment: str) -> dict[str, Any]:
+        """Start a process of a plane; return its first message."""
+        name = self._names(part)[plane]
+        self._children[name], message = Child.start_ready(name, *arguments, environment=environment)
+        return message

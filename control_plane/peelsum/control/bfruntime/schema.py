@@ -1,4 +1,4 @@
-"""Tables of a switch as its bf-rt.json declares them, and how wide their fields are."""
+"""The tables of a switch, as its bf-rt.json declares them, with the widths of their fields."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from typing import Any
 
 from peelsum.control.errors import SwitchError
 
-#: Bits of the integer types.
+#: The widths of the integer types, in bits.
 _WIDTHS = {"uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64}
 
 
 @dataclass(frozen=True)
-class Field:
+class TableField:
     """A field of a key, of an action or of a table's data."""
 
     number: int
-    """Its id in the table."""
+    """The field's id."""
     name: str
-    """Its name."""
+    """The field's name."""
     bits: int
-    """Width of its values; 0 for texts and truth values."""
+    """The width of its values in bits; 0 for strings and booleans."""
     match: str = ""
-    """`Exact`, `LPM` or `Ternary` in a key."""
+    """The match type of a key's field: `Exact`, `LPM` or `Ternary`."""
 
     def encoded(self, value: int) -> bytes:
-        """Return a value as a switch takes it: the field's whole width, the highest byte first."""
+        """Encode a value in the field's whole width, in network byte order."""
         return value.to_bytes((self.bits + 7) // 8, "big")
 
 
 @dataclass(frozen=True)
-class Table:
+class TableSchema:
     """One table."""
 
     number: int
-    """Its id."""
+    """The table's id."""
     name: str
-    """Its whole name."""
-    key: Mapping[int, Field]
-    """Fields of the key, by id."""
-    data: Mapping[str, Field]
-    """Fields of the data outside actions, by the last part of their names."""
-    actions: Mapping[int, Mapping[int, Field]]
-    """Fields of each action, by id."""
+    """The table's full name."""
+    key: Mapping[int, TableField]
+    """The fields of the key, by id."""
+    data: Mapping[str, TableField]
+    """The data fields that belong to no action, by the last part of their names."""
+    actions: Mapping[int, Mapping[int, TableField]]
+    """The parameters of each action, by id."""
 
 
 class Schema:
-    """The tables of a program and of its switch."""
+    """The tables of a program, and those that every Tofino has."""
 
     def __init__(self, *texts: bytes) -> None:
-        """texts: bf-rt.json of the program, and of what every switch has. Raises ValueError for others."""
+        """texts: bf-rt.json of the program, and of the shared tables. Raises ValueError if one is invalid."""
         self._tables = {
             table.number: table
             for text in texts
@@ -59,8 +59,8 @@ class Schema:
             for table in map(_table, json.loads(text).get("tables", ()))
         }
 
-    def table(self, name: str) -> Table:
-        """Return the table with this name, or whose name ends so. Raises SwitchError."""
+    def table(self, name: str) -> TableSchema:
+        """Return the table with this name, or with a name that ends in `.name`. Raises SwitchError."""
         for table in self._tables.values():
             if table.name == name or table.name.endswith(f".{name}"):
                 return table
@@ -68,18 +68,22 @@ class Schema:
             f"switch: its bf-rt.json has no table {name}; load peelsum's program into bf_switchd"
         )
 
-    def numbered(self, number: int) -> Table:
-        """Return a table by its id. Raises KeyError."""
+    def numbered(self, number: int) -> TableSchema:
+        """Return the table with this id. Raises KeyError."""
         return self._tables[number]
 
 
-def _table(declared: Mapping[str, Any]) -> Table:
-    data = [one.get("singleton", {}) for one in declared.get("data", ())]
-    return Table(
+def _table(declared: Mapping[str, Any]) -> TableSchema:
+    """Parse the declaration of a table in bf-rt.json."""
+    data = [declaration.get("singleton", {}) for declaration in declared.get("data", ())]
+    return TableSchema(
         declared["id"],
         declared["name"],
         {field.number: field for field in _fields(declared.get("key", ()))},
-        {field.name.rpartition(".")[2]: field for field in _fields(one for one in data if one)},
+        {
+            field.name.rpartition(".")[2]: field
+            for field in _fields(declaration for declaration in data if declaration)
+        },
         {
             action["id"]: {field.number: field for field in _fields(action["data"])}
             for action in declared.get("action_specs", ())
@@ -87,8 +91,8 @@ def _table(declared: Mapping[str, Any]) -> Table:
     )
 
 
-def _fields(declared: Iterable[Mapping[str, Any]]) -> Iterable[Field]:
-    for one in declared:
-        kind = one["type"]
+def _fields(declarations: Iterable[Mapping[str, Any]]) -> Iterable[TableField]:
+    for declaration in declarations:
+        kind = declaration["type"]
         bits = kind.get("width") or _WIDTHS.get(kind["type"], 0)
-        yield Field(one["id"], one["name"], bits, one.get("match_type", ""))
+        yield TableField(declaration["id"], declaration["name"], bits, declaration.get("match_type", ""))

@@ -1,4 +1,4 @@
-"""The controller of jobs on switches, alone or with a file, a backup and an API."""
+"""The controllers of jobs: one that shares switches with others, and one with a state file and a backup."""
 
 from peelsum.control.cluster.client import ControllerClient, Report, observed
 from peelsum.control.cluster.cluster import Cluster, ClusterDescription, read_cluster

@@ -1,4 +1,4 @@
-"""Asks a cluster's primary controller, and compares its desired jobs with those of its switches."""
+"""A client of a cluster's controllers, and a comparison of the desired jobs with those on the switches."""
 
 from __future__ import annotations
 
@@ -13,66 +13,71 @@ from peelsum.control.drivers import open_session
 from peelsum.control.errors import ControlError
 from peelsum.control.sections import TofinoSection
 from peelsum.control.status import SwitchStatus, read_status
-from peelsum.requests import LONGEST_REQUEST, ask, decoded, encoded
+from peelsum.requests import MAX_REQUEST_BYTES, ask, decode_line, encode_line
 from peelsum.tls import Identity, TlsError, require_tls
 from peelsum.tls.identity import tls_reason
 
-#: How long to look for a primary while a backup answers: it takes over within a few polls.
+#: Seconds to wait for a primary if only a backup answers, which takes over within a few polls.
 _PATIENCE_S = 10.0
-_AGAIN_S = 0.2
-#: A switch may have to build its pipeline before it takes a job.
+_RETRY_S = 0.2
+#: The time limit of a response: a switch may have to compile its pipeline before a job is admitted.
 _ANSWER_S = 600.0
 _CONNECT_S = 4.0
 
 
 class ControllerClient:
-    """A client of the controllers at several addresses, of which it asks the primary."""
+    """A client of a cluster's controllers, which sends requests to the one that is the primary."""
 
     def __init__(
         self, addresses: Sequence[str], identity: Identity | None = None, *, patience_s: float = _PATIENCE_S
     ) -> None:
-        """addresses: each host:port. patience_s: how long to look for a primary if a backup answers."""
+        """addresses: the controllers', each host:port. identity: this client's certificate.
+
+        patience_s: seconds to wait for a primary if only a backup answers.
+        """
         self._addresses, self._identity, self._patience_s = tuple(addresses), identity, patience_s
 
     def admit(self, description: str, source: str = "job description", token: str = "") -> dict[str, Any]:
-        """Admit a job; return its admission, for its participants. Raises ControlError.
+        """Admit a job; return its admission. Raises ControlError.
 
-        description: its description, TOML; source: where it is from, for errors.
+        description: TOML. source: where the description is from, for errors. token: what later changes of
+        the job need.
         """
-        return self._ask("admit", description=description, source=source, token=token)
+        return self._send_to_primary("admit", description=description, source=source, token=token)
 
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
-        """Evict a job; return the switches that are away, as `waiting`. Raises ControlError."""
-        return self._ask("evict", job_id=job_id, token=token)
+        """Evict a job; return the switches that did not answer, as `waiting`. Raises ControlError."""
+        return self._send_to_primary("evict", job_id=job_id, token=token)
 
     def list(self) -> dict[str, Any]:
-        """Return the epoch, the switches and the admitted jobs. Raises ControlError."""
-        return self._ask("list")
+        """Return the primary's epoch, its switches and the admitted jobs. Raises ControlError."""
+        return self._send_to_primary("list")
 
-    def _ask(self, call: str, **values: object) -> dict[str, Any]:
-        """Return the primary's response."""
+    def _send_to_primary(self, call: str, **values: object) -> dict[str, Any]:
+        """Send a request to each controller until one responds as the primary; return the response."""
         deadline = monotonic() + self._patience_s
         while True:
             errors = []
             for address in self._addresses:
                 try:
-                    return self._call(address, {"call": call, **values})
-                except _OtherError as error:
+                    return self._send(address, {"call": call, **values})
+                except _UnavailableError as error:
                     errors.append(error)
             if not any(isinstance(error, _BackupError) for error in errors) or monotonic() >= deadline:
                 raise ControlError(str(errors[-1]))
-            sleep(_AGAIN_S)
+            sleep(_RETRY_S)
 
-    def _call(self, address: str, values: dict[str, object]) -> dict[str, Any]:
+    def _send(self, address: str, values: dict[str, object]) -> dict[str, Any]:
+        """Send a request to one controller; return the response. Raises ControlError or _UnavailableError."""
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
-        if len(encoded(values)) > LONGEST_REQUEST:
+        if len(encode_line(values)) > MAX_REQUEST_BYTES:
             raise ControlError(
-                f"controller: a request has at most {LONGEST_REQUEST:,} bytes; shorten the description"
+                f"controller: a request has at most {MAX_REQUEST_BYTES:,} bytes; shorten the description"
             )
         try:
             require_tls("controller", host, self._identity)
-            link, line = ask(
+            connection, line = ask(
                 (host, int(port)),
                 values,
                 connect_s=_CONNECT_S,
@@ -87,95 +92,97 @@ class ControllerClient:
                 "certificates are of one CA, valid today, and the controller's for this host"
             ) from None
         except OSError:
-            raise _OtherError(_nobody(address)) from None
-        with closing(link):
+            raise _UnavailableError(_no_answer(address)) from None
+        with closing(connection):
             try:
-                response = decoded(line)
+                response = decode_line(line)
             except ValueError:
-                raise _OtherError(_nobody(address)) from None
+                raise _UnavailableError(_no_answer(address)) from None
         if "error" in response:
             raise (_BackupError if response.get("backup") else ControlError)(str(response["error"]))
         return response
 
 
-class _OtherError(Exception):
-    """This controller does not answer; another may."""
+class _UnavailableError(Exception):
+    """This controller does not answer. Another one may."""
 
 
-class _BackupError(_OtherError):
-    """This controller is a backup, which may become the primary."""
+class _BackupError(_UnavailableError):
+    """This controller is a backup. It may become the primary."""
 
 
-def _nobody(address: str) -> str:
+def _no_answer(address: str) -> str:
     return f"controller: nothing answers at {address}; is `peelsum controller run` running there?"
 
 
 @dataclass(frozen=True)
-class SeenSwitch:
-    """A switch, as the controller and as the switch itself has it."""
+class ObservedSwitch:
+    """A switch, according to the controller and to the switch itself."""
 
     p4runtime: str
-    """Where it answers, host:port."""
+    """The address, host:port."""
     device_id: int
-    """Its device_id."""
+    """The device_id."""
     state: str
-    """`up`, or why the controller cannot use it."""
+    """The controller's view: `up`, or why it cannot use the switch."""
     status: SwitchStatus | None
-    """State of the job at the switch; None if it does not answer here."""
+    """The state that the switch itself reports; None if it does not answer this client."""
     trouble: str
-    """Why it does not answer here; empty if it does."""
+    """Why the switch does not answer this client; empty if it does."""
 
 
 @dataclass(frozen=True)
-class SeenJob:
+class ObservedJob:
     """A job on one of its switches."""
 
     job_id: int
-    """Number of the job."""
+    """The job's number."""
     p4runtime: str
-    """The switch."""
+    """The switch's address."""
     device_id: int
-    """Its device_id."""
+    """The switch's device_id."""
     desired: int | None
-    """The generation that the controller has admitted; None if it has not."""
+    """The generation that the controller has admitted; None if the job is not admitted."""
     actual: int | None
-    """The generation that the switch lets in; None if it does not, or does not answer."""
+    """The generation on the switch; None if the job is not open there, or the switch does not answer."""
     state: str
-    """State of the job at the controller; empty if it has not admitted it."""
+    """The job's state at the controller; empty if the job is not admitted."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the switch has the job as the controller wants it."""
+        """Whether the switch has the job in the desired generation."""
         return self.desired == self.actual
 
 
 @dataclass(frozen=True)
 class Report:
-    """A cluster at one time."""
+    """The desired and the observed state of a cluster."""
 
     address: str
-    """The primary controller, host:port."""
+    """The address of the primary controller, host:port."""
     epoch: int
-    """How often the primary has changed."""
-    switches: tuple[SeenSwitch, ...]
-    """The switches of its file."""
-    jobs: tuple[SeenJob, ...]
-    """Every job on every switch that has it or should have it."""
+    """The number of changes of the primary."""
+    switches: tuple[ObservedSwitch, ...]
+    """The switches of the cluster."""
+    jobs: tuple[ObservedJob, ...]
+    """All jobs, on each switch that has the job or should have it."""
 
 
 def observed(listed: Mapping[str, Any], identity: Identity | None = None) -> Report:
-    """Ask every switch that a controller lists. A switch that does not answer is no error.
+    """Read the status of every switch of a cluster, and compare it with the controller's desired jobs.
 
     listed: what `ControllerClient.list` returned. identity: this client's, of role viewer or operator.
+    A switch that does not answer is no error.
     """
-    switches = tuple(_seen(one, identity) for one in listed["switches"])
-    jobs = tuple(job for switch in switches for job in _jobs(switch, listed["jobs"]))
+    switches = tuple(_observe_switch(switch, identity) for switch in listed["switches"])
+    jobs = tuple(job for switch in switches for job in _observe_jobs(switch, listed["jobs"]))
     return Report(
         listed["address"], listed["epoch"], switches, tuple(sorted(jobs, key=lambda job: job.job_id))
     )
 
 
-def _seen(listed: Mapping[str, Any], identity: Identity | None) -> SeenSwitch:
+def _observe_switch(listed: Mapping[str, Any], identity: Identity | None) -> ObservedSwitch:
+    """Read the status of a switch that a controller has listed."""
     tofino = TofinoSection.model_validate(listed["tofino"]) if listed["tofino"] else None
     place, status, trouble = (listed["p4runtime"], listed["device_id"]), None, ""
     try:
@@ -183,17 +190,17 @@ def _seen(listed: Mapping[str, Any], identity: Identity | None) -> SeenSwitch:
             status = read_status(session)
     except ControlError as error:
         trouble = str(error)
-    return SeenSwitch(*place, listed["state"], status, trouble)
+    return ObservedSwitch(*place, listed["state"], status, trouble)
 
 
-def _jobs(switch: SeenSwitch, listed: list[Mapping[str, Any]]) -> Iterator[SeenJob]:
-    """Yield the jobs that a switch has, or should have."""
+def _observe_jobs(switch: ObservedSwitch, listed: list[Mapping[str, Any]]) -> Iterator[ObservedJob]:
+    """Yield the jobs that a switch has or should have."""
     place = (switch.p4runtime, switch.device_id)
     actual = {job.job_id: job.generation for job in switch.status.jobs} if switch.status else {}
-    desired = {
+    desired_jobs = {
         job["job_id"]: job for job in listed if place in zip(job["switches"], job["device_ids"], strict=True)
     }
-    for job_id in sorted(actual.keys() | desired.keys()):
-        wanted = desired.get(job_id)
-        generation, state = (wanted["generation"], wanted["state"]) if wanted else (None, "")
-        yield SeenJob(job_id, *place, generation, actual.get(job_id), state)
+    for job_id in sorted(actual.keys() | desired_jobs.keys()):
+        desired = desired_jobs.get(job_id)
+        generation, state = (desired["generation"], desired["state"]) if desired else (None, "")
+        yield ObservedJob(job_id, *place, generation, actual.get(job_id), state)

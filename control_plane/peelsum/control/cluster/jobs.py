@@ -1,6 +1,7 @@
-"""The controller of jobs: which are desired, in which generation, and a loop that keeps them on switches.
+"""The controller of jobs: it admits and evicts jobs, and reconciles the switches with the desired jobs.
 
-Here it shares its switches and remembers its jobs in memory; `cluster.py` adds a file, election and a backup.
+This controller shares its switches with others and stores its jobs in memory. The one in `cluster.py` adds a
+state file, leader election and a backup.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from peelsum.control import admission
 from peelsum.control.cluster.store import MemoryStore, Store, StoredJob
 from peelsum.control.cluster.switches import (
     KINDS,
+    DesiredJob,
     Event,
     ManagedSwitch,
     SharedSwitch,
-    Wanted,
 )
 from peelsum.control.description import AnyDescription, JobDescription, parse_description
 from peelsum.control.drivers import program_files
-from peelsum.control.errors import ControlError, HeldError
+from peelsum.control.errors import ControlError, LeaseHeldError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.session import Session, pipeline_schema
 from peelsum.control.status import read_jobs
@@ -36,14 +37,14 @@ from peelsum.wire import Verdict
 
 
 class JobController:
-    """A controller of jobs, as a context manager. Without a file, its jobs are forgotten at `close`.
+    """A controller of jobs, as a context manager.
 
-    Theory of operation. The store says which jobs are admitted, in which generation; the switches follow. An
-    admission writes the switches first and the store last, an eviction the other way round. So if a
-    controller ends in between, the next check makes the switches agree with the store.
+    Theory of operation. The store has the desired jobs with their generations. An admission writes the
+    switches first and the store last; an eviction writes the store first. So if a controller ends in between,
+    the next reconciliation makes the switches agree with the store.
 
-    Switches are those of the jobs' descriptions. Other controllers admit their jobs there, too, so a job that
-    somebody else ended is desired no more, which an event of kind `ended` says.
+    The switches are those of the jobs' descriptions. Other controllers can admit jobs there, too. If somebody
+    else ends a job of this controller, it is no longer desired, and an event of kind `ended` reports that.
     """
 
     def __init__(
@@ -54,13 +55,16 @@ class JobController:
         tell: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """identity: as for `Session`. tell: called with every event."""
+        """store: the desired jobs, by default in memory. identity: as for `Session`. tell: takes every event.
+
+        clock: returns seconds since the epoch.
+        """
         self._store = store or MemoryStore()
         self._identity, self._clock = identity, clock
-        self._tell_caller = tell
+        self._on_event = tell
         self._switches: dict[tuple[str, int], ManagedSwitch] = {}
         self._epoch = 1
-        self._changing = RLock()
+        self._change_lock = RLock()
         self._counts: Counter[tuple[str, int | None]] = Counter()
 
     def __enter__(self) -> JobController:
@@ -70,71 +74,70 @@ class JobController:
         self.close()
 
     def close(self) -> None:
-        """End the connections. The switches keep running as they are, and others may hold the jobs."""
+        """Close the connections, which releases the leases. The jobs stay on the switches."""
         for switch in self._switches.values():
             switch.close()
 
     # The loop
 
     def poll(self) -> None:
-        """Check every switch once, and restore what it lost."""
+        """Reconcile every switch once: restore jobs that a switch has lost."""
         for switch in list(self._switches.values()):
-            self.keep(switch)
+            self.reconcile(switch)
 
-    def keep(self, switch: ManagedSwitch) -> None:
-        """Correct a switch's tables, if this controller is the primary."""
+    def reconcile(self, switch: ManagedSwitch) -> None:
+        """Make a switch's tables agree with the desired jobs, if this controller is the primary."""
         with switch.lock:
             epoch = self._epoch
             if not epoch or self._store.leader().epoch != epoch:
                 return
-            # Read the store with the lock held: an admission that holds it has not written the store yet.
-            for event in switch.keep(epoch, self._wanted(switch)):
+            # Read the store under the lock: an admission writes it before it releases the lock.
+            for event in switch.reconcile(epoch, self._desired_jobs(switch)):
                 if event.kind == "ended" and event.job_id is not None:
                     self._store.evict(epoch, event.job_id)
                 self.tell(event)
 
     def tell(self, event: Event) -> None:
-        """Count an event, and pass it to the caller."""
+        """Count an event, and pass it to the function that takes events."""
         self._counts[event.kind, event.job_id] += 1
-        self._tell_caller(event)
+        self._on_event(event)
 
     def counts(self, job_id: int | None = None) -> dict[str, int]:
-        """Return how often each kind of event has happened: to any job, or to one job or to none."""
-        found: dict[str, int] = dict.fromkeys(KINDS, 0)
+        """Return the number of events of each kind; for a job, only of its own and of those without a job."""
+        counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         for (kind, number), count in self._counts.items():
             if job_id is None or number in (job_id, None):
-                found[kind] += count
-        return found
+                counts[kind] += count
+        return counts
 
     def is_up(self, job: AnyDescription) -> bool:
-        """Return whether all switches of a job responded at their last check."""
-        return not any(switch.trouble for switch in self._switches_of(job.plans()))
+        """Return whether all switches of a job answered at their last check."""
+        return not any(switch.problem for switch in self._switches_of(job.plans()))
 
     def generation(self, job_id: int) -> int | None:
-        """Return the generation in which a job is desired; None for none."""
+        """Return the generation of an admitted job; None if the job is not admitted."""
         known = self._store.job(job_id)
         return known.generation if known and known.admitted else None
 
     # Jobs
 
     def hold(self, job: AnyDescription) -> None:
-        """Connect to a job's switches, hold the job, and load pipelines. Raises as `admit_job`."""
-        with self._writing(job.plans()):
+        """Connect to a job's switches, acquire the job's leases and load pipelines. Raises as `admit_job`."""
+        with self._primary_sessions(job.plans()):
             pass
 
     def release(self, job: AnyDescription) -> None:
-        """Stop holding a job."""
+        """Release a job's leases."""
         for switch in self._switches_of(job.plans()):
             with switch.lock:
-                switch.release(job.job.id)
+                switch.release_lease(job.job.id)
 
     def admit_job(self, job: AnyDescription, *, is_new: bool = False, **options: Any) -> dict[str, Any]:
-        """Admit a job, or admit it again, in a new generation; return its admission, for its participants.
+        """Admit a job, or admit it again in a new generation; return its admission as a dictionary.
 
-        No packet meets a half-configured job. is_new: no switch may have a job of this number. options:
-        `free` and `secret`, as for `admission.admit`. Raises DescriptionError before anything is changed,
-        HeldError if another controller holds the job or has admitted a job that must be new, SwitchError if a
-        switch refuses or cannot be reached.
+        is_new: whether to fail if a switch has a job of this number. options: `free` and `secret`, as for
+        `admission.admit`. Raises DescriptionError before anything is changed, LeaseHeldError if another
+        controller has the lease or, with is_new, the job, SwitchError if a switch fails.
         """
         return self._admit(job, job, "", is_new=is_new, **options)
 
@@ -147,32 +150,33 @@ class JobController:
         is_new: bool = False,
         **options: Any,
     ) -> dict[str, Any]:
+        """Admit a job to its switches, and store it with its description and its token's digest."""
         job_id, plans = job.job.id, job.plans()
-        with self._changing:
-            epoch, known = self._leading(), self._permitted(job_id, digest)
-            with self._writing(plans) as sessions, ExitStack() as doubts:
+        with self._change_lock:
+            epoch, known = self._require_primary(), self._check_token(job_id, digest)
+            with self._primary_sessions(plans) as sessions, ExitStack() as unverified:
                 for switch in self._switches_of(plans):
-                    doubts.callback(switch.doubt)
+                    unverified.callback(switch.mark_unverified)
                 placements = [Placement(*pair) for pair in zip(sessions, plans, strict=True)]
                 if is_new and any(
                     known_generation(session, job_id, closed=False) is not None for session in sessions
                 ):
-                    raise HeldError(f"job.id: {job_id}: is another controller's; choose another")
+                    raise LeaseHeldError(f"job.id: {job_id}: is another controller's; choose another")
                 generations = [known.generation] if known else []
                 admitted = admission.admit(job, placements, self._clock(), known=generations, **options)
                 self._store.admit(
                     epoch,
                     StoredJob(job_id, True, admitted.generation, description, digest, admitted.secret),
                 )
-                doubts.pop_all()  # nothing failed half-way
+                unverified.pop_all()  # all writes succeeded
         text = f"job: {job_id}: admitted in generation {admitted.generation}"
         self.tell(Event("admitted", text, job_id, admitted.generation))
         return {**asdict(admitted), "timeout_s": job.job.timeout_s}
 
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
-        """Evict a job; return the switches that are away, as `waiting`. Raises ControlError."""
-        with self._changing:
-            epoch, known = self._leading(), self._permitted(job_id, digest_of(token))
+        """Evict a job; return the switches that did not answer, as `waiting`. Raises ControlError."""
+        with self._change_lock:
+            epoch, known = self._require_primary(), self._check_token(job_id, token_digest(token))
             if known is None or not known.admitted:
                 others = ", ".join(str(job.job_id) for job in self._store.jobs()) or "none"
                 raise ControlError(f"job: {job_id}: is not admitted; admitted: {others}")
@@ -180,79 +184,83 @@ class JobController:
             with _locked(self._switches_of(plans)):
                 self._store.evict(epoch, job_id)
                 switches = self._switches_of(plans[::-1])
-                waiting = [one.name for one in switches if not one.evict(epoch, job_id, known.generation)]
+                waiting = [
+                    switch.name for switch in switches if not switch.evict(epoch, job_id, known.generation)
+                ]
         self.tell(Event("evicted", f"job: {job_id}: evicted", job_id))
         return {"waiting": waiting}
 
     def evict_at(self, job: JobDescription, ports: Collection[int]) -> list[int]:
-        """Evict a switch's jobs that have only these ports; return their numbers.
+        """Evict all jobs of a switch that use no other ports than these; return their numbers.
 
-        Raises SwitchError, HeldError if another controller holds one of them.
+        Raises SwitchError, or LeaseHeldError if another controller has the lease on such a job.
         """
-        with self._writing(job.plans()) as (session,):
+        with self._primary_sessions(job.plans()) as (session,):
             idle = {
-                one.job_id: one.generation
-                for one in read_jobs(session)
-                if {one.server_port, *one.worker_ports.values()} <= set(ports)
+                row.job_id: row.generation
+                for row in read_jobs(session)
+                if {row.server_port, *row.worker_ports.values()} <= set(ports)
             }
             for job_id, generation in idle.items():
-                session.check_unheld(job_id)
+                session.check_lease_is_free(job_id)
                 close_job(session, job_id, generation)
         return list(idle)
 
     def verdicts(self, job: AnyDescription) -> list[dict[Verdict, int]]:
-        """Return how many packets met each verdict, by switch of a job. Raises SwitchError."""
+        """Return the number of packets with each verdict, for each switch of a job. Raises SwitchError."""
         return [switch.verdicts() for switch in self._switches_of(job.plans())]
 
     @contextmanager
-    def _writing(self, plans: Sequence[SwitchPlan]) -> Iterator[list[Session]]:
-        """Yield the primary's sessions with a job's switches, which are locked, and run their pipelines."""
+    def _primary_sessions(self, plans: Sequence[SwitchPlan]) -> Iterator[list[Session]]:
+        """Lock a job's switches, become their primary and load their pipelines; yield the sessions."""
         switches = self._switches_of(plans)
         pairs = list(zip(switches, plans, strict=True))
         with _locked(switches), ExitStack() as stack:
             for switch, plan in pairs:
-                self._before_writing(switch, plan)
-            # All controllers take switches in the same order: no two wait for each other.
+                self._prepare_switch(switch, plan)
+            # All controllers take switches in the same order, so that no two wait for each other.
             sessions = {
-                switch: stack.enter_context(switch.writing(self._epoch, plan.job_id))
+                switch: stack.enter_context(switch.as_primary(self._epoch, plan.job_id))
                 for switch, plan in sorted(pairs, key=lambda pair: pair[1].switch.place)
             }
             for switch, plan in pairs:
                 switch.load_pipeline(sessions[switch], plan)
             yield [sessions[switch] for switch in switches]
 
-    def _before_writing(self, switch: ManagedSwitch, plan: SwitchPlan) -> None:
-        switch.hold(plan.job_id)
+    def _prepare_switch(self, switch: ManagedSwitch, plan: SwitchPlan) -> None:
+        switch.acquire_lease(plan.job_id)
 
     def _switches_of(self, plans: Sequence[SwitchPlan]) -> list[ManagedSwitch]:
         return [self._switch_of(plan) for plan in plans]
 
     def _switch_of(self, plan: SwitchPlan) -> ManagedSwitch:
+        """Return the switch of a plan; add it if it is new."""
         place = plan.switch.place
         if place not in self._switches:
             pipeline = pipeline_schema(*program_files(plan.switch.pipeline_lanes, plan.switch.tofino))
             self._switches[place] = SharedSwitch(plan.switch, pipeline, self._identity)
         return self._switches[place]
 
-    def _wanted(self, switch: ManagedSwitch) -> dict[int, Wanted]:
+    def _desired_jobs(self, switch: ManagedSwitch) -> dict[int, DesiredJob]:
+        """Return the jobs that should be on a switch, by number."""
         return {
-            job.job_id: Wanted(plan, job.generation, job.secret)
+            job.job_id: DesiredJob(plan, job.generation, job.secret)
             for job in self._store.jobs()
             for plan in plans_of(job)
             if plan.switch.place == switch.described.place
         }
 
-    def _leading(self) -> int:
-        """Return the epoch. Raises BackupError if this controller is not the primary."""
+    def _require_primary(self) -> int:
+        """Return the epoch. Raises BackupError if this controller is a backup."""
         return self._epoch
 
-    def _permitted(self, job_id: int, digest: str) -> StoredJob | None:
-        """Return the job as it was last admitted. Raises ControlError if a change needs another token."""
+    def _check_token(self, job_id: int, digest: str) -> StoredJob | None:
+        """Return the job's last admission. Raises ControlError if changes of the job need another token."""
         return self._store.job(job_id)
 
 
 def plans_of(job: StoredJob) -> tuple[SwitchPlan, ...]:
-    """Return what each switch of a stored job gets."""
+    """Return the plan of a stored job for each of its switches."""
     return _plans(job.description) if isinstance(job.description, str) else job.description.plans()
 
 
@@ -261,8 +269,8 @@ def _plans(description: str) -> tuple[SwitchPlan, ...]:
     return parse_description(description).plans()
 
 
-def digest_of(token: str) -> str:
-    """Return what is stored of a token. Raises ValueError if it is not Unicode text."""
+def token_digest(token: str) -> str:
+    """Return the digest of a token, which is stored in its place. Raises ValueError for invalid Unicode."""
     try:
         return hashlib.sha256(token.encode()).hexdigest() if token else ""
     except UnicodeEncodeError:
@@ -273,6 +281,6 @@ def digest_of(token: str) -> str:
 def _locked(switches: Iterable[ManagedSwitch]) -> Iterator[None]:
     """Hold the locks of several switches."""
     with ExitStack() as stack:
-        for switch in sorted(switches, key=lambda one: one.described.place):
+        for switch in sorted(switches, key=lambda switch: switch.described.place):
             stack.enter_context(switch.lock)
         yield

@@ -1,11 +1,11 @@
-"""Answers the requests of other processes, from connections to a listening socket. Time is a parameter.
+"""A server for requests to a controller (`peelsum.requests`). The current time is a parameter.
 
-A start is answered by a lease on the job, or on a further group's, until its connection ends.
+The response to a request `start` is a lease: on the job, or on a job for a further group of workers. It lasts
+until the connection is closed.
 """
 
 from __future__ import annotations
 
-import errno
 import selectors
 import socket
 import ssl
@@ -13,27 +13,26 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 from peelsum.control.errors import ControlError
-from peelsum.requests import LONGEST_REQUEST, encoded, parsed_request
-from peelsum.tls import Identity, Role, require_tls, same_token
-from peelsum.tls.acceptor import oldest_of_largest_source, source_of
+from peelsum.requests import MAX_REQUEST_BYTES, encode_line, parsed_request
+from peelsum.tls import Identity, Role, require_tls, tokens_equal
+from peelsum.tls.acceptor import Acceptor, oldest_of_largest_source, source_of
 from peelsum.tls.roles import role_of_peer
 
-#: How long a client may take to send its request, and to receive the response, in seconds.
-SPEAK_S = 5.0
-#: How long a request waits for the lease, in seconds: longer than keep-alives need to find a lost machine.
-WAIT_S = 8.0
-#: Maximum number of connections.
-MOST = 100
-#: Bytes of the longest request, with its line end, that describes no job.
-_SHORT_REQUEST = 1 << 10
-#: How long no connection is accepted if the process has no file descriptor left, in seconds.
-PAUSE_S = 1.0
-#: (option, value) in seconds, or probes: the connection of a lost machine is closed after 5 s.
-_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
-#: The roles that may call, with TLS.
+#: Seconds that a client may take to send its request, and to receive the response.
+REQUEST_TIMEOUT_S = 5.0
+#: Seconds that a request waits for the lease: longer than keep-alives need to detect a crashed machine.
+LEASE_TIMEOUT_S = 8.0
+#: The most connections at once.
+MAX_CONNECTIONS = 100
+#: The size limit of requests, including the line end, if none has a job description.
+_MAX_SHORT_REQUEST_BYTES = 1 << 10
+#: Options of TCP keep-alive: the connection of a crashed machine is closed after 2 + 3 * 1 seconds.
+_KEEP_ALIVE_OPTIONS = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
+#: With TLS, the roles that may send each request.
 _ROLES = {
     "start": (Role.WORKER, Role.OPERATOR),
     "admit": (Role.OPERATOR,),
@@ -41,27 +40,27 @@ _ROLES = {
     "list": (Role.OPERATOR, Role.VIEWER),
 }
 _CONTROLLED = "`peelsum job --controller` and `status --controller`"
-_CLIENTS = dict.fromkeys(_ROLES, _CONTROLLED) | {"start": "a training's rank 0, by 'switch://HOST:PORT'"}
+_EXPECTED_CLIENTS = dict.fromkeys(_ROLES, _CONTROLLED) | {
+    "start": "a training's rank 0, by 'switch://HOST:PORT'"
+}
 
 
 @dataclass(eq=False)
-class Guest:
-    """A connection. `until` is its deadline."""
+class ConnectedClient:
+    """A client\'s connection, and its request."""
 
-    link: socket.socket
+    connection: socket.socket
     host: str
-    until: float
-    heard: bytes = b""
+    deadline: float
+    received: bytes = b""
     request: dict[str, Any] = field(default_factory=dict)
-    """What it requests, as `parsed_request` returns it; empty before that."""
+    """The request, as `parsed_request` returns it; empty until it has arrived."""
     role: Role | None = None
-    """The role of its certificate; None without TLS."""
-    secured: bool = True
-    """Whether the TLS handshake, if there is one, is done."""
-    served: bool = False
-    """Whether it has been answered, or is about to be."""
-    left: bool = False
-    """Whether the connection is closed, and so its lease freed."""
+    """The role in the client's certificate; None without TLS."""
+    answered: bool = False
+    """Whether `next_client` has returned the client, so that it gets its response."""
+    closed: bool = False
+    """Whether the connection is closed, which ends its lease."""
 
     @property
     def name(self) -> str:
@@ -70,34 +69,35 @@ class Guest:
 
     @property
     def ranks(self) -> int | None:
-        """The size of the further group for which a job is requested; None for the job itself."""
+        """The size of the further group that requests a job; None for a request of the main job."""
         return self.request.get("ranks")
 
     @property
-    def wants_job(self) -> bool:
-        """Whether it requests the job itself, which one client may have at a time."""
+    def needs_main_lease(self) -> bool:
+        """Whether the client requests the lease on the main job, which one client can have at a time."""
         return self.request.get("call") == "start" and self.ranks is None
 
 
 class Requests:
-    """Connections to a listening socket, one of which may hold the job's lease. A context manager.
+    """A server that accepts connections, reads requests and gives out leases. A context manager.
 
     Theory of operation.
 
-    | connection    | event                         | then                                          |
+    | connection    | event                         | action                                        |
     |---------------|-------------------------------|-----------------------------------------------|
-    | new           | a start, one line             | it waits for the lease                        |
-    | new           | another call                  | it is answered, and closed                    |
-    | new           | anything else; SPEAK_S passes | it gets an error and is closed                |
-    | new           | wrong certificate or token    | likewise                                      |
-    | new           | MOST others are open          | a silent one is closed, see `_make_room`      |
-    | waiting       | the lease is free             | the longest waiting gets it; its run starts   |
-    | waiting       | WAIT_S passes                 | it gets an error with the holder, and closes  |
-    | waiting       | it is for a further group     | it gets a lease of its own; a run starts      |
-    | any           | the client closes             | it is closed, and its lease, if any, is freed |
+    | new           | a request `start`             | wait for the lease                            |
+    | new           | another supported request     | respond, and close                            |
+    | new           | anything else, or no request  | send an error, and close                      |
+    |               | within REQUEST_TIMEOUT_S      |                                               |
+    | new           | wrong certificate or token    | send an error, and close                      |
+    | new           | MAX_CONNECTIONS are open      | close one without a request: `_make_room`     |
+    | waiting       | the lease is free             | start a run for the client that waits longest |
+    | waiting       | LEASE_TIMEOUT_S passes        | send an error with the holder, and close      |
+    | waiting       | it is for a further group     | start a run with a lease of its own           |
+    | any           | the client closes             | close; its lease, if any, is free             |
 
-    So a run ends only when another rank 0 requests the job, and only after its own rank 0 has left or ended.
-    The kernel closes the connection of a killed process, and keep-alives find lost machines.
+    So a run ends only when another rank 0 requests the job, after the connection of its rank 0 was closed.
+    The kernel closes the connection of a process that is killed; keep-alives detect crashed machines.
     """
 
     def __init__(
@@ -109,206 +109,210 @@ class Requests:
         identity: Identity | None = None,
         token: str = "",
     ) -> None:
-        """name: who answers, in errors. calls: those that are answered.
+        """listening: the listening socket. name: the server's name in errors. calls: the supported requests.
 
-        identity: with one, clients need TLS and a certificate with a role that the call permits.
-        token: if not empty, what starts must contain.
+        identity: if given, clients need TLS and a certificate with a role that may send the request.
+        token: if not empty, requests `start` must contain it.
         """
-        self._listening, self._name, self._calls, self._token = listening, name, calls, token
-        self._longest = LONGEST_REQUEST if "admit" in calls else _SHORT_REQUEST
+        self._name, self._calls, self._token = name, calls, token
+        self._max_bytes = MAX_REQUEST_BYTES if "admit" in calls else _MAX_SHORT_REQUEST_BYTES
         self._tls = None if identity is None else identity.context(server=True)
+        self._clients: dict[socket.socket, ConnectedClient] = {}
+        self._holder: ConnectedClient | None = None
+        self._current: ConnectedClient | None = None
+        self._accepted: SimpleQueue[socket.socket] = SimpleQueue()
         self._selector = selectors.DefaultSelector()
-        listening.setblocking(False)
-        self._selector.register(listening, selectors.EVENT_READ)
-        self._guests: dict[socket.socket, Guest] = {}
-        self._holder: Guest | None = None
-        self._next: Guest | None = None
-        self._deaf_until: float | None = None
+        #: A byte here makes `next_client` look for accepted connections.
+        self._wakeup, self._notifier = socket.socketpair()
+        self._notifier.setblocking(False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        self._acceptor = Acceptor(listening, self._hand_over, self._tls)
 
     def __enter__(self) -> Requests:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for guest in list(self._guests.values()):
-            self._close(guest)
-        self._selector.close()
+        self._acceptor.close()
+        while not self._accepted.empty():
+            self._accepted.get().close()
+        for client in list(self._clients.values()):
+            self._close(client)
+        for resource in (self._selector, self._wakeup, self._notifier):
+            resource.close()
 
     @property
     def holder(self) -> str | None:
-        """The name of the lease's holder, or None."""
+        """The name of the client with the lease on the main job, or None."""
         return self._holder.name if self._holder else None
 
-    def next(self, now: float, timeout_s: float) -> Guest | None:
-        """Wait up to `timeout_s`; return a client that got a lease or awaits another response, or None.
+    def next_client(self, now: float, timeout_s: float) -> ConnectedClient | None:
+        """Wait up to `timeout_s` for events; return a client whose request can be carried out now, or None.
 
-        It is answered by `tell`.
+        The caller carries out the request, and then calls `respond`. now: the current time in seconds.
         """
-        if self._deaf_until is not None and now >= self._deaf_until:
-            self._deaf_until = None
-            self._selector.register(self._listening, selectors.EVENT_READ)
-        for key, _ in self._selector.select(timeout_s):
-            if key.fileobj is self._listening:
-                self._let_in(now)
-            elif guest := self._guests.get(key.fileobj):  # type: ignore[call-overload]  # sockets only
-                self._hear(guest, now)
-        self._next = None
+        for key, _ in self._selector.select(0.0 if self._waiting() else timeout_s):
+            if key.fileobj is self._wakeup:
+                self._add_accepted(now)
+            elif client := self._clients.get(key.fileobj):  # type: ignore[call-overload]  # sockets only
+                self._read(client, now)
+        self._current = None
         if self._waiting():
-            for key, _ in self._selector.select(0):  # who has left after its request
-                guest = self._guests.get(key.fileobj)  # type: ignore[call-overload]
-                if guest is not None and guest.request:
-                    self._hear(guest, now)
-            self._next = min(self._waiting(), key=lambda guest: guest.until, default=None)
-            if self._next is not None:
-                self._next.served = True
-                self._holder = self._next if self._next.wants_job else self._holder
-        self._dismiss(now)
-        return self._next
+            for key, _ in self._selector.select(0):  # clients that have closed their connections
+                client = self._clients.get(key.fileobj)  # type: ignore[call-overload]
+                if client is not None and client.request:
+                    self._read(client, now)
+            self._current = min(self._waiting(), key=lambda client: client.deadline, default=None)
+            if self._current is not None:
+                self._current.answered = True
+                self._holder = self._current if self._current.needs_main_lease else self._holder
+        self._reject_overdue(now)
+        return self._current
 
-    def _waiting(self) -> list[Guest]:
-        """Return the connections that can be answered now: the job itself has one holder."""
+    def _waiting(self) -> list[ConnectedClient]:
+        """Return the clients whose requests can be carried out now: the main job has only one lease."""
         return [
-            guest
-            for guest in self._guests.values()
-            if guest.request and not guest.served and (self._holder is None or not guest.wants_job)
+            client
+            for client in self._clients.values()
+            if client.request
+            and not client.answered
+            and (self._holder is None or not client.needs_main_lease)
         ]
 
-    def tell(self, answer: dict[str, Any]) -> None:
-        """Send the response to whom `next` returned. An error, a refusal or a failure frees the lease."""
-        assert self._next is not None
-        is_lease = self._next.request["call"] == "start" and not {"error", "refused"} & answer.keys()
-        if not self._say(self._next, answer) or not is_lease:
-            self._close(self._next)
+    def respond(self, response: dict[str, Any]) -> None:
+        """Send the response to the client that `next_client` returned last.
 
-    def _let_in(self, now: float) -> None:
-        try:
-            link, (host, *_) = self._listening.accept()
-        except OSError as error:  # the client has already gone, or no descriptor is left for it
-            if error.errno in (errno.EMFILE, errno.ENFILE) and not self._make_room():
-                self._deaf_until = now + PAUSE_S
-                self._selector.unregister(self._listening)
-            return
-        if len(self._guests) == MOST and not self._make_room():
-            link.close()
-            return
-        try:
-            link = self._prepared(link)
-        except OSError:  # the client has reset the connection, or sent data and closed it
-            link.close()
-            return
-        self._selector.register(link, selectors.EVENT_READ)
-        self._guests[link] = Guest(link, host, now + SPEAK_S, secured=self._tls is None)
+        A response with `error` or `refused`, or a failure to send it, frees the lease.
+        """
+        assert self._current is not None
+        is_lease = self._current.request["call"] == "start" and not {"error", "refused"} & response.keys()
+        if not self._send(self._current, response) or not is_lease:
+            self._close(self._current)
 
-    def _prepared(self, link: socket.socket) -> socket.socket:
-        """Set a connection's options, and add TLS if there is any. Raises OSError if the client has gone."""
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEP_ALIVE:
-            link.setsockopt(socket.IPPROTO_TCP, option, value)
-        link.setblocking(False)
-        if self._tls is None:
-            return link
-        return self._tls.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
+    def _hand_over(self, connection: socket.socket) -> None:
+        """Take over a connection from the acceptor, in its thread."""
+        self._accepted.put(connection)
+        with suppress(BlockingIOError):  # there are enough bytes
+            self._notifier.send(b"\0")
+
+    def _add_accepted(self, now: float) -> None:
+        """Add the accepted connections, and close others, or them, if there are too many."""
+        self._wakeup.recv(1 << 12)
+        while not self._accepted.empty():
+            connection = self._accepted.get()
+            if len(self._clients) == MAX_CONNECTIONS and not self._make_room():
+                connection.close()
+                continue
+            try:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in _KEEP_ALIVE_OPTIONS:
+                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
+                host = connection.getpeername()[0]
+            except OSError:  # the client has reset the connection
+                connection.close()
+                continue
+            connection.setblocking(False)
+            role = role_of_peer(connection) if isinstance(connection, ssl.SSLSocket) else None
+            client = ConnectedClient(connection, host, now + REQUEST_TIMEOUT_S, role=role)
+            self._clients[connection] = client
+            self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> bool:
-        """Close the oldest silent connection of the address that has the most; return whether there was one.
+        """Close the oldest connection without a request of the source with the most of them.
 
-        So strangers cannot keep workers out.
+        Return whether there was one. So connections without requests cannot keep workers out.
         """
-        silent = {guest: source_of(guest.host) for guest in self._guests.values() if not guest.request}
+        silent = {client: source_of(client.host) for client in self._clients.values() if not client.request}
         if silent:
             self._close(oldest_of_largest_source(silent))
         return bool(silent)
 
-    def _shake_hands(self, guest: Guest) -> None:
-        """Continue the TLS handshake."""
-        assert isinstance(guest.link, ssl.SSLSocket)
+    def _read(self, client: ConnectedClient, now: float) -> None:
+        """Read what a client has sent of its request, or that it has closed the connection."""
         try:
-            guest.link.do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return
-        except OSError:
-            self._close(guest)
-            return
-        guest.secured, guest.role = True, role_of_peer(guest.link)
-
-    def _hear(self, guest: Guest, now: float) -> None:
-        if not guest.secured:
-            self._shake_hands(guest)
-            if not guest.secured or guest.link not in self._guests:
-                return
-        try:
-            # Read all: closing with unread data would reset the response. A TLS record has up to 16 KiB.
-            said = guest.link.recv(1 << 14)
+            # If unread data remained, `close` would reset the connection. A TLS record has up to 16 KiB.
+            data = client.connection.recv(1 << 14)
         except ssl.SSLWantReadError:
             return
         except OSError:
-            said = b""
-        if not said:
-            self._close(guest)
-        elif not guest.request:
-            guest.heard += said
-            line, end, _ = guest.heard.partition(b"\n")
+            data = b""
+        if not data:
+            self._close(client)
+        elif not client.request:
+            client.received += data
+            line, end, _ = client.received.partition(b"\n")
             if end:
-                self._accept(guest, parsed_request(line), now)
-            elif len(guest.heard) >= self._longest:
-                self._turn_away(guest)
+                self._check_request(client, parsed_request(line), now)
+            elif len(client.received) >= self._max_bytes:
+                self._reject(client)
 
-    def _accept(self, guest: Guest, request: dict[str, Any] | None, now: float) -> None:
-        """Let a client wait for the response to its request, or say why there is none."""
+    def _check_request(self, client: ConnectedClient, request: dict[str, Any] | None, now: float) -> None:
+        """Accept a request, or send an error if it is invalid or not permitted."""
         if request is None or request["call"] not in self._calls:
-            self._turn_away(guest)
+            self._reject(client)
             return
         call, roles = request["call"], _ROLES[request["call"]]
-        if self._tls is not None and guest.role not in roles:
-            wanted = " or ".join(roles)
-            self._refuse(guest, f"{call} needs a certificate of role {wanted}; this one's is {guest.role}")
-        elif call == "start" and self._token and not same_token(request.get("token", ""), self._token):
-            self._refuse(guest, "the token is not this job's; set PEELSUM_TOKEN to a file with the job's")
+        if self._tls is not None and client.role not in roles:
+            allowed = " or ".join(roles)
+            self._send_error(
+                client, f"{call} needs a certificate of role {allowed}; this one's is {client.role}"
+            )
+        elif call == "start" and self._token and not tokens_equal(request.get("token", ""), self._token):
+            self._send_error(
+                client, "the token is not this job's; set PEELSUM_TOKEN to a file with the job's"
+            )
         else:
-            guest.request, guest.until, guest.heard = request, now + WAIT_S, b""
+            client.request, client.deadline, client.received = request, now + LEASE_TIMEOUT_S, b""
 
-    def _dismiss(self, now: float) -> None:
-        """Turn away connections whose deadline has passed."""
-        for guest in list(self._guests.values()):
-            if now >= guest.until and not guest.served and (guest.wants_job or not guest.request):
-                self._turn_away(guest)
+    def _reject_overdue(self, now: float) -> None:
+        """Reject connections whose deadline has passed."""
+        for client in list(self._clients.values()):
+            if (
+                now >= client.deadline
+                and not client.answered
+                and (client.needs_main_lease or not client.request)
+            ):
+                self._reject(client)
 
-    def _turn_away(self, guest: Guest) -> None:
-        if not guest.request:
-            whose = " or ".join(sorted({_CLIENTS[call] for call in self._calls}))
+    def _reject(self, client: ConnectedClient) -> None:
+        """Send the reason why a client gets no response, and close the connection."""
+        if not client.request:
+            whose = " or ".join(sorted({_EXPECTED_CLIENTS[call] for call in self._calls}))
             why = f"takes requests of {whose}; this was not a request"
         else:
             why = f"is in use by {self.holder}; end that training, or wait for its end"
-        self._refuse(guest, why)
+        self._send_error(client, why)
 
-    def _refuse(self, guest: Guest, why: str) -> None:
-        self._say(guest, {"error": f"{self._name}: {why}"})
-        self._close(guest)
+    def _send_error(self, client: ConnectedClient, why: str) -> None:
+        self._send(client, {"error": f"{self._name}: {why}"})
+        self._close(client)
 
-    def _say(self, guest: Guest, answer: dict[str, Any]) -> bool:
+    def _send(self, client: ConnectedClient, response: dict[str, Any]) -> bool:
         """Send a response; return whether that succeeded."""
-        if not guest.secured:
-            return False
         try:
-            guest.link.settimeout(SPEAK_S)
-            guest.link.sendall(encoded(answer))
-            guest.link.setblocking(False)
+            client.connection.settimeout(REQUEST_TIMEOUT_S)
+            client.connection.sendall(encode_line(response))
+            client.connection.setblocking(False)
         except OSError:
             return False
         return True
 
-    def _close(self, guest: Guest) -> None:
-        guest.left = True
-        if guest is self._holder:
+    def _close(self, client: ConnectedClient) -> None:
+        """Close a connection, which frees its lease."""
+        client.closed = True
+        if client is self._holder:
             self._holder = None
-        del self._guests[guest.link]
-        self._selector.unregister(guest.link)
+        del self._clients[client.connection]
+        self._selector.unregister(client.connection)
         with suppress(OSError):
-            guest.link.shutdown(socket.SHUT_RDWR)
-        guest.link.close()
+            client.connection.shutdown(socket.SHUT_RDWR)
+        client.connection.close()
 
 
 def listening(place: tuple[str, int], identity: Identity | None) -> socket.socket:
-    """Return a socket that listens there. Raises ControlError, or TlsError beyond loopback without TLS."""
+    """Return a listening socket. Raises ControlError, or TlsError beyond loopback without an identity.
+
+    place: host and port.
+    """
     host, port = place
     require_tls("--listen", host, identity)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -321,20 +325,23 @@ def listening(place: tuple[str, int], identity: Identity | None) -> socket.socke
 
 def answer_all(
     requests: Requests,
-    respond: Callable[[Guest], dict[str, Any]],
+    respond: Callable[[ConnectedClient], dict[str, Any]],
     look: Callable[[], None],
     ended: Callable[[], bool],
     *,
     every_s: float,
 ) -> None:
-    """Respond to requests, and call `look` every so many seconds, until `ended` returns True."""
+    """Serve requests until `ended` returns True.
+
+    respond: carries out a client's request, and returns the response. look: called every `every_s` seconds.
+    """
     looked, busy_s = time.monotonic(), 0.0
     while not ended():
-        # The connections' deadlines do not run while this thread is busy, as it reads nothing then.
-        guest = requests.next(time.monotonic() - busy_s, every_s)
+        # Time in which this thread is busy does not count for deadlines, because it reads no requests then.
+        client = requests.next_client(time.monotonic() - busy_s, every_s)
         busy_since = time.monotonic()
-        if guest is not None:
-            requests.tell(respond(guest))
+        if client is not None:
+            requests.respond(respond(client))
         if time.monotonic() - looked >= every_s:
             look()
             looked = time.monotonic()

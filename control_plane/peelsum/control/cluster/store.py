@@ -1,4 +1,4 @@
-"""The desired state of a cluster, in one SQLite file that its controllers share."""
+"""The desired jobs of a controller: in memory, or in an SQLite file that a cluster's controllers share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from peelsum.control.description import AnyDescription
 from peelsum.control.errors import ControlError
 
-#: Of the file's tables; stored in it as `user_version`.
+#: The version of the file's tables, which is stored as `user_version`.
 _VERSION = 2
-#: How long to wait for the other controller's transaction.
+#: The time limit for the end of another controller's transaction, in seconds.
 _BUSY_S = 5.0
 _TABLES = """
 CREATE TABLE leader (epoch INTEGER NOT NULL, address TEXT NOT NULL);
@@ -36,7 +36,7 @@ class StoreError(ControlError):
 
 
 class BackupError(ControlError):
-    """The controller is not the cluster's primary."""
+    """The controller is a backup. The message names the primary."""
 
     def __init__(self, primary: str) -> None:
         where = f"ask the primary, at {primary}" if primary else "there is no primary yet; try again"
@@ -44,77 +44,77 @@ class BackupError(ControlError):
 
 
 class StoredJob(NamedTuple):
-    """A job as it was last admitted."""
+    """The last admission of a job."""
 
     job_id: int
-    """Number of the job."""
+    """The job's number."""
     admitted: bool
-    """Whether it has not been evicted since."""
+    """Whether the job is desired; False after an eviction."""
     generation: int
-    """Its last generation, which no later one may repeat."""
+    """The last generation, which must not be used again."""
     description: str | AnyDescription
-    """Its description, in a file as TOML."""
+    """The job's description: TOML in a file, an object in memory."""
     token: str
-    """SHA-256 of the token that changes need, in hexadecimal; empty without one."""
+    """The SHA-256 of the token that changes need, in hexadecimal; empty if there is no token."""
     secret: str
-    """What its hosts prove at ports that are UDP sockets, in hexadecimal."""
+    """The secret for UDP ports, in hexadecimal."""
 
 
 class Leader(NamedTuple):
     """The cluster's primary."""
 
     epoch: int
-    """How often the primary has changed; its election id."""
+    """The number of changes of the primary, which is also its election id."""
     address: str
-    """Where it answers, host:port; empty if it has ended by itself."""
+    """The primary's address, host:port; empty if it has resigned."""
 
 
 class MemoryStore:
-    """The desired state of a controller without a file. Its only epoch is 1."""
+    """The store of a controller without a file, which is always the primary, in epoch 1."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, StoredJob] = {}
 
     def leader(self) -> Leader:
-        """Return the controller itself."""
+        """Return epoch 1."""
         return Leader(1, "")
 
     def jobs(self) -> list[StoredJob]:
-        """Return the admitted jobs, by number."""
+        """Return the admitted jobs, in the order of their numbers."""
         return [job for _, job in sorted(self._jobs.items()) if job.admitted]
 
     def job(self, job_id: int) -> StoredJob | None:
-        """Return a job, also one that was evicted; None if it was never admitted."""
+        """Return a job's last admission, even if the job was evicted; None if it was never admitted."""
         return self._jobs.get(job_id)
 
     def admit(self, epoch: int, job: StoredJob) -> None:
-        """Store a job that its switches have."""
+        """Store an admission."""
         self._jobs[job.job_id] = job
 
     def evict(self, epoch: int, job_id: int) -> None:
-        """Store that a job is evicted. Its generation is kept."""
+        """Store that a job is not desired any more. Its generation is kept."""
         self._jobs[job_id] = self._jobs[job_id]._replace(admitted=False)
 
 
 class Store:
-    """The file, as a context manager. Threads may share it.
+    """The desired jobs in a file, as a context manager. Threads may share it.
 
-    Every change is a transaction on disk before the method returns. A controller passes the epoch in which it
-    became the primary; in a later epoch its changes raise BackupError and do nothing.
+    Every change is committed to disk before the method returns. A controller passes the epoch in which it
+    became the primary. If the file has a later epoch, the change raises BackupError and does nothing.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, and make it if it is missing. Raises StoreError."""
+        """Open the file, or create it. Raises StoreError."""
         self._path, self._lock = path, RLock()
-        self._inode: tuple[int, int] | None = None
-        with self._reported():
-            with suppress(OSError):  # SQLite's own error is better
-                path.touch(mode=0o600)  # it has the jobs' secrets
+        self._file_id: tuple[int, int] | None = None
+        with self._errors_translated():
+            with suppress(OSError):  # SQLite reports a better error
+                path.touch(mode=0o600)  # it contains the jobs' secrets
             self._file = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            with self._reported():
+            with self._errors_translated():
                 self._prepare()
-            self._inode = _inode(path)
+            self._file_id = _file_id(path)
         except BaseException:
             self._file.close()
             raise
@@ -132,12 +132,15 @@ class Store:
 
     def leader(self) -> Leader:
         """Return the current primary."""
-        with self._reported():
+        with self._errors_translated():
             return Leader(*self._file.execute("SELECT epoch, address FROM leader").fetchone())
 
     def take_over(self, address: str, switches: Sequence[tuple[str, int]]) -> int:
-        """Begin a new epoch with the controller at `address` as primary; return the epoch."""
-        with self._reported(), self._transaction():
+        """Start a new epoch with the controller at `address` as primary; return the epoch.
+
+        switches: address and device_id of the new primary's switches.
+        """
+        with self._errors_translated(), self._transaction():
             self._file.execute("UPDATE leader SET epoch = epoch + 1, address = ?", (address,))
             self._file.execute("DELETE FROM switches")
             rows = [(place, str(device_id)) for place, device_id in switches]
@@ -146,40 +149,41 @@ class Store:
         return int(epoch)
 
     def resign(self, epoch: int) -> None:
-        """Note that the primary of an epoch ends; a backup need not wait. Raises BackupError."""
+        """Record that the primary of an epoch ends, so that a backup need not wait. Raises BackupError."""
         with self._change(epoch):
             self._file.execute("UPDATE leader SET address = ''")
 
     def switches(self) -> set[tuple[str, int]]:
-        """Return address and device_id of the switches that the last primary was given."""
-        with self._reported():
+        """Return address and device_id of the last primary's switches."""
+        with self._errors_translated():
             rows = self._file.execute("SELECT p4runtime, device_id FROM switches").fetchall()
         return {(place, int(device_id)) for place, device_id in rows}
 
     def jobs(self) -> list[StoredJob]:
-        """Return the admitted jobs, by number."""
+        """Return the admitted jobs, in the order of their numbers."""
         return self._jobs("WHERE admitted ORDER BY job_id")
 
     def job(self, job_id: int) -> StoredJob | None:
-        """Return a job, also one that was evicted; None if it was never admitted."""
+        """Return a job's last admission, even if the job was evicted; None if it was never admitted."""
         return next(iter(self._jobs("WHERE job_id = ?", job_id)), None)
 
     def admit(self, epoch: int, job: StoredJob) -> None:
-        """Store a job that its switches have. Raises BackupError."""
+        """Store an admission. Raises BackupError."""
         with self._change(epoch):
             self._file.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", job)
 
     def evict(self, epoch: int, job_id: int) -> None:
-        """Store that a job is evicted. Its generation is kept, and its token dropped. Raises BackupError."""
+        """Store that a job is not desired any more, without its token. Raises BackupError."""
         with self._change(epoch):
             self._file.execute("UPDATE jobs SET admitted = 0, token = '' WHERE job_id = ?", (job_id,))
 
     def _jobs(self, which: str, *values: int) -> list[StoredJob]:
-        with self._reported():
-            found = self._file.execute(f"SELECT * FROM jobs {which}", values).fetchall()
-        return [StoredJob(row[0], bool(row[1]), *row[2:]) for row in found]
+        with self._errors_translated():
+            rows = self._file.execute(f"SELECT * FROM jobs {which}", values).fetchall()
+        return [StoredJob(row[0], bool(row[1]), *row[2:]) for row in rows]
 
     def _prepare(self) -> None:
+        """Create the tables in a new file, or check the version of an existing one."""
         self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute("PRAGMA synchronous = FULL")
         with self._transaction():
@@ -196,7 +200,8 @@ class Store:
 
     @contextmanager
     def _change(self, epoch: int) -> Iterator[None]:
-        with self._reported(), self._transaction():
+        """Run the body in a transaction of an epoch's primary. Raises BackupError if the epoch has ended."""
+        with self._errors_translated(), self._transaction():
             leader = Leader(*self._file.execute("SELECT epoch, address FROM leader").fetchone())
             if leader.epoch != epoch:
                 raise BackupError(leader.address)
@@ -204,6 +209,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        """Run the body in a transaction, which is rolled back if an exception is raised."""
         with self._lock:
             self._file.execute("BEGIN IMMEDIATE")
             try:
@@ -215,10 +221,11 @@ class Store:
                 raise
 
     @contextmanager
-    def _reported(self) -> Iterator[None]:
+    def _errors_translated(self) -> Iterator[None]:
+        """Translate errors of SQLite into StoreError, which is also raised if the file was removed."""
         with self._lock:
-            # SQLite would go on with a file that no longer has a name, and lose every change at its end.
-            if self._inode is not None and _inode(self._path) != self._inode:
+            # SQLite would continue with a deleted file, and all changes would be lost.
+            if self._file_id is not None and _file_id(self._path) != self._file_id:
                 raise StoreError(
                     f"controller.state: {self._path}: was removed or replaced while in use; start the "
                     "controller again, with the file that it should continue from"
@@ -231,10 +238,10 @@ class Store:
                 ) from None
 
 
-def _inode(path: Path) -> tuple[int, int] | None:
-    """Return a mark that tells a file from others that get its name; None if there is no file."""
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file, which identify it even if it is renamed; None if it is missing."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

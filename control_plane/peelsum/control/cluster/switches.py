@@ -1,11 +1,10 @@
-"""One switch as a controller knows it: the connection, the correction of its tables, and events of that.
+"""A controller's view of one switch: the connection, the reconciliation of its tables, and events.
 
-A controller owns its switches, or it shares them with others, each of which holds jobs of its own.
+A controller either owns its switches, or shares them with other controllers, each with jobs of its own.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -18,27 +17,33 @@ from finsy.p4schema import P4Schema
 from peelsum.control import admission
 from peelsum.control.drivers import driver_of, open_session
 from peelsum.control.entries import job_entry, participant_entries
-from peelsum.control.errors import ControlError, DescriptionError, HeldError, NotPrimaryError, SwitchError
+from peelsum.control.errors import (
+    ControlError,
+    DescriptionError,
+    LeaseHeldError,
+    NotPrimaryError,
+    SwitchError,
+)
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import PlacedSwitch
 from peelsum.control.session import Session, peelsum_lanes
 from peelsum.control.status import AdmittedJob, read_jobs, read_verdicts
 from peelsum.control.tables import (
     Placement,
-    Tables,
-    changes,
+    TableSnapshot,
     close_job,
+    encoded_rows,
     host_entries,
     is_closed,
     known_generation,
-    values,
+    row_updates,
 )
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
 
-#: How long a switch may take to answer a new connection, and every request but one for a pipeline.
+#: Time limits of a connection, and of every request except loading a pipeline, in seconds.
 _CONNECT_S, _ANSWER_S = 1.0, 10.0
-#: How long a change waits for the primary of a shared switch, and for a switch's first connection.
+#: Seconds that a change waits until a shared switch has no other primary; the limit of a first connection.
 _PATIENCE_S, _FIRST_CONNECT_S = 10.0, 4.0
 
 Kind = Literal[
@@ -60,16 +65,16 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened."""
+    """A change that a controller has made or observed."""
 
     kind: Kind
-    """Kind of event."""
+    """The kind of event."""
     text: str
-    """The event, in one line."""
+    """A description of the event, in one line."""
     job_id: int | None = None
-    """The job that it happened to; None if to none."""
+    """The number of the job, if the event is about a job."""
     generation: int | None = None
-    """The job's generation from then on; None if it did not change."""
+    """The job's new generation; None if it did not change."""
 
     def values(self) -> dict[str, Any]:
         """Return the fields that are not None, by name."""
@@ -79,115 +84,120 @@ class Event:
         return self.text
 
 
-class Wanted(NamedTuple):
-    """A job that a switch should have."""
+class DesiredJob(NamedTuple):
+    """A job that should be on a switch."""
 
     plan: SwitchPlan
-    """What the switch gets."""
+    """The job's configuration of the switch."""
     generation: int
-    """The generation that runs."""
+    """The job's generation."""
     secret: str
-    """What its hosts prove at UDP ports, in hexadecimal."""
+    """The job's secret for UDP ports, in hexadecimal."""
 
 
-class ManagedSwitch(ABC):
-    """A switch whose tables a controller keeps as they should be. Every use needs `lock`."""
+class ManagedSwitch:
+    """A switch whose tables a controller reconciles with its desired jobs. Callers must hold `lock`."""
 
     def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: Identity | None) -> None:
-        """pipeline: what the switch must run."""
+        """described: the switch's section. pipeline: what the switch must run. identity: as for `Session`."""
         self.described = described
-        #: Held while anything is done with the switch.
+        #: Held during every operation on the switch.
         self.lock = RLock()
-        #: Why it cannot be used; empty if it can.
-        self.trouble = "not connected yet"
-        #: Why jobs cannot be put back, by number.
+        #: Why the switch cannot be used; empty if it can.
+        self.problem = "not connected yet"
+        #: Why jobs cannot be restored, by job number.
         self.refused: dict[int, str] = {}
         self._pipeline, self._identity = pipeline, identity
         self._session: Session | None = None
-        self._told = False
+        self._loss_reported = False
 
     @property
     def name(self) -> str:
         """The switch's name in messages."""
         return self.described.p4runtime
 
-    def keep(self, epoch: int, wanted: Mapping[int, Wanted]) -> Iterator[Event]:
-        """Connect if necessary, and correct the tables. Yield events."""
+    def reconcile(self, epoch: int, desired: Mapping[int, DesiredJob]) -> Iterator[Event]:
+        """Connect if necessary, and make the tables agree with the desired jobs. Yield events.
+
+        If a request fails on an existing connection, try once more on a new one.
+        """
         known = self._session is not None
         try:
             try:
-                yield from self._corrected(epoch, wanted)
+                yield from self._reconcile(epoch, desired)
             except NotPrimaryError:
                 raise
             except SwitchError:
                 if not known:
                     raise
-                self.close()  # it may have been restarted, and answer already
-                yield from self._corrected(epoch, wanted)
+                self.close()  # the switch may have been restarted, and may be ready again
+                yield from self._reconcile(epoch, desired)
         except SwitchError as error:
-            yield from self._failed(error)
+            yield from self._report_failure(error)
 
     def close(self) -> None:
-        """End the connection, and with it every role at the switch."""
+        """Close the connection, which ends the role of primary and all leases."""
         if self._session is not None:
             self._session.close()
         self._session = None
 
-    @abstractmethod
-    def doubt(self) -> None:
-        """Have all tables compared at the next check, as a write may have failed half-way."""
+    def mark_unverified(self) -> None:
+        """Make the next reconciliation compare all tables, because writes may have failed in between.
 
-    @abstractmethod
-    def hold(self, job_id: int) -> None:
-        """Hold a job, so that no other controller admits it, until `release`."""
+        Here do nothing: every reconciliation reads the rows of all jobs.
+        """
 
-    @abstractmethod
-    def release(self, job_id: int) -> None:
-        """Stop holding a job."""
+    def acquire_lease(self, job_id: int) -> None:
+        """Acquire the lease on a job, if other controllers could admit the job."""
 
-    @abstractmethod
-    def writing(self, epoch: int, job_id: int) -> AbstractContextManager[Session]:
-        """Return a context with the primary's session. Raises SwitchError if the switch cannot be used."""
+    def release_lease(self, job_id: int) -> None:
+        """Release the lease on a job, if there are leases."""
 
-    @abstractmethod
+    def as_primary(self, epoch: int, job_id: int) -> AbstractContextManager[Session]:
+        """Return a context manager of a session as the primary, for a job. It raises SwitchError."""
+        raise NotImplementedError
+
     def load_pipeline(self, session: Session, plan: SwitchPlan) -> None:
-        """Load a job's pipeline if it does not run. Raises DescriptionError if it may not replace another."""
+        """Load a job's pipeline if it is not running, and was not loaded by `reconcile`."""
 
     def evict(self, epoch: int, job_id: int, generation: int) -> bool:
         """Close a job on the switch; return whether that succeeded."""
         try:
-            with self.writing(epoch, job_id) as session:
-                if self._may_close(session, job_id, generation):
+            with self.as_primary(epoch, job_id) as session:
+                if self._owns_generation(session, job_id, generation):
                     close_job(session, job_id, generation)
-        except (SwitchError, HeldError):
-            self.doubt()
+        except (SwitchError, LeaseHeldError):
+            self.mark_unverified()
             return False
         return True
 
     def verdicts(self) -> dict[Verdict, int]:
-        """Return how many packets met each verdict. Raises SwitchError."""
+        """Return the number of packets with each verdict. Raises SwitchError."""
         return read_verdicts(self._connected())
 
-    def _may_close(self, session: Session, job_id: int, generation: int) -> bool:
+    def _owns_generation(self, session: Session, job_id: int, generation: int) -> bool:
+        """Return whether this controller's admission is the last one, so that it may evict the job."""
         return True
 
-    @abstractmethod
-    def _corrected(self, epoch: int, wanted: Mapping[int, Wanted]) -> Iterator[Event]:
-        """Do the work of `keep`, or raise SwitchError."""
+    def _reconcile(self, epoch: int, desired: Mapping[int, DesiredJob]) -> Iterator[Event]:
+        """Do one attempt of `reconcile`. Raises SwitchError."""
+        raise NotImplementedError
 
-    def _failed(self, error: SwitchError) -> Iterator[Event]:
+    def _report_failure(self, error: SwitchError) -> Iterator[Event]:
+        """Close the connection, and yield an event if the failure was not reported yet."""
         self.close()
-        self.trouble = str(error).removeprefix("switch: ").partition(";")[0]
-        if not self._told:
-            self._told = True
-            yield Event("lost", f"switch: {self.trouble}; connecting again")
+        self.problem = str(error).removeprefix("switch: ").partition(";")[0]
+        if not self._loss_reported:
+            self._loss_reported = True
+            yield Event("lost", f"switch: {self.problem}; connecting again")
 
-    def _regained(self, restored: int) -> Iterator[Event]:
-        if self.trouble:
+    def _report_regained(self, restored: int) -> Iterator[Event]:
+        if self.problem:
             yield Event("regained", f"switch: {self.name}: is up; {restored} jobs put back")
-        self.trouble, self._told = "", False
+        self.problem, self._loss_reported = "", False
 
     def _connected(self, connect_s: float = _CONNECT_S) -> Session:
+        """Return the session with the switch; connect if there is none. Raises SwitchError."""
         if self._session is None:
             self._session = open_session(
                 *self.described.place,
@@ -198,8 +208,8 @@ class ManagedSwitch(ABC):
             )
         return self._session
 
-    def _put_back(self, session: Session, job_id: int, job: Wanted, *, free: bool = True) -> Event:
-        admission.put_back(Placement(session, job.plan), job.generation, job.secret, free=free)
+    def _restore_job(self, session: Session, job_id: int, job: DesiredJob, *, free: bool = True) -> Event:
+        admission.restore(Placement(session, job.plan), job.generation, job.secret, free=free)
         self.refused.pop(job_id, None)
         return Event("restored", f"job: {job_id}: put back on {self.name}", job_id, job.generation)
 
@@ -207,40 +217,31 @@ class ManagedSwitch(ABC):
 class OwnedSwitch(ManagedSwitch):
     """A switch that one controller owns.
 
-    Theory of operation. The primary holds its stream all the time, with the epoch as its election id, so the
-    switch refuses everybody else's writes. Its tables then change in two cases only: this controller writes,
-    or the switch starts again, which ends the stream. So a check reads one table, `jobs`; all tables are
-    compared after connecting and after a write that failed. Another pipeline is replaced.
+    Theory of operation. The controller is the primary all the time, with the epoch as its election id, so the
+    switch refuses all others' writes. Its tables can change for two reasons only: this controller writes, or
+    the switch is restarted, which ends the stream. So a check reads only the table `jobs`. All tables are
+    compared after connecting and after a failed write. A different pipeline is replaced.
     """
 
     def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: Identity | None) -> None:
         super().__init__(described, pipeline, identity)
-        self._epoch, self._sure = 0, False
+        self._epoch, self._verified = 0, False
 
     @contextmanager
-    def writing(self, epoch: int, job_id: int) -> Iterator[Session]:
-        """Yield the primary's session. Raises SwitchError if the switch is not up in this epoch."""
-        if self._session is None or self.trouble or self._epoch != epoch:
+    def as_primary(self, epoch: int, job_id: int) -> Iterator[Session]:
+        """Yield the session. Raises SwitchError if this controller is not the primary in this epoch yet."""
+        if self._session is None or self.problem or self._epoch != epoch:
             raise SwitchError(
-                f"switch: {self.name}: {self.trouble or 'is being taken over'}; try again when it is up"
+                f"switch: {self.name}: {self.problem or 'is being taken over'}; try again when it is up"
             )
         yield self._session
 
-    def doubt(self) -> None:
-        """Have all tables compared at the next check, as a write may have failed half-way."""
-        self._sure = False
-
-    def hold(self, job_id: int) -> None:
-        """Do nothing: the primary keeps all others out."""
-
-    def release(self, job_id: int) -> None:
-        """Do nothing, for the same reason."""
-
-    def load_pipeline(self, session: Session, plan: SwitchPlan) -> None:
-        """Do nothing: the switch got its pipeline when it was connected."""
+    def mark_unverified(self) -> None:
+        """Make the next reconciliation compare all tables, because writes may have failed in between."""
+        self._verified = False
 
     def has_primary(self) -> bool | None:
-        """Return whether some controller is the switch's primary; None if the switch does not answer."""
+        """Return whether any controller is the switch's primary; None if the switch does not answer."""
         try:
             return self._connected().has_primary()
         except SwitchError:
@@ -248,70 +249,76 @@ class OwnedSwitch(ManagedSwitch):
             return None
 
     def close(self) -> None:
-        """End the connection, and with it the role of primary."""
+        """Close the connection, which ends the role of primary."""
         super().close()
-        self._epoch, self._sure = 0, False
+        self._epoch, self._verified = 0, False
 
-    def _corrected(self, epoch: int, wanted: Mapping[int, Wanted]) -> Iterator[Event]:
-        session, fresh = self._led(epoch)
-        if self._sure and jobs_agree(session, wanted):
+    def _reconcile(self, epoch: int, desired: Mapping[int, DesiredJob]) -> Iterator[Event]:
+        session, pipeline_is_new = self._ensure_primary(epoch)
+        if self._verified and jobs_agree(session, desired):
             return
         restored = 0
-        for event in self._repaired(session, wanted, fresh):
+        for event in self._repair(session, desired, pipeline_is_new):
             restored += event.kind == "restored"
             yield event
-        self._sure = True
-        yield from self._regained(restored)
+        self._verified = True
+        yield from self._report_regained(restored)
 
-    def _led(self, epoch: int) -> tuple[Session, bool]:
-        """Return the session as the primary of an epoch, and whether the pipeline was loaded just now."""
+    def _ensure_primary(self, epoch: int) -> tuple[Session, bool]:
+        """Become the primary in an epoch, and load the pipeline if it is not running.
+
+        Return the session, and whether the pipeline was loaded by this call.
+        """
         session = self._connected()
         if self._epoch == epoch:
             session.check_primary()
             return session, False
-        self._sure = False
-        self._check_unheld(session)
+        self._verified = False
+        self._check_leases_are_free(session)
         session.become_primary(epoch, patience_s=_CONNECT_S)
-        fresh = not session.runs(self._pipeline)
-        if fresh:
+        pipeline_is_new = not session.runs(self._pipeline)
+        if pipeline_is_new:
             session.commit(self._pipeline)
         try:
             driver_of(session).bring_up(self.described.tofino, "switches")
         except DescriptionError as error:
             raise SwitchError(f"switch: {self.name}: {error}") from None
         self._epoch = epoch
-        return session, fresh
+        return session, pipeline_is_new
 
-    def _check_unheld(self, session: Session) -> None:
-        """Raise SwitchError if another controller holds a job there, as becoming primary would end it."""
+    def _check_leases_are_free(self, session: Session) -> None:
+        """Raise SwitchError if another controller has a lease on a job, which a new primary would end."""
         jobs: list[AdmittedJob] = []
         with suppress(SwitchError):  # there is no pipeline, or one of another program
             jobs = read_jobs(session)
         for job in jobs:
             try:
-                session.check_unheld(job.job_id)
-            except HeldError as error:
+                session.check_lease_is_free(job.job_id)
+            except LeaseHeldError as error:
                 raise SwitchError(f"switch: {self.name}: {error}") from None
 
-    def _repaired(self, session: Session, wanted: Mapping[int, Wanted], fresh: bool) -> Iterator[Event]:
-        tables = Tables(session)
-        present, hosts = tables.present(), values(session, tables.rows["hosts"])
-        self.refused = {job_id: why for job_id, why in self.refused.items() if job_id in wanted}
-        for job_id in present.keys() - wanted.keys():
+    def _repair(
+        self, session: Session, desired: Mapping[int, DesiredJob], pipeline_is_new: bool
+    ) -> Iterator[Event]:
+        """Compare all tables with the desired jobs, and remove and restore jobs. Yield events."""
+        tables = TableSnapshot(session)
+        present, hosts = tables.job_rows(), encoded_rows(session, tables.rows["hosts"])
+        self.refused = {job_id: why for job_id, why in self.refused.items() if job_id in desired}
+        for job_id in present.keys() - desired.keys():
             close_job(session, job_id, tables.generations.get(job_id, 0))
             yield Event("removed", f"job: {job_id}: removed from {self.name}, where it should not be", job_id)
-        used = {port for job in wanted.values() for port in job.plan.ports}
-        # Read again, as closing jobs may have removed some.
+        used = {port for job in desired.values() for port in job.plan.ports}
+        # Read the rows again: `close_job` may have removed some.
         idle = [row for row in session.entries("hosts") if row["egress_port"] not in used]
-        session.write(changes(session, idle, []))
+        session.write(row_updates(session, idle, []))
         free = True
-        for job_id, job in wanted.items():
+        for job_id, job in desired.items():
             rows = present.get(job_id, [])
             if tables.has_group(job.plan) and is_complete(session, job, rows, hosts):
                 continue
             try:
-                yield self._put_back(session, job_id, job, free=free)
-                free = not fresh  # one job's freeing is enough for all slots of a new pipeline
+                yield self._restore_job(session, job_id, job, free=free)
+                free = not pipeline_is_new  # in a new pipeline, the first job's restoration frees all slots
             except DescriptionError as error:
                 if self.refused.get(job_id) != str(error):
                     yield Event("error", f"job: {job_id}: {error}", job_id)
@@ -321,54 +328,54 @@ class OwnedSwitch(ManagedSwitch):
 class SharedSwitch(ManagedSwitch):
     """A switch to which other controllers admit their jobs, too.
 
-    Theory of operation. The controller holds each of its jobs, in a role of the job's own, and is the
-    primary only while it writes. A check reads one row of each of its jobs. A switch without the row has lost
-    its tables: it gets a pipeline if it runs none, and the job. If it has the job closed or in another
-    generation, or runs another program, somebody else has ended the job. While another controller is the
-    primary, e.g. to put back its own job, the check waits for the next poll.
+    Theory of operation. The controller has a lease on each of its jobs, and is the primary only while it
+    writes. A check reads one row of each of its jobs. If the row is missing, the switch has lost its tables:
+    the pipeline is loaded if none is running, and the job is restored. If the job is closed or has another
+    generation, or another program is running, somebody else has ended the job. If another controller is the
+    primary, e.g. to restore its own job, the check is repeated at the next poll.
     """
 
     def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: Identity | None) -> None:
         super().__init__(described, pipeline, identity)
-        self._halfway: set[int] = set()
+        self._partly_restored: set[int] = set()
 
-    def hold(self, job_id: int) -> None:
-        """Hold a job until `release` or `close`. Connect, or again if the switch was restarted.
+    def acquire_lease(self, job_id: int) -> None:
+        """Connect, again if the switch was restarted, and acquire the lease on a job.
 
-        Raises SwitchError, HeldError if another controller holds the job.
+        Raises SwitchError, or LeaseHeldError if another controller has the lease.
         """
         if self._session is not None:
             try:
                 self._session.refresh()
             except SwitchError:
                 self.close()
-        self._connected(_FIRST_CONNECT_S).hold(job_id)
+        self._connected(_FIRST_CONNECT_S).acquire_lease(job_id)
 
-    def release(self, job_id: int) -> None:
-        """Stop holding a job."""
-        self._halfway.discard(job_id)
+    def release_lease(self, job_id: int) -> None:
+        """Release the lease on a job."""
+        self._partly_restored.discard(job_id)
         if self._session is not None:
-            self._session.release(job_id)
+            self._session.release_lease(job_id)
 
     @contextmanager
-    def writing(self, epoch: int, job_id: int) -> Iterator[Session]:
-        """Hold the job, and be the primary for the time of the context. Raises as `hold`.
+    def as_primary(self, epoch: int, job_id: int) -> Iterator[Session]:
+        """Acquire the lease on a job, and be the primary during the body. Raises as `acquire_lease`.
 
-        Raises NotPrimaryError if another controller is the primary for too long.
+        Raises NotPrimaryError if another controller remains the primary for _PATIENCE_S.
         """
         session = self._connected()
-        session.hold(job_id)
+        session.acquire_lease(job_id)
         session.become_primary(patience_s=_PATIENCE_S)
         try:
             yield session
         finally:
             session.become_backup()
-        self.trouble, self._told = "", False
+        self.problem, self._loss_reported = "", False
 
     def load_pipeline(self, session: Session, plan: SwitchPlan) -> None:
-        """Load the pipeline if it does not run.
+        """Load the pipeline if it is not running.
 
-        Raises DescriptionError if another one of peelsum's has other jobs, which would be lost.
+        Raises DescriptionError if another pipeline of peelsum has jobs, which would be lost.
         """
         if session.runs(self._pipeline):
             return
@@ -382,24 +389,21 @@ class SharedSwitch(ManagedSwitch):
             )
         session.commit(self._pipeline)
 
-    def doubt(self) -> None:
-        """Do nothing: each check reads the rows of all its jobs."""
-
-    def _may_close(self, session: Session, job_id: int, generation: int) -> bool:
-        """Return False if somebody has admitted the job again."""
+    def _owns_generation(self, session: Session, job_id: int, generation: int) -> bool:
+        """Return False if another controller has admitted the job again."""
         return known_generation(session, job_id) in (generation, None)
 
-    def _corrected(self, epoch: int, wanted: Mapping[int, Wanted]) -> Iterator[Event]:
-        if not wanted:
+    def _reconcile(self, epoch: int, desired: Mapping[int, DesiredJob]) -> Iterator[Event]:
+        if not desired:
             return
         session, restored = self._connected(), 0
         missing = {}
-        for job_id, job in wanted.items():
+        for job_id, job in desired.items():
             try:
-                session.hold(job_id)
-                session.check_holds()
-                has_pipeline = job_id not in self._halfway and session.runs(self._pipeline)
-                if not has_pipeline or not self._has(session, job_id, job):
+                session.acquire_lease(job_id)
+                session.check_leases()
+                has_pipeline = job_id not in self._partly_restored and session.runs(self._pipeline)
+                if not has_pipeline or not self._has_job(session, job_id, job):
                     missing[job_id] = job
             except SwitchError:
                 raise
@@ -408,31 +412,33 @@ class SharedSwitch(ManagedSwitch):
         if missing:
             session.become_primary(patience_s=_CONNECT_S)
             try:
-                for event in self._restored(session, missing):
+                for event in self._restore_jobs(session, missing):
                     restored += event.kind == "restored"
                     yield event
             finally:
                 session.become_backup()
-        yield from self._regained(restored)
+        yield from self._report_regained(restored)
 
-    def _restored(self, session: Session, missing: Mapping[int, Wanted]) -> Iterator[Event]:
+    def _restore_jobs(self, session: Session, missing: Mapping[int, DesiredJob]) -> Iterator[Event]:
+        """Restore missing jobs, as the primary. Yield events."""
         for job_id, job in missing.items():
             try:
-                self._give_pipeline(session, job_id)
-                if job_id in self._halfway or not self._has(session, job_id, job):
-                    self._halfway.add(job_id)  # a job that was only half put back looks like an evicted one
-                    yield self._put_back(session, job_id, job)
-                self._halfway.discard(job_id)
+                self._ensure_pipeline(session, job_id)
+                if job_id in self._partly_restored or not self._has_job(session, job_id, job):
+                    self._partly_restored.add(
+                        job_id
+                    )  # a job that was only half put back looks like an evicted one
+                    yield self._restore_job(session, job_id, job)
+                self._partly_restored.discard(job_id)
             except SwitchError:
                 raise
             except ControlError as error:
                 yield Event("ended", str(error), job_id)
 
-    def _has(self, session: Session, job_id: int, job: Wanted) -> bool:
+    def _has_job(self, session: Session, job_id: int, job: DesiredJob) -> bool:
         """Return whether the switch has a job; False if it lost its tables.
 
-        Raises ControlError if it remembers the job closed or in another generation: only a new admission
-        helps.
+        Raises ControlError if the job is closed there, or has another generation: somebody else has ended it.
         """
         if known_generation(session, job_id, closed=False) == job.generation:
             return True
@@ -442,7 +448,8 @@ class SharedSwitch(ManagedSwitch):
             f"job: {job_id}: generation {job.generation} no longer runs on {self.name}; admit the job again"
         )
 
-    def _give_pipeline(self, session: Session, job_id: int) -> None:
+    def _ensure_pipeline(self, session: Session, job_id: int) -> None:
+        """Load the pipeline if none is running. Raises ControlError if another one is running."""
         if session.schema is None:
             session.commit(self._pipeline)
         elif not session.runs(self._pipeline):
@@ -451,22 +458,23 @@ class SharedSwitch(ManagedSwitch):
                 "job again to replace it"
             )
 
-    def _failed(self, error: SwitchError) -> Iterator[Event]:
+    def _report_failure(self, error: SwitchError) -> Iterator[Event]:
+        """Close the connection, and yield an event if the failure was not reported yet."""
         if not isinstance(error, NotPrimaryError):
-            yield from super()._failed(error)
+            yield from super()._report_failure(error)
 
 
-def jobs_agree(session: Session, wanted: Mapping[int, Wanted]) -> bool:
-    """Return whether the wanted jobs are open, and no others. Reads one table. Raises SwitchError."""
-    expected = values(session, [job_entry(job.plan, job.generation) for job in wanted.values()])
-    return values(session, [row for row in session.entries("jobs") if not is_closed(row)]) == expected
+def jobs_agree(session: Session, desired: Mapping[int, DesiredJob]) -> bool:
+    """Read the table `jobs`; return whether the desired jobs are open and no others. Raises SwitchError."""
+    expected = encoded_rows(session, [job_entry(job.plan, job.generation) for job in desired.values()])
+    return encoded_rows(session, [row for row in session.entries("jobs") if not is_closed(row)]) == expected
 
 
 def is_complete(
-    session: Session, job: Wanted, rows: Iterable[P4TableEntry], hosts: Collection[object]
+    session: Session, job: DesiredJob, rows: Iterable[P4TableEntry], hosts: Collection[object]
 ) -> bool:
-    """Return whether `rows` are all of a job's, and `hosts` have the addresses of its hosts."""
+    """Return whether `rows` are exactly a job's rows, and the encoded rows `hosts` include its hosts."""
     expected = [job_entry(job.plan, job.generation), *participant_entries(job.plan)]
-    if values(session, rows) != values(session, expected):
+    if encoded_rows(session, rows) != encoded_rows(session, expected):
         return False
-    return all(host in hosts for host in values(session, host_entries(job.plan)))
+    return all(host in hosts for host in encoded_rows(session, host_entries(job.plan)))
