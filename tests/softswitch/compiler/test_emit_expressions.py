@@ -146,7 +146,7 @@ def plain(text, values):
 def test_what_is_stored_is_what_integers_of_any_size_give(expr, values, bits):
     page = Page()
     try:
-        text, value = page.expressions.stored(expr, bits), page.expressions.value(expr)
+        text, value = page.expressions.truncated(expr, bits), page.expressions.value(expr)
     except UnsupportedConstruct:
         assume(False)
     true = meaning(expr, values)
@@ -185,7 +185,7 @@ def test_wide_numbers_limb_by_limb_are_never_refused(expr, other, values):
     for number in range(4):
         text, expected = page.expressions.limb(expr, number), true >> 64 * number & (1 << 64) - 1
         assert (plain(text, values), machine(text, values)) == (expected, expected), text
-    cut = page.expressions.stored(Binary("&", expr, Const(0xFFFF)), 64)
+    cut = page.expressions.truncated(Binary("&", expr, Const(0xFFFF)), 64)
     assert (plain(cut, values), machine(cut, values)) == (true & 0xFFFF,) * 2
     for one, op in ((other, "=="), (other, "!="), (expr, "==")):
         text = page.expressions.condition(Binary(op, expr, one))

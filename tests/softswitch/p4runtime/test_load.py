@@ -24,7 +24,7 @@ from patience import PATIENCE_S, until
 
 from peelsum.compiling import cache
 from peelsum.pipelines import pipeline
-from peelsum.softswitch.p4runtime.pipeline import Pipeline
+from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline
 from peelsum.softswitch.p4runtime.status import RequestError
 
 P4 = Path(__file__).parent / "p4"
@@ -52,7 +52,7 @@ def large():
 @pytest.fixture
 def built(large, device):
     """Return the test program's pipeline, without a server."""
-    return Pipeline(large.get_pipeline_config(), device)
+    return InstalledPipeline(large.get_pipeline_config(), device)
 
 
 @pytest.fixture

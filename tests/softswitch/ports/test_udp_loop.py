@@ -21,7 +21,7 @@ from peelsum.softswitch.data_plane import DataPlane
 from peelsum.softswitch.ports.pacing import PAUSE_US
 from peelsum.softswitch.ports.pacing_kernels import NEVER, due_in, hold, new_rings, release
 from peelsum.softswitch.ports.udp import UdpPorts
-from peelsum.softswitch.ports.udp_kernels import Column
+from peelsum.softswitch.ports.udp_kernels import UdpColumn
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Kind, fields_of, pack, packet_bytes
@@ -57,7 +57,6 @@ def rig_of(queues: Queues | None = None) -> Iterator[SimpleNamespace]:
         plane = stack.enter_context(DataPlane(device, ports))
         device.install(ours.switch)
         plane.turn(1)
-        assert plane._loop is not None
         hosts = {}
         for number, at in ports.listening.items():
             hosts[number] = sock = stack.enter_context(BatchSocket.bind(("127.0.0.1", 0), SIZE))
@@ -155,13 +154,13 @@ def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespac
 def test_a_kernel_that_refuses_so_many_segments_gets_fewer(rig: SimpleNamespace) -> None:
     if not rig.ports.ports[1].socket.offload:
         pytest.skip("the kernel does not segment")
-    rig.ports.sockets.state[0, Column.SEGMENTS] = 1000  # more than a datagram holds
+    rig.ports.sockets.state[0, UdpColumn.SEGMENTS] = 1000  # more than a datagram holds
     rig.job.rig.set_group(1, [1, 2] * 4)
     rig.hosts[SERVER].send(results(120))
     for port in (1, 2):
         got = turn_until(rig, port, 480)
         assert np.array_equal(fields_of(got, LANES)["chunk_id"], np.repeat(np.arange(120), 4))
-    assert rig.ports.sockets.state[0, Column.SEGMENTS] <= 64
+    assert rig.ports.sockets.state[0, UdpColumn.SEGMENTS] <= 64
 
 
 def test_frames_from_the_controller_pass(rig: SimpleNamespace) -> None:
@@ -252,7 +251,7 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
     limit = 16
     with rig_of() as rig:
         rings = new_rings([1, 3], limit, SIZE, rig.ports.sockets)
-        outbox = rig.ports.outbox_for(2 * limit)
+        send_buffers = rig.ports.send_buffers_for(2 * limit)
         waiting: dict[int, list[tuple[int, bytes]]] = {1: [], 3: []}
         now = (1 << 48) - 3000
         for _ in range(60):
@@ -284,7 +283,7 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
             assert due_in(rings, now) == expected
             now += int(random.integers(0, 200))
             paused_until = int(rings.paused_until[0])
-            assert release(rings, rig.ports.sockets, outbox, now) == -1
+            assert release(rings, rig.ports.sockets, send_buffers, now) == -1
             some_due = any(at <= now for queue in waiting.values() for at, _ in queue)
             assert rings.paused_until[0] == (now + PAUSE_US if some_due else paused_until)
             for port, queue in waiting.items():

@@ -92,7 +92,7 @@ def test_what_numba_gives_up_is_interpreted(monkeypatch, caplog):
         tried.append(source)
         raise RecursionError
 
-    monkeypatch.setattr(compiled, "through_numba", give_up)
+    monkeypatch.setattr(compiled, "compiled_by_numba", give_up)
     switch = Switch(parse(one_array(4), "foreign"), "numba")
     assert (switch.mode, len(tried)) == ("python", 1)
     (line,) = said(caplog)
@@ -125,7 +125,7 @@ def test_branches_that_python_cannot_load_are_refused():
     branches = "".join(f"{'elif' if n else 'if'} x == {n}:\n    y = {n}\n" for n in range(20_000))
     generated = replace(generate(parse(one_array(4), "foreign")), source=branches)
     with pytest.raises(UnsupportedConstruct, match="too many branches in a row; use shorter header stacks"):
-        compiled.as_it_is(generated)
+        compiled.interpreted(generated)
 
 
 # --- the next element of a stack --------------------------------------------------------------------

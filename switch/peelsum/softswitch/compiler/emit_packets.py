@@ -1,9 +1,9 @@
 """Writes code that extracts, validates and deparses headers, and moves those of header stacks.
 
-In generated code, the packet starts at byte `base` of `data`; `off` bytes are parsed and `left` bytes remain.
-A stack's elements are ordinary headers; one variable per stack counts the filled ones. Where every path of
-the parser has filled as many, `next` is one known element. Elsewhere, e.g. in a loop, the code finds it by
-the variable when a packet is processed.
+In generated code, the packet starts at byte `base` of `data`. Of its bytes, `parsed` are parsed and
+`remaining` are not. A stack's elements are ordinary headers, and one variable per stack counts the filled
+ones. Where all paths of the parser have filled the same number, `next` is known when code is generated.
+Elsewhere, e.g. in a loop, the code tests the variable.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def stop_parser(emit: Emitter, test: str, error: str) -> None:
 def extract(emit: Emitter, header: str) -> None:
     """Extract a header from the packet."""
     size = emit.constant(emit.program.headers[header].bits // 8)
-    stop_parser(emit, f"left < {size}", "PacketTooShort")
-    emit.line("at = base + off")
+    stop_parser(emit, f"remaining < {size}", "PacketTooShort")
+    emit.line("at = base + parsed")
     for chunk in emit.storage.chunks[header]:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(chunk.name)} = {emit.load_bits('at', chunk.offset, chunk.bits)}")
@@ -39,8 +39,8 @@ def extract(emit: Emitter, header: str) -> None:
                     f"{emit.name(chunk.name)}[k] = load{chunk.bits}(data, {_element(emit, 'at', chunk)})"
                 )
     emit.line(f"{emit.validity(header)} = True")
-    emit.line(f"off = off + {size}")
-    emit.line(f"left = left - {size}")
+    emit.line(f"parsed = parsed + {size}")
+    emit.line(f"remaining = remaining - {size}")
 
 
 def _element(emit: Emitter, base: str, array: Array) -> str:
@@ -96,12 +96,12 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
 
 def copy_fields(emit: Emitter, target: str, source: str) -> None:
     """Copy a header's fields from another of its type."""
-    for to, chunk in zip(emit.storage.chunks[target], emit.storage.chunks[source], strict=True):
+    for target_chunk, chunk in zip(emit.storage.chunks[target], emit.storage.chunks[source], strict=True):
         if isinstance(chunk, Variable):
-            emit.line(f"{emit.name(to.name)} = {emit.name(chunk.name)}")
+            emit.line(f"{emit.name(target_chunk.name)} = {emit.name(chunk.name)}")
         else:
             with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
-                emit.line(f"{emit.name(to.name)}[k] = {emit.name(chunk.name)}[k]")
+                emit.line(f"{emit.name(target_chunk.name)}[k] = {emit.name(chunk.name)}[k]")
 
 
 # --- header stacks -------------------------------------------------------------------------------
@@ -132,28 +132,28 @@ def push(emit: Emitter, stack: str, places: int) -> None:
     for header in elements[:places]:
         emit.line(f"{emit.validity(header)} = False")
     count, size = emit.stack_count(stack), emit.constant(len(elements))
-    moved = f"{count} + {emit.constant(places)}"
-    emit.line(f"{count} = {moved} if {moved} < {size} else {size}")
+    shifted_count = f"{count} + {emit.constant(places)}"
+    emit.line(f"{count} = {shifted_count} if {shifted_count} < {size} else {size}")
 
 
 def pop(emit: Emitter, stack: str, places: int) -> None:
     """Shift a stack's elements down; the first ones are lost."""
     emit.filled.pop(stack, None)
     elements = emit.program.stacks[stack]
-    kept = max(len(elements) - places, 0)
-    for number in range(kept):
+    remaining = max(len(elements) - places, 0)
+    for number in range(remaining):
         _move(emit, elements[number], elements[number + places])
-    for header in elements[kept:]:
+    for header in elements[remaining:]:
         emit.line(f"{emit.validity(header)} = False")
-    count, gone = emit.stack_count(stack), emit.constant(places)
-    emit.line(f"{count} = {count} - {gone} if {count} > {gone} else {emit.constant(0)}")
+    count, removed = emit.stack_count(stack), emit.constant(places)
+    emit.line(f"{count} = {count} - {removed} if {count} > {removed} else {emit.constant(0)}")
 
 
 def copy_stack(emit: Emitter, target: str, source: str) -> None:
     """Copy a stack from another of its type."""
     emit.filled.pop(target, None)
-    for to, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
-        copy_header(emit, to, header)
+    for target_header, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
+        copy_header(emit, target_header, header)
     emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")
 
 
@@ -190,17 +190,17 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
         return
     texts = []
     for part in group:
-        shift = end - part.offset - part.bits
+        field_shift = end - part.offset - part.bits
         name = emit.name(part.name)
-        texts.append(f"({name} << {emit.constant(shift)})" if shift else name)
+        texts.append(f"({name} << {emit.constant(field_shift)})" if field_shift else name)
     text, first, count = " | ".join(texts), group[0].offset // 8, (end - group[0].offset) // 8
     if len(texts) > 1 and count not in SIZES:
         emit.line(f"word = {text}")
         text = "word"
     for size in SIZES:
         while count >= size:
-            after = 8 * (count - size)
-            shifted = f"({text}) >> {emit.constant(after)}" if after else text
+            shift = 8 * (count - size)
+            shifted = f"({text}) >> {emit.constant(field_shift)}" if shift else text
             emit.line(f"store{8 * size}(out, to + {emit.constant(first)}, {shifted})")
             first, count = first + size, count - size
 

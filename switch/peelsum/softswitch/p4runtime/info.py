@@ -1,7 +1,7 @@
-"""Indexes a P4Info by id for requests: names, widths and match kinds.
+"""Indexes a P4Info by id: names, widths and match kinds of what requests may refer to.
 
-A P4Info with something that the softswitch does not support (action profiles, meters, translated types and so
-on) is refused.
+A P4Info with something that the softswitch does not support is refused, e.g. action profiles, meters, or
+translated types.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ def _refuse_unsupported(p4info: p4i.P4Info) -> None:
             raise unimplemented(f"translated type {name}")
 
 
-def _id_name(item: Any) -> tuple[int, str]:
-    if not item.preamble.id:
-        raise invalid(f"p4info: {item.preamble.name!r} has no id; compile the program again")
-    return item.preamble.id, item.preamble.name
+def _id_name(declaration: Any) -> tuple[int, str]:
+    if not declaration.preamble.id:
+        raise invalid(f"p4info: {declaration.preamble.name!r} has no id; compile the program again")
+    return declaration.preamble.id, declaration.preamble.name
 
 
 def _by_id(items: Iterable[_T]) -> dict[int, _T]:

@@ -1,11 +1,11 @@
 """Registers, counters and multicast groups of a running switch, for the control plane.
 
-They are views of the arrays that generated code uses; every access holds the switch's lock.
+Their memory is the arrays that generated code uses, so every access holds the switch's lock.
 """
 
 from __future__ import annotations
 
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,7 +33,7 @@ class Register:
     def read(self, index: int) -> int:
         """Return a cell's value. Raises InvalidEntry for an index out of range."""
         with self._lock:
-            return int(self._cells[_checked(self.name, index, self.size)])
+            return int(self._cells[_checked_index(self.name, index, self.size)])
 
     def write(self, index: int, value: int) -> None:
         """Set a cell. Raises InvalidEntry for an index out of range or a value that does not fit."""
@@ -42,7 +42,7 @@ class Register:
                 f"register {self.name}: {value} does not fit {self.bits} bits; use a smaller value"
             )
         with self._lock:
-            self._cells[_checked(self.name, index, self.size)] = value
+            self._cells[_checked_index(self.name, index, self.size)] = value
 
     def values(self) -> NDArray[np.uint32 | np.uint64]:
         """Return a consistent copy of all cells."""
@@ -50,7 +50,7 @@ class Register:
             return self._cells.copy()
 
 
-class Counter:
+class IndirectCounter:
     """An indirect counter of `size` cells. As in BMv2, each always counts both packets and bytes."""
 
     def __init__(self, name: str, plan: CounterPlan, cells: NDArray[np.uint64], lock: FairLock) -> None:
@@ -62,13 +62,13 @@ class Counter:
     def read(self, index: int) -> tuple[int, int]:
         """Return a cell's packets and bytes. Raises InvalidEntry for an index out of range."""
         with self._lock:
-            packets, octets = self._cells[_checked(self.name, index, self.size)]
+            packets, octets = self._cells[_checked_index(self.name, index, self.size)]
             return int(packets), int(octets)
 
     def write(self, index: int, packets: int, octets: int) -> None:
         """Set a cell. Raises InvalidEntry for an index out of range."""
         with self._lock:
-            self._cells[_checked(self.name, index, self.size)] = packets & _WORD, octets & _WORD
+            self._cells[_checked_index(self.name, index, self.size)] = packets & _WORD, octets & _WORD
 
     def values(self) -> NDArray[np.uint64]:
         """Return a consistent copy of all cells: uint64[size, 2] of packets and bytes."""
@@ -76,7 +76,7 @@ class Counter:
             return self._cells.copy()
 
 
-class Groups:
+class ReplicationGroups:
     """Multicast groups or clone sessions: each is a list of (port, instance), served in the order given.
 
     Generated code reads `memory`: for group g, elements 2 g and 2 g + 1 hold the index of its first replica
@@ -84,10 +84,10 @@ class Groups:
     """
 
     def __init__(self, lock: FairLock, what: str = "multicast group", limit: int = 1 << 16) -> None:
-        """what: the noun for one in errors. limit: all numbers are below it."""
+        """what: the noun for a group in errors. limit: all numbers of groups are below it."""
         self.what, self.limit = what, limit
         self._groups: dict[int, tuple[tuple[int, int], ...]] = {}
-        self._sizes: Tally[int] = Tally()
+        self._sizes: Counter[int] = Counter()
         self._lock = lock
         self._used = 2 * self.limit
         self.memory = np.zeros(self._used + 256, np.uint64)
@@ -102,18 +102,18 @@ class Groups:
             if not 0 <= port < 1 << 16 or not 0 <= instance < 1 << 16:
                 raise InvalidEntry(f"{self.what} {group}: ({port}, {instance}) does not fit 16 bits each")
         with self._lock:
-            self._forget(group)
+            self._remove(group)
             self._groups[group] = tuple((port, instance) for port, instance in replicas)
             self._sizes[len(replicas)] += 1
-            self._place(group)
+            self._store(group)
 
     def delete(self, group: int) -> None:
         """Remove a group. Raises NoSuchEntry."""
         with self._lock:
             self.get(group)
-            self._forget(group)
+            self._remove(group)
             self.memory[2 * group : 2 * group + 2] = 0
-            self._measure()
+            self._update_most_copies()
 
     def get(self, group: int) -> tuple[tuple[int, int], ...]:
         """Return a group's replicas. Raises NoSuchEntry."""
@@ -130,13 +130,13 @@ class Groups:
         with self._lock:
             return sorted(self._groups)
 
-    def _place(self, group: int) -> None:
+    def _store(self, group: int) -> None:
         replicas = self._groups[group]
         if self._used + 2 * len(replicas) > len(self.memory):
-            self._pack()
+            self._compact()
         else:
             self._write(group)
-        self._measure()
+        self._update_most_copies()
 
     def _write(self, group: int) -> None:
         replicas = self._groups[group]
@@ -145,26 +145,26 @@ class Groups:
         self.memory[self._used : end] = np.array(replicas, np.uint64).reshape(-1)
         self._used = end
 
-    def _pack(self) -> None:
-        """Write all groups into new memory with spare room, leaving out replaced ones."""
+    def _compact(self) -> None:
+        """Write all groups into new memory with free space, without the replicas of replaced groups."""
         needed = 2 * self.limit + 2 * sum(map(len, self._groups.values()))
         self.memory = np.zeros(2 * needed - 2 * self.limit + 256, np.uint64)
         self._used = 2 * self.limit
         for group in self._groups:
             self._write(group)
 
-    def _forget(self, group: int) -> None:
-        replaced = self._groups.pop(group, None)
-        if replaced is not None:
-            self._sizes[len(replaced)] -= 1
-            if not self._sizes[len(replaced)]:
-                del self._sizes[len(replaced)]
+    def _remove(self, group: int) -> None:
+        replicas = self._groups.pop(group, None)
+        if replicas is not None:
+            self._sizes[len(replicas)] -= 1
+            if not self._sizes[len(replicas)]:
+                del self._sizes[len(replicas)]
 
-    def _measure(self) -> None:
+    def _update_most_copies(self) -> None:
         self.most_copies = max(1, *self._sizes) if self._sizes else 1
 
 
-def _checked(name: str, index: int, size: int) -> int:
+def _checked_index(name: str, index: int, size: int) -> int:
     if not 0 <= index < size:
         raise InvalidEntry(f"{name}: index {index} is not in 0..{size - 1}")
     return index
