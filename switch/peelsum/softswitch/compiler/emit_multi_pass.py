@@ -53,14 +53,12 @@ class _PassRequests(Statements):
         emit = self._emit
         match part:
             case Clone(session, fields):
-                emit.line(
-                    f"cloning = {emit.expressions.truncated(session, 15)} | {emit.constant(_CLONE_FLAG)}"
-                )
-                emit.line(f"clone_fields = {emit.constant(fields)}")
+                emit.line(f"cloning = {emit.expressions.truncated(session, 15)} | {_CLONE_FLAG}")
+                emit.line(f"clone_fields = {fields}")
             case Resubmit(fields):
-                emit.line(f"resubmit_fields = {emit.constant(fields)}")
+                emit.line(f"resubmit_fields = {fields}")
             case Recirculate(fields):
-                emit.line(f"recirculate_fields = {emit.constant(fields)}")
+                emit.line(f"recirculate_fields = {fields}")
             case _:
                 super().statement(part)
 
@@ -84,8 +82,8 @@ class MultiPassWriter(SwitchWriter):
     def _start(self) -> None:
         super()._start()
         emit = self._emit
-        emit.line(f"head = pass_queue[{emit.constant(NEXT_ITEM)}]")
-        emit.line(f"tail = pass_queue[{emit.constant(ITEM_COUNT)}]")
+        emit.line(f"head = pass_queue[{NEXT_ITEM}]")
+        emit.line(f"tail = pass_queue[{ITEM_COUNT}]")
         emit.line("frames = data")
 
     # --- items ------------------------------------------------------------------------------------
@@ -122,73 +120,71 @@ class MultiPassWriter(SwitchWriter):
     def _take_item(self) -> None:
         """Write code that takes the next item or, if none waits, the next frame."""
         emit = self._emit
-        const_0, const_1 = emit.constant(0), emit.constant(1)
-        emit.line(f"item = {emit.constant(FIRST_ITEM)} + head * {emit.constant(self._item_words())}")
+        emit.line(f"item = {FIRST_ITEM} + head * {self._item_words()}")
         with emit.block("if head < tail:"):
             for word, name in enumerate(_HEADER_WORDS):
-                emit.line(f"{name} = pass_queue[item + {emit.constant(word)}]")
-            emit.line(f"head = head + {const_1}")
+                emit.line(f"{name} = pass_queue[item + {word}]")
+            emit.line("head = head + 1")
         with emit.block("else:"):
-            emit.line(f"kind = {emit.constant(_FRESH)}")
-            emit.line(f"fields = {const_0}")
-            emit.line(f"source = {const_0}")
+            emit.line(f"kind = {_FRESH}")
+            emit.line("fields = 0")
+            emit.line("source = 0")
             emit.line("base = frame * stride")
             emit.line("size = number(length[frame])")
             emit.line("in_port = number(port[frame])")
-        emit.line(f"data = frames if source == {const_0} else scratch")
+        emit.line("data = frames if source == 0 else scratch")
         for name in ("cloning", "clone_fields", "resubmit_fields", "recirculate_fields"):
-            emit.line(f"{name} = {const_0}")
+            emit.line(f"{name} = 0")
 
     def _append_item(self, kind: int, fields: str, words: Mapping[str, str]) -> None:
         """Append an item. Its header words come from `words`, or else from variables of the same names."""
         emit = self._emit
-        refused = f"pass_queue[{emit.constant(REFUSED_COUNT)}]"
-        with emit.block(f"if tail == {emit.constant(MOST_ITEMS)}:"):
-            emit.line(f"{refused} = {refused} + {emit.constant(1)}")
+        refused = f"pass_queue[{REFUSED_COUNT}]"
+        with emit.block(f"if tail == {MOST_ITEMS}:"):
+            emit.line(f"{refused} = {refused} + 1")
         with emit.block("else:"):
-            emit.line(f"new_item = {emit.constant(FIRST_ITEM)} + tail * {emit.constant(self._item_words())}")
-            header_words = {"kind": emit.constant(kind), "fields": fields, **words}
+            emit.line(f"new_item = {FIRST_ITEM} + tail * {self._item_words()}")
+            header_words = {"kind": str(kind), "fields": fields, **words}
             for word, name in enumerate(_HEADER_WORDS):
-                emit.line(f"pass_queue[new_item + {emit.constant(word)}] = {header_words.get(name, name)}")
+                emit.line(f"pass_queue[new_item + {word}] = {header_words.get(name, name)}")
             for _, name, word in self._field_list_variables():
-                emit.line(f"pass_queue[new_item + {emit.constant(word)}] = {name}")
+                emit.line(f"pass_queue[new_item + {word}] = {name}")
             for name, word, count in self._packet_variables() if kind in _UNPARSED_KINDS else ():
-                place, variable = f"pass_queue[new_item + {emit.constant(word)}", emit.name(name)
+                place, variable = f"pass_queue[new_item + {word}", emit.name(name)
                 if count:
-                    with emit.block(f"for k in range({emit.constant(count)}):"):
+                    with emit.block(f"for k in range({count}):"):
                         emit.line(f"{place} + k] = {variable}[k]")
                 else:
                     emit.line(f"{place}] = {variable}")
             if kind == _RECIRCULATED:
                 emit.line(f"copy(scratch, {words['base']}, out, sent * out_stride, {words['size']})")
-            emit.line(f"tail = tail + {emit.constant(1)}")
+            emit.line("tail = tail + 1")
 
     def _restore_variables(self) -> None:
         """Restore all variables from an item."""
         emit = self._emit
         for name, word, count in self._packet_variables():
-            place = f"pass_queue[item + {emit.constant(word)}"
+            place = f"pass_queue[item + {word}"
             if count:
-                with emit.block(f"for k in range({emit.constant(count)}):"):
+                with emit.block(f"for k in range({count}):"):
                     emit.line(f"{name}[k] = {place} + k]")
             else:
-                emit.line(f"{name} = {place}]" + (f" != {emit.constant(0)}" if name in self._flags else ""))
+                emit.line(f"{name} = {place}]" + (" != 0" if name in self._flags else ""))
 
     def _restore_fields(self) -> None:
         """Restore the metadata of the item's field list."""
         emit = self._emit
         for number, refs in self._program.field_lists.items():
-            with emit.block(f"if fields == {emit.constant(number)}:"):
+            with emit.block(f"if fields == {number}:"):
                 for ref, name, word in self._field_list_variables():
                     if ref in refs:
-                        emit.line(f"{name} = pass_queue[item + {emit.constant(word)}]")
+                        emit.line(f"{name} = pass_queue[item + {word}]")
 
     # --- one pass ---------------------------------------------------------------------------------
 
     def _packet(self) -> None:
         """Process an item, or a new frame if there is none; continue with the next frame when none waits."""
         emit = self._emit
-        const_0 = emit.constant(0)
         self._take_item()
         with emit.block(f"if {self._kind_test(*_UNPARSED_KINDS)}:"):
             self._restore_variables()
@@ -199,7 +195,7 @@ class MultiPassWriter(SwitchWriter):
             self._ingress()
             self._choose_copies()
             self._after_ingress()
-        with emit.block(f"elif kind != {emit.constant(_DEFERRED)}:"):
+        with emit.block(f"elif kind != {_DEFERRED}:"):
             for header in self._program.headers.values():
                 if header.metadata:
                     clear_chunks(emit, self._storage.chunks[header.name])
@@ -208,15 +204,15 @@ class MultiPassWriter(SwitchWriter):
         with emit.block("for _ in range(replicas):"):
             self._write_copy()
         with emit.block("if head == tail:"):
-            emit.line(f"head = {const_0}")
-            emit.line(f"tail = {const_0}")
-        emit.line(f"pass_queue[{emit.constant(NEXT_ITEM)}] = head")
-        emit.line(f"pass_queue[{emit.constant(ITEM_COUNT)}] = tail")
-        with emit.block(f"if tail != {const_0}:"):
+            emit.line("head = 0")
+            emit.line("tail = 0")
+        emit.line(f"pass_queue[{NEXT_ITEM}] = head")
+        emit.line(f"pass_queue[{ITEM_COUNT}] = tail")
+        with emit.block("if tail != 0:"):
             emit.line("continue")
 
     def _kind_test(self, *kinds: int) -> str:
-        return " or ".join(f"kind == {self._emit.constant(kind)}" for kind in kinds)
+        return " or ".join(f"kind == {kind}" for kind in kinds)
 
     def _set_arrival_metadata(self) -> None:
         """Set the metadata that parsers may read.
@@ -226,40 +222,38 @@ class MultiPassWriter(SwitchWriter):
         emit = self._emit
         with emit.block(f"if {self._kind_test(_FRESH, _INGRESS_CLONE)}:"):
             self._set_intrinsic("standard_metadata.ingress_port", "in_port", mask=True)
-        with emit.block(f"if kind == {emit.constant(_FRESH)}:"):
+        with emit.block(f"if kind == {_FRESH}:"):
             self._set_intrinsic("intrinsic_metadata.ingress_global_timestamp", "now", mask=True)
         with emit.block(f"if {self._kind_test(_RECIRCULATED, _RESUBMITTED)}:"):
             self._restore_fields()
-        with emit.block(f"if kind != {emit.constant(_INGRESS_CLONE)}:"):
+        with emit.block(f"if kind != {_INGRESS_CLONE}:"):
             self._set_intrinsic("standard_metadata.instance_type", "kind")
             self._set_intrinsic("standard_metadata.packet_length", "size")
 
     def _after_ingress(self) -> None:
         """Append the clone, then either resubmit the packet or let it continue to its destination."""
         emit = self._emit
-        const_0 = emit.constant(0)
         if Resubmit in self._ingress_requests:
-            with emit.block(f"if resubmit_fields != {const_0}:"):
-                emit.line(f"replicas = {const_0}")
+            with emit.block("if resubmit_fields != 0:"):
+                emit.line("replicas = 0")
         if Clone in self._ingress_requests:
-            with emit.block(f"if cloning != {const_0}:"):
+            with emit.block("if cloning != 0:"):
                 self._append_clone(_INGRESS_CLONE)
-                room = f"tail != {emit.constant(MOST_ITEMS)}"
-                with emit.block(f"if copied != {const_0} and replicas != {const_0} and {room}:"):
-                    self._append_item(_DEFERRED, const_0, {})
-                    emit.line(f"replicas = {const_0}")
+                room = f"tail != {MOST_ITEMS}"
+                with emit.block(f"if copied != 0 and replicas != 0 and {room}:"):
+                    self._append_item(_DEFERRED, "0", {})
+                    emit.line("replicas = 0")
         if Resubmit in self._ingress_requests:
-            with emit.block(f"if resubmit_fields != {const_0}:"):
+            with emit.block("if resubmit_fields != 0:"):
                 self._append_item(_RESUBMITTED, "resubmit_fields", {})
 
     def _append_clone(self, kind: int) -> None:
         """Append a clone, unless its session has no ports."""
         emit = self._emit
-        const_0, const_1, const_2 = map(emit.constant, (0, 1, 2))
-        emit.line(f"session = {const_2} * (cloning & {emit.constant(_CLONE_FLAG - 1)})")
-        emit.line(f"copied = sessions[session + {const_1}]")
-        copies = {"replica": "sessions[session]", "replicas": "copied", "group": const_1}
-        with emit.block(f"if copied != {const_0}:"):
+        emit.line(f"session = 2 * (cloning & {_CLONE_FLAG - 1})")
+        emit.line("copied = sessions[session + 1]")
+        copies = {"replica": "sessions[session]", "replicas": "copied", "group": "1"}
+        with emit.block("if copied != 0:"):
             self._append_item(kind, "clone_fields", copies)
 
     # --- once per copy ----------------------------------------------------------------------------
@@ -269,13 +263,13 @@ class MultiPassWriter(SwitchWriter):
         emit = self._emit
         with emit.block(f"if {self._kind_test(_INGRESS_CLONE, _EGRESS_CLONE)}:"):
             emit.line("instance = kind")
-        emit.line(f"cloning = {emit.constant(0)}")
-        emit.line(f"recirculate_fields = {emit.constant(0)}")
+        emit.line("cloning = 0")
+        emit.line("recirculate_fields = 0")
 
     def _egress(self) -> None:
         super()._egress()
         if Clone in self._egress_requests:
-            with self._emit.block(f"if cloning != {self._emit.constant(0)}:"):
+            with self._emit.block("if cloning != 0:"):
                 self._append_clone(_EGRESS_CLONE)
 
     def _write_departure(self) -> None:
@@ -285,8 +279,8 @@ class MultiPassWriter(SwitchWriter):
             super()._write_departure()
             return
         size = "(to + remaining - sent * out_stride)"
-        queue_words = {"source": emit.constant(1), "base": "tail * out_stride", "size": size}
-        with emit.block(f"if recirculate_fields != {emit.constant(0)}:"):
-            self._append_item(_RECIRCULATED, "recirculate_fields", queue_words)
+        words = {"source": "1", "base": "tail * out_stride", "size": size}
+        with emit.block("if recirculate_fields != 0:"):
+            self._append_item(_RECIRCULATED, "recirculate_fields", words)
         with emit.block("else:"):
             super()._write_departure()

@@ -20,21 +20,20 @@ from peelsum.softswitch.errors import UnsupportedConstruct
 def stop_parser(emit: Emitter, test: str, error: str) -> None:
     """End the parser if `test` holds. `error` is a name from P4's core library, or the text of a number."""
     with emit.block(f"if {test}:"):
-        known = emit.program.errors.get(error)
-        emit.line(f"parser_error = {emit.constant(known) if known is not None else error}")
+        emit.line(f"parser_error = {emit.program.errors.get(error, error)}")
         emit.line("break")
 
 
 def extract(emit: Emitter, header: str) -> None:
     """Extract a header from the packet."""
-    size = emit.constant(emit.program.headers[header].bits // 8)
+    size = emit.program.headers[header].bits // 8
     stop_parser(emit, f"remaining < {size}", "PacketTooShort")
     emit.line("at = base + parsed")
     for chunk in emit.storage.chunks[header]:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(chunk.name)} = {emit.load_bits('at', chunk.offset, chunk.bits)}")
         else:
-            with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
+            with emit.block(f"for k in range({chunk.count}):"):
                 emit.line(
                     f"{emit.name(chunk.name)}[k] = load{chunk.bits}(data, {_element(emit, 'at', chunk)})"
                 )
@@ -44,7 +43,7 @@ def extract(emit: Emitter, header: str) -> None:
 
 
 def _element(emit: Emitter, base: str, array: Array) -> str:
-    return f"{base} + {emit.constant(array.offset // 8)} + k * {emit.constant(array.bits // 8)}"
+    return f"{base} + {array.offset // 8} + k * {array.bits // 8}"
 
 
 # --- validity -------------------------------------------------------------------------------------
@@ -52,13 +51,12 @@ def _element(emit: Emitter, base: str, array: Array) -> str:
 
 def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
     """Set the fields in `chunks` to 0."""
-    zero = emit.constant(0)
     for chunk in chunks:
         if isinstance(chunk, Variable):
-            emit.line(f"{emit.name(chunk.name)} = {zero}")
+            emit.line(f"{emit.name(chunk.name)} = 0")
         else:
-            with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
-                emit.line(f"{emit.name(chunk.name)}[k] = {zero}")
+            with emit.block(f"for k in range({chunk.count}):"):
+                emit.line(f"{emit.name(chunk.name)}[k] = 0")
 
 
 def add_header(emit: Emitter, header: str) -> None:
@@ -78,7 +76,7 @@ def remove_header(emit: Emitter, header: str) -> None:
 
 def _resize(emit: Emitter, sign: str, header: str) -> None:
     size = emit.name(CURRENT_SIZE)
-    emit.line(f"{size} = {size} {sign} {emit.constant(emit.program.headers[header].bits // 8)}")
+    emit.line(f"{size} = {size} {sign} {emit.program.headers[header].bits // 8}")
 
 
 def copy_header(emit: Emitter, target: str, source: str) -> None:
@@ -100,7 +98,7 @@ def copy_fields(emit: Emitter, target: str, source: str) -> None:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(target_chunk.name)} = {emit.name(chunk.name)}")
         else:
-            with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
+            with emit.block(f"for k in range({chunk.count}):"):
                 emit.line(f"{emit.name(target_chunk.name)}[k] = {emit.name(chunk.name)}[k]")
 
 
@@ -113,14 +111,14 @@ def extract_next(emit: Emitter, stack: str) -> None:
     count, filled = emit.stack_count(stack), emit.filled.get(stack)
     if filled is not None and filled < len(elements):
         extract(emit, elements[filled])
-        emit.line(f"{count} = {emit.constant(filled + 1)}")
+        emit.line(f"{count} = {filled + 1}")
         emit.filled[stack] = filled + 1
         return
-    stop_parser(emit, f"{count} == {emit.constant(len(elements))}", "StackOutOfBounds")
+    stop_parser(emit, f"{count} == {len(elements)}", "StackOutOfBounds")
     for number, header in enumerate(elements):
-        with emit.block(f"{'elif' if number else 'if'} {count} == {emit.constant(number)}:"):
+        with emit.block(f"{'elif' if number else 'if'} {count} == {number}:"):
             extract(emit, header)
-    emit.line(f"{count} = {count} + {emit.constant(1)}")
+    emit.line(f"{count} = {count} + 1")
 
 
 def push(emit: Emitter, stack: str, places: int) -> None:
@@ -131,8 +129,8 @@ def push(emit: Emitter, stack: str, places: int) -> None:
         _move(emit, elements[number], elements[number - places])
     for header in elements[:places]:
         emit.line(f"{emit.validity(header)} = False")
-    count, size = emit.stack_count(stack), emit.constant(len(elements))
-    shifted_count = f"{count} + {emit.constant(places)}"
+    count, size = emit.stack_count(stack), len(elements)
+    shifted_count = f"{count} + {places}"
     emit.line(f"{count} = {shifted_count} if {shifted_count} < {size} else {size}")
 
 
@@ -145,8 +143,8 @@ def pop(emit: Emitter, stack: str, places: int) -> None:
         _move(emit, elements[number], elements[number + places])
     for header in elements[remaining:]:
         emit.line(f"{emit.validity(header)} = False")
-    count, removed = emit.stack_count(stack), emit.constant(places)
-    emit.line(f"{count} = {count} - {removed} if {count} > {removed} else {emit.constant(0)}")
+    count = emit.stack_count(stack)
+    emit.line(f"{count} = {count} - {places} if {count} > {places} else 0")
 
 
 def copy_stack(emit: Emitter, target: str, source: str) -> None:
@@ -171,7 +169,7 @@ def deparse(emit: Emitter, header: str) -> None:
         group: list[Variable] = []
         for chunk in emit.storage.chunks[header]:
             if isinstance(chunk, Array):
-                with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
+                with emit.block(f"for k in range({chunk.count}):"):
                     place = _element(emit, "to", chunk)
                     emit.line(f"store{chunk.bits}(out, {place}, {emit.name(chunk.name)}[k])")
                 continue
@@ -179,7 +177,7 @@ def deparse(emit: Emitter, header: str) -> None:
             if (chunk.offset + chunk.bits) % 8 == 0:
                 _store_group(emit, group)
                 group = []
-        emit.line(f"to = to + {emit.constant(emit.program.headers[header].bits // 8)}")
+        emit.line(f"to = to + {emit.program.headers[header].bits // 8}")
 
 
 def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
@@ -192,7 +190,7 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
     for part in group:
         field_shift = end - part.offset - part.bits
         name = emit.name(part.name)
-        texts.append(f"({name} << {emit.constant(field_shift)})" if field_shift else name)
+        texts.append(f"({name} << {field_shift})" if field_shift else name)
     text, first, count = " | ".join(texts), group[0].offset // 8, (end - group[0].offset) // 8
     if len(texts) > 1 and count not in SIZES:
         emit.line(f"word = {text}")
@@ -200,8 +198,8 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
     for size in SIZES:
         while count >= size:
             shift = 8 * (count - size)
-            shifted = f"({text}) >> {emit.constant(field_shift)}" if shift else text
-            emit.line(f"store{8 * size}(out, to + {emit.constant(first)}, {shifted})")
+            shifted = f"({text}) >> {shift}" if shift else text
+            emit.line(f"store{8 * size}(out, to + {first}, {shifted})")
             first, count = first + size, count - size
 
 
@@ -211,6 +209,6 @@ def _store_bytewise(emit: Emitter, group: Sequence[Variable]) -> None:
         for part in group:
             shift = 8 * (byte + 1) - part.offset - part.bits  # of the field's low end from the byte's
             if -part.bits < shift < 8:
-                word = f"{emit.name(part.name)} {'<<' if shift >= 0 else '>>'} {emit.constant(abs(shift))}"
+                word = f"{emit.name(part.name)} {'<<' if shift >= 0 else '>>'} {abs(shift)}"
                 texts.append(f"({word})")
-        emit.line(f"store8(out, to + {emit.constant(byte)}, ({' | '.join(texts)}) & {emit.constant(255)})")
+        emit.line(f"store8(out, to + {byte}, ({' | '.join(texts)}) & 255)")

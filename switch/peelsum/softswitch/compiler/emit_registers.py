@@ -57,16 +57,16 @@ class Registers:
         if value.high < plan.size:
             self.count_cell(plan, value.text)
             return
-        with self._emit.block(f"if {value.text} < {self._emit.constant(plan.size)}:"):
+        with self._emit.block(f"if {value.text} < {plan.size}:"):
             self.count_cell(plan, value.text)
 
     def count_cell(self, plan: CounterPlan, index: str) -> None:
         """Add the packet to the cell with this index, which is in range."""
         emit = self._emit
         cell = emit.temporary("cell")
-        emit.line(f"{cell} = {emit.constant(plan.base)} + {emit.constant(2)} * {index}")
-        emit.line(f"counts[{cell}] = counts[{cell}] + {emit.constant(1)}")
-        emit.line(f"counts[{cell} + {emit.constant(1)}] = counts[{cell} + {emit.constant(1)}] + size")
+        emit.line(f"{cell} = {plan.base} + 2 * {index}")
+        emit.line(f"counts[{cell}] = counts[{cell}] + 1")
+        emit.line(f"counts[{cell} + 1] = counts[{cell} + 1] + size")
 
     def _plan(self, register: AnyRegister) -> RegisterPlan:
         name = self._register_list[register.first] if isinstance(register, RegisterElement) else register
@@ -77,9 +77,9 @@ class Registers:
         plan, emit = self._plan(register), self._emit
         array = "wide" if plan.wide else "regs"
         column = plan.base
-        text = f"{row} + {emit.constant(column)}"
+        text = f"{row} + {column}"
         if isinstance(register, RegisterElement):
-            offset = "k" if abs(register.step) == 1 else f"k * {emit.constant(abs(register.step))}"
+            offset = "k" if abs(register.step) == 1 else f"k * {abs(register.step)}"
             text += f" {'-' if register.step < 0 else '+'} {offset}"
         return f"{array}[{text}]"
 
@@ -95,9 +95,9 @@ class Registers:
         """Return the text of `index` times the bank's width, and its range check; None if it always fits."""
         plan = self._plan(register)
         value = self._emit.expressions.exact(index, "index of a register")
-        row = value.text if plan.step == 1 else f"{value.text} * {self._emit.constant(plan.step)}"
+        row = value.text if plan.step == 1 else f"{value.text} * {plan.step}"
         fits = value.high < plan.size
-        return row, None if fits else f"if {value.text} < {self._emit.constant(plan.size)}:"
+        return row, None if fits else f"if {value.text} < {plan.size}:"
 
     def read(self, target: Target, register: AnyRegister, index: Expr) -> None:
         """Assign a register's cell to `target`, unless the index is out of range."""
@@ -109,7 +109,7 @@ class Registers:
         row, test = row_start
         cell = self._cell(register, row)
         if bits < plan.bits:
-            cell = f"{cell} & {self._emit.constant((1 << bits) - 1)}"
+            cell = f"{cell} & {(1 << bits) - 1}"
         store = f"{self._emit.place(target)} = {cell}"
         self._write_guarded(test, store)
 

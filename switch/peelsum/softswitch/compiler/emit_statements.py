@@ -115,7 +115,7 @@ class Statements:
             case StateMachine(states):
                 self._state_machine(states)
             case Goto(state):
-                emit.line("break" if state is None else f"state = {emit.constant(state)}")
+                emit.line("break" if state is None else f"state = {state}")
             case Exit():
                 emit.line("leaving = True")
             case ExitCheck():
@@ -130,11 +130,11 @@ class Statements:
             case Extract(header):
                 extract(emit, header)
             case Require(bits):
-                stop_parser(emit, f"remaining < {emit.constant(-(-bits // 8))}", "PacketTooShort")
+                stop_parser(emit, f"remaining < {-(-bits // 8)}", "PacketTooShort")
             case Advance(count):
-                stop_parser(emit, f"remaining < {emit.constant(count)}", "PacketTooShort")
-                emit.line(f"parsed = parsed + {emit.constant(count)}")
-                emit.line(f"remaining = remaining - {emit.constant(count)}")
+                stop_parser(emit, f"remaining < {count}", "PacketTooShort")
+                emit.line(f"parsed = parsed + {count}")
+                emit.line(f"remaining = remaining - {count}")
             case Verify(condition, error):
                 stop_parser(emit, f"not {expressions.condition(condition)}", expressions.truncated(error, 32))
 
@@ -144,13 +144,13 @@ class Statements:
         It limits visits, because states that extract nothing could loop forever.
         """
         emit = self._emit
-        emit.line(f"state = {emit.constant(0)}")
-        emit.line(f"visits = {emit.constant(0)}")
+        emit.line("state = 0")
+        emit.line("visits = 0")
         with emit.block("while True:"):
-            stop_parser(emit, f"visits == {emit.constant(MOST_STATE_VISITS)}", "ParserTimeout")
-            emit.line(f"visits = visits + {emit.constant(1)}")
+            stop_parser(emit, f"visits == {MOST_STATE_VISITS}", "ParserTimeout")
+            emit.line("visits = visits + 1")
             for number, block in enumerate(states):
-                with emit.block(f"{'elif' if number else 'if'} state == {emit.constant(number)}:"):
+                with emit.block(f"{'elif' if number else 'if'} state == {number}:"):
                     emit.filled.clear()  # the next visit may have other counts
                     self.block(block)
 
@@ -187,7 +187,7 @@ class Statements:
             raise UnsupportedConstruct(f"assignment to {bits} bits: may be negative; cast it to bit<{bits}>")
         texts = [expressions.limb(value, number) for number in reversed(range(words_of(bits)))]
         if bits % 64 and bounds.high >> bits:
-            texts[0] = f"({texts[0]} & {self._emit.constant((1 << bits % 64) - 1)})"
+            texts[0] = f"({texts[0]} & {(1 << bits % 64) - 1})"
         return texts
 
     # --- branches ---------------------------------------------------------------------------------
@@ -209,14 +209,14 @@ class Statements:
     def _apply(self, part: Apply) -> None:
         emit, plan = self._emit, self._emit.plans[part.table]
         row = emit.temporary("row")
-        default = emit.constant(plan.default_row)
+        default = plan.default_row
         emit.line(f"{row} = {_lookup(emit, plan) if plan.table.keys else default}")
         direct = self._direct_counters.get(part.table)
         if part.table in emit.hit_variables or direct is not None:
             emit.line(f"{emit.hit(part.table)} = {row} != {default}")
         if direct is not None:
             with emit.block(f"if {emit.hit(part.table)}:"):
-                self._registers.count_cell(direct, f"memory[{row} + {emit.constant(ROW_ENTRY)}]")
+                self._registers.count_cell(direct, f"memory[{row} + {ROW_ENTRY}]")
         self._action_arms(part, plan, row)
 
     def _action_arms(self, part: Apply, plan: TablePlan, row: str) -> None:
@@ -231,7 +231,7 @@ class Statements:
         code = emit.temporary("code")
         emit.line(f"{code} = memory[{row}]")
         for position, (number, arm) in enumerate(arms):
-            with emit.block(f"{'elif' if position else 'if'} {code} == {emit.constant(number + 1)}:"):
+            with emit.block(f"{'elif' if position else 'if'} {code} == {number + 1}:"):
                 self._action_arm(plan, row, number, arm)
 
     def _action_arm(self, plan: TablePlan, row: str, number: int, arm: Block) -> None:
@@ -242,7 +242,7 @@ class Statements:
         for index, param in sorted(params.items()):
             first_word = ROW_PARAMS + sum(words_of(other.bits) for other in declared[:index])
             for limb in range(words_of(param.bits)):
-                emit.line(f"{emit.param(param, limb)} = memory[{row} + {emit.constant(first_word + limb)}]")
+                emit.line(f"{emit.param(param, limb)} = memory[{row} + {first_word + limb}]")
         self.block(arm)
 
     # --- loops ------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class Statements:
 
     def _loop(self, part: Repeat) -> None:
         line_count = len(self._emit.lines)
-        with self._emit.block(f"for k in range({self._emit.constant(part.count)}):"):
+        with self._emit.block(f"for k in range({part.count}):"):
             before = len(self._emit.lines)
             self.block(part.body)
             is_empty = len(self._emit.lines) == before
@@ -301,28 +301,22 @@ def _lookup(emit: Emitter, plan: TablePlan) -> str:
     """Write code that packs a packet's key and return the text of the lookup."""
     texts = [_key_word(emit, plan, number) for number in range(len(plan.words))]
     texts += [_key_limb(emit, plan, number, 0) for number in plan.ranges]
-    numbers = [plan.region, plan.row_words, plan.key_offset]
-    region, row_words, key_offset = map(emit.constant, numbers)
-    default = emit.constant(plan.default_row)
-    slot_mask = f", {emit.constant(plan.capacity - 1)}" if plan.exact else ""
     lookup = "exact" if plan.exact else "first"
+    place = f"memory, {plan.region}{f', {plan.capacity - 1}' if plan.exact else ''}"
+    row = f"{plan.row_words}, {plan.key_offset}"
     if len(texts) == 1 and not plan.ranges:
-        return (
-            f"find_{lookup}1(memory, {region}{slot_mask}, {row_words}, {key_offset}, {texts[0]}, {default})"
-        )
+        return f"find_{lookup}1({place}, {row}, {texts[0]}, {plan.default_row})"
     for number, text in enumerate(texts):
-        emit.line(f"keys[{emit.constant(number)}] = {text}")
-    counts = emit.constant(len(plan.words))
-    if not plan.exact:
-        counts += f", {emit.constant(len(plan.ranges))}"
-    return f"find_{lookup}(memory, {region}{slot_mask}, {row_words}, {key_offset}, keys, {counts}, {default})"
+        emit.line(f"keys[{number}] = {text}")
+    counts = f"{len(plan.words)}" if plan.exact else f"{len(plan.words)}, {len(plan.ranges)}"
+    return f"find_{lookup}({place}, {row}, keys, {counts}, {plan.default_row})"
 
 
 def _key_word(emit: Emitter, plan: TablePlan, number: int) -> str:
     parts = []
     for part in plan.words[number]:
         text = _key_limb(emit, plan, part.key, part.limb)
-        parts.append(f"({text} << {emit.constant(part.shift)})" if part.shift else text)
+        parts.append(f"({text} << {part.shift})" if part.shift else text)
     return " | ".join(parts)
 
 
@@ -330,11 +324,11 @@ def _key_limb(emit: Emitter, plan: TablePlan, number: int, limb: int) -> str:
     """Return a limb of a packet's key value; fields of invalid headers are 0."""
     key = plan.table.keys[number]
     if key.target.field == VALID:
-        text = f"({emit.constant(1)} if {emit.validity(key.target.header)} else {emit.constant(0)})"
+        text = f"(1 if {emit.validity(key.target.header)} else 0)"
     else:
         text = emit.limb_places(key.target)[limb]
         if not emit.program.headers[key.target.header].metadata:
-            text = f"({text} if {emit.validity(key.target.header)} else {emit.constant(0)})"
+            text = f"({text} if {emit.validity(key.target.header)} else 0)"
     if key.mask is not None:
-        text = f"({text} & {emit.constant(limbs(key.mask, key.bits)[limb])})"
+        text = f"({text} & {limbs(key.mask, key.bits)[limb]})"
     return text

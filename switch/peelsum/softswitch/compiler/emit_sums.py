@@ -19,7 +19,7 @@ _MOST_UNALIGNED = 4
 
 def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:
     """Write code that fills `hashed` and return the text of the hash, truncated to `bits`."""
-    emit.line(f"count = {emit.constant(0)}")
+    emit.line("count = 0")
     position = 0
     while position < len(part.inputs):
         header, end = _same_header_run(emit, part, position)
@@ -37,10 +37,9 @@ def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:
         position = end
     base = emit.expressions.exact(part.base, "base of a hash").text
     size = emit.expressions.exact(part.size, "size of a hash").text
-    const_0, const_1 = emit.constant(0), emit.constant(1)
     emit.line(f"size_of = {size}")
-    text = f"hash_{part.algorithm}(hashed, count) % (size_of if size_of != {const_0} else {const_1})"
-    return f"({text} + {base}) & {emit.constant((1 << bits) - 1)}"
+    text = f"hash_{part.algorithm}(hashed, count) % (size_of if size_of != 0 else 1)"
+    return f"({text} + {base}) & {(1 << bits) - 1}"
 
 
 def hashed_bytes(part: Hash) -> int:
@@ -70,9 +69,9 @@ def _append_bytes(emit: Emitter, pieces: Sequence[tuple[str, int]]) -> None:
             end += width
             shift = 8 * (byte + 1) - end  # of the field's low end from the byte's
             if -width < shift < 8:
-                texts.append(f"({text} {'<<' if shift >= 0 else '>>'} {emit.constant(abs(shift))})")
-        emit.line(f"hashed[count + {emit.constant(byte)}] = ({' | '.join(texts)}) & {emit.constant(255)}")
-    emit.line(f"count = count + {emit.constant(-(-total // 8))}")
+                texts.append(f"({text} {'<<' if shift >= 0 else '>>'} {abs(shift)})")
+        emit.line(f"hashed[count + {byte}] = ({' | '.join(texts)}) & 255")
+    emit.line(f"count = count + {-(-total // 8)}")
 
 
 # --- checksums ------------------------------------------------------------------------------------
@@ -80,12 +79,11 @@ def _append_bytes(emit: Emitter, pieces: Sequence[tuple[str, int]]) -> None:
 
 def checksum(emit: Emitter, item: Checksum) -> None:
     """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
-    emit.line(f"total = {emit.constant(0)}")
+    emit.line("total = 0")
     _add_inputs_from(emit, item, 0, 0, {})
-    half, whole = emit.constant(16), emit.constant(0xFFFF)
     for _ in range(3):
-        emit.line(f"total = (total & {whole}) + (total >> {half})")
-    emit.line(f"folded = total ^ {whole}")
+        emit.line("total = (total & 0xFFFF) + (total >> 16)")
+    emit.line("folded = total ^ 0xFFFF")
 
 
 def _add_inputs_from(
@@ -137,7 +135,7 @@ def _limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> lis
     if ref is None:
         count = words_of(bits)
         widths = [bits - 64 * (count - 1), *[64] * (count - 1)]
-        return list(zip(map(emit.constant, limbs(value, bits)), widths, strict=True))
+        return list(zip(map(str, limbs(value, bits)), widths, strict=True))
     if bits <= 64:
         return [(emit.place(ref), bits)]
     return [(emit.name(part.name), part.bits) for part in emit.storage.variables(ref)]
@@ -148,6 +146,6 @@ def _add_limb(emit: Emitter, text: str, bits: int, offset: int) -> None:
     end = offset + bits
     for word in range(offset // 16, -(-end // 16)):
         shift = 16 * (word + 1) - end  # of the value's low end from the word's
-        part = f"({text} << {emit.constant(shift)})" if shift > 0 else text
-        part = f"({text} >> {emit.constant(-shift)})" if shift < 0 else part
-        emit.line(f"total = total + ({part} & {emit.constant(0xFFFF)})")
+        part = f"({text} << {shift})" if shift > 0 else text
+        part = f"({text} >> {-shift})" if shift < 0 else part
+        emit.line(f"total = total + ({part} & 0xFFFF)")

@@ -86,7 +86,7 @@ class SwitchWriter:
                 with emit.block("if sent + copies > room:"):
                     emit.line("break")
                 self._packet()
-                emit.line(f"frame = frame + {emit.constant(1)}")
+                emit.line("frame = frame + 1")
             emit.line("return frame, sent")
         return "\n".join([*self._emit.constants(), "", "", *self._emit.lines, ""])
 
@@ -94,19 +94,18 @@ class SwitchWriter:
 
     def _start(self) -> None:
         emit = self._emit
-        const_0 = emit.constant(0)
         key_words = max((len(plan.words) + len(plan.ranges) for plan in emit.plans.values()), default=0)
-        emit.line(f"keys = array64({emit.constant(max(key_words, 1))})")
+        emit.line(f"keys = array64({max(key_words, 1)})")
         for array in self._storage.arrays():
             size = next(size for size in (8, 16, 32, 64) if array.bits <= size)
-            emit.line(f"{array.name} = array{size}({emit.constant(array.count)})")
+            emit.line(f"{array.name} = array{size}({array.count})")
             if array.name in self._copied_names():
-                emit.line(f"e_{array.name} = array{size}({emit.constant(array.count)})")
+                emit.line(f"e_{array.name} = array{size}({array.count})")
         hashes = [node for block in self._blocks for node in walk(block) if isinstance(node, Hash)]
         if hashes:
-            emit.line(f"hashed = array8({emit.constant(max(1, *map(hashed_bytes, hashes), 1))})")
+            emit.line(f"hashed = array8({max(1, *map(hashed_bytes, hashes), 1)})")
         emit.line("frame = first")
-        emit.line(f"sent = {const_0}")
+        emit.line("sent = 0")
 
     # --- once per packet --------------------------------------------------------------------------
 
@@ -123,10 +122,9 @@ class SwitchWriter:
 
     def _parse(self) -> None:
         emit = self._emit
-        const_0 = emit.constant(0)
-        emit.line(f"parsed = {const_0}")
+        emit.line("parsed = 0")
         emit.line("remaining = size")
-        emit.line(f"parser_error = {const_0}")
+        emit.line("parser_error = 0")
         self._clear()
         self._set_arrival_metadata()
         self._write_once(self._blocks.parser, "while True:")
@@ -154,7 +152,7 @@ class SwitchWriter:
         for hit in emit.hit_variables.values():
             emit.line(f"{hit} = False")
         for stack in self._program.stacks:
-            emit.line(f"{emit.stack_count(stack)} = {emit.constant(0)}")
+            emit.line(f"{emit.stack_count(stack)} = 0")
         emit.filled = dict.fromkeys(self._program.stacks, 0)
 
     def _clear_unparsed(self) -> None:
@@ -191,7 +189,7 @@ class SwitchWriter:
         if ref is None or not self._storage.has(ref):
             return
         if mask:
-            text = f"({text}) & {self._emit.constant((1 << self._emit.bits(ref)) - 1)}"
+            text = f"({text}) & {(1 << self._emit.bits(ref)) - 1}"
         self._emit.line(f"{self._emit.place(ref)} = {text}")
 
     def _verify_checksums(self) -> None:
@@ -201,7 +199,7 @@ class SwitchWriter:
                 with emit.block(self._checksum_head(item)):
                     checksum(emit, item)
                     with emit.block(f"if folded != {emit.place(item.target)}:"):
-                        self._set_intrinsic("standard_metadata.checksum_error", emit.constant(1))
+                        self._set_intrinsic("standard_metadata.checksum_error", "1")
 
     def _checksum_head(self, item: Checksum) -> str:
         condition = "True" if item.condition is None else self._emit.expressions.condition(item.condition)
@@ -210,22 +208,21 @@ class SwitchWriter:
     def _choose_copies(self) -> None:
         """Choose the copies to send: multicast takes precedence over unicast, as in simple_switch."""
         emit = self._emit
-        const_0, const_1, const_2 = map(emit.constant, (0, 1, 2))
         spec = emit.place(_EGRESS_SPEC)
         group_ref = self._program.intrinsic("intrinsic_metadata.mcast_grp")
-        group = emit.place(group_ref) if group_ref is not None else const_0
-        emit.line(f"group = {group} & {emit.constant(0xFFFF)}")
-        with emit.block(f"if group != {const_0}:"):
-            emit.line(f"replica = groups[{const_2} * group]")
-            emit.line(f"replicas = groups[{const_2} * group + {const_1}]")
+        group = emit.place(group_ref) if group_ref is not None else "0"
+        emit.line(f"group = {group} & 0xFFFF")
+        with emit.block("if group != 0:"):
+            emit.line("replica = groups[2 * group]")
+            emit.line("replicas = groups[2 * group + 1]")
         with emit.block("else:"):
-            emit.line(f"replica = {const_0}")
-            emit.line(f"replicas = {const_0} if {spec} == {emit.constant(DROP_PORT)} else {const_1}")
+            emit.line("replica = 0")
+            emit.line(f"replicas = 0 if {spec} == {DROP_PORT} else 1")
         # Drop packets whose priority is not 0, as simple_switch with one queue per port does.
         ref = self._program.intrinsic("intrinsic_metadata.priority")
         if ref is not None and self._storage.has(ref):
-            with emit.block(f"if {emit.place(ref)} != {const_0}:"):
-                emit.line(f"replicas = {const_0}")
+            with emit.block(f"if {emit.place(ref)} != 0:"):
+                emit.line("replicas = 0")
         emit.line(f"unicast_port = {spec}")
 
     # --- once per copy ----------------------------------------------------------------------------
@@ -235,29 +232,28 @@ class SwitchWriter:
         self._destination()
         if self._queued:
             emit.line("depth = enqueue(queues, egress_port, now)")
-            with emit.block(f"if depth == {emit.constant(FULL)}:"):
+            with emit.block(f"if depth == {FULL}:"):
                 emit.line("continue")
         emit.copied = self._copied_names()
         self._copy_variables()
         self._egress_intrinsics()
         self._egress()
-        with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {emit.constant(DROP_PORT)}:"):
+        with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {DROP_PORT}:"):
             self._send()
         emit.copied = frozenset()
 
     def _destination(self, members: str = "groups") -> None:
         """Write code for a copy's port; `members` is the array that lists where copies go."""
         emit = self._emit
-        const_0, const_1, const_2 = map(emit.constant, (0, 1, 2))
-        with emit.block(f"if group != {const_0}:"):
-            emit.line(f"egress_port = {members}[replica] & {emit.constant(0x1FF)}")
-            emit.line(f"egress_rid = {members}[replica + {const_1}]")
-            emit.line(f"replica = replica + {const_2}")
-            emit.line(f"instance = {emit.constant(_REPLICA)}")
+        with emit.block("if group != 0:"):
+            emit.line(f"egress_port = {members}[replica] & 0x1FF")
+            emit.line(f"egress_rid = {members}[replica + 1]")
+            emit.line("replica = replica + 2")
+            emit.line(f"instance = {_REPLICA}")
         with emit.block("else:"):
             emit.line("egress_port = unicast_port")
             emit.line(f"egress_rid = {self._ingress_rid()}")
-            emit.line(f"instance = {const_0}")
+            emit.line("instance = 0")
 
     def _egress(self) -> None:
         self._write_once(self._blocks.egress, "while True:" if self._exits(self._blocks.egress) else None)
@@ -265,23 +261,22 @@ class SwitchWriter:
     def _ingress_rid(self) -> str:
         rid = self._program.intrinsic("intrinsic_metadata.egress_rid")
         is_stored = rid is not None and self._storage.has(rid)
-        return self._emit.place(rid) if rid is not None and is_stored else self._emit.constant(0)
+        return self._emit.place(rid) if rid is not None and is_stored else "0"
 
     def _egress_intrinsics(self) -> None:
         self._set_intrinsic("standard_metadata.egress_port", "egress_port")
-        self._set_intrinsic("standard_metadata.egress_spec", self._emit.constant(0))
+        self._set_intrinsic("standard_metadata.egress_spec", "0")
         self._set_intrinsic("standard_metadata.instance_type", "instance")
         self._set_intrinsic("standard_metadata.packet_length", self._emit.name(CURRENT_SIZE))
         self._set_intrinsic("intrinsic_metadata.egress_rid", "egress_rid")
-        const_0 = self._emit.constant(0)
-        waiting = "waiting_time(queues, egress_port, now)" if self._queued else const_0
+        waiting = "waiting_time(queues, egress_port, now)" if self._queued else "0"
         self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waiting}", mask=True)
         self._set_intrinsic("queueing_metadata.enq_timestamp", "now", mask=True)
         self._set_intrinsic("queueing_metadata.deq_timedelta", waiting, mask=True)
         # Egress runs when a packet is queued, when the queue's depth at its departure is not known yet. The
         # depth before the packet's burst is reported instead.
-        self._set_intrinsic("queueing_metadata.enq_qdepth", "depth" if self._queued else const_0)
-        burst_depth = "burst_depth(queues, egress_port)" if self._queued else const_0
+        self._set_intrinsic("queueing_metadata.enq_qdepth", "depth" if self._queued else "0")
+        burst_depth = "burst_depth(queues, egress_port)" if self._queued else "0"
         self._set_intrinsic("queueing_metadata.deq_qdepth", burst_depth)
 
     def _copied_names(self) -> frozenset[str]:
@@ -317,7 +312,7 @@ class SwitchWriter:
             if name not in arrays:
                 emit.line(f"{emit.name(name)} = {name}")
                 continue
-            with emit.block(f"for k in range({emit.constant(arrays[name].count)}):"):
+            with emit.block(f"for k in range({arrays[name].count}):"):
                 emit.line(f"{emit.name(name)}[k] = {name}[k]")
 
     def _send(self) -> None:
@@ -343,4 +338,4 @@ class SwitchWriter:
             emit.line(
                 "out_leave[sent] = schedule_departure(queues, egress_port, now, number(out_length[sent]))"
             )
-        emit.line(f"sent = sent + {emit.constant(1)}")
+        emit.line("sent = sent + 1")

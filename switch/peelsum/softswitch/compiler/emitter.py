@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
@@ -15,6 +16,8 @@ from peelsum.softswitch.program.operations import Expr, FieldElement, FieldRef, 
 
 #: Bytes that one load or store of the generated code takes.
 SIZES = (8, 4, 2, 1)
+#: A number in generated code that is not part of a name.
+_NUMBER = re.compile(r"\b(?:0x[0-9A-F]+|\d+)\b")
 #: Python allows 100 levels of indentation.
 _DEPTH_LIMIT = 90
 #: Python allows 200 open brackets.
@@ -57,7 +60,8 @@ class Emitter:
     # --- text -------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """Append one line at the current depth."""
+        """Append one line at the current depth. Numbers in it become constants of the right type."""
+        text = _NUMBER.sub(lambda match: self.constant(int(match[0], 0)), text)
         if len(text) > _NESTING_LIMIT and _nesting(text) > _NESTING_LIMIT:
             raise UnsupportedConstruct("expression: nested too deeply; assign its parts to variables first")
         if len(self.lines) >= _LINE_LIMIT:
@@ -139,18 +143,18 @@ class Emitter:
             tail = offset + bits - 8 * (end - 1)
             head = self.load_bits(base, offset, bits - tail)
             low = self.load_bits(base, 8 * (end - 1), tail)
-            return f"(({head} << {self.constant(tail)}) | {low})"
+            return f"(({head} << {tail}) | {low})"
         text, byte = "", first
         for size in SIZES:
             while end - byte >= size:
-                part = f"load{8 * size}(data, {f'{base} + {self.constant(byte)}' if byte else base})"
-                text = f"(({text} << {self.constant(8 * size)}) | {part})" if text else part
+                part = f"load{8 * size}(data, {f'{base} + {byte}' if byte else base})"
+                text = f"(({text} << {8 * size}) | {part})" if text else part
                 byte += size
         extra_bits = 8 * end - offset - bits
         if extra_bits:
-            text = f"({text} >> {self.constant(extra_bits)})"
+            text = f"({text} >> {extra_bits})"
         if offset % 8:
-            text = f"({text} & {self.constant((1 << bits) - 1)})"
+            text = f"({text} & {(1 << bits) - 1})"
         return text
 
     def peek(self, offset: int, bits: int) -> str:
@@ -161,11 +165,11 @@ class Emitter:
         """Return the text of an array's element: a fixed one or, in a loop, iteration `k`'s."""
         name = self.name(array.name)
         if not step:
-            return f"{name}[{self.constant(start)}]"
-        offset = "k" if abs(step) == 1 else f"k * {self.constant(abs(step))}"
+            return f"{name}[{start}]"
+        offset = "k" if abs(step) == 1 else f"k * {abs(step)}"
         if step < 0:
-            return f"{name}[{self.constant(start)} - {offset}]"
-        return f"{name}[{offset}]" if start == 0 else f"{name}[{self.constant(start)} + {offset}]"
+            return f"{name}[{start} - {offset}]"
+        return f"{name}[{offset}]" if start == 0 else f"{name}[{start} + {offset}]"
 
     def bits(self, target: Target) -> int:
         """Return a field's width."""
