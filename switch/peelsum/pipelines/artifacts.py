@@ -199,7 +199,7 @@ def _compile(lanes: int, artifacts: Path, p4: Path) -> Pipeline:
         raw = Path(folder) / "raw.json"
         # Run in the sources' folder: the compiler writes its arguments' paths into its output.
         command = [COMPILER, "--std", "p4-16", "-I", f"generated/lanes_{lanes}", "-o", str(raw)]
-        _run([*command, "--p4runtime-files", str(built.p4info_path), "v1model/peelsum.p4"], p4)
+        run_tool([*command, "--p4runtime-files", str(built.p4info_path), "v1model/peelsum.p4"], p4)
         program = _without_source_info(json.loads(raw.read_text()))
     program["program"] = "v1model/peelsum.p4i"
     built.json_path.write_text(json.dumps(program, separators=(",", ":")) + "\n")
@@ -212,11 +212,13 @@ def _compiler_version() -> str:
     return " ".join((result.stdout + result.stderr).split())
 
 
-def _run(command: list[str], folder: Path) -> str:
+def run_tool(command: list[str], folder: Path) -> None:
+    """Run a compiler in a folder. Raises PipelineError with its first line about an error, if it fails."""
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode:
-        raise PipelineError(f"{command[0]}: exit status {result.returncode}: {result.stderr.strip()}")
-    return result.stdout
+        stderr = result.stderr.strip()
+        message = next((line for line in stderr.splitlines() if "error" in line), stderr)
+        raise PipelineError(f"{command[0]}: exit status {result.returncode}: {message}")
 
 
 def _without_source_info(node: Any) -> Any:

@@ -6,14 +6,20 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from peelsum.pipelines.artifacts import ARTIFACTS, P4_SOURCES, PipelineError, digests, write_generated
+from peelsum.pipelines.artifacts import (
+    ARTIFACTS,
+    P4_SOURCES,
+    PipelineError,
+    digests,
+    run_tool,
+    write_generated,
+)
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import TOFINO_LANES
 
@@ -78,7 +84,7 @@ def _compile(device: str, lanes: int, out: Path, processor_port: int | None) -> 
     # Standard externs, as P4Runtime clients know them, instead of Tofino's own.
     p4runtime_options = ["--p4runtime-files", str(out / P4INFO), "--p4runtime-force-std-externs"]
     schema_options = ["--bf-rt-schema", str(out / BF_RT)]
-    _run(
+    run_tool(
         [
             COMPILER,
             *target_options,
@@ -94,7 +100,7 @@ def _compile(device: str, lanes: int, out: Path, processor_port: int | None) -> 
     pipe = out / "pipe"
     assembly = pipe / "peelsum.bfa"
     check(device, assembly.read_text())
-    _run([ASSEMBLER, "--target", device, "-o", str(pipe), str(assembly)], P4_SOURCES)
+    run_tool([ASSEMBLER, "--target", device, "-o", str(pipe), str(assembly)], P4_SOURCES)
     profile = Profile("pipe", (pipe / "context.json").read_bytes(), (pipe / f"{device}.bin").read_bytes())
     config = pipeline_config("peelsum", (out / BF_RT).read_bytes(), [profile])
     (out / STRATUM_CONFIG).write_bytes(config)
@@ -213,12 +219,3 @@ def _aligned_columns(rows: list[list[Any]]) -> list[str]:
     return [
         "  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
     ]
-
-
-def _run(command: list[str], folder: Path) -> None:
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if result.returncode:
-        message = next(
-            (line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip()
-        )
-        raise PipelineError(f"{command[0]}: exit status {result.returncode}: {message}")

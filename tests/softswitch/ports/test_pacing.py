@@ -141,7 +141,7 @@ def test_a_schedule_starts_with_the_first_frame_and_changes_the_rate():
     fast = costs()[0]
     start = 7_000_000
     for after_us, rate in ((0, 1), (1_999_999, 1), (2_000_000, 10), (3_000_000, 10)):
-        links.follow(pacer, start + after_us)
+        links.apply_schedule(pacer, start + after_us)
         assert costs() == pytest.approx([rate * fast] * 2)
 
 

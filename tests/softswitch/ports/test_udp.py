@@ -149,7 +149,7 @@ def test_busy_ports_share_a_batch() -> None:
 
 def test_loss_is_the_requested_share_and_the_same_for_a_seed() -> None:
     def fates(seed: int) -> np.ndarray:
-        return Loss(0.2, (seed, 1, 0)).spares(5000)
+        return Loss(0.2, (seed, 1, 0)).survives(5000)
 
     assert 3800 < np.count_nonzero(fates(1)) < 4200
     assert np.array_equal(fates(1), fates(1))

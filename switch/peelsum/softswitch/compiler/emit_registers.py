@@ -74,7 +74,7 @@ class Registers:
 
     def _cell(self, register: AnyRegister, row: str) -> str:
         """Return the text of a register's cell; `row` is the first element of all cells with that index."""
-        plan, emit = self._plan(register), self._emit
+        plan, _emit = self._plan(register), self._emit
         array = "wide" if plan.wide else "regs"
         column = plan.base
         text = f"{row} + {column}"

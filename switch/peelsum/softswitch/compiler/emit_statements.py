@@ -106,10 +106,10 @@ class Statements:
                 copy_header(emit, target, source)
             case CopyStack(target, source):
                 copy_stack(emit, target, source)
-            case Push(stack, layout):
-                push(emit, stack, layout)
-            case Pop(stack, layout):
-                pop(emit, stack, layout)
+            case Push(stack, places):
+                push(emit, stack, places)
+            case Pop(stack, places):
+                pop(emit, stack, places)
             case ExtractNext(stack):
                 extract_next(emit, stack)
             case StateMachine(states):

@@ -156,31 +156,26 @@ class OutputBuffers:
     """The arrays for outgoing frames, reused from batch to batch and enlarged as needed."""
 
     def __init__(self) -> None:
-        self.data: NDArray[np.uint8] = np.zeros(0, np.uint8)
-        self.length: NDArray[np.int32] = np.zeros(0, np.int32)
-        self.port: NDArray[np.int32] = np.zeros(0, np.int32)
-        self.leave: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.rows = 0
+        self._allocate(0, 0)
+
+    def _allocate(self, data_bytes: int, rows: int) -> None:
+        self.data = np.empty(data_bytes, np.uint8)
+        self.length, self.port = np.empty(rows, np.int32), np.empty(rows, np.int32)
+        self.leave = np.empty(rows, np.uint64)
 
     def prepare(self, rows: int, stride: int) -> None:
         """Make room for at least `rows` frames of `stride` bytes; the contents are lost."""
-        rows = max(rows, self.rows)
-        if rows * stride > self.data.size or rows > self.length.size:
-            self.data = np.empty(max(rows * stride, self.data.size), np.uint8)
-            self.length = np.empty(rows, np.int32)
-            self.port = np.empty(rows, np.int32)
-            self.leave = np.empty(rows, np.uint64)
-        self.rows = rows
+        self.rows = max(rows, self.rows)
+        if self.rows * stride > self.data.size or self.rows > self.length.size:
+            self._allocate(max(self.rows * stride, self.data.size), self.rows)
 
     def grow(self, used: int, rows: int, stride: int) -> None:
-        """Make room for `rows` frames and keep the first `used` ones."""
-        data, length, port, leave = self.data, self.length, self.port, self.leave
-        self.data = np.empty(rows * stride, np.uint8)
-        self.length = np.empty(rows, np.int32)
-        self.port = np.empty(rows, np.int32)
-        self.leave = np.empty(rows, np.uint64)
-        self.data[: used * stride] = data[: used * stride]
-        self.length[:used], self.port[:used], self.leave[:used] = length[:used], port[:used], leave[:used]
+        """Make room for `rows` frames of `stride` bytes, and keep the first `used` frames."""
+        kept = self.frames(used, stride)
+        self._allocate(rows * stride, rows)
+        self.data[: used * stride] = kept.data.reshape(-1)
+        self.length[:used], self.port[:used], self.leave[:used] = kept.length, kept.port, kept.leave
         self.rows = rows
 
     def frames(self, count: int, stride: int) -> Frames:
