@@ -86,7 +86,7 @@ _UDP_PORTS = _repeated(
     "The UDP port of one port, instead of udp_base; repeat it.",
     *("--udp-port", "PORT@UDP", partial(_by_port, _udp_port, "41001")), least=1, most=_LAST_UDP_PORT,
 )  # fmt: skip
-_JOINS = _repeated(
+_PEER_ADDRESSES = _repeated(
     "A port joined to another switch's UDP port; repeat it for others.",
     *("--join", "PORT@HOST:UDP", partial(_by_port, _address, "127.0.0.1:7001")),
 )
@@ -95,11 +95,11 @@ _RATES = _repeated(
     *("--port-rate", "[PORT@]MBIT", partial(_numbers, "Mbit/s")),
 )
 _DELAYS = _repeated(
-    "Milliseconds that frames from all ports, or one port, are under way; repeat it.",
+    "Propagation delay in ms of frames that all ports, or one port, send; repeat it.",
     *("--port-delay", "[PORT@]MS", partial(_numbers, "ms")),
 )
 _ARRIVAL_DELAYS = _repeated(
-    "The same for frames to all ports, or to one port; repeat it.",
+    "Propagation delay in ms of frames to all ports, or to one port; repeat it.",
     *("--arrival-delay", "[PORT@]MS", partial(_numbers, "ms")),
 )
 _QUEUE = Option(
@@ -107,7 +107,9 @@ _QUEUE = Option(
 )
 _LOSS = Option("Share of datagrams that each port loses in each direction, from 0 to 1.", 0, 1)
 _UDP_BASE = Option("Port p listens on UDP port udp_base + p; by default on a free one.", 0, _LAST_UDP_PORT)
-_PORT_METHOD = Option("How frames reach interfaces' ports: AF_XDP, AF_PACKET, or the first that works.")
+_PORT_METHOD = Option(
+    "How frames reach interfaces' ports: AF_XDP, AF_PACKET, or the first that works.", name="--ports-by"
+)
 _SCHEDULE = Option("Changes of rates and delays, TOML or CSV, from the first frame on.", metavar="FILE")
 _CAPTURE = Option("Write pcap files of every port there, one for each direction.", metavar="FOLDER")
 _P4RUNTIME = Option("Where P4Runtime listens; port 0 chooses a free one.")
@@ -125,7 +127,7 @@ class SwitchSettings(Settings):
     host: Annotated[str, Option("Address of the UDP ports.")] = "127.0.0.1"
     interfaces: Annotated[Mapping[int, str], _INTERFACES] = field(default_factory=dict)
     ports_by: Annotated[Method, _PORT_METHOD] = "auto"
-    joins: Annotated[Mapping[int, Address], _JOINS] = field(default_factory=dict)
+    peer_addresses: Annotated[Mapping[int, Address], _PEER_ADDRESSES] = field(default_factory=dict)
     loss: Annotated[float, _LOSS] = 0.0
     """Share of datagrams except hellos."""
     seed: Annotated[int, Option("Seed of the choice of lost datagrams.", 0, 2**63 - 1)] = 0
@@ -151,7 +153,7 @@ class SwitchSettings(Settings):
                 f"--loss: {self.loss:g} is for UDP ports; lose packets on the link of an interface"
             )
         self._check_ports("--interface", self.interfaces, CPU_PORT - 1)
-        self._check_ports("--join", self.joins, self.ports)
+        self._check_ports("--join", self.peer_addresses, self.ports)
         self._check_ports("--udp-port", self.udp_ports, self.ports)
 
     def _check_ports(self, name: str, values: Mapping[int, object], last: int) -> None:

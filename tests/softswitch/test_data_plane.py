@@ -159,7 +159,7 @@ print(sorted(counts.ports))
             for base in (-1, 65534, 70000)
         ),
         (1, {"loss": 2.0}, "loss: 2 is out of range; use 0 to 1"),
-        (2, {"joins": {3: ("127.0.0.1", 9)}}, "join: .*port 3 is out of range; use 1 to 2"),
+        (2, {"peer_addresses": {3: ("127.0.0.1", 9)}}, "join: .*port 3 is out of range; use 1 to 2"),
         (1, {"p4runtime": "nonsense"}, "nonsense"),
     ],
 )

@@ -145,7 +145,7 @@ def _open_udp_ports(settings: SwitchSettings, are_open: bool) -> Ports:
         seed=settings.seed,
         are_open=are_open,
     )
-    for port, address in settings.joins.items():
+    for port, address in settings.peer_addresses.items():
         ports.ports[port].join(address)
     return ports
 

@@ -312,9 +312,7 @@ class BatchSocket:
                 else:
                     self._socket.sendto(data, address)
             except ConnectionError:
-                error_number = (
-                    0  # Reports that an earlier datagram was not received; this one was not sent yet.
-                )
+                error_number = 0  # about an earlier datagram: send this one again
             except OSError as error:
                 error_number = error.errno or errno.EIO
                 if error_number not in REPORTED:

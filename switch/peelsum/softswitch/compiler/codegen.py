@@ -19,11 +19,11 @@ from peelsum.softswitch.compiler.storage import Storage
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.program.operations import (
     HASHES,
-    AddHeader,
     CopyHeader,
     CopyStack,
-    Push,
     Recirculate,
+    SetValidity,
+    ShiftStack,
     walk,
 )
 
@@ -86,10 +86,10 @@ def _growth(program: Program, blocks: Blocks) -> int:
     added: set[str] = set()
     for node in (node for block in blocks for node in walk(block)):
         match node:
-            case AddHeader(header):
+            case SetValidity(header, True):
                 added.add(header)
             case CopyHeader(target, _):
                 added.add(target)
-            case Push(stack, _) | CopyStack(stack, _):
+            case ShiftStack(stack, _) | CopyStack(stack, _):
                 added.update(program.stacks[stack])
     return sum(program.headers[header].bits // 8 for header in added)

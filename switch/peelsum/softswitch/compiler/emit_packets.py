@@ -59,24 +59,14 @@ def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
                 emit.line(f"{emit.name(chunk.name)}[k] = 0")
 
 
-def add_header(emit: Emitter, header: str) -> None:
-    """Make a header valid; its fields become 0 if it was invalid."""
-    with emit.block(f"if not {emit.validity(header)}:"):
-        clear_chunks(emit, emit.storage.chunks[header])
-        emit.line(f"{emit.validity(header)} = True")
-        _resize(emit, "+", header)
-
-
-def remove_header(emit: Emitter, header: str) -> None:
-    """Make a header invalid."""
-    with emit.block(f"if {emit.validity(header)}:"):
-        emit.line(f"{emit.validity(header)} = False")
-        _resize(emit, "-", header)
-
-
-def _resize(emit: Emitter, sign: str, header: str) -> None:
-    size = emit.name(CURRENT_SIZE)
-    emit.line(f"{size} = {size} {sign} {emit.program.headers[header].bits // 8}")
+def set_validity(emit: Emitter, header: str, valid: bool) -> None:
+    """Make a header valid or invalid; the fields of one that becomes valid are 0."""
+    validity, size = emit.validity(header), emit.name(CURRENT_SIZE)
+    with emit.block(f"if not {validity}:" if valid else f"if {validity}:"):
+        if valid:
+            clear_chunks(emit, emit.storage.chunks[header])
+        emit.line(f"{validity} = {valid}")
+        emit.line(f"{size} = {size} {'+' if valid else '-'} {emit.program.headers[header].bits // 8}")
 
 
 def copy_header(emit: Emitter, target: str, source: str) -> None:
@@ -121,30 +111,20 @@ def extract_next(emit: Emitter, stack: str) -> None:
     emit.line(f"{count} = {count} + 1")
 
 
-def push(emit: Emitter, stack: str, places: int) -> None:
-    """Shift a stack's elements up; those shifted past its end are lost."""
+def shift_stack(emit: Emitter, stack: str, places: int) -> None:
+    """Shift a stack's elements up, or down if `places` is negative."""
     emit.filled.pop(stack, None)
     elements = emit.program.stacks[stack]
-    for number in range(len(elements) - 1, places - 1, -1):
-        _move(emit, elements[number], elements[number - places])
-    for header in elements[:places]:
-        emit.line(f"{emit.validity(header)} = False")
     count, size = emit.stack_count(stack), len(elements)
-    shifted_count = f"{count} + {places}"
-    emit.line(f"{count} = {shifted_count} if {shifted_count} < {size} else {size}")
-
-
-def pop(emit: Emitter, stack: str, places: int) -> None:
-    """Shift a stack's elements down; the first ones are lost."""
-    emit.filled.pop(stack, None)
-    elements = emit.program.stacks[stack]
-    remaining = max(len(elements) - places, 0)
-    for number in range(remaining):
-        _move(emit, elements[number], elements[number + places])
-    for header in elements[remaining:]:
+    targets = range(size - 1, places - 1, -1) if places > 0 else range(max(size + places, 0))
+    for target in targets:
+        _move(emit, elements[target], elements[target - places])
+    for header in elements[:places] if places > 0 else elements[len(targets) :]:
         emit.line(f"{emit.validity(header)} = False")
-    count = emit.stack_count(stack)
-    emit.line(f"{count} = {count} - {places} if {count} > {places} else 0")
+    if places > 0:
+        emit.line(f"{count} = {count} + {places} if {count} + {places} < {size} else {size}")
+    else:
+        emit.line(f"{count} = {count} - {-places} if {count} > {-places} else 0")
 
 
 def copy_stack(emit: Emitter, target: str, source: str) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from peelsum.softswitch.compiler.emit_packets import (
-    add_header,
     copy_header,
     copy_stack,
     extract,
     extract_next,
-    pop,
-    push,
-    remove_header,
+    set_validity,
+    shift_stack,
     stop_parser,
 )
 from peelsum.softswitch.compiler.emit_registers import Registers, Row, StateLayout
@@ -38,7 +36,6 @@ from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.load_expressions import VALID
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 from peelsum.softswitch.program.operations import (
-    AddHeader,
     Assign,
     AssignIndexed,
     Binary,
@@ -51,10 +48,9 @@ from peelsum.softswitch.program.operations import (
     FieldRef,
     Hash,
     Param,
-    Pop,
-    Push,
     ReadRegister,
-    RemoveHeader,
+    SetValidity,
+    ShiftStack,
     WriteRegister,
     walk,
 )
@@ -98,18 +94,14 @@ class Statements:
                 self._registers.write(register, index, value)
             case CountAt(counter, index):
                 self._registers.count(counter, index)
-            case AddHeader(header):
-                add_header(emit, header)
-            case RemoveHeader(header):
-                remove_header(emit, header)
+            case SetValidity(header, valid):
+                set_validity(emit, header, valid)
             case CopyHeader(target, source):
                 copy_header(emit, target, source)
             case CopyStack(target, source):
                 copy_stack(emit, target, source)
-            case Push(stack, places):
-                push(emit, stack, places)
-            case Pop(stack, places):
-                pop(emit, stack, places)
+            case ShiftStack(stack, places):
+                shift_stack(emit, stack, places)
             case ExtractNext(stack):
                 extract_next(emit, stack)
             case StateMachine(states):

@@ -18,7 +18,6 @@ from peelsum.softswitch.compiler.layout import FULL
 from peelsum.softswitch.compiler.storage import Variable
 from peelsum.softswitch.program.model import Checksum, Program
 from peelsum.softswitch.program.operations import (
-    AddHeader,
     Assign,
     AssignIndexed,
     CopyHeader,
@@ -27,10 +26,9 @@ from peelsum.softswitch.program.operations import (
     FieldRef,
     Hash,
     Hit,
-    Pop,
-    Push,
     ReadRegister,
-    RemoveHeader,
+    SetValidity,
+    ShiftStack,
     Target,
     walk,
 )
@@ -289,11 +287,11 @@ class SwitchWriter:
                 targets.append(node.target)
             elif isinstance(node, AssignIndexed):
                 targets += node.targets
-            elif isinstance(node, (AddHeader, RemoveHeader)):
+            elif isinstance(node, SetValidity):
                 headers.append(node.header)
             elif isinstance(node, CopyHeader):
                 headers.append(node.target)
-            elif isinstance(node, (Push, Pop, CopyStack)):
+            elif isinstance(node, (ShiftStack, CopyStack)):
                 stack = node.target if isinstance(node, CopyStack) else node.stack
                 headers += self._program.stacks[stack]
                 stacks.append(stack)

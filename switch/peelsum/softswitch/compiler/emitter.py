@@ -24,7 +24,7 @@ _DEPTH_LIMIT = 90
 _NESTING_LIMIT = 200
 #: Python takes 2.5 kB of memory for a line that it loads.
 _LINE_LIMIT = 300_000
-#: The variable with the packet's length, which add_header and remove_header update.
+#: The variable with the packet's length, which `set_validity` updates.
 CURRENT_SIZE = "current_size"
 
 

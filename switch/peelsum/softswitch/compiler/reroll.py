@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 from peelsum.softswitch.compiler.flow import Apply, Block, ExitCheck, If, Repeat, Statement
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Program, Require, Verify
 from peelsum.softswitch.program.operations import (
-    AddHeader,
     Assign,
     AssignIndexed,
     CopyHeader,
@@ -28,11 +27,10 @@ from peelsum.softswitch.program.operations import (
     Hash,
     Hit,
     Lookahead,
-    Pop,
-    Push,
     ReadRegister,
     RegisterElement,
-    RemoveHeader,
+    SetValidity,
+    ShiftStack,
     Target,
     WriteRegister,
     walk,
@@ -255,7 +253,7 @@ def _written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | No
     """Return the (header, field number) pairs that any iteration changes; None if they are unknown."""
     places: set[tuple[str, int]] = set()
     for node in walk(loop.body):
-        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, Push, Pop, CopyStack)):
+        if isinstance(node, (SetValidity, CopyHeader, ShiftStack, CopyStack)):
             return None
         if isinstance(node, AssignIndexed):
             for target in node.targets:

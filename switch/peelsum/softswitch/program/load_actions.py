@@ -25,7 +25,6 @@ from peelsum.softswitch.program.operations import (
     HASHES,
     Action,
     ActionParam,
-    AddHeader,
     Assign,
     AssignIndexed,
     Binary,
@@ -41,13 +40,12 @@ from peelsum.softswitch.program.operations import (
     Jump,
     JumpIfZero,
     Lookahead,
-    Pop,
     Primitive,
-    Push,
     ReadRegister,
     Recirculate,
-    RemoveHeader,
     Resubmit,
+    SetValidity,
+    ShiftStack,
     WriteRegister,
     walk,
 )
@@ -112,18 +110,15 @@ def _single_primitive(op: str, args: Sequence[Mapping[str, Any]], scope: Scope, 
             return WriteRegister(args[0]["value"], scope.expression(args[1]), scope.expression(args[2]))
         case "count":
             return CountAt(args[0]["value"], scope.expression(args[1]))
-        case "add_header":
-            return AddHeader(_header_name(args[0], scope, where))
-        case "remove_header":
-            return RemoveHeader(_header_name(args[0], scope, where))
+        case "add_header" | "remove_header":
+            return SetValidity(_header_name(args[0], scope, where), op == "add_header")
         case "assign_header" | "copy_header":
             return CopyHeader(_header_name(args[0], scope, where), _header_name(args[1], scope, where))
         case "assign_header_stack":
             return CopyStack(scope.stack(args[0]["value"]), scope.stack(args[1]["value"]))
-        case "push":
-            return Push(scope.stack(args[0]["value"]), _constant(args[1], where))
-        case "pop":
-            return Pop(scope.stack(args[0]["value"]), _constant(args[1], where))
+        case "push" | "pop":
+            places = _constant(args[1], where)
+            return ShiftStack(scope.stack(args[0]["value"]), places if op == "push" else -places)
         case "clone_ingress_pkt_to_egress" | "clone_egress_pkt_to_egress":
             return Clone(scope.expression(args[0]), _constant(args[1], where))
         case "resubmit":

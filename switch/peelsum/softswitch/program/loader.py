@@ -25,14 +25,13 @@ from peelsum.softswitch.program.model import (
 )
 from peelsum.softswitch.program.operations import (
     Action,
-    AddHeader,
     Clone,
     CountAt,
     FieldRef,
     ReadRegister,
     Recirculate,
-    RemoveHeader,
     Resubmit,
+    SetValidity,
     WriteRegister,
     walk,
 )
@@ -246,7 +245,7 @@ def _check_references(program: Program) -> None:
     for node in walk((parser, *(action.body for action in program.actions.values()))):
         if isinstance(node, (ReadRegister, WriteRegister)) and node.register not in program.registers:
             raise BadProgram(f"register {node.register}: is not declared; compile the program again")
-        if isinstance(node, (AddHeader, RemoveHeader, Extract)) and program.headers[node.header].metadata:
+        if isinstance(node, (SetValidity, Extract)) and program.headers[node.header].metadata:
             raise BadProgram(f"header {node.header}: is metadata, in no packet; compile the program again")
         if isinstance(node, CountAt) and node.counter not in program.counters:
             raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")

@@ -201,17 +201,11 @@ class CountAt:
 
 
 @dataclass(frozen=True, slots=True)
-class AddHeader:
-    """Make a header valid; its fields become zero if it was invalid."""
+class SetValidity:
+    """Make a header valid or invalid. The fields of one that becomes valid are zero."""
 
     header: str
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveHeader:
-    """Make a header invalid."""
-
-    header: str
+    valid: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,19 +217,14 @@ class CopyHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
-    """Shift a header stack's elements `count` places up; the first ones become invalid."""
+class ShiftStack:
+    """Shift a header stack's elements `places` up, or down if it is negative: P4's push and pop.
+
+    Elements that are shifted out are lost, and those at the other end become invalid.
+    """
 
     stack: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pop:
-    """Shift a header stack's elements `count` places down; the last ones become invalid."""
-
-    stack: str
-    count: int
+    places: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,11 +287,9 @@ Primitive: TypeAlias = (
     | ReadRegister
     | WriteRegister
     | CountAt
-    | AddHeader
-    | RemoveHeader
+    | SetValidity
     | CopyHeader
-    | Push
-    | Pop
+    | ShiftStack
     | CopyStack
     | Clone
     | Resubmit
