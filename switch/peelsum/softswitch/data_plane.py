@@ -154,10 +154,7 @@ class DataPlane:
         return self._selector.select(0)
 
     def _release_due_frames(self) -> float | None:
-        """Move kept frames that are due on.
-
-        Return the seconds until the next are due, None if none are kept.
-        """
+        """Move on kept frames that are due; return the seconds until the next are due, None for none."""
         # Arrivals first: they may leave at once.
         pacers = [pacer for pacer in (self._arrivals, self._pacer) if pacer is not None]
         now = self.now_us()

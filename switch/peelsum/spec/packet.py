@@ -59,10 +59,7 @@ class Packet:
         return bool(self.flags & Flag.CE)
 
     def combined_with(self, slot_lanes: list[int]) -> list[int]:
-        """Return the sum of this packet's and a slot's lanes, modulo 2**32.
-
-        Their OR if the flag OR is set.
-        """
+        """Return the sum of both lanes modulo 2**32, or their bitwise OR if the flag OR is set."""
         if self.flags & Flag.OR:
             return [a | b for a, b in zip(self.lanes, slot_lanes, strict=True)]
         return [(a + b) & 0xFFFFFFFF for a, b in zip(self.lanes, slot_lanes, strict=True)]

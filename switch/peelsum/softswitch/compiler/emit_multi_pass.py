@@ -215,10 +215,7 @@ class MultiPassWriter(SwitchWriter):
         return " or ".join(f"kind == {kind}" for kind in kinds)
 
     def _set_arrival_metadata(self) -> None:
-        """Set the metadata that parsers may read.
-
-        A clone's other metadata is set after it has been parsed.
-        """
+        """Set the metadata that parsers may read; clones get the other metadata after they are parsed."""
         emit = self._emit
         with emit.block(f"if {self._kind_test(_FRESH, _INGRESS_CLONE)}:"):
             self._set_intrinsic("standard_metadata.ingress_port", "in_port", mask=True)

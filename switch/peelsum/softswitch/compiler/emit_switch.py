@@ -163,10 +163,7 @@ class SwitchWriter:
                     clear_chunks(emit, arrays)
 
     def _write_once(self, block: Block, head: str | None) -> None:
-        """Write a block inside the loop `head`, which runs once and which `break` can leave.
-
-        None for no loop.
-        """
+        """Write a block inside `head`, a loop that runs once so that `break` leaves it; None for no loop."""
         if not block:
             return
         if head is None:

@@ -66,10 +66,7 @@ class Storage:
         return variables
 
     def has(self, ref: FieldRef) -> bool:
-        """Return whether a field has storage.
-
-        Packet fields always have; metadata only if the program uses it.
-        """
+        """Return whether a field has storage: every packet field, and metadata if the program uses it."""
         return (ref.header, ref.field) in self._fields
 
     def names(self, target: Target) -> list[str]:

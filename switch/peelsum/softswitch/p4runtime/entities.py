@@ -91,10 +91,7 @@ class Entities:
         write(kind, getattr(update.entity, name))
 
     def read(self, selector: p4r.Entity) -> Iterator[p4r.Entity]:
-        """Return the entities that `selector` selects now; each is encoded when it is consumed.
-
-        Raises RequestError.
-        """
+        """Return the entities that `selector` selects now, encoded when consumed. Raises RequestError."""
         name, (_, read) = self._handlers_of(selector)
         entity_class: Any = p4r.Entity
         return (entity_class(**{name: entry}) for entry in read(getattr(selector, name)))

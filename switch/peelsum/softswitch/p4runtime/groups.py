@@ -51,10 +51,7 @@ class ReplicationEntries:
             self._with_egress_port.add((name, number))
 
     def read(self, selector: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
-        """Return the group or session that `selector` names, if it exists.
-
-        Number 0 selects all of its kind.
-        """
+        """Return the group or session that `selector` names, if there is one; number 0 selects all."""
         name, _, requested = _split_entry(selector)
         groups = self._groups[name]
         numbers = groups.ids() if requested == 0 else [requested] if requested in groups else []

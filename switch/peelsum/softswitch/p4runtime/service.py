@@ -57,10 +57,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     """All RPCs. A request that fails gets an error status and never ends the server."""
 
     def __init__(self, device: Device, *, secured: bool) -> None:
-        """secured: whether the server has TLS.
-
-        Without it, all clients are on this machine, and may do all.
-        """
+        """secured: whether the server has TLS. Without it, all clients are local, and may do all."""
         self._device, self._secured = device, secured
         self._arbiter = Arbiter(device.device_id)
         self._state_requests = RequestQueue(MAX_WAITING)
@@ -122,10 +119,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _responses(
         self, entities: Iterator[p4r.Entity], context: grpc.ServicerContext
     ) -> Iterator[p4r.ReadResponse]:
-        """Yield entities in messages.
-
-        Cancel the call of a client that takes too long, as it holds a thread.
-        """
+        """Yield entities in messages. Cancel the call of a client that is too slow, as it holds a thread."""
         if not self._free_reads.acquire(blocking=False):
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,

@@ -67,10 +67,7 @@ class RequestError(Exception):
 
 
 class BatchError(RequestError):
-    """Some updates of a Write failed.
-
-    `results` has an item per update: its error, or None if it succeeded.
-    """
+    """Some updates of a Write failed. `results` has an item per update: its error, or None."""
 
     def __init__(self, results: Sequence[RequestError | None]) -> None:
         failed = [result for result in results if result is not None]

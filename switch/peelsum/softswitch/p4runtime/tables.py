@@ -56,10 +56,7 @@ class TableEntries:
     # Writing
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry) -> None:
-        """Insert, modify or delete an entry.
-
-        If it raises RequestError or SoftswitchError, nothing has changed.
-        """
+        """Insert, modify or delete an entry. Raises RequestError or SoftswitchError, with no change."""
         table = self._table(entry.table_id)
         _check_extras(entry, table)
         if table.is_const:
@@ -180,10 +177,7 @@ class TableEntries:
     # Reading
 
     def read(self, selector: p4r.TableEntry) -> Iterator[p4r.TableEntry]:
-        """Return the entries or default actions that `selector` selects now.
-
-        Table_id 0 selects all tables.
-        """
+        """Return the entries or default actions that `selector` selects now; table_id 0 selects all."""
         if selector.HasField("time_since_last_hit"):
             raise unimplemented("time_since_last_hit")
         if selector.match and not selector.table_id:

@@ -128,10 +128,7 @@ def clock_us(loop: LoopState) -> int:
 
 @compiled
 def wait_for_ports(loop: LoopState, wait_us: int) -> int:
-    """Wait for wakers and ports.
-
-    Return how many ports are in `loop.ready`, WAKER, or minus an error number.
-    """
+    """Wait; return the number of readable ports in `loop.ready`, or WAKER, or minus an error number."""
     count, ports, timeout = 0, loop.ready.shape[0], np.int64(0)
     wakers = loop.polled.shape[0] - ports
     if wait_us != NEVER:

@@ -183,25 +183,21 @@ class InterfacePorts:
         self.batch = self._most_frames = batch
         self._packet_bytes, self._next_mtu_check_s = 0, 0.0
         self.wires = new_wires(list(interfaces), batch)
-        self._ports: dict[int, InterfacePort] = {}
+        #: By switch port number.
+        self.ports: dict[int, InterfacePort] = {}
         try:
             for row, (number, name) in enumerate(interfaces.items()):
-                self._ports[number] = InterfacePort(number, name, method, self.wires, row)
+                self.ports[number] = InterfacePort(number, name, method, self.wires, row)
         except OSError:
             self.close()
             raise
         self._allocate_buffers(0)
 
     @property
-    def ports(self) -> Mapping[int, InterfacePort]:
-        """The ports by switch port number."""
-        return self._ports
-
-    @property
     def methods(self) -> dict[int, str]:
         """By switch port: how frames reach it, for people."""
         families = {"xdp": "AF_XDP", "packet": "AF_PACKET"}
-        return {number: f"{families[port.method]}, {port.why}" for number, port in self._ports.items()}
+        return {number: f"{families[port.method]}, {port.why}" for number, port in self.ports.items()}
 
     @property
     def no_such_port(self) -> int:
@@ -217,7 +213,7 @@ class InterfacePorts:
         """
         self._allocate_buffers(packet_bytes)
         self._packet_bytes = packet_bytes
-        for port in self._ports.values():
+        for port in self.ports.values():
             port.check_mtu(packet_bytes, always=True)
             if port.xdp is not None:
                 with suppress(OSError):  # the interface is gone
@@ -227,7 +223,7 @@ class InterfacePorts:
         """Check, at most once a second, whether an interface's MTU has changed."""
         if (now := time.monotonic()) >= self._next_mtu_check_s:
             self._next_mtu_check_s = now + _MTU_CHECK_INTERVAL_S
-            for port in self._ports.values():
+            for port in self.ports.values():
                 port.check_mtu(self._packet_bytes)
 
     def _allocate_buffers(self, packet_bytes: int) -> None:
@@ -256,7 +252,7 @@ class InterfacePorts:
 
     def close(self) -> None:
         """Close every port."""
-        for port in self._ports.values():
+        for port in self.ports.values():
             port.close()
 
 

@@ -87,10 +87,7 @@ class Pacer:
 
 
 class _Ring:
-    """A ring buffer of one port's frames, oldest first.
-
-    `delay`: ticks from a frame's departure until it is due.
-    """
+    """A ring buffer of one port's frames, oldest first. `delay`: ticks between departure and due time."""
 
     def __init__(self, port: int, rows: int) -> None:
         self.port = port

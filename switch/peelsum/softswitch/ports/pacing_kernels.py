@@ -88,10 +88,7 @@ def may_overflow(rings: Rings, more: int) -> bool:
 
 @compiled
 def release(rings: Rings, sockets: Sockets, send_buffers: SendBuffers, now_us: int) -> int:
-    """Send the packets that are due.
-
-    Return -1, or the row of a port that refuses segments, as `send` does.
-    """
+    """Send the packets that are due; return -1, or the row of a port that refuses segments."""
     size, rows, filled = rings.data.shape[2], rings.due.shape[1], 0
     now = np.uint64(now_us) << np.uint64(TICK_SHIFT)
     for row in range(send_buffers.end.shape[0]):

@@ -174,26 +174,22 @@ class UdpPorts:
             number: (Loss(loss, (seed, number, 0)), Loss(loss, (seed, number, 1))) for number in numbers
         }
         self.lossy = loss > 0
-        self._ports: dict[int, UdpPort] = {}
+        #: By switch port number.
+        self.ports: dict[int, UdpPort] = {}
         try:
             for row, number in enumerate(numbers):
                 address = (host, _udp_port(base, number))
                 sock = BatchSocket.bind(address, HEADER_BYTES, burst=1, offload=offload)
-                self._ports[number] = UdpPort(self.sockets, row, number, sock, is_open=are_open)
+                self.ports[number] = UdpPort(self.sockets, row, number, sock, is_open=are_open)
         except OSError:
             self.close()
             raise
         self.resize(HEADER_BYTES)
 
     @property
-    def ports(self) -> Mapping[int, UdpPort]:
-        """The ports by switch port number."""
-        return self._ports
-
-    @property
     def listening(self) -> dict[int, int]:
         """UDP ports by switch port."""
-        return {number: port.socket.address[1] for number, port in self._ports.items()}
+        return {number: port.socket.address[1] for number, port in self.ports.items()}
 
     @property
     def unframed(self) -> int:
@@ -208,16 +204,16 @@ class UdpPorts:
     def resize(self, packet_bytes: int) -> None:
         """Accept and send datagrams of `packet_bytes` from now on, for a new pipeline."""
         self._frame_bytes = FRAME_HEADER_BYTES + packet_bytes
-        for port in self._ports.values():
+        for port in self.ports.values():
             port.socket.resize(packet_bytes)
             port.sync_segments()
         stride = -(-self._frame_bytes // 64) * 64
         self.batch = frames_per_batch(self._most_frames, stride)
         # A port may exceed its share of a batch by the contents of the largest datagram.
-        rows = self.batch + len(self._ports) * (SHARE + MAX_DATAGRAM // packet_bytes)
-        headers = [frame_header(number, packet_bytes) for number in self._ports]
+        rows = self.batch + len(self.ports) * (SHARE + MAX_DATAGRAM // packet_bytes)
+        headers = [frame_header(number, packet_bytes) for number in self.ports]
         self.received = new_receive_buffers(rows, stride, headers, packet_bytes)
-        self._send_buffers = new_send_buffers(rows, len(self._ports))
+        self._send_buffers = new_send_buffers(rows, len(self.ports))
 
     def receive(self, ready: Sequence[int]) -> Frames:
         """Return frames that arrived on the ports `ready`, in order per port and in fair shares.
@@ -248,7 +244,7 @@ class UdpPorts:
     def resend_smaller(self, row: int) -> None:
         """Send what remains in the send buffers with fewer segments, after the port in `row` refused them."""
         while row >= 0:
-            port = self._ports[int(self.sockets.state[row, UdpColumn.NUMBER])]
+            port = self.ports[int(self.sockets.state[row, UdpColumn.NUMBER])]
             port.socket.reduce_segments()
             port.sync_segments()
             row = send(self.sockets, self._send_buffers)
@@ -256,12 +252,12 @@ class UdpPorts:
     def send_buffers_for(self, frames: int) -> SendBuffers:
         """Return memory to send up to `frames` frames."""
         if frames > len(self._send_buffers.iovecs):
-            self._send_buffers = new_send_buffers(frames, len(self._ports))
+            self._send_buffers = new_send_buffers(frames, len(self.ports))
         return self._send_buffers
 
     def close(self) -> None:
         """Free every UDP port."""
-        for port in self._ports.values():
+        for port in self.ports.values():
             port.socket.close()
 
     def _without_losses(self, frames: Frames, delivered: UdpCount | None, lost: UdpCount) -> Frames:

@@ -238,10 +238,7 @@ def _handle_hello(sockets: Sockets, row: int) -> int:
 
 @compiled
 def _handle_proof(sockets: Sockets, row: int, frame: NDArray[np.uint8]) -> int:
-    """Handle the proof in a frame's payload: accept its source or refuse it.
-
-    Return 0, its number of packets.
-    """
+    """Handle the proof in a frame's payload: accept its source or refuse it. Return 0 packets."""
     period, proof, is_valid = _current_period(sockets), np.uint64(0), False
     for i in range(PROOF_BYTES):
         proof |= np.uint64(frame[FRAME_HEADER_BYTES + i]) << np.uint64(8 * i)

@@ -162,10 +162,7 @@ class XdpSocket:
 
 
 def _bind(sock: socket.socket, index: int, queue: int, flags: int = _NEED_WAKEUP) -> None:
-    """Bind to an interface's queue.
-
-    Retry, because the kernel frees a queue only after its socket is closed.
-    """
+    """Bind to an interface's queue. Retry a while: the kernel frees it some time after its socket closes."""
     address = struct.pack("=HHIII", _AF_XDP, flags, index, queue, 0)
     ends_at = time.monotonic() + _FREED_WITHIN_S
     while _libc.bind(sock.fileno(), address, len(address)):

@@ -56,10 +56,7 @@ def machine_code(generated: Generated, name: str) -> Callable[..., tuple[int, in
 
 
 def interpreted(generated: Generated) -> Callable[..., tuple[int, int]]:
-    """Return the generated function in plain Python.
-
-    Raises UnsupportedConstruct if Python cannot parse it.
-    """
+    """Return the generated function in plain Python. Raises UnsupportedConstruct if it is too deep."""
     names: dict[str, Any] = {name: getattr(plain, name) for name in RUNTIME}
     try:
         exec(compile(generated.source, "<generated>", "exec"), names)

@@ -58,17 +58,13 @@ class Device:
         self.secret_ports = secret_ports
         #: Guards the replacement of the pipeline. A pipeline's state has a lock of its own.
         self.lock = RLock()
-        self._switch: Switch | None = None
+        #: The running pipeline; None before the first is installed.
+        self.switch: Switch | None = None
         self._injected: deque[bytes] = deque()
         self._packet_in: Callable[[Sequence[bytes]], None] | None = None
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
-
-    @property
-    def switch(self) -> Switch | None:
-        """The running pipeline, or None before the first is installed."""
-        return self._switch
 
     def build(self, program: Program) -> Switch:
         """Return a switch for the program in its initial state, without installing it."""
@@ -77,15 +73,12 @@ class Device:
     def install(self, switch: Switch) -> None:
         """Replace the running pipeline, and drop the frames that wait for the old one."""
         with self.lock:
-            self._switch = switch
+            self.switch = switch
             self._injected.clear()
         self._wake()
 
     def inject(self, frame: bytes) -> bool:
-        """Queue a frame that enters at the CPU port.
-
-        Return False if the queue is full, which drops the frame.
-        """
+        """Queue a frame that enters at the CPU port; return False if the queue was full and it is dropped."""
         with self.lock:
             if len(self._injected) >= INJECTED_LIMIT:
                 return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,22 +19,36 @@ from peelsum.softswitch.runtime.locks import FairLock
 _WORD = (1 << 64) - 1
 
 
-class Register:
+class _CellArray:
+    """Cells of a running switch that have a name and are read and written one by one."""
+
+    def __init__(self, name: str, size: int, cells: NDArray[Any], lock: FairLock) -> None:
+        self.name, self.size = name, size
+        self._cells, self._lock = cells, lock
+
+    def values(self) -> NDArray[Any]:
+        """Return a consistent copy of all cells; of a counter, uint64[size, 2] of packets and bytes."""
+        with self._lock:
+            return self._cells.copy()
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < self.size:
+            raise InvalidEntry(f"{self.name}: index {index} is not in 0..{self.size - 1}")
+        return index
+
+
+class Register(_CellArray):
     """A register array of `size` cells of `bits` bits."""
 
-    def __init__(
-        self, name: str, plan: RegisterPlan, cells: NDArray[np.uint32 | np.uint64], lock: FairLock
-    ) -> None:
-        self.name = name
-        self.size = plan.size
+    def __init__(self, name: str, plan: RegisterPlan, memory: NDArray[Any], lock: FairLock) -> None:
+        cells = memory[plan.base : plan.base + plan.size * plan.step : plan.step]
+        super().__init__(name, plan.size, cells, lock)
         self.bits = plan.bits
-        self._cells = cells[plan.base : plan.base + plan.size * plan.step : plan.step]
-        self._lock = lock
 
     def read(self, index: int) -> int:
         """Return a cell's value. Raises InvalidEntry for an index out of range."""
         with self._lock:
-            return int(self._cells[_checked_index(self.name, index, self.size)])
+            return int(self._cells[self._checked(index)])
 
     def write(self, index: int, value: int) -> None:
         """Set a cell. Raises InvalidEntry for an index out of range or a value that does not fit."""
@@ -42,38 +57,26 @@ class Register:
                 f"register {self.name}: {value} does not fit {self.bits} bits; use a smaller value"
             )
         with self._lock:
-            self._cells[_checked_index(self.name, index, self.size)] = value
-
-    def values(self) -> NDArray[np.uint32 | np.uint64]:
-        """Return a consistent copy of all cells."""
-        with self._lock:
-            return self._cells.copy()
+            self._cells[self._checked(index)] = value
 
 
-class IndirectCounter:
+class IndirectCounter(_CellArray):
     """An indirect counter of `size` cells. As in BMv2, each always counts both packets and bytes."""
 
-    def __init__(self, name: str, plan: CounterPlan, cells: NDArray[np.uint64], lock: FairLock) -> None:
-        self.name = name
-        self.size = plan.size
-        self._cells = cells[plan.base : plan.base + 2 * plan.size].reshape(-1, 2)
-        self._lock = lock
+    def __init__(self, name: str, plan: CounterPlan, memory: NDArray[np.uint64], lock: FairLock) -> None:
+        cells = memory[plan.base : plan.base + 2 * plan.size].reshape(-1, 2)
+        super().__init__(name, plan.size, cells, lock)
 
     def read(self, index: int) -> tuple[int, int]:
         """Return a cell's packets and bytes. Raises InvalidEntry for an index out of range."""
         with self._lock:
-            packets, octets = self._cells[_checked_index(self.name, index, self.size)]
+            packets, octets = self._cells[self._checked(index)]
             return int(packets), int(octets)
 
     def write(self, index: int, packets: int, octets: int) -> None:
         """Set a cell. Raises InvalidEntry for an index out of range."""
         with self._lock:
-            self._cells[_checked_index(self.name, index, self.size)] = packets & _WORD, octets & _WORD
-
-    def values(self) -> NDArray[np.uint64]:
-        """Return a consistent copy of all cells: uint64[size, 2] of packets and bytes."""
-        with self._lock:
-            return self._cells.copy()
+            self._cells[self._checked(index)] = packets & _WORD, octets & _WORD
 
 
 class ReplicationGroups:
@@ -162,9 +165,3 @@ class ReplicationGroups:
 
     def _update_most_copies(self) -> None:
         self.most_copies = max(1, *self._sizes) if self._sizes else 1
-
-
-def _checked_index(name: str, index: int, size: int) -> int:
-    if not 0 <= index < size:
-        raise InvalidEntry(f"{name}: index {index} is not in 0..{size - 1}")
-    return index
