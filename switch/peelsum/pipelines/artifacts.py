@@ -194,6 +194,7 @@ def _check_derivation(compiled: list[Pipeline]) -> None:
 
 
 def _compile(lanes: int, artifacts: Path, p4: Path) -> Pipeline:
+    """Compile the program for this number of lanes into the folder `artifacts`."""
     built = Pipeline.of(lanes, artifacts)
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw.json"

@@ -77,6 +77,7 @@ def compile_for(device: str, out: Path | None = None, *, processor_port: int | N
 
 
 def _compile(device: str, lanes: int, out: Path, processor_port: int | None) -> str:
+    """Compile and assemble for a device into the folder `out`; return the report."""
     macros = [] if processor_port is None else [f"-DPCIE_PORT={processor_port}"]
     include_paths = [f"-Igenerated/lanes_{lanes}"]
     output_options = ["-g", "--verbose", "-Ttable_summary:1", "-o", str(out)]
@@ -151,6 +152,7 @@ def report(device: str, lanes: int, pipe: Path, sources: str) -> str:
 
 
 def _stage_table(stages: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a table: what each stage uses of each resource, the sums, and what a stage has."""
     rows = [
         [stage["stage_number"], *(len(stage[part][key]) for part, key in _PER_STAGE.values())]
         for stage in stages
@@ -176,6 +178,7 @@ def _available(stage: dict[str, Any]) -> list[str]:
 
 
 def _container_rows(phv: dict[str, Any]) -> list[str]:
+    """Return the lines of a table: how many PHV containers of each width are used, and there are."""
     used_containers = Counter((c["bit_width"], c["container_type"]) for c in phv["containers"] if c["slices"])
     available = Counter[int]()
     for group in phv["resources"]:
@@ -215,6 +218,7 @@ def _table_names(names: Iterable[str]) -> list[str]:
 
 
 def _aligned_columns(rows: list[list[Any]]) -> list[str]:
+    """Return a line for each row, with all cells of a column right-aligned to one width."""
     widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows

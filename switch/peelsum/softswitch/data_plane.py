@@ -175,6 +175,7 @@ class DataPlane:
             self._process(Frames.of([(CPU_PORT, frame) for frame in injected]))
 
     def _switch_pipeline(self) -> None:
+        """Prepare ports, pacers and loop for the device's pipeline, if it is a new one."""
         switch = self._device.switch
         if switch is not self._switch and switch is not None:
             lanes = lanes_in(switch.registers)
@@ -219,6 +220,7 @@ class DataPlane:
                 self._device.deliver_to_cpu(frames)
 
     def _process(self, frames: Frames) -> None:
+        """Run the program over frames; send, keep, or pass to the controller what leaves."""
         if self._switch is None or not len(frames):
             return
         now = self.now_us()

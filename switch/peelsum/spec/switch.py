@@ -159,6 +159,7 @@ class SpecSwitch:
                 return self._send_down(job, packet, Verdict.NEED_PASSED)
 
     def _refusal_verdict(self, port: int, packet: Packet) -> Verdict | None:
+        """Return why a packet is refused before its slot is read; None if it is admitted."""
         job = self.jobs.get(packet.job_id)
         if job is None:
             return Verdict.UNKNOWN_JOB
@@ -180,6 +181,7 @@ class SpecSwitch:
     def _contribute(
         self, job: JobRow, member: MemberRow, packet: Packet, slot: Slot, tag: int, now: int
     ) -> Outputs:
+        """Add a contribution to its chunk's slot, or claim the slot; pass it on if another chunk has it."""
         worker_mask = member.worker_mask
         if slot.tag == tag:
             slot.stamp = now
@@ -196,6 +198,7 @@ class SpecSwitch:
         return self._send_if_complete(job, packet, slot)
 
     def _retry(self, job: JobRow, member: MemberRow, packet: Packet, slot: Slot, tag: int) -> Outputs:
+        """Add a repeated contribution to its chunk's slot; it claims no slot."""
         if slot.tag != tag:
             packet.bitmap = member.worker_mask
             return self._send_up(job, packet, Verdict.RESEND_PASSED)
@@ -222,6 +225,7 @@ class SpecSwitch:
         return self._send_up(job, packet, Verdict.COMPLETED)
 
     def _resend(self, job: JobRow, member: MemberRow, packet: Packet, slot: Slot, tag: int) -> Outputs:
+        """Send the slot's partial sum to the server; a worker's lanes are added first."""
         worker_mask = member.worker_mask
         held_bitmap = slot.worker_bitmap if slot.tag == tag else 0
         packet.bitmap = held_bitmap | worker_mask
@@ -240,6 +244,7 @@ class SpecSwitch:
         return self._send_up(job, packet, Verdict.RESENT)
 
     def _reset(self, port: int, packet: Packet, now: int) -> Outputs:
+        """Free a slot for the controller, and return the packet."""
         if port != CPU_PORT:
             return self._count(Verdict.FOREIGN_PORT)
         slot = self.state[packet.chunk_id & (self.slots - 1)]
@@ -254,6 +259,7 @@ class SpecSwitch:
         return []
 
     def _send_up(self, job: JobRow, packet: Packet, verdict: Verdict) -> Outputs:
+        """Send a packet towards the server; a leaf's complete sum is a contribution to the spine."""
         self._count(verdict)
         is_leaf_sum = job.level is Level.LEAF and verdict is Verdict.COMPLETED
         packet.kind = Kind.CONTRIBUTION if is_leaf_sum else Kind.BYPASS
@@ -263,6 +269,7 @@ class SpecSwitch:
         return [(job.up_port, packet.build())]
 
     def _send_down(self, job: JobRow, packet: Packet, verdict: Verdict) -> Outputs:
+        """Send a packet to the worker that it names, or to all ports of the job's group."""
         if packet.sender == EVERYONE:
             self._count(verdict)
             return [(port, packet.build()) for port in self.groups.get(job.group, [])]

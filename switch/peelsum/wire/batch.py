@@ -95,6 +95,7 @@ def unpack(data: bytes | bytearray | memoryview | Batch, lanes: int) -> NDArray[
 
 
 def _validation_error(packet: Any, position: int) -> str:
+    """Return the error text of a malformed packet."""
     where = f"packet {position}"
     if packet["version"] != VERSION:
         return f"{where}: version: {packet['version']}, expected {VERSION}; upgrade the older side"

@@ -83,6 +83,7 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
 
 
 def _growth(program: Program, blocks: Blocks) -> int:
+    """Return the bytes of all headers that the program may add to a packet."""
     added: set[str] = set()
     for node in (node for block in blocks for node in walk(block)):
         match node:

@@ -101,6 +101,7 @@ class Expressions:
         )
 
     def _comparison(self, op: str, left: Expr, right: Expr) -> str:
+        """Return the text of a comparison of two numbers."""
         for operand, other in ((left, right), (right, left)):
             if (
                 isinstance(operand, Unary)
@@ -119,6 +120,7 @@ class Expressions:
         return self._compare(op, *values)
 
     def _compare_wide(self, op: str, left: Expr, right: Expr, *values: BoundedValue) -> str:
+        """Return the text of `==` or `!=` of two numbers of more than 64 bits, limb by limb."""
         if min(value.low for value in values) < 0:
             raise UnsupportedConstruct(f"operator {op}: on signed numbers past 64 bits; cast them to bit<W>")
         count = words_of(max(value.high for value in values).bit_length())
@@ -127,6 +129,7 @@ class Expressions:
         return f"({(' and ' if op == '==' else ' or ').join(tests)})"
 
     def _compare(self, op: str, left: BoundedValue, right: BoundedValue) -> str:
+        """Return the text of a comparison; if an operand may be negative, both are shifted by 2**63 first."""
         if left.exact and right.exact:
             return f"({left.text} {op} {right.text})"
         if left.signed and right.signed:
@@ -264,6 +267,7 @@ class Expressions:
         return BoundedValue(f"({text})", value.low, max(value.high, -1))
 
     def _cast(self, op: str, value: BoundedValue, bits: int) -> BoundedValue:
+        """Return a value cast to `bits` bits: wrapped, or saturated to an unsigned or a signed type."""
         half = 1 << bits - 1
         if op == "two_comp_mod":
             return self.sign_extended(self._truncate(value, bits).text, bits)
@@ -285,6 +289,7 @@ class Expressions:
         return BoundedValue(f"(({text} ^ {half}) - {half})", -(1 << bits - 1), (1 << bits - 1) - 1)
 
     def _truncate(self, value: BoundedValue, bits: int) -> BoundedValue:
+        """Return a value modulo 2**bits; the same text if it is in that range anyway."""
         if value.low >= 0 and value.high < 1 << bits:
             return value
         return unsigned(f"({value.text} & {self._emitter.constant((1 << bits) - 1)})", bits)
@@ -295,6 +300,7 @@ class Expressions:
 
 
 def _is_boolean(expr: Expr) -> bool:
+    """Return whether an expression is a Boolean, not a number."""
     match expr:
         case Bool() | IsValid() | Hit() | Unary("not" | "d2b", _):
             return True
@@ -306,6 +312,7 @@ def _is_boolean(expr: Expr) -> bool:
 
 
 def _arithmetic(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
+    """Return the sum, difference or product of two values, with its range."""
     text = f"({left.text} {op} {right.text})"
     if op == "+":
         return BoundedValue(text, left.low + right.low, left.high + right.high)
@@ -320,6 +327,7 @@ def _arithmetic(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValu
 
 
 def _bitwise(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
+    """Return `&`, `|` or `^` of two values, with a range that contains the result."""
     text = f"({left.text} {op} {right.text})"
     if op == "&":
         bounds = [side.high for side in (left, right) if side.low >= 0]
@@ -332,6 +340,7 @@ def _bitwise(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
 
 
 def _width(op: str, expr: Expr) -> int:
+    """Return the width that a cast's right operand gives. Raises UnsupportedConstruct beyond 64 bits."""
     if not isinstance(expr, Const) or not 1 <= expr.value <= 64:
         raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; use up to 64")
     return expr.value

@@ -80,6 +80,7 @@ class MultiPassWriter(SwitchWriter):
         return FIRST_ITEM + MOST_ITEMS * self._item_words()
 
     def _start(self) -> None:
+        """Load the queue's indices in addition, which the function keeps in variables."""
         super()._start()
         emit = self._emit
         emit.line(f"head = pass_queue[{NEXT_ITEM}]")
@@ -256,6 +257,7 @@ class MultiPassWriter(SwitchWriter):
     # --- once per copy ----------------------------------------------------------------------------
 
     def _destination(self, members: str = "members") -> None:
+        """Write code for a copy's port, and reset the requests that egress may make for this copy."""
         super()._destination(members)
         emit = self._emit
         with emit.block(f"if {self._kind_test(_INGRESS_CLONE, _EGRESS_CLONE)}:"):

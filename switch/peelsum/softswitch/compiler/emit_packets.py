@@ -184,6 +184,7 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
 
 
 def _store_bytewise(emit: Emitter, group: Sequence[Variable]) -> None:
+    """Store fields of more than 64 bits together, one byte at a time."""
     for byte in range(group[0].offset // 8, (group[-1].offset + group[-1].bits) // 8):
         texts = []
         for part in group:

@@ -74,14 +74,12 @@ class Registers:
 
     def _cell(self, register: AnyRegister, row: str) -> str:
         """Return the text of a register's cell; `row` is the first element of all cells with that index."""
-        plan, _emit = self._plan(register), self._emit
-        array = "wide" if plan.wide else "regs"
-        column = plan.base
-        text = f"{row} + {column}"
+        plan = self._plan(register)
+        text = f"{row} + {plan.base}"
         if isinstance(register, RegisterElement):
             offset = "k" if abs(register.step) == 1 else f"k * {abs(register.step)}"
             text += f" {'-' if register.step < 0 else '+'} {offset}"
-        return f"{array}[{text}]"
+        return f"{'wide' if plan.wide else 'regs'}[{text}]"
 
     def _row_start(self, register: AnyRegister, index: Expr) -> Row | None:
         """Return the row's start and its remaining check; None if the index is known to be too large."""
@@ -123,6 +121,7 @@ class Registers:
         self._write_guarded(test, f"{self._cell(register, row)} = {text}")
 
     def _write_guarded(self, test: str | None, line: str) -> None:
+        """Write a line, inside a block that tests the index if there is a test."""
         if test is None:
             self._emit.line(line)
             return

@@ -117,6 +117,7 @@ class Statements:
                 self._parser_step(part)
 
     def _parser_step(self, part: Extract | Require | Advance | Verify) -> None:
+        """Write an operation that may end the parser."""
         emit, expressions = self._emit, self._emit.expressions
         match part:
             case Extract(header):
@@ -149,6 +150,7 @@ class Statements:
     # --- fields -----------------------------------------------------------------------------------
 
     def _assign(self, part: Assign) -> None:
+        """Write an assignment to a field of any width."""
         bits = self._emit.bits(part.target)
         if bits <= 64:
             self._emit.line(
@@ -161,6 +163,7 @@ class Statements:
             self._emit.line(f"{place} = {text}")
 
     def _assign_chosen(self, part: AssignIndexed) -> None:
+        """Write an assignment to the target that an index selects, as a chain of tests."""
         emit = self._emit
         for number, target in enumerate(part.targets):
             test = emit.expressions.condition(Binary("==", part.index, Const(number)))
@@ -185,6 +188,7 @@ class Statements:
     # --- branches ---------------------------------------------------------------------------------
 
     def _if(self, part: If, keyword: str = "if") -> None:
+        """Write a branch; an `else` that is itself one branch becomes an `elif`."""
         before = dict(self._emit.filled)
         with self._emit.block(f"{keyword} {self._emit.expressions.condition(part.condition)}:"):
             self.block(part.then)
@@ -199,6 +203,7 @@ class Statements:
     # --- tables -----------------------------------------------------------------------------------
 
     def _apply(self, part: Apply) -> None:
+        """Write a table's lookup, its direct counter, and the actions."""
         emit, plan = self._emit, self._emit.plans[part.table]
         row = emit.temporary("row")
         default = plan.default_row
@@ -212,6 +217,7 @@ class Statements:
         self._action_arms(part, plan, row)
 
     def _action_arms(self, part: Apply, plan: TablePlan, row: str) -> None:
+        """Write the statements of each action, as a chain of tests of the code in the row."""
         emit = self._emit
         arms = [(number, arm) for number, arm in part.arms if arm]
         if len(part.arms) == 1:
@@ -245,6 +251,7 @@ class Statements:
         self._registers.end_loop()
 
     def _loop_with_checks(self, part: Repeat, rows: list[Row]) -> None:
+        """Write a loop inside the checks of its rows, once for each outcome of a check."""
         emit = self._emit
         if not rows:
             self._loop(part)
@@ -267,6 +274,7 @@ class Statements:
             emit.drop_lines(line_count)
 
     def _loop(self, part: Repeat) -> None:
+        """Write a loop, or nothing if its body writes nothing."""
         line_count = len(self._emit.lines)
         with self._emit.block(f"for k in range({part.count}):"):
             before = len(self._emit.lines)
@@ -305,6 +313,7 @@ def _lookup(emit: Emitter, plan: TablePlan) -> str:
 
 
 def _key_word(emit: Emitter, plan: TablePlan, number: int) -> str:
+    """Return the text of one word of a packet's key."""
     parts = []
     for part in plan.words[number]:
         text = _key_limb(emit, plan, part.key, part.limb)

@@ -123,6 +123,7 @@ def _add_inputs_from(
 
 
 def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
+    """Add the inputs from `start` to `end` to `total`; return the offset after them."""
     for ref, value, bits in item.inputs[start:end]:
         for text, width in _limbs_of(emit, ref, value, bits):
             _add_limb(emit, text, width, offset)

@@ -91,6 +91,7 @@ class SwitchWriter:
     # --- once per call ----------------------------------------------------------------------------
 
     def _start(self) -> None:
+        """Allocate the arrays, and start with the first frame."""
         emit = self._emit
         key_words = max((len(plan.words) + len(plan.ranges) for plan in emit.plans.values()), default=0)
         emit.line(f"keys = array64({max(key_words, 1)})")
@@ -108,6 +109,7 @@ class SwitchWriter:
     # --- once per packet --------------------------------------------------------------------------
 
     def _packet(self) -> None:
+        """Take a frame through parser, ingress and, for each copy, egress."""
         emit = self._emit
         emit.line("size = number(length[frame])")
         emit.line(f"{CURRENT_SIZE} = size")
@@ -119,6 +121,7 @@ class SwitchWriter:
             self._write_copy()
 
     def _parse(self) -> None:
+        """Clear all headers and metadata, and run the parser."""
         emit = self._emit
         emit.line("parsed = 0")
         emit.line("remaining = size")
@@ -135,6 +138,7 @@ class SwitchWriter:
         self._set_intrinsic("intrinsic_metadata.ingress_global_timestamp", "now", mask=True)
 
     def _ingress(self) -> None:
+        """Verify checksums, and run ingress."""
         self._verify_checksums()
         self._set_intrinsic("standard_metadata.parser_error", "parser_error", mask=True)
         self._write_once(self._blocks.ingress, "while True:" if self._exits(self._blocks.ingress) else None)
@@ -188,6 +192,7 @@ class SwitchWriter:
         self._emit.line(f"{self._emit.place(ref)} = {text}")
 
     def _verify_checksums(self) -> None:
+        """Set `checksum_error` if a checksum that the program verifies is wrong."""
         emit = self._emit
         for item in self._program.checksums:
             if item.verify:
@@ -223,6 +228,7 @@ class SwitchWriter:
     # --- once per copy ----------------------------------------------------------------------------
 
     def _write_copy(self) -> None:
+        """Take one copy of a packet through its port's queue, egress and deparser."""
         emit = self._emit
         self._destination()
         if self._queued:
@@ -254,11 +260,13 @@ class SwitchWriter:
         self._write_once(self._blocks.egress, "while True:" if self._exits(self._blocks.egress) else None)
 
     def _ingress_rid(self) -> str:
+        """Return the text of `egress_rid` as ingress left it, which a unicast packet keeps."""
         rid = self._program.intrinsic("intrinsic_metadata.egress_rid")
         is_stored = rid is not None and self._storage.has(rid)
         return self._emit.place(rid) if rid is not None and is_stored else "0"
 
     def _egress_intrinsics(self) -> None:
+        """Set the metadata that the architecture gives to a packet in egress."""
         self._set_intrinsic("standard_metadata.egress_port", "egress_port")
         self._set_intrinsic("standard_metadata.egress_spec", "0")
         self._set_intrinsic("standard_metadata.instance_type", "instance")
@@ -301,6 +309,7 @@ class SwitchWriter:
         return frozenset(names)
 
     def _copy_variables(self) -> None:
+        """Copy the variables that egress changes, for this copy of the packet."""
         emit = self._emit
         arrays = {array.name: array for array in self._storage.arrays()}
         for name in sorted(emit.copied):

@@ -224,6 +224,7 @@ class Emitter:
         return self.limb_places(source)[position]
 
     def _signed(self, target: Target) -> bool:
+        """Return whether a field is declared as signed."""
         header = self.program.headers[target.header]
         if isinstance(target, FieldElement):
             return header.fields[target.first].signed

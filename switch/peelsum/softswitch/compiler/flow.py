@@ -119,6 +119,7 @@ class _Graph:
         self._node_budget = _GROWTH_LIMIT * len(order) + 100
 
     def _postorder(self, start: Any) -> Iterator[Any]:
+        """Yield each node after all its successors. Raises _CycleError if there is a cycle."""
         if start is None:
             return
         open_nodes, done = {start}, set()
@@ -139,6 +140,7 @@ class _Graph:
                 yield node
 
     def _common_successor(self, node: Any, other: Any) -> Any:
+        """Return the first node that both nodes' paths reach."""
         while node != other:
             if self._depth[node] >= self._depth[other]:
                 node = self._merge_node[node]
@@ -190,6 +192,7 @@ def _is_constant(table: TableDeclaration) -> bool:
 
 
 def _structured_body(action: Action) -> Block:
+    """Return an action's statements, with ifs in place of jumps."""
     body = action.body
 
     def index_or_end(number: int) -> int | None:
@@ -217,6 +220,7 @@ def _structured_body(action: Action) -> Block:
 
 
 def _bind_parameters(block: Block, bind: Callable[[Param], Expr]) -> Block:
+    """Return a block in which `bind` replaces every parameter of the action."""
     return tuple(
         replace_nodes(part, lambda node: bind(node) if isinstance(node, Param) else None) for part in block
     )
@@ -252,6 +256,7 @@ def pipeline_block(program: Program, pipeline: PipelineGraph) -> Block:
 
 
 def _if(condition: Expr, then: Block, orelse: Block) -> Block:
+    """Return an if without an empty `then`; nothing if both branches are empty."""
     if not then and not orelse:
         return ()
     if not then:
@@ -260,6 +265,7 @@ def _if(condition: Expr, then: Block, orelse: Block) -> Block:
 
 
 def _table_block(program: Program, table: TableDeclaration, arm: Callable[[Any], Block]) -> Block:
+    """Return the application of a table, and what follows it, as statements."""
     number = table.default_action
     if _is_constant(table):
         next_node = table.next_by_hit[1] if table.next_by_hit else table.next_by_action.get(number)
@@ -295,6 +301,7 @@ def parser_block(parser: Parser) -> Block:
 
 
 def _state_machine(parser: Parser) -> StateMachine:
+    """Return a parser with loops as a state machine, whose state 0 is the parser's start."""
     names = [parser.start, *(name for name in parser.states if name != parser.start)]
     number = {name: position for position, name in enumerate(names)}
 
@@ -316,6 +323,7 @@ def _end_if_unmatched(block: Block) -> Block:
 
 
 def _select(state: State, arm: Callable[[Any], Block]) -> Block:
+    """Return a state's transitions as a chain of ifs; `arm` returns the statements of a target."""
     chain: Block = ()
     for transition in reversed(state.transitions):
         then = arm(transition.next_state)
@@ -331,6 +339,7 @@ def _select(state: State, arm: Callable[[Any], Block]) -> Block:
 
 
 def _transition_condition(key: Sequence[Expr], values: Sequence[int], masks: Sequence[int] | None) -> Expr:
+    """Return whether a key equals a transition's values, under its masks if it has some."""
     condition: Expr = Bool(True)
     for number, (part, value) in enumerate(zip(key, values, strict=True)):
         left: Expr = part

@@ -132,6 +132,7 @@ def plan_tables(program: Program) -> dict[str, TablePlan]:
 
 
 def _plan_table(program: Program, table: TableDeclaration, start: int) -> TablePlan:
+    """Return the layout of a table that starts at this word of the table memory."""
     actions = [program.actions[number] for number in {*table.actions, table.default_action}]
     param_words = max(sum(words_of(param.bits) for param in action.params) for action in actions)
     words = pack_keys(table.keys)

@@ -90,6 +90,7 @@ class Roller:
         return tuple(rolled)
 
     def _roll_nested(self, part: Statement) -> Statement:
+        """Return a statement in which loops replace the runs of its nested blocks."""
         if isinstance(part, If):
             return If(part.condition, self.roll(part.then), self.roll(part.orelse))
         if isinstance(part, Apply):
@@ -105,6 +106,7 @@ class Roller:
         return shape, tuple(places)
 
     def _shape_of(self, node: Any, places: list[Place]) -> Hashable:
+        """Return the shape of a statement or expression, and append its places to `places`."""
         if isinstance(node, FieldRef) and (node.header, node.field) in self._fields:
             place = (node.header, self._fields[node.header, node.field])
             places.append(place)
@@ -213,6 +215,7 @@ class Roller:
         return type(node)(**values)
 
     def _record_span(self, place: Place, iterations: int, step: int) -> int:
+        """Record the places that a loop steps through, if it steps; return the step."""
         if step:
             last = place[1] + step * (iterations - 1)
             self._spans.setdefault(place[0], []).append((min(place[1], last), max(place[1], last)))
@@ -220,6 +223,7 @@ class Roller:
 
 
 def _repeats(shapes: Sequence[int], start: int, period: int, iterations: int) -> bool:
+    """Return whether the next period has the same shapes as the first one."""
     other = start + period * iterations
     return other + period <= len(shapes) and all(
         shapes[start + offset] == shapes[other + offset] for offset in range(period)
@@ -237,6 +241,7 @@ def _field_names_of(kind: Any) -> tuple[str, ...]:
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans in ascending order, of which overlapping ones are merged."""
     out: list[tuple[int, int]] = []
     for low, high in sorted(spans):
         if out and low <= out[-1][1]:

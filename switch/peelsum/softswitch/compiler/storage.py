@@ -109,6 +109,7 @@ class Storage:
     # --- layout -----------------------------------------------------------------------------------
 
     def _lay_out(self, header: Header, used: set[tuple[str, str]], spans: Sequence[tuple[int, int]]) -> None:
+        """Assign a header's fields to arrays, where spans have them, and to variables."""
         chunks: list[Chunk] = []
         offset = number = 0
         while number < len(header.fields):
@@ -147,6 +148,7 @@ class Storage:
         return end
 
     def _array(self, header: Header, span: tuple[int, int], offset: int) -> Array:
+        """Return a new array for the fields of a span."""
         first, last = span
         array = Array(self.name("a", header.name), offset, header.fields[first].bits, first, last - first + 1)
         for part in header.fields[first : last + 1]:
@@ -154,6 +156,7 @@ class Storage:
         return array
 
     def _variables(self, header: Header, field: str, offset: int, bits: int) -> list[Variable]:
+        """Return new variables of up to 64 bits each for `bits` bits, most significant first."""
         variables = []
         count = words_of(bits)
         for limb in range(count):

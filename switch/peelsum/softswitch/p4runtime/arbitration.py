@@ -127,6 +127,7 @@ class Arbiter:
             stream.send(p4r.StreamMessageResponse(arbitration=self._arbitration_update(role, stream)))
 
     def _arbitration_update(self, role: str, stream: ControllerStream) -> p4r.MasterArbitrationUpdate:
+        """Return the message that tells a stream whether it is the primary of a role."""
         election = self._elections[role]
         if election.primary is stream:
             code, message = Code.OK, "you are the primary"

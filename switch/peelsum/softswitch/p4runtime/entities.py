@@ -73,6 +73,7 @@ class Entities:
             raise BatchError(results)
 
     def _result(self, update: p4r.Update) -> RequestError | None:
+        """Attempt an update; return its error, or None if it succeeded."""
         try:
             self._write_update(update)
         except RequestError as error:

@@ -102,6 +102,7 @@ class PipelineInfo:
 
 
 def _refuse_unsupported(p4info: p4i.P4Info) -> None:
+    """Raise RequestError (UNIMPLEMENTED) for externs and types that the softswitch lacks."""
     for kind in ("action_profiles", "meters", "direct_meters", "value_sets", "digests", "externs"):
         for item in getattr(p4info, kind):
             name = item.preamble.name if hasattr(item, "preamble") else item.extern_type_name
@@ -112,12 +113,14 @@ def _refuse_unsupported(p4info: p4i.P4Info) -> None:
 
 
 def _id_name(declaration: Any) -> tuple[int, str]:
+    """Return the id and the name in a declaration's preamble."""
     if not declaration.preamble.id:
         raise invalid(f"p4info: {declaration.preamble.name!r} has no id; compile the program again")
     return declaration.preamble.id, declaration.preamble.name
 
 
 def _by_id(items: Iterable[_T]) -> dict[int, _T]:
+    """Return declarations by id. Raises RequestError if two have the same id."""
     indexed: dict[int, _T] = {}
     for item in items:
         if item.id in indexed:

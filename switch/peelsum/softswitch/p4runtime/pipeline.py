@@ -76,6 +76,7 @@ def _json_of(device_config: bytes) -> bytes:
 
 
 def _check_consistency(info: PipelineInfo, program: Program) -> None:
+    """Raise RequestError unless P4Info and program declare the same actions, tables and arrays."""
     actions = {action.name: len(action.params) for action in program.actions.values()}
     for action in info.actions.values():
         # The compiler leaves out actions that no table uses.
@@ -95,6 +96,7 @@ def _check_consistency(info: PipelineInfo, program: Program) -> None:
 
 
 def _has_same_key(table: TableInfo, program: Program) -> bool:
+    """Return whether the program has a table with this name and the same key fields."""
     built = program.tables.get(table.name)
     if built is None:
         return False

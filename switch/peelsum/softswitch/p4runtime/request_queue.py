@@ -52,6 +52,7 @@ class RequestQueue:
                 self._changed.notify_all()
 
     def _wait_for_turn(self, call: grpc.ServicerContext, updates: int) -> None:
+        """Enter the queue and wait until it is this call's turn; raise RequestError if it is refused."""
         rank = (monotonic() + updates * _UPDATE_DELAY_S, next(self._serial))
         insort(self._waiting, rank)
         if len(self._waiting) > self._most_waiting:

@@ -51,6 +51,7 @@ class SecretEntries:
         )
 
     def _port(self, entry: p4r.ExternEntry) -> SecretPort:
+        """Return the port that an entry names. Raises RequestError if there is none."""
         _check_type(entry)
         if entry.extern_id not in self._ports:
             known = ", ".join(map(str, sorted(self._ports)))
@@ -64,6 +65,7 @@ def _check_type(entry: p4r.ExternEntry) -> None:
 
 
 def _secret_in(entry: p4r.ExternEntry) -> bytes:
+    """Return the secret in an entry. Raises RequestError if it is malformed or all zeros."""
     value = BytesValue()
     if not entry.entry.Unpack(value) or len(value.value) != SECRET_BYTES or not any(value.value):
         raise invalid(f"entry: is not a secret; give a BytesValue of {SECRET_BYTES} random bytes")

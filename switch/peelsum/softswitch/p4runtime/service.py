@@ -147,6 +147,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _set_pipeline(
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> None:
+        """Verify, or verify and commit, the pipeline of a request. Raises RequestError."""
         self._require_role(context, _WRITERS, "pipeline")
         self._check_device(request.device_id)
         self._arbiter.require_primary(request.election_id, request.role)
@@ -231,6 +232,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         stream.end(ending)
 
     def _handle_message(self, stream: ControllerStream, request: p4r.StreamMessageRequest) -> None:
+        """Handle one message of a stream's client; report errors other than the election's on the stream."""
         match request.WhichOneof("update"):
             case "arbitration":
                 self._arbiter.bid(stream, request.arbitration)
@@ -251,6 +253,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 stream.send(p4r.StreamMessageResponse(error=report))
 
     def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
+        """Queue a PacketOut for the data plane. Raises RequestError for a backup, or if too many wait."""
         if self._arbiter.primary is not stream:
             raise RequestError(
                 Code.PERMISSION_DENIED, "packet_out: only the primary sends packets; win the election"

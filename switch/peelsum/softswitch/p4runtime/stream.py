@@ -59,6 +59,7 @@ class ControllerStream:
             yield item
 
     def _queue(self, response: p4r.StreamMessageResponse, limit_factor: int) -> bool:
+        """Queue a message; return False if `limit_factor` times the limits would be exceeded."""
         size = response.ByteSize()
         with self._lock:
             if (

@@ -83,6 +83,7 @@ class TableEntries:
     def _write_default(
         self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry, table: TableInfo
     ) -> None:
+        """Set a table's default action, or reset it to the program's if the entry has no action."""
         if kind != p4r.Update.MODIFY:
             raise invalid(f"table {table.name}: a default action cannot be inserted or deleted; modify it")
         if entry.match or entry.priority:
@@ -113,6 +114,7 @@ class TableEntries:
         return table
 
     def _entry_key(self, entry: p4r.TableEntry, table: TableInfo) -> _EntryKey:
+        """Return what identifies an entry. Raises RequestError for a wrong priority or match."""
         if table.needs_priority and entry.priority <= 0:
             raise invalid(
                 f"table {table.name}: priority {entry.priority} must be positive; larger goes first"
@@ -124,6 +126,7 @@ class TableEntries:
     def _action(
         self, entry: p4r.TableEntry, table: TableInfo, allowed: frozenset[int], where: str
     ) -> tuple[str, tuple[int, ...]]:
+        """Return the action in an entry and its arguments. Raises RequestError if it is not `allowed`."""
         kind = entry.action.WhichOneof("type")
         if kind != "action":
             raise invalid(
@@ -188,6 +191,7 @@ class TableEntries:
         return self._entries(selector, tables)
 
     def _entries(self, selector: p4r.TableEntry, tables: Iterable[TableInfo]) -> Iterator[p4r.TableEntry]:
+        """Return the entries of some tables that a selector selects, encoded when consumed."""
         rows_of_tables = [(table, self._rows(selector, table)) for table in tables]
         entries = (self._entry(table, row) for table, rows in rows_of_tables for row in rows)
         return (entry for entry in entries if _selects(selector, entry))
@@ -214,6 +218,7 @@ class TableEntries:
         ]
 
     def _entry(self, table: TableInfo, row: _Row) -> p4r.TableEntry:
+        """Return a row as P4Runtime's entry."""
         stored, metadata, counts = row
         keys = zip(stored.keys, table.fields, strict=True)
         matches = (encode_match(part, field) for part, field in keys)
@@ -231,6 +236,7 @@ class TableEntries:
         return entry
 
     def _default(self, table: TableInfo) -> p4r.TableEntry:
+        """Return a table's default action as P4Runtime's entry."""
         metadata = self._metadata.get((table.name, (), 0), _NO_METADATA)
         action, params = self._switch.tables[table.name].default
         return p4r.TableEntry(
@@ -272,6 +278,7 @@ def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Match:
 
 
 def _decode_params(action: p4r.Action, declared: ActionInfo) -> tuple[int, ...]:
+    """Return an action's arguments in order of declaration. Raises RequestError if any is missing."""
     values_by_id = {param.param_id: param.value for param in action.params}
     if len(values_by_id) != len(action.params):
         raise invalid(f"action {declared.name}: a parameter is given twice; give each once")
@@ -286,6 +293,7 @@ def _decode_params(action: p4r.Action, declared: ActionInfo) -> tuple[int, ...]:
 
 
 def _check_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
+    """Raise RequestError for meters, counters and time-outs that the table does not have."""
     for extra in ("meter_config", "meter_counter_data"):
         if entry.HasField(extra):
             raise invalid(f"table {table.name}: has no direct meter for {extra}; leave it out")

@@ -137,6 +137,7 @@ class InterfacePort:
         self.socket.close()
 
     def _open(self, name: str, method: Method) -> tuple[Literal["xdp", "packet"], str]:
+        """Open a socket by the method; return the method and a text about it."""
         if not 0 < len(name.encode()) <= _NAME_BYTES:
             raise OSError(errno.ENODEV, "not an interface name")
         reason = "as asked"
@@ -157,6 +158,7 @@ class InterfacePort:
         return "packet", reason
 
     def _use_xdp(self, xdp: XdpSocket) -> None:
+        """Use a socket of AF_XDP, whose addresses go to the memory of compiled functions."""
         self.xdp, self.socket, self.longest = xdp, xdp.socket, xdp.longest
         state = self._state
         state[InterfaceColumn.XDP], state[InterfaceColumn.MEMORY], state[InterfaceColumn.FILLED] = (
@@ -227,6 +229,7 @@ class InterfacePorts:
                 port.check_mtu(self._packet_bytes)
 
     def _allocate_buffers(self, packet_bytes: int) -> None:
+        """Allocate the arrays for received frames with packets of `packet_bytes`."""
         stride = -(-max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES) // 64) * 64
         self.batch = frames_per_batch(self._most_frames, stride)
         self.received = Frames(
@@ -306,6 +309,7 @@ def _raw_socket(name: str) -> tuple[socket.socket, int, int]:
 
 
 def _error_text(subject: str, error: OSError) -> str:
+    """Return the text of an error about an interface, with a remedy."""
     match error.errno:
         case errno.EPERM | errno.EACCES:
             remedy = "raw sockets need root, or the capabilities CAP_NET_RAW and CAP_NET_ADMIN"

@@ -95,6 +95,7 @@ def _microseconds(delays_ms: Mapping[int, float]) -> dict[int, int]:
 
 
 def _check_ports(setting: str, ports: Iterable[int], known_ports: Collection[int]) -> None:
+    """Raise SoftswitchError if a setting names a port that is not among `known_ports`."""
     for port in ports:
         if port not in known_ports:
             raise SoftswitchError(

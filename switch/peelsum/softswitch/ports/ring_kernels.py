@@ -137,6 +137,7 @@ def receive(wires: Wires, ready: NDArray[np.int32], share: int, data: NDArray[np
 
 @compiled
 def _receive_from_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
+    """Copy received frames from an AF_XDP port's ring into rows of `data`; return their number."""
     state, count = wires.state[row], 0
     available = (np.int64(acquire(state[InterfaceColumn.RX_PRODUCER])) - state[InterfaceColumn.TAKEN]) & _WORD
     if not available:
@@ -168,6 +169,7 @@ def _receive_from_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: N
 
 @compiled
 def _receive_from_slots(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
+    """Copy received frames from an AF_PACKET port's slots into rows of `data`; return their number."""
     state, counts, count, first_taken = (
         wires.state[row],
         wires.counts[row],
@@ -245,6 +247,7 @@ def unsent(wires: Wires) -> bool:
 @compiled
 def _send_by_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32],
             port: NDArray[np.int32]) -> None:  # fmt: skip
+    """Send the frames of an AF_XDP port: copy them to free chunks, and tell the kernel."""
     state, counts, has_new = wires.state[row], wires.counts[row], False
     for frame in range(length.shape[0]):
         if port[frame] != wires.numbers[row]:
@@ -372,6 +375,7 @@ def _reclaim_chunks(wires: Wires, row: int) -> None:
 @compiled
 def _send_by_packet_socket(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32],
                 port: NDArray[np.int32]) -> None:  # fmt: skip
+    """Send the frames of an AF_PACKET port, as many as possible with one system call."""
     count = 0
     for frame in range(length.shape[0]):
         if port[frame] == wires.numbers[row]:

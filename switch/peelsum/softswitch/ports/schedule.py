@@ -105,6 +105,7 @@ class LinkSchedule:
         return None if self.repeat_s is None else cycle_start + self.repeat_s + self.changes[0].at_s
 
     def _state_after(self, state: LinkState, port: int, until_s: float) -> LinkState:
+        """Return `state` after the changes of a port up to a time."""
         for change in self.changes:
             if change.at_s <= until_s and change.port in (None, port):
                 state = state.updated_by(change.state)
@@ -137,6 +138,7 @@ def _from_csv(text: str) -> dict[str, Any]:
 
 
 def _schedule(table: Mapping[str, Any]) -> LinkSchedule:
+    """Return the schedule in a file's table. Raises SoftswitchError for unknown keys."""
     unknown = set(table) - {"change", "repeat_s"}
     if unknown:
         raise SoftswitchError(f"{min(unknown)!r} is unknown; use [[change]] and repeat_s")
@@ -149,6 +151,7 @@ def _schedule(table: Mapping[str, Any]) -> LinkSchedule:
 
 
 def _change(row: Mapping[str, Any], number: int) -> Change:
+    """Return the change in one row. number: its place in the file, for errors."""
     unknown = {str(key) for key in row} - set(_FIELDS)
     if unknown:
         raise SoftswitchError(f"change {number}: {min(unknown)!r} is unknown; use {', '.join(_FIELDS)}")

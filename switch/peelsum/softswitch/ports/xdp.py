@@ -77,6 +77,7 @@ class XdpSocket:
             raise
 
     def _open(self, name: str) -> None:
+        """Register memory, make the rings, bind to the interface, and attach the XDP program."""
         index = socket.if_nametoindex(name)
         self.socket = self._closing.enter_context(socket.socket(_AF_XDP, socket.SOCK_RAW, 0))
         # The kernel counts frames that it has not delivered yet against this limit.
@@ -139,6 +140,7 @@ class XdpSocket:
         self._closing.close()
 
     def _ring(self, at: int, offsets: tuple[int, ...], entry_bytes: int) -> RingAddresses:
+        """Map one ring of the socket into this process; return its addresses."""
         size = offsets[2] + RING * entry_bytes
         shared = np.frombuffer(mmap.mmap(self.socket.fileno(), size, offset=at), np.uint8)
         self._maps.append(shared)
@@ -166,9 +168,9 @@ def _bind(sock: socket.socket, index: int, queue: int, flags: int = _NEED_WAKEUP
     address = struct.pack("=HHIII", _AF_XDP, flags, index, queue, 0)
     ends_at = time.monotonic() + _FREED_WITHIN_S
     while _libc.bind(sock.fileno(), address, len(address)):
-        problem = ctypes.get_errno()
-        if problem != errno.EBUSY or time.monotonic() > ends_at:
-            raise OSError(problem, os.strerror(problem))
+        error_number = ctypes.get_errno()
+        if error_number != errno.EBUSY or time.monotonic() > ends_at:
+            raise OSError(error_number, os.strerror(error_number))
         time.sleep(_PAUSE_S)
 
 
@@ -193,11 +195,11 @@ def _bpf(command: int, attributes: bytes) -> int:
     if number is None:
         raise OSError(errno.ENOSYS, f"bpf: not known on {platform.machine()}")
     padded = ctypes.create_string_buffer(attributes.ljust(128, b"\0"), 128)
-    completion = int(_libc.syscall(number, command, padded, 128))
-    if completion < 0:
-        problem = ctypes.get_errno()
-        raise OSError(problem, os.strerror(problem))
-    return completion
+    result = int(_libc.syscall(number, command, padded, 128))
+    if result < 0:
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, os.strerror(error_number))
+    return result
 
 
 def _load(instructions: bytes) -> int:

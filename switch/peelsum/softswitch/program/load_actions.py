@@ -98,6 +98,7 @@ def _drop_statements(egress_spec: FieldRef, group: FieldRef | None) -> tuple[Pri
 
 
 def _single_primitive(op: str, args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Primitive:
+    """Return the statement of a primitive that becomes exactly one."""
     match op:
         case "assign" | "modify_field":
             return _assign(args[0], scope.expression(args[1]), scope, where)
@@ -137,6 +138,7 @@ def _single_primitive(op: str, args: Sequence[Mapping[str, Any]], scope: Scope, 
 
 
 def _assign(item: Mapping[str, Any], value: Expr, scope: Scope, where: str) -> Primitive:
+    """Return an assignment to a field, or to a field of a stack element that is selected at run time."""
     operand = item
     while operand.get("type") == "expression":
         operand = operand["value"]
@@ -147,6 +149,7 @@ def _assign(item: Mapping[str, Any], value: Expr, scope: Scope, where: str) -> P
 
 
 def _hash(args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Hash:
+    """Return the statement that stores a hash. Raises UnsupportedConstruct for other algorithms."""
     calculation = scope.calculations[args[2]["value"]]
     if calculation["algo"] not in HASHES:
         raise UnsupportedConstruct(
@@ -164,6 +167,7 @@ def _header_name(item: Mapping[str, Any], scope: Scope, where: str) -> str:
 
 
 def _target(item: Mapping[str, Any], scope: Scope, where: str) -> FieldRef:
+    """Return the field that a primitive assigns to. Raises UnsupportedConstruct for other targets."""
     if item["type"] == "expression" and item["value"].get("type") == "field":
         item = item["value"]
     if item["type"] != "field":
@@ -227,6 +231,7 @@ def _lookahead_checks(expressions: Any) -> list[ParserOp]:
 
 
 def _transition(item: Mapping[str, Any], key: Sequence[FieldDeclaration], where: str) -> Transition:
+    """Return a transition, with its value and mask split into one number per key field."""
     next_state = item["next_state"]
     # Compilers before version 2.6 of the format write no type.
     kind = item.get("type", "default" if item["value"] == "default" else "hexstr")
@@ -258,6 +263,7 @@ def _split(value: int, key: Sequence[FieldDeclaration]) -> tuple[int, ...]:
 
 
 def _parser_operations(item: Mapping[str, Any], scope: Scope, where: str) -> list[ParserOp]:
+    """Return the operations of an item in a state: extract, set, verify, advance, or a primitive."""
     args = item["parameters"]
     match item["op"]:
         case "extract" if args[0]["type"] == "regular":

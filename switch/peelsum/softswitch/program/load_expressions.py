@@ -126,6 +126,7 @@ class Scope:
         raise UnsupportedConstruct(f"{kind} {value} in an expression: not supported; leave it out")
 
     def _operation(self, item: Mapping[str, Any]) -> Expr:
+        """Return the expression of an operator and its operands."""
         op = item["op"]
         if op == "valid":
             return self._validity(item["right"])
@@ -148,6 +149,7 @@ class Scope:
         raise UnsupportedConstruct(f"operator {op}: not supported; leave it out of the program")
 
     def _validity(self, item: Mapping[str, Any]) -> Expr:
+        """Return whether a header is valid, or the stack element that is selected at run time."""
         element = _stack_element(item)
         if element is None:
             return IsValid(self.header(item["value"]))

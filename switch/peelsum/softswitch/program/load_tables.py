@@ -43,6 +43,7 @@ def load_pipeline(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, A
 def _check_successors(
     name: str, first: str | None, nodes: Mapping[str, TableDeclaration | Conditional]
 ) -> None:
+    """Raise BadProgram if a node of a pipeline leads to one that is not declared."""
     for target in [first, *(after for node in nodes.values() for after in successors(node))]:
         if target is not None and target not in nodes:
             raise BadProgram(
@@ -51,6 +52,7 @@ def _check_successors(
 
 
 def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action]) -> TableDeclaration:
+    """Return a table. Raises UnsupportedConstruct for action profiles, meters and time-outs."""
     name = item["name"]
     if item["type"] != "simple":
         raise UnsupportedConstruct(
@@ -99,6 +101,7 @@ def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action])
 
 
 def _key(item: Mapping[str, Any], scope: Scope, table: str) -> TableKey:
+    """Return a field of a table's key."""
     kind = item["match_type"]
     header, field = item["target"] if kind != "valid" else (item["target"], VALID)
     if kind == "valid":  # P4_14's match on the validity of a header
@@ -147,6 +150,8 @@ def _entry(
 
 
 def _key_value(item: Mapping[str, Any], key: TableKey, table: str) -> KeyValue:
+    """Return one value of a const entry's key, in the form of its match kind."""
+
     def bits(name: str) -> int:
         return bits_of(item[name], key.bits)
 

@@ -92,6 +92,7 @@ def read(document: Mapping[str, Any], name: str) -> Program:
 
 
 def _headers(document: Mapping[str, Any]) -> dict[str, Header]:
+    """Return the header instances by name. Raises UnsupportedConstruct for varbit and too wide fields."""
     types: dict[str, tuple[FieldDeclaration, ...]] = {}
     for item in document["header_types"]:
         fields = []
@@ -167,6 +168,7 @@ def _registers(document: Mapping[str, Any]) -> dict[str, RegisterArray]:
 
 
 def _counters(document: Mapping[str, Any]) -> dict[str, CounterArray]:
+    """Return the counters by name; a direct counter has a cell for each entry of its table."""
     counters = {}
     tables = [
         table for pipe in document["pipelines"] if pipe["name"] in _PIPELINES for table in pipe["tables"]
@@ -241,6 +243,7 @@ def _check(program: Program) -> None:
 
 
 def _check_references(program: Program) -> None:
+    """Raise BadProgram if a statement refers to something that the program does not declare."""
     parser = tuple(op for state in program.parser.states.values() for op in state.ops)
     for node in walk((parser, *(action.body for action in program.actions.values()))):
         if isinstance(node, (ReadRegister, WriteRegister)) and node.register not in program.registers:

@@ -88,6 +88,8 @@ class CompiledProgram(types.WrapperAddressProtocol):  # type: ignore[misc]
 
 
 def _load_intrinsic(bits: int) -> Any:
+    """Return a function that loads `bits` bits from an array of bytes, in network byte order."""
+
     @intrinsic
     def load(context: Any, data: Any, offset: Any) -> Any:
         def emit_code(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -103,6 +105,8 @@ def _load_intrinsic(bits: int) -> Any:
 
 
 def _store_intrinsic(bits: int) -> Any:
+    """Return a function that stores `bits` bits to an array of bytes, in network byte order."""
+
     @intrinsic
     def store(context: Any, out: Any, offset: Any, value: Any) -> Any:
         def emit_code(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:

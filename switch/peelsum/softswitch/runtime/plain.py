@@ -72,6 +72,8 @@ array16 = array32 = array64 = array8
 
 
 def _load_function(size: int) -> Callable[[NDArray[np.uint8], int], int]:
+    """Return a function that loads `size` bytes."""
+
     def load(data: NDArray[np.uint8], offset: int) -> int:
         """Return some bytes as a number, most significant byte first."""
         return int.from_bytes(data[offset : offset + size].tobytes(), "big")
@@ -80,6 +82,8 @@ def _load_function(size: int) -> Callable[[NDArray[np.uint8], int], int]:
 
 
 def _store_function(size: int) -> Callable[[NDArray[np.uint8], int, int], None]:
+    """Return a function that stores `size` bytes."""
+
     def store(out: NDArray[np.uint8], offset: int, value: int) -> None:
         """Store the lowest bytes of `value`, most significant byte first."""
         truncated = value & (1 << 8 * size) - 1

@@ -134,6 +134,7 @@ class ReplicationGroups:
             return sorted(self._groups)
 
     def _store(self, group: int) -> None:
+        """Write a new group behind the others, or compact the memory if it is full."""
         replicas = self._groups[group]
         if self._used + 2 * len(replicas) > len(self.memory):
             self._compact()
@@ -142,6 +143,7 @@ class ReplicationGroups:
         self._update_most_copies()
 
     def _write(self, group: int) -> None:
+        """Append a group's replicas to the memory, and point the group at them."""
         replicas = self._groups[group]
         self.memory[2 * group : 2 * group + 2] = self._used, len(replicas)
         end = self._used + 2 * len(replicas)
@@ -157,6 +159,7 @@ class ReplicationGroups:
             self._write(group)
 
     def _remove(self, group: int) -> None:
+        """Remove a group, if it exists, from the counts of sizes."""
         replicas = self._groups.pop(group, None)
         if replicas is not None:
             self._sizes[len(replicas)] -= 1

@@ -160,6 +160,7 @@ class OutputBuffers:
         self._allocate(0, 0)
 
     def _allocate(self, data_bytes: int, rows: int) -> None:
+        """Replace all arrays by new ones of these sizes."""
         self.data = np.empty(data_bytes, np.uint8)
         self.length, self.port = np.empty(rows, np.int32), np.empty(rows, np.int32)
         self.leave = np.empty(rows, np.uint64)

@@ -179,6 +179,7 @@ class Table:
     # --- rules ------------------------------------------------------------------------------------
 
     def _check_mutable(self) -> None:
+        """Raise InvalidEntry if entries are const, or the table has no key."""
         if self._declaration.const_entries is not None:
             raise InvalidEntry(f"table {self.name}: its entries are const; change the program instead")
         if not self._declaration.keys:
@@ -187,6 +188,7 @@ class Table:
             )
 
     def _insert(self, entry: TableEntry) -> None:
+        """Add an entry, of the program or of the control plane."""
         self._check_keys(entry.keys)
         code, params = self._action_words(entry.action, entry.params)
         if self._identity(entry) in self._stored:
@@ -221,6 +223,7 @@ class Table:
         return entry.keys, entry.priority if self._has_priorities else 0
 
     def _rank(self, entry: TableEntry) -> tuple[int, int, int]:
+        """Return the sort key of a new entry: priority, then prefix length, then age."""
         self._serial += 1
         prefix_bits = sum(
             part[1]
@@ -250,6 +253,7 @@ class Table:
         return self._actions[name]
 
     def _action_words(self, name: str, params: Sequence[int]) -> tuple[int, list[int]]:
+        """Return an action's code in a row, and the words of its arguments. Raises InvalidEntry."""
         action = self._action(name)
         if len(params) != len(action.params):
             raise InvalidEntry(f"action {name}: {len(params)} parameters given; it has {len(action.params)}")
@@ -269,6 +273,7 @@ class Table:
         self._memory[row : row + self._plan.key_offset] = np.array([code, 0, *words], np.uint64)
 
     def _match_words(self, keys: Match) -> list[int]:
+        """Return the words of a key in a row: values, with masks and ranges if it is not exact."""
         values, masks = zip(*map(_value_and_mask, keys, self._declaration.keys), strict=True)
         if self._plan.exact:
             return self._plan.key_words(values)
@@ -369,6 +374,7 @@ _PAIR_FORMS = {
 
 
 def _value_and_mask(value_or_pair: KeyValue, key: TableKey) -> tuple[int, int]:
+    """Return a key value as (value, mask); that of a range as (low, high)."""
     if isinstance(value_or_pair, int):
         return value_or_pair, (1 << key.bits) - 1
     value, second = value_or_pair
