@@ -42,22 +42,18 @@ def K(value: int) -> int:  # noqa: N802 - short, since generated code defines ev
     return value
 
 
+def _with_python_integers(argument: Any) -> Any:
+    """Return an argument whose numbers are Python's; frames stay arrays of bytes."""
+    if isinstance(argument, np.ndarray):
+        return argument if argument.dtype == np.uint8 else PythonIntegers(argument)
+    return int(argument)
+
+
 def with_python_integers(function: Any) -> Any:
     """Return a generated function that takes NumPy arguments, and computes with Python integers."""
 
-    def run(data: Any, stride: Any, length: Any, port: Any, *arguments: Any) -> tuple[int, int]:
-        wrapped_arrays = [
-            PythonIntegers(argument)
-            if isinstance(argument, np.ndarray) and argument.dtype != np.uint8
-            else argument
-            for argument in arguments
-        ]
-        scalars = [
-            int(argument) if isinstance(argument, np.integer) else argument for argument in wrapped_arrays
-        ]
-        result: tuple[int, int] = function(
-            data, int(stride), PythonIntegers(length), PythonIntegers(port), *scalars
-        )
+    def run(*arguments: Any) -> tuple[int, int]:
+        result: tuple[int, int] = function(*map(_with_python_integers, arguments))
         return result
 
     return run

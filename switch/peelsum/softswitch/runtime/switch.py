@@ -173,10 +173,10 @@ class OutputBuffers:
 
     def grow(self, used: int, rows: int, stride: int) -> None:
         """Make room for `rows` frames of `stride` bytes, and keep the first `used` frames."""
-        kept = self.frames(used, stride)
+        data, length, port, leave = self.data, self.length, self.port, self.leave
         self._allocate(rows * stride, rows)
-        self.data[: used * stride] = kept.data.reshape(-1)
-        self.length[:used], self.port[:used], self.leave[:used] = kept.length, kept.port, kept.leave
+        self.data[: used * stride] = data[: used * stride]
+        self.length[:used], self.port[:used], self.leave[:used] = length[:used], port[:used], leave[:used]
         self.rows = rows
 
     def frames(self, count: int, stride: int) -> Frames:
