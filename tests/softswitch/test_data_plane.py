@@ -55,7 +55,7 @@ def test_frames_go_through_the_pipeline_at_a_rising_clock(rig: SimpleNamespace) 
     with at(rig, 1) as one, at(rig, 2) as two:
         for count in (3, 4):
             one.send(packets(count))
-            rig.plane.turn(1)
+            rig.plane.process_batch(1)
             assert np.array_equal(two.receive().packets, packets(count))
         assert switch.ports == [[1] * 3, [1] * 4]
         assert switch.clock == sorted(switch.clock)
@@ -66,12 +66,12 @@ def test_a_committed_pipeline_sets_the_size_of_packets(rig: SimpleNamespace) -> 
     with at(rig, 1) as one, at(rig, 2) as two:
         for lanes in (LANES, 300):
             rig.device.install(StubSwitch(crossed, lanes))
-            rig.plane.turn(1)
+            rig.plane.process_batch(1)
             sent = np.full((2, packet_bytes(lanes)), lanes % 256, np.uint8)
             for sock in (one, two):
                 sock.resize(packet_bytes(lanes))
             one.send(sent)
-            rig.plane.turn(1)
+            rig.plane.process_batch(1)
             assert np.array_equal(two.receive().packets, sent)
 
 
@@ -83,10 +83,10 @@ def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace)
     frame = bytes(frame_header(9, SIZE)) + bytes(packets(1)[0])
     with at(rig, 1) as one:
         rig.device.inject(frame)
-        rig.plane.turn(1)
+        rig.plane.process_batch(1)
         assert bytes(one.receive().packets[0]) == frame[FRAME_HEADER_BYTES:]
         one.send(packets(2))
-        rig.plane.turn(1)
+        rig.plane.process_batch(1)
     assert switch.ports == [[CPU_PORT], [1, 1]]
     assert delivered == [bytes(frame_header(1, SIZE)) + bytes(payload) for payload in packets(2)]
 
@@ -103,16 +103,16 @@ def test_frames_of_a_pipeline_that_was_replaced_do_not_reach_the_controller(rig:
     rig.device.install(StubSwitch(route))
     with at(rig, 1) as one:
         one.send(packets(1))
-        rig.plane.turn(1)
+        rig.plane.process_batch(1)
     assert not delivered
 
 
 def test_frames_injected_before_a_pipeline_are_dropped(rig: SimpleNamespace) -> None:
     rig.device.inject(bytes(100))
-    rig.plane.turn(1)
+    rig.plane.process_batch(1)
     switch = StubSwitch(crossed)
     rig.device.install(switch)
-    rig.plane.turn(1)
+    rig.plane.process_batch(1)
     assert switch.ports == []
 
 
@@ -198,7 +198,7 @@ def test_an_injected_frame_meets_the_pipeline_that_it_is_for(rig: SimpleNamespac
 
     committing = threading.Thread(target=commit)
     rig.device.take_injected = take_later
-    rig.plane.turn(1)
+    rig.plane.process_batch(1)
     committing.join(PATIENCE_S)
-    rig.plane.turn(1)
+    rig.plane.process_batch(1)
     assert (old.ports, new.ports) == ([], [[CPU_PORT]])

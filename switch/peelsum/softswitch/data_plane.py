@@ -43,9 +43,9 @@ def warm_up(ports: Ports) -> None:
 class DataPlane:
     """Moves frames from the ports through the pipeline to the ports, and to and from the controller.
 
-    Theory of operation: `turn` waits for a port, for the device (a frame from the controller, or a new
-    pipeline) or for `stop`. It receives a batch, to which each ready port contributes up to its share. The
-    pipeline processes the batch at one instant of the clock, and outgoing frames are sent before the next
+    Theory of operation: `process_batch` waits for a port, for the device (a frame from the controller, or a
+    new pipeline) or for `stop`. It receives a batch, to which each ready port contributes up to its share.
+    The pipeline processes the batch at one instant of the clock, and outgoing frames are sent before the next
     batch is received. Frames of a port with a rate or a delay are kept until they are due; a wait ends when
     some are. Frames that arrive at a port with an arrival delay are kept likewise before the pipeline. `stop`
     drops kept frames. A `CompiledLoop` does the same as machine code, if ports and links permit it. While no
@@ -92,15 +92,15 @@ class DataPlane:
     def run(self) -> None:
         """Move frames until `stop` is called."""
         while not self._stopping:
-            self.turn(turns=_UNLIMITED)
+            self.process_batch(iterations=_UNLIMITED)
 
-    def turn(self, timeout: float | None = None, turns: int = 1) -> None:
+    def process_batch(self, timeout: float | None = None, iterations: int = 1) -> None:
         """Wait up to `timeout` seconds (None: without limit) for a batch, and process it.
 
-        turns: the most batches that a compiled loop processes before it returns.
+        iterations: the most batches that a compiled loop processes before it returns.
         """
         if self._compiled_loop is not None:
-            is_woken, to_cpu = self._compiled_loop.run(timeout, turns)
+            is_woken, to_cpu = self._compiled_loop.run(timeout, iterations)
             if to_cpu:
                 self._deliver_to_cpu(to_cpu)
             if is_woken:
@@ -131,7 +131,7 @@ class DataPlane:
 
     @property
     def waker(self) -> int:
-        """A descriptor; writing a byte to it ends the wait in `turn`."""
+        """A descriptor; writing a byte to it ends the wait in `process_batch`."""
         return self._wake_writer.fileno()
 
     def close(self) -> None:

@@ -205,12 +205,12 @@ class Scene:
         received = self.ports.ports[port].counts.received + len(packets)
         self.hosts[port].send(packets)
         while self.ports.ports[port].counts.received < received:
-            self.plane.turn(1)
+            self.plane.process_batch(1)
 
     def back_at(self, now_us, port=1):
         """Return the first bytes of the packets that are back by a time, which comes now."""
         self.now_us = now_us
-        self.plane.turn(0)
+        self.plane.process_batch(0)
         found = self.hosts[port].receive()
         return [] if found is None else found.packets[:, 0].tolist()
 
@@ -232,7 +232,7 @@ def test_the_data_plane_sends_by_its_clock(scene):
     for port in (1, 2):
         made.send(sent, port)
     while made.ports.ports[2].counts.sent < 6:
-        made.plane.turn(1)
+        made.plane.process_batch(1)
     assert np.array_equal(made.hosts[2].receive().packets, np.repeat(sent, 2, axis=0))
     for turn in range(1, 7):
         assert made.hosts[1].receive() is None
@@ -270,6 +270,6 @@ def test_the_controller_waits_for_no_queue(scene):
     made = scene(Doubler(leave_us=10**6), queues=Queues({1: 100}))
     made.device.on_packet_in(delivered.extend)
     made.device.inject(b"frame")
-    made.plane.turn(1)
+    made.plane.process_batch(1)
     assert delivered == [b"frame"] * 2
     assert CPU_PORT not in made.ports.ports

@@ -56,13 +56,13 @@ def rig_of(queues: Queues | None = None) -> Iterator[SimpleNamespace]:
         stack.callback(device.close)
         plane = stack.enter_context(DataPlane(device, ports))
         device.install(ours.switch)
-        plane.turn(1)
+        plane.process_batch(1)
         hosts = {}
         for number, at in ports.listening.items():
             hosts[number] = sock = stack.enter_context(BatchSocket.bind(("127.0.0.1", 0), SIZE))
             sock.connect(("127.0.0.1", at))
             sock.send_hello()
-            plane.turn(1)
+            plane.process_batch(1)
             assert sock.receive() is not None
         yield SimpleNamespace(
             ports=ports, device=device, plane=plane, hosts=hosts, job=job_on(ours), other=job_on(other)
@@ -101,7 +101,7 @@ def turn_until(rig: SimpleNamespace, port: int, count: int) -> np.ndarray:
     deadline = time.monotonic() + PATIENCE_S
     while sum(map(len, bursts)) < count:
         assert time.monotonic() < deadline
-        rig.plane.turn(0.01)  # on a busy machine, sent packets may arrive later
+        rig.plane.process_batch(0.01)  # on a busy machine, sent packets may arrive later
         bursts.append(received(rig.hosts[port], SIZE))
     return np.concatenate(bursts)
 
@@ -110,7 +110,7 @@ def test_sums_and_results_pass_as_through_a_switch_without_ports(rig: SimpleName
     batches = {worker: contributions(worker, 50) for worker in range(WORKERS)}
     for worker, batch in batches.items():
         rig.hosts[worker + 1].send(batch)
-        rig.plane.turn(PATIENCE_S)
+        rig.plane.process_batch(PATIENCE_S)
     sums = turn_until(rig, SERVER, 50)
     expected = np.sum([fields_of(batch, LANES)["lanes"] for batch in batches.values()], 0, np.uint32)
     assert np.array_equal(fields_of(sums, LANES)["lanes"], expected)
@@ -147,7 +147,7 @@ def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespac
     rig.job.rig.set_group(1, [2])
     rig.hosts[SERVER].send(results(3))
     assert len(turn_until(rig, 2, 3)) == 3
-    rig.plane.turn(0)
+    rig.plane.process_batch(0)
     assert len(told) == 20
 
 
@@ -167,7 +167,7 @@ def test_frames_from_the_controller_pass(rig: SimpleNamespace) -> None:
     rig.job.rig.admit_server(1, CPU_PORT)
     row = bytes(results(1)[0])
     assert rig.device.inject(frame(row))
-    rig.plane.turn(PATIENCE_S)
+    rig.plane.process_batch(PATIENCE_S)
     assert bytes(received(rig.hosts[1], SIZE)[0]) == row
 
 
@@ -215,7 +215,7 @@ def test_the_program_sees_the_planes_clock(rig: SimpleNamespace) -> None:
     stamps = rig.job.rig.switch.registers["PeelsumIngress.aggregation.owner.owner_stamp"]
     before = rig.plane.now_us() >> TICK_SHIFT
     rig.hosts[1].send(contributions(0, 1))
-    rig.plane.turn(PATIENCE_S)
+    rig.plane.process_batch(PATIENCE_S)
     after = rig.plane.now_us() >> TICK_SHIFT
     (stamp,) = (value for value in stamps.values().tolist() if value)
     assert before <= stamp - EPOCH_TICKS <= after
@@ -294,12 +294,12 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
 
 
 def test_an_error_of_the_wait_is_raised(rig: SimpleNamespace) -> None:
-    rig.plane.turn(0)
+    rig.plane.process_batch(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))  # ppoll takes no more descriptors than that
     try:
         with pytest.raises(OSError, match="ports: wait or receive: Invalid argument"):
-            rig.plane.turn(0)
+            rig.plane.process_batch(0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    rig.plane.turn(0)
+    rig.plane.process_batch(0)

@@ -48,10 +48,10 @@ def is_multi_pass(blocks: Blocks) -> bool:
 class _PassRequests(Statements):
     """Writes statements. It notes the last request of each kind: clone, resubmit, recirculate."""
 
-    def statement(self, part: Statement) -> None:
+    def statement(self, statement: Statement) -> None:
         """Write one statement."""
         emit = self._emit
-        match part:
+        match statement:
             case Clone(session, fields):
                 emit.line(f"cloning = {emit.expressions.truncated(session, 15)} | {_CLONE_FLAG}")
                 emit.line(f"clone_fields = {fields}")
@@ -60,7 +60,7 @@ class _PassRequests(Statements):
             case Recirculate(fields):
                 emit.line(f"recirculate_fields = {fields}")
             case _:
-                super().statement(part)
+                super().statement(statement)
 
 
 class MultiPassWriter(SwitchWriter):

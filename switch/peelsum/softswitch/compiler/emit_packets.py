@@ -167,9 +167,9 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
         _store_bytewise(emit, group)
         return
     texts = []
-    for part in group:
-        field_shift = end - part.offset - part.bits
-        name = emit.name(part.name)
+    for variable in group:
+        field_shift = end - variable.offset - variable.bits
+        name = emit.name(variable.name)
         texts.append(f"({name} << {field_shift})" if field_shift else name)
     text, first, count = " | ".join(texts), group[0].offset // 8, (end - group[0].offset) // 8
     if len(texts) > 1 and count not in SIZES:
@@ -187,9 +187,9 @@ def _store_bytewise(emit: Emitter, group: Sequence[Variable]) -> None:
     """Store fields of more than 64 bits together, one byte at a time."""
     for byte in range(group[0].offset // 8, (group[-1].offset + group[-1].bits) // 8):
         texts = []
-        for part in group:
-            shift = 8 * (byte + 1) - part.offset - part.bits  # of the field's low end from the byte's
-            if -part.bits < shift < 8:
-                word = f"{emit.name(part.name)} {'<<' if shift >= 0 else '>>'} {abs(shift)}"
+        for variable in group:
+            shift = 8 * (byte + 1) - variable.offset - variable.bits  # of the field's low end from the byte's
+            if -variable.bits < shift < 8:
+                word = f"{emit.name(variable.name)} {'<<' if shift >= 0 else '>>'} {abs(shift)}"
                 texts.append(f"({word})")
         emit.line(f"store8(out, to + {byte}, ({' | '.join(texts)}) & 255)")

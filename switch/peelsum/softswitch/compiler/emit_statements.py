@@ -69,25 +69,25 @@ class Statements:
 
     def block(self, block: Block) -> None:
         """Write a block's statements in order."""
-        for part in block:
-            self.statement(part)
+        for statement in block:
+            self.statement(statement)
 
-    def statement(self, part: Statement) -> None:
+    def statement(self, statement: Statement) -> None:
         """Write one statement."""
         emit = self._emit
-        match part:
+        match statement:
             case Assign():
-                self._assign(part)
+                self._assign(statement)
             case Hash(target):
-                emit.line(f"{emit.place(target)} = {hash_fields(emit, part, emit.bits(target))}")
+                emit.line(f"{emit.place(target)} = {hash_fields(emit, statement, emit.bits(target))}")
             case AssignIndexed():
-                self._assign_chosen(part)
+                self._assign_chosen(statement)
             case If():
-                self._if(part)
+                self._if(statement)
             case Apply():
-                self._apply(part)
+                self._apply(statement)
             case Repeat():
-                self._repeat(part)
+                self._repeat(statement)
             case ReadRegister(target, register, index):
                 self._registers.read(target, register, index)
             case WriteRegister(register, index, value):
@@ -114,12 +114,12 @@ class Statements:
                 with emit.block("if leaving:"):
                     emit.line("break")
             case Extract() | Require() | Advance() | Verify():
-                self._parser_step(part)
+                self._parser_step(statement)
 
-    def _parser_step(self, part: Extract | Require | Advance | Verify) -> None:
+    def _parser_step(self, operation: Extract | Require | Advance | Verify) -> None:
         """Write an operation that may end the parser."""
         emit, expressions = self._emit, self._emit.expressions
-        match part:
+        match operation:
             case Extract(header):
                 extract(emit, header)
             case Require(bits):
@@ -149,26 +149,24 @@ class Statements:
 
     # --- fields -----------------------------------------------------------------------------------
 
-    def _assign(self, part: Assign) -> None:
+    def _assign(self, assignment: Assign) -> None:
         """Write an assignment to a field of any width."""
-        bits = self._emit.bits(part.target)
+        emit, target, value = self._emit, assignment.target, assignment.value
+        bits = emit.bits(target)
         if bits <= 64:
-            self._emit.line(
-                f"{self._emit.place(part.target)} = {self._emit.expressions.truncated(part.value, bits)}"
-            )
+            emit.line(f"{emit.place(target)} = {emit.expressions.truncated(value, bits)}")
             return
-        assert isinstance(part.target, FieldRef)
-        layout = self._emit.limb_places(part.target)
-        for place, text in zip(layout, self._wide_limbs(part.value, bits), strict=True):
-            self._emit.line(f"{place} = {text}")
+        assert isinstance(target, FieldRef)
+        for variable, text in zip(emit.limb_places(target), self._wide_limbs(value, bits), strict=True):
+            emit.line(f"{variable} = {text}")
 
-    def _assign_chosen(self, part: AssignIndexed) -> None:
+    def _assign_chosen(self, assignment: AssignIndexed) -> None:
         """Write an assignment to the target that an index selects, as a chain of tests."""
         emit = self._emit
-        for number, target in enumerate(part.targets):
-            test = emit.expressions.condition(Binary("==", part.index, Const(number)))
+        for number, target in enumerate(assignment.targets):
+            test = emit.expressions.condition(Binary("==", assignment.index, Const(number)))
             with emit.block(f"{'elif' if number else 'if'} {test}:"):
-                self._assign(Assign(target, part.value))
+                self._assign(Assign(target, assignment.value))
 
     def _wide_limbs(self, value: Expr, bits: int) -> list[str]:
         """Return the texts of a value's limbs, truncated or zero-extended to `bits`."""
@@ -187,40 +185,40 @@ class Statements:
 
     # --- branches ---------------------------------------------------------------------------------
 
-    def _if(self, part: If, keyword: str = "if") -> None:
+    def _if(self, branch: If, keyword: str = "if") -> None:
         """Write a branch; an `else` that is itself one branch becomes an `elif`."""
         before = dict(self._emit.filled)
-        with self._emit.block(f"{keyword} {self._emit.expressions.condition(part.condition)}:"):
-            self.block(part.then)
+        with self._emit.block(f"{keyword} {self._emit.expressions.condition(branch.condition)}:"):
+            self.block(branch.then)
         filled_by_then, self._emit.filled = self._emit.filled, before
-        if len(part.orelse) == 1 and isinstance(part.orelse[0], If):
-            self._if(part.orelse[0], "elif")
-        elif part.orelse:
+        if len(branch.orelse) == 1 and isinstance(branch.orelse[0], If):
+            self._if(branch.orelse[0], "elif")
+        elif branch.orelse:
             with self._emit.block("else:"):
-                self.block(part.orelse)
+                self.block(branch.orelse)
         self._emit.filled = dict(filled_by_then.items() & self._emit.filled.items())
 
     # --- tables -----------------------------------------------------------------------------------
 
-    def _apply(self, part: Apply) -> None:
+    def _apply(self, application: Apply) -> None:
         """Write a table's lookup, its direct counter, and the actions."""
-        emit, plan = self._emit, self._emit.plans[part.table]
+        emit, plan = self._emit, self._emit.plans[application.table]
         row = emit.temporary("row")
         default = plan.default_row
         emit.line(f"{row} = {_lookup(emit, plan) if plan.table.keys else default}")
-        direct = self._direct_counters.get(part.table)
-        if part.table in emit.hit_variables or direct is not None:
-            emit.line(f"{emit.hit(part.table)} = {row} != {default}")
+        direct = self._direct_counters.get(application.table)
+        if application.table in emit.hit_variables or direct is not None:
+            emit.line(f"{emit.hit(application.table)} = {row} != {default}")
         if direct is not None:
-            with emit.block(f"if {emit.hit(part.table)}:"):
+            with emit.block(f"if {emit.hit(application.table)}:"):
                 self._registers.count_cell(direct, f"memory[{row} + {ROW_ENTRY}]")
-        self._action_arms(part, plan, row)
+        self._action_arms(application, plan, row)
 
-    def _action_arms(self, part: Apply, plan: TablePlan, row: str) -> None:
+    def _action_arms(self, application: Apply, plan: TablePlan, row: str) -> None:
         """Write the statements of each action, as a chain of tests of the code in the row."""
         emit = self._emit
-        arms = [(number, arm) for number, arm in part.arms if arm]
-        if len(part.arms) == 1:
+        arms = [(number, arm) for number, arm in application.arms if arm]
+        if len(application.arms) == 1:
             for number, arm in arms:
                 self._action_arm(plan, row, number, arm)
             return
@@ -245,52 +243,52 @@ class Statements:
 
     # --- loops ------------------------------------------------------------------------------------
 
-    def _repeat(self, part: Repeat) -> None:
+    def _repeat(self, loop: Repeat) -> None:
         """Write a loop. Rows of registers whose index is constant are computed and checked before it."""
-        self._loop_with_checks(part, self._invariant_rows(part))
+        self._loop_with_checks(loop, self._invariant_rows(loop))
         self._registers.end_loop()
 
-    def _loop_with_checks(self, part: Repeat, rows: list[Row]) -> None:
+    def _loop_with_checks(self, loop: Repeat, rows: list[Row]) -> None:
         """Write a loop inside the checks of its rows, once for each outcome of a check."""
         emit = self._emit
         if not rows:
-            self._loop(part)
+            self._loop(loop)
             return
         test, other_rows = rows[0][1], rows[1:]
         if test is None:
             self._registers.start_row(rows[0])
-            self._loop_with_checks(part, other_rows)
+            self._loop_with_checks(loop, other_rows)
             return
         with emit.block(test):
             self._registers.start_row(rows[0])
-            self._loop_with_checks(part, other_rows)
+            self._loop_with_checks(loop, other_rows)
         line_count = len(emit.lines)
         self._registers.skip_row(rows[0])
         with emit.block("else:"):
             before = len(emit.lines)
-            self._loop_with_checks(part, other_rows)
+            self._loop_with_checks(loop, other_rows)
             is_empty = len(emit.lines) == before
         if is_empty:
             emit.drop_lines(line_count)
 
-    def _loop(self, part: Repeat) -> None:
+    def _loop(self, loop: Repeat) -> None:
         """Write a loop, or nothing if its body writes nothing."""
         line_count = len(self._emit.lines)
-        with self._emit.block(f"for k in range({part.count}):"):
+        with self._emit.block(f"for k in range({loop.count}):"):
             before = len(self._emit.lines)
-            self.block(part.body)
+            self.block(loop.body)
             is_empty = len(self._emit.lines) == before
         if is_empty:
             self._emit.drop_lines(line_count)
 
-    def _invariant_rows(self, part: Repeat) -> list[Row]:
+    def _invariant_rows(self, loop: Repeat) -> list[Row]:
         """Return the rows of the loop's registers whose index is the same in every iteration."""
         rows: dict[Row, None] = {}
-        for step in walk(part.body):
-            if isinstance(step, (ReadRegister, WriteRegister)) and is_loop_invariant(
-                self._emit.program, step.index, part
+        for access in walk(loop.body):
+            if isinstance(access, (ReadRegister, WriteRegister)) and is_loop_invariant(
+                self._emit.program, access.index, loop
             ):
-                rows[self._registers.row(step.register, step.index)] = None
+                rows[self._registers.row(access.register, access.index)] = None
         return list(rows)
 
 
@@ -314,11 +312,11 @@ def _lookup(emit: Emitter, plan: TablePlan) -> str:
 
 def _key_word(emit: Emitter, plan: TablePlan, number: int) -> str:
     """Return the text of one word of a packet's key."""
-    parts = []
-    for part in plan.words[number]:
-        text = _key_limb(emit, plan, part.key, part.limb)
-        parts.append(f"({text} << {part.shift})" if part.shift else text)
-    return " | ".join(parts)
+    texts = []
+    for key_part in plan.words[number]:
+        text = _key_limb(emit, plan, key_part.key, key_part.limb)
+        texts.append(f"({text} << {key_part.shift})" if key_part.shift else text)
+    return " | ".join(texts)
 
 
 def _key_limb(emit: Emitter, plan: TablePlan, number: int, limb: int) -> str:

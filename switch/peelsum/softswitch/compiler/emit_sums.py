@@ -17,17 +17,17 @@ from peelsum.softswitch.program.operations import FieldRef, Hash
 _MOST_UNALIGNED = 4
 
 
-def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:
+def hash_fields(emit: Emitter, statement: Hash, bits: int) -> str:
     """Write code that fills `hashed` and return the text of the hash, truncated to `bits`."""
     emit.line("count = 0")
     position = 0
-    while position < len(part.inputs):
-        header, end = _same_header_run(emit, part, position)
-        pieces = [piece for item in part.inputs[position:end] for piece in _limbs_of(emit, *item)]
-        if sum(width for _, width in pieces) % 8 and end < len(part.inputs):
+    while position < len(statement.inputs):
+        header, end = _same_header_run(emit, statement, position)
+        pieces = [piece for item in statement.inputs[position:end] for piece in _limbs_of(emit, *item)]
+        if sum(width for _, width in pieces) % 8 and end < len(statement.inputs):
             raise UnsupportedConstruct(
-                f"hash {part.algorithm}: fields of {header or 'metadata'} before others are not whole bytes; "
-                "pad them"
+                f"hash {statement.algorithm}: fields of {header or 'metadata'} before others "
+                "are not whole bytes; pad them"
             )
         if header is None:
             _append_bytes(emit, pieces)
@@ -35,27 +35,27 @@ def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:
             with emit.block(f"if {emit.validity(header)}:"):
                 _append_bytes(emit, pieces)
         position = end
-    base = emit.expressions.exact(part.base, "base of a hash").text
-    size = emit.expressions.exact(part.size, "size of a hash").text
+    base = emit.expressions.exact(statement.base, "base of a hash").text
+    size = emit.expressions.exact(statement.size, "size of a hash").text
     emit.line(f"size_of = {size}")
-    text = f"hash_{part.algorithm}(hashed, count) % (size_of if size_of != 0 else 1)"
+    text = f"hash_{statement.algorithm}(hashed, count) % (size_of if size_of != 0 else 1)"
     return f"({text} + {base}) & {(1 << bits) - 1}"
 
 
-def hashed_bytes(part: Hash) -> int:
+def hashed_bytes(statement: Hash) -> int:
     """Return the most bytes that a hash can cover."""
-    return sum(-(-bits // 8) for _, _, bits in part.inputs)
+    return sum(-(-bits // 8) for _, _, bits in statement.inputs)
 
 
-def _same_header_run(emit: Emitter, part: Hash | Checksum, start: int) -> tuple[str | None, int]:
+def _same_header_run(emit: Emitter, item: Hash | Checksum, start: int) -> tuple[str | None, int]:
     """Return the packet header of input `start`, or None, and the end of the inputs with that header."""
 
     def header_of(position: int) -> str | None:
-        ref = part.inputs[position][0]
+        ref = item.inputs[position][0]
         return None if ref is None or emit.program.headers[ref.header].metadata else ref.header
 
     end = start + 1
-    while end < len(part.inputs) and header_of(end) == header_of(start):
+    while end < len(item.inputs) and header_of(end) == header_of(start):
         end += 1
     return header_of(start), end
 
@@ -139,7 +139,7 @@ def _limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> lis
         return list(zip(map(str, limbs(value, bits)), widths, strict=True))
     if bits <= 64:
         return [(emit.place(ref), bits)]
-    return [(emit.name(part.name), part.bits) for part in emit.storage.variables(ref)]
+    return [(emit.name(variable.name), variable.bits) for variable in emit.storage.variables(ref)]
 
 
 def _add_limb(emit: Emitter, text: str, bits: int, offset: int) -> None:
@@ -147,6 +147,6 @@ def _add_limb(emit: Emitter, text: str, bits: int, offset: int) -> None:
     end = offset + bits
     for word in range(offset // 16, -(-end // 16)):
         shift = 16 * (word + 1) - end  # of the value's low end from the word's
-        part = f"({text} << {shift})" if shift > 0 else text
-        part = f"({text} >> {-shift})" if shift < 0 else part
-        emit.line(f"total = total + ({part} & 0xFFFF)")
+        shifted = f"({text} << {shift})" if shift > 0 else text
+        shifted = f"({text} >> {-shift})" if shift < 0 else shifted
+        emit.line(f"total = total + ({shifted} & 0xFFFF)")

@@ -150,7 +150,7 @@ class SwitchWriter:
             if not header.metadata:
                 emit.line(f"{emit.validity(header.name)} = False")
             chunks = self._storage.chunks[header.name]
-            clear_chunks(emit, [part for part in chunks if header.metadata or isinstance(part, Variable)])
+            clear_chunks(emit, [chunk for chunk in chunks if header.metadata or isinstance(chunk, Variable)])
         for hit in emit.hit_variables.values():
             emit.line(f"{hit} = False")
         for stack in self._program.stacks:
@@ -161,7 +161,7 @@ class SwitchWriter:
         """Clear the arrays of headers that were not extracted; extraction overwrites the others."""
         emit = self._emit
         for header in self._packet_headers:
-            arrays = [part for part in self._storage.chunks[header] if not isinstance(part, Variable)]
+            arrays = [chunk for chunk in self._storage.chunks[header] if not isinstance(chunk, Variable)]
             if arrays:
                 with emit.block(f"if not {emit.validity(header)}:"):
                     clear_chunks(emit, arrays)

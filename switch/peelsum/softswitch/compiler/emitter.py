@@ -147,8 +147,8 @@ class Emitter:
         text, byte = "", first
         for size in SIZES:
             while end - byte >= size:
-                part = f"load{8 * size}(data, {f'{base} + {byte}' if byte else base})"
-                text = f"(({text} << {8 * size}) | {part})" if text else part
+                load = f"load{8 * size}(data, {f'{base} + {byte}' if byte else base})"
+                text = f"(({text} << {8 * size}) | {load})" if text else load
                 byte += size
         extra_bits = 8 * end - offset - bits
         if extra_bits:
@@ -176,7 +176,7 @@ class Emitter:
         header = self.program.headers[target.header]
         if isinstance(target, FieldElement):
             return header.fields[target.first].bits
-        return next(part.bits for part in header.fields if part.name == target.field)
+        return next(field.bits for field in header.fields if field.name == target.field)
 
     def place(self, target: Target) -> str:
         """Return the variable or array element of a field of up to 64 bits."""
@@ -196,7 +196,7 @@ class Emitter:
         """Return the variables of a field of any width, most significant first."""
         if self.storage.array(target) is not None:
             return [self.place(target)]
-        return [self.name(part.name) for part in self.storage.variables(target)]
+        return [self.name(variable.name) for variable in self.storage.variables(target)]
 
     def limb(self, source: Expr, number: int) -> str | None:
         """Return a 64-bit limb of a number, the lowest being number 0; None if it has at most 64 bits.

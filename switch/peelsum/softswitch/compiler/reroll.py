@@ -72,8 +72,8 @@ class Roller:
 
     def roll(self, block: Block) -> Block:
         """Return a block in which loops replace its runs and those of nested blocks."""
-        statements = tuple(self._roll_nested(part) for part in block)
-        shaped = [self._shape(part) for part in statements]
+        statements = tuple(self._roll_nested(statement) for statement in block)
+        shaped = [self._shape(statement) for statement in statements]
         numbers: dict[Hashable, int] = {}
         shapes = [numbers.setdefault(shape, len(numbers)) for shape, _ in shaped]
         places = [statement_places for _, statement_places in shaped]
@@ -89,20 +89,20 @@ class Roller:
                 position += 1
         return tuple(rolled)
 
-    def _roll_nested(self, part: Statement) -> Statement:
+    def _roll_nested(self, statement: Statement) -> Statement:
         """Return a statement in which loops replace the runs of its nested blocks."""
-        if isinstance(part, If):
-            return If(part.condition, self.roll(part.then), self.roll(part.orelse))
-        if isinstance(part, Apply):
-            return Apply(part.table, tuple((number, self.roll(arm)) for number, arm in part.arms))
-        return part
+        if isinstance(statement, If):
+            return If(statement.condition, self.roll(statement.then), self.roll(statement.orelse))
+        if isinstance(statement, Apply):
+            return Apply(statement.table, tuple((number, self.roll(arm)) for number, arm in statement.arms))
+        return statement
 
     # --- finding runs -----------------------------------------------------------------------------
 
-    def _shape(self, part: Statement) -> tuple[Hashable, tuple[Place, ...]]:
+    def _shape(self, statement: Statement) -> tuple[Hashable, tuple[Place, ...]]:
         """Return a statement's shape, which is what remains without its places, and its places in order."""
         places: list[Place] = []
-        shape = self._shape_of(part, places)
+        shape = self._shape_of(statement, places)
         return shape, tuple(places)
 
     def _shape_of(self, node: Any, places: list[Place]) -> Hashable:
@@ -115,7 +115,7 @@ class Roller:
         if isinstance(node, (Apply, ExitCheck, Exit, Hit, Repeat, *_PARSER_ENDS)):
             return "unique", id(node)  # equal to no other shape: control flow is not rolled
         if isinstance(node, tuple):
-            return tuple(self._shape_of(part, places) for part in node)
+            return tuple(self._shape_of(item, places) for item in node)
         if not is_dataclass(node):
             return node  # type: ignore[no-any-return]
         if isinstance(node, (ReadRegister, WriteRegister)) and isinstance(node.register, str):
@@ -237,7 +237,7 @@ def _field_names(node: Any) -> Sequence[str]:
 
 @cache
 def _field_names_of(kind: Any) -> tuple[str, ...]:
-    return tuple(part.name for part in fields(kind))
+    return tuple(field.name for field in fields(kind))
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

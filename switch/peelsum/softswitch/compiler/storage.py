@@ -74,7 +74,7 @@ class Storage:
         if isinstance(target, FieldElement):
             return [self.element(target)[0].name]
         stored = self._fields[target.header, target.field]
-        return [stored.name] if isinstance(stored, Array) else [part.name for part in stored]
+        return [stored.name] if isinstance(stored, Array) else [variable.name for variable in stored]
 
     def array(self, ref: FieldRef) -> tuple[Array, int] | None:
         """Return the array that holds a field and the index in it; None if variables hold it."""
@@ -82,7 +82,7 @@ class Storage:
         if not isinstance(array, Array):
             return None
         header = self._program.headers[ref.header]
-        number = next(n for n, part in enumerate(header.fields) if part.name == ref.field)
+        number = next(n for n, field in enumerate(header.fields) if field.name == ref.field)
         return array, number - array.first
 
     def element(self, element: FieldElement) -> tuple[Array, int]:
@@ -94,7 +94,7 @@ class Storage:
 
     def arrays(self) -> list[Array]:
         """Return all arrays."""
-        return [part for chunks in self.chunks.values() for part in chunks if isinstance(part, Array)]
+        return [chunk for chunks in self.chunks.values() for chunk in chunks if isinstance(chunk, Array)]
 
     def name(self, *parts: str) -> str:
         """Return a new variable name made from `parts`."""
@@ -151,8 +151,8 @@ class Storage:
         """Return a new array for the fields of a span."""
         first, last = span
         array = Array(self.name("a", header.name), offset, header.fields[first].bits, first, last - first + 1)
-        for part in header.fields[first : last + 1]:
-            self._fields[header.name, part.name] = array
+        for field in header.fields[first : last + 1]:
+            self._fields[header.name, field.name] = array
         return array
 
     def _variables(self, header: Header, field: str, offset: int, bits: int) -> list[Variable]:

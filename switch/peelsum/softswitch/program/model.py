@@ -37,11 +37,11 @@ class Header:
     @property
     def bits(self) -> int:
         """The width of all fields together."""
-        return sum(part.bits for part in self.fields)
+        return sum(field.bits for field in self.fields)
 
     def field(self, name: str) -> FieldDeclaration | None:
         """Return the field called `name`, or None."""
-        return next((part for part in self.fields if part.name == name), None)
+        return next((field for field in self.fields if field.name == name), None)
 
 
 # --- parser ---------------------------------------------------------------------------------------
