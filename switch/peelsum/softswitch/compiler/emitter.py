@@ -84,9 +84,9 @@ class Emitter:
             self.line("pass")
         self._depth -= 1
 
-    def drop_lines(self, mark: int) -> None:
-        """Remove the lines written since `len(lines)` was `mark`."""
-        del self.lines[mark:]
+    def drop_lines(self, count: int) -> None:
+        """Remove the lines written since `len(lines)` was `count`."""
+        del self.lines[count:]
 
     def constant(self, value: int) -> str:
         """Return the name of a constant."""

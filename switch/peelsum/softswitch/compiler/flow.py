@@ -179,7 +179,7 @@ def inline(program: Program, table: TableDeclaration, number: int) -> Block:
         )
     else:
         block = _bind_parameters(block, lambda param: replace(param, table=table.name))
-    return (*block, ExitCheck()) if any(isinstance(part, Exit) for part in walk(block)) else block
+    return (*block, ExitCheck()) if any(isinstance(node, Exit) for node in walk(block)) else block
 
 
 def _signed_value(param: Param, value: int) -> int:
@@ -222,7 +222,8 @@ def _structured_body(action: Action) -> Block:
 def _bind_parameters(block: Block, bind: Callable[[Param], Expr]) -> Block:
     """Return a block in which `bind` replaces every parameter of the action."""
     return tuple(
-        replace_nodes(part, lambda node: bind(node) if isinstance(node, Param) else None) for part in block
+        replace_nodes(statement, lambda node: bind(node) if isinstance(node, Param) else None)
+        for statement in block
     )
 
 
@@ -286,7 +287,7 @@ def parser_block(parser: Parser) -> Block:
 
     def following(name: str) -> list[str | None]:
         transitions = parser.states[name].transitions
-        followers = [part.next_state for part in transitions]
+        followers = [transition.next_state for transition in transitions]
         return followers if transitions and transitions[-1].values is None else [*followers, None]
 
     def write(name: str, arm: Callable[[Any], Block]) -> Block:
@@ -318,8 +319,12 @@ def _end_if_unmatched(block: Block) -> Block:
     """Return a chain of ifs with a last branch that ends the state machine."""
     if not block:
         return (Goto(None),)
-    (part,) = block
-    return (If(part.condition, part.then, _end_if_unmatched(part.orelse)),) if isinstance(part, If) else block
+    (branch,) = block
+    return (
+        (If(branch.condition, branch.then, _end_if_unmatched(branch.orelse)),)
+        if isinstance(branch, If)
+        else block
+    )
 
 
 def _select(state: State, arm: Callable[[Any], Block]) -> Block:
@@ -341,12 +346,12 @@ def _select(state: State, arm: Callable[[Any], Block]) -> Block:
 def _transition_condition(key: Sequence[Expr], values: Sequence[int], masks: Sequence[int] | None) -> Expr:
     """Return whether a key equals a transition's values, under its masks if it has some."""
     condition: Expr = Bool(True)
-    for number, (part, value) in enumerate(zip(key, values, strict=True)):
-        left: Expr = part
+    for number, (expression, value) in enumerate(zip(key, values, strict=True)):
+        left: Expr = expression
         if masks is not None:
             if masks[number] == 0:
                 continue
-            left, value = Binary("&", part, Const(masks[number])), value & masks[number]
+            left, value = Binary("&", expression, Const(masks[number])), value & masks[number]
         test = Binary("==", left, Const(value))
         condition = test if isinstance(condition, Bool) else Binary("and", condition, test)
     return condition

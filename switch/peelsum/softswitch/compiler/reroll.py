@@ -58,9 +58,9 @@ class Roller:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._fields = {
-            (header.name, part.name): number
+            (header.name, field.name): number
             for header in program.headers.values()
-            for number, part in enumerate(header.fields)
+            for number, field in enumerate(header.fields)
         }
         self._registers = {name: number for number, name in enumerate(program.registers)}
         self._register_list = list(program.registers.values())
@@ -176,11 +176,11 @@ class Roller:
         """Return whether all fields or registers from one place to another fit one array."""
         low, high = min(first, last), max(first, last)
         if owner == "":
-            kinds = {(part.bits, part.size) for part in self._register_list[low : high + 1]}
+            kinds = {(field.bits, field.size) for field in self._register_list[low : high + 1]}
             return len(kinds) == 1
         header = self._program.headers[owner]
-        widths = {part.bits for part in header.fields[low : high + 1]}
-        is_byte_aligned = header.metadata or sum(part.bits for part in header.fields[:low]) % 8 == 0
+        widths = {field.bits for field in header.fields[low : high + 1]}
+        is_byte_aligned = header.metadata or sum(field.bits for field in header.fields[:low]) % 8 == 0
         return (
             len(widths) == 1
             and (header.metadata or widths <= {8, 16, 32, 64})

@@ -58,7 +58,7 @@ class TableInfo:
     @property
     def needs_priority(self) -> bool:
         """Whether entries can overlap and therefore need a priority."""
-        return any(part.kind in ("ternary", "range", "optional") for part in self.fields)
+        return any(field.kind in ("ternary", "range", "optional") for field in self.fields)
 
 
 @dataclass(frozen=True)

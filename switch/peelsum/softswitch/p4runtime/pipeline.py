@@ -101,7 +101,7 @@ def _has_same_key(table: TableInfo, program: Program) -> bool:
     if built is None:
         return False
     # BMv2 has no optional matches: the compiler converts them to ternary ones.
-    declared = [("ternary" if part.kind == "optional" else part.kind, part.bits) for part in table.fields]
+    declared = [("ternary" if field.kind == "optional" else field.kind, field.bits) for field in table.fields]
     return declared == [(key.kind, key.bits) for key in built.keys]
 
 

@@ -221,7 +221,7 @@ class TableEntries:
         """Return a row as P4Runtime's entry."""
         stored, metadata, counts = row
         keys = zip(stored.keys, table.fields, strict=True)
-        matches = (encode_match(part, field) for part, field in keys)
+        matches = (encode_match(key_value, field) for key_value, field in keys)
         entry = p4r.TableEntry(
             table_id=table.id,
             match=[match for match in matches if match is not None],

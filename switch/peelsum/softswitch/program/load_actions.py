@@ -250,16 +250,16 @@ def _split(value: int, key: Sequence[FieldDeclaration]) -> tuple[int, ...]:
     If the whole value is negative, which BMv2 refuses, this is undone: each field gets the program's number.
     """
     negative = value < 0
-    parts = []
+    field_values = []
     for field in reversed(key):
         padded = -(-field.bits // 8) * 8
-        part = value % (1 << padded)
+        field_value = value % (1 << padded)
         value >>= padded
         if negative:
-            value += field.signed and part >> padded - 1
-            part %= 1 << field.bits
-        parts.append(part)
-    return tuple(reversed(parts))
+            value += field.signed and field_value >> padded - 1
+            field_value %= 1 << field.bits
+        field_values.append(field_value)
+    return tuple(reversed(field_values))
 
 
 def _parser_operations(item: Mapping[str, Any], scope: Scope, where: str) -> list[ParserOp]:

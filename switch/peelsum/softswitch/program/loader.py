@@ -149,10 +149,12 @@ def _list_fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
 
     Its packet fields are left out: a copy of the packet either keeps all headers or parses them again.
     """
-    for part in item["elements"]:
-        if part["type"] != "field":
-            raise UnsupportedConstruct(f"field list {item['name']}: holds a {part['type']}; use fields only")
-    refs = [scope.field(part["value"]) for part in item["elements"]]
+    for element in item["elements"]:
+        if element["type"] != "field":
+            raise UnsupportedConstruct(
+                f"field list {item['name']}: holds a {element['type']}; use fields only"
+            )
+    refs = [scope.field(element["value"]) for element in item["elements"]]
     return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
 
 

@@ -226,9 +226,9 @@ class Table:
         """Return the sort key of a new entry: priority, then prefix length, then age."""
         self._serial += 1
         prefix_bits = sum(
-            part[1]
-            for part, key in zip(entry.keys, self._declaration.keys, strict=True)
-            if key.kind == "lpm" and isinstance(part, tuple)
+            key_value[1]
+            for key_value, key in zip(entry.keys, self._declaration.keys, strict=True)
+            if key.kind == "lpm" and isinstance(key_value, tuple)
         )
         return (
             (-entry.priority, -prefix_bits, self._serial)
@@ -241,8 +241,8 @@ class Table:
             raise InvalidEntry(
                 f"table {self.name}: {len(keys)} keys given; it has {len(self._declaration.keys)}"
             )
-        for part, key in zip(keys, self._declaration.keys, strict=True):
-            key_error = _key_error(part, key)
+        for key_value, key in zip(keys, self._declaration.keys, strict=True):
+            key_error = _key_error(key_value, key)
             if key_error:
                 raise InvalidEntry(f"table {self.name}: key {key.name}: {key_error}")
 
@@ -384,4 +384,4 @@ def _value_and_mask(value_or_pair: KeyValue, key: TableKey) -> tuple[int, int]:
 
 
 def _format_keys(keys: Match) -> str:
-    return "(" + ", ".join(str(part) for part in keys) + ")"
+    return "(" + ", ".join(str(key_value) for key_value in keys) + ")"
