@@ -103,8 +103,8 @@ def test_pipelines_hold_relative_paths_only(lanes):
 
 
 def test_the_slots_clock_is_the_declared_one():
-    found = dict(re.findall(r"const bit<\d+> (TICK_\w+|\w+_TICKS) = ([^;]+);", sources()["wire.p4"]))
-    assert {name: int(value, 0) for name, value in found.items()} == {
+    constants = dict(re.findall(r"const bit<\d+> (TICK_\w+|\w+_TICKS) = ([^;]+);", sources()["wire.p4"]))
+    assert {name: int(value, 0) for name, value in constants.items()} == {
         name: getattr(clock, name)
         for name in ("TICK_SHIFT", "EPOCH_TICKS", "FREED_TICKS", "DEFAULT_AGE_TICKS")
     }

@@ -52,27 +52,27 @@ def crossed(port: np.ndarray) -> np.ndarray:
 def test_frames_go_through_the_pipeline_at_a_rising_clock(rig: SimpleNamespace) -> None:
     switch = StubSwitch(crossed)
     rig.device.install(switch)
-    with at(rig, 1) as one, at(rig, 2) as two:
+    with at(rig, 1) as host_1, at(rig, 2) as host_2:
         for count in (3, 4):
-            one.send(packets(count))
+            host_1.send(packets(count))
             rig.plane.process_batch(1)
-            assert np.array_equal(two.receive().packets, packets(count))
+            assert np.array_equal(host_2.receive().packets, packets(count))
         assert switch.ports == [[1] * 3, [1] * 4]
         assert switch.clock == sorted(switch.clock)
         assert 0 <= switch.clock[0] < 60_000_000
 
 
 def test_a_committed_pipeline_sets_the_size_of_packets(rig: SimpleNamespace) -> None:
-    with at(rig, 1) as one, at(rig, 2) as two:
+    with at(rig, 1) as host_1, at(rig, 2) as host_2:
         for lanes in (LANES, 300):
             rig.device.install(StubSwitch(crossed, lanes))
             rig.plane.process_batch(1)
             sent = np.full((2, packet_bytes(lanes)), lanes % 256, np.uint8)
-            for sock in (one, two):
+            for sock in (host_1, host_2):
                 sock.resize(packet_bytes(lanes))
-            one.send(sent)
+            host_1.send(sent)
             rig.plane.process_batch(1)
-            assert np.array_equal(two.receive().packets, sent)
+            assert np.array_equal(host_2.receive().packets, sent)
 
 
 def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace) -> None:
@@ -81,11 +81,11 @@ def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace)
     switch = StubSwitch(lambda port: np.where(port == CPU_PORT, 1, CPU_PORT))
     rig.device.install(switch)
     frame = bytes(frame_header(9, SIZE)) + bytes(packets(1)[0])
-    with at(rig, 1) as one:
+    with at(rig, 1) as host:
         rig.device.inject(frame)
         rig.plane.process_batch(1)
-        assert bytes(one.receive().packets[0]) == frame[FRAME_HEADER_BYTES:]
-        one.send(packets(2))
+        assert bytes(host.receive().packets[0]) == frame[FRAME_HEADER_BYTES:]
+        host.send(packets(2))
         rig.plane.process_batch(1)
     assert switch.ports == [[CPU_PORT], [1, 1]]
     assert delivered == [bytes(frame_header(1, SIZE)) + bytes(payload) for payload in packets(2)]
@@ -101,8 +101,8 @@ def test_frames_of_a_pipeline_that_was_replaced_do_not_reach_the_controller(rig:
         return np.full_like(port, CPU_PORT)
 
     rig.device.install(StubSwitch(route))
-    with at(rig, 1) as one:
-        one.send(packets(1))
+    with at(rig, 1) as host:
+        host.send(packets(1))
         rig.plane.process_batch(1)
     assert not delivered
 
@@ -151,7 +151,7 @@ print(sorted(counts.ports))
 
 
 @pytest.mark.parametrize(
-    ("ports", "options", "told"),
+    ("ports", "options", "message"),
     [
         *((count, {}, f"ports: {count} is out of range; use 1 to 254") for count in (0, -1, CPU_PORT, 1000)),
         *(
@@ -163,8 +163,8 @@ print(sorted(counts.ports))
         (1, {"p4runtime": "nonsense"}, "nonsense"),
     ],
 )
-def test_what_is_out_of_range_is_named(ports: int, options: dict[str, object], told: str) -> None:
-    with pytest.raises((StartError, OptionError), match=told):
+def test_what_is_out_of_range_is_named(ports: int, options: dict[str, object], message: str) -> None:
+    with pytest.raises((StartError, OptionError), match=message):
         run(SwitchSettings(ports, **{"p4runtime": "127.0.0.1:0", **options}))  # type: ignore[arg-type]
 
 

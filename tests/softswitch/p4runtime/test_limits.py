@@ -61,13 +61,13 @@ def test_connections_that_say_nothing_are_closed(device, monkeypatch):
     monkeypatch.setattr(grpc_ends, "HANDSHAKE_MS", 300)
     server = serve(device, "127.0.0.1:0")
     host, _, port = server.address.rpartition(":")
-    silent = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(50)]
+    connections = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(50)]
     client = Client(server.address)
     client.become_primary()
-    for one in silent:
-        while one.recv(4096):  # the server's settings, then its end
+    for connection in connections:
+        while connection.recv(4096):  # the server's settings, then its end
             pass
-        one.close()
+        connection.close()
     client.channel.close()
     server.stop()
 
@@ -78,18 +78,18 @@ def test_connections_beyond_the_limit_are_closed_and_open_ones_go_on(device, mon
     host, _, port = server.address.rpartition(":")
     client = Client(server.address)
     client.become_primary()
-    strangers = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(20)]
+    connections = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(20)]
 
-    def closed(one):
+    def closed(connection):
         try:
-            return not one.recv(4096)
+            return not connection.recv(4096)
         except ConnectionError:
             return True
 
-    assert sum(closed(one) for one in strangers) == 11
+    assert sum(closed(connection) for connection in connections) == 11
     assert client.stub.Capabilities(p4r.CapabilitiesRequest(), timeout=WAIT_S).p4runtime_api_version
-    for one in strangers:
-        one.close()
+    for connection in connections:
+        connection.close()
     client.channel.close()
     server.stop()
 

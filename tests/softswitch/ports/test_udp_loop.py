@@ -39,8 +39,8 @@ def job_on(rig: SoftswitchRig) -> Job:
 
 @pytest.fixture
 def rig() -> Iterator[SimpleNamespace]:
-    with rig_of() as made:
-        yield made
+    with rig_of() as rig:
+        yield rig
 
 
 @contextlib.contextmanager
@@ -136,19 +136,19 @@ def test_it_goes_on_where_the_room_for_copies_ended(rig: SimpleNamespace) -> Non
 
 
 def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespace) -> None:
-    told: list[bytes] = []
-    rig.device.on_packet_in(told.extend)
+    delivered: list[bytes] = []
+    rig.device.on_packet_in(delivered.extend)
     rig.job.rig.set_group(1, [2, CPU_PORT])
     rig.hosts[SERVER].send(results(20))
     got = turn_until(rig, 2, 20)
     assert np.array_equal(got, results(20))
-    assert [raw[FRAME_HEADER_BYTES:] for raw in told] == [bytes(row) for row in results(20)]
+    assert [raw[FRAME_HEADER_BYTES:] for raw in delivered] == [bytes(row) for row in results(20)]
     assert rig.ports.no_such_port == 0
     rig.job.rig.set_group(1, [2])
     rig.hosts[SERVER].send(results(3))
     assert len(turn_until(rig, 2, 3)) == 3
     rig.plane.process_batch(0)
-    assert len(told) == 20
+    assert len(delivered) == 20
 
 
 def test_a_kernel_that_refuses_so_many_segments_gets_fewer(rig: SimpleNamespace) -> None:
