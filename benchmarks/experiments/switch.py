@@ -28,7 +28,7 @@ from peelsum.bench.switch.load_hosts import RingHosts
 from peelsum.bench.switch.rows import compared
 from peelsum.compiling import compiled
 from peelsum.softswitch.ports.interfaces import InterfacePorts
-from peelsum.softswitch.ports.ring_kernels import Column as Ring
+from peelsum.softswitch.ports.ring_kernels import InterfaceColumn as Ring
 from peelsum.softswitch.ports.ring_kernels import Wires, send_messages
 from peelsum.softswitch.ports.xdp import CHUNK, RING
 from peelsum.switch_settings import Method

@@ -1,4 +1,4 @@
-"""What a switch process can be set to, as options of `peelsum switch run` and as arguments of `run`."""
+"""The settings of a switch process: the options of `peelsum switch run`, and an argument of `run`."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _LAST_UDP_PORT = 0xFFFF
 
 
 class ByPort(dict[int, T]):
-    """Values by switch port, and perhaps a `default` for every other port."""
+    """Values by switch port, with an optional `default` for the other ports."""
 
     default: T | None = None
 
     def of(self, ports: Iterable[int]) -> dict[int, T]:
-        """Return the values of these ports, and of others that are named."""
+        """Return the values of `ports`, and those of all ports that have a value of their own."""
         return {**({} if self.default is None else dict.fromkeys(ports, self.default)), **self}
 
 
 def _by_port(read: Callable[[str], T], example: str, texts: Sequence[str]) -> dict[int, T]:
-    """Return the values of PORT@VALUE by switch port."""
+    """Parse texts of the form PORT@VALUE; return the values by switch port."""
     values: dict[int, T] = {}
     for text in texts:
         port, _, value = text.partition("@")
         if not port.isdecimal() or not value:
             raise ValueError(f"{text}: give PORT@VALUE, for example 1@{example}")
         if int(port) in values:
-            raise ValueError(f"{text}: port {port} is used twice; give every port one value")
+            raise ValueError(f"{text}: port {port} is given twice; give every port one value")
         values[int(port)] = read(value)
     return values
 
 
 def _numbers(unit: str, texts: Sequence[str]) -> ByPort[float]:
-    """Return the numbers of NUMBER, for all ports, and of PORT@NUMBER."""
+    """Parse texts of the form PORT@NUMBER, or NUMBER for all other ports."""
     values = ByPort[float]()
     for text in texts:
         port, _, number = text.rpartition("@")
@@ -74,7 +74,7 @@ def _address(text: str) -> Address:
 def _repeated(
     text: str, name: str, metavar: str, parse: Callable[[Sequence[str]], Any], **more: Any
 ) -> Option:
-    """Return an option that may be repeated, with a value for a port, or for all."""
+    """Return an option that may be given several times, each time for one port or for all ports."""
     return Option(text, name=name, metavar=metavar, parse=parse, repeated=True, **more)
 
 
@@ -86,7 +86,7 @@ _UDP_PORTS = _repeated(
     "The UDP port of one port, instead of udp_base; repeat it.",
     *("--udp-port", "PORT@UDP", partial(_by_port, _udp_port, "41001")), least=1, most=_LAST_UDP_PORT,
 )  # fmt: skip
-_JOINS = _repeated(
+_PEER_ADDRESSES = _repeated(
     "A port joined to another switch's UDP port; repeat it for others.",
     *("--join", "PORT@HOST:UDP", partial(_by_port, _address, "127.0.0.1:7001")),
 )
@@ -95,19 +95,21 @@ _RATES = _repeated(
     *("--port-rate", "[PORT@]MBIT", partial(_numbers, "Mbit/s")),
 )
 _DELAYS = _repeated(
-    "Milliseconds that frames from all ports, or one port, are under way; repeat it.",
+    "Propagation delay in ms of frames that all ports, or one port, send; repeat it.",
     *("--port-delay", "[PORT@]MS", partial(_numbers, "ms")),
 )
 _ARRIVAL_DELAYS = _repeated(
-    "The same for frames to all ports, or to one port; repeat it.",
+    "Propagation delay in ms of frames to all ports, or to one port; repeat it.",
     *("--arrival-delay", "[PORT@]MS", partial(_numbers, "ms")),
 )
 _QUEUE = Option(
     "Packets that may wait at a port with a rate, by default 1024; more are dropped.", name="--port-queue"
 )
 _LOSS = Option("Share of datagrams that each port loses in each direction, from 0 to 1.", 0, 1)
-_BASE = Option("Port p listens on UDP port udp_base + p; by default on a free one.", 0, _LAST_UDP_PORT)
-_BY = Option("How frames reach interfaces' ports: AF_XDP, AF_PACKET, or the first that works.")
+_UDP_BASE = Option("Port p listens on UDP port udp_base + p; by default on a free one.", 0, _LAST_UDP_PORT)
+_PORT_METHOD = Option(
+    "How frames reach interfaces' ports: AF_XDP, AF_PACKET, or the first that works.", name="--ports-by"
+)
 _SCHEDULE = Option("Changes of rates and delays, TOML or CSV, from the first frame on.", metavar="FILE")
 _CAPTURE = Option("Write pcap files of every port there, one for each direction.", metavar="FOLDER")
 _P4RUNTIME = Option("Where P4Runtime listens; port 0 chooses a free one.")
@@ -120,12 +122,12 @@ class SwitchSettings(Settings):
     ports: Annotated[int, Option("Number of switch ports, numbered from 1.", 1, CPU_PORT - 1)] = 8
     """Ignored if ports are on interfaces."""
     p4runtime: Annotated[str, _P4RUNTIME] = "127.0.0.1:9559"
-    udp_base: Annotated[int | None, _BASE] = None
+    udp_base: Annotated[int | None, _UDP_BASE] = None
     udp_ports: Annotated[Mapping[int, int], _UDP_PORTS] = field(default_factory=dict)
     host: Annotated[str, Option("Address of the UDP ports.")] = "127.0.0.1"
     interfaces: Annotated[Mapping[int, str], _INTERFACES] = field(default_factory=dict)
-    ports_by: Annotated[Method, _BY] = "auto"
-    joins: Annotated[Mapping[int, Address], _JOINS] = field(default_factory=dict)
+    ports_by: Annotated[Method, _PORT_METHOD] = "auto"
+    peer_addresses: Annotated[Mapping[int, Address], _PEER_ADDRESSES] = field(default_factory=dict)
     loss: Annotated[float, _LOSS] = 0.0
     """Share of datagrams except hellos."""
     seed: Annotated[int, Option("Seed of the choice of lost datagrams.", 0, 2**63 - 1)] = 0
@@ -151,7 +153,7 @@ class SwitchSettings(Settings):
                 f"--loss: {self.loss:g} is for UDP ports; lose packets on the link of an interface"
             )
         self._check_ports("--interface", self.interfaces, CPU_PORT - 1)
-        self._check_ports("--join", self.joins, self.ports)
+        self._check_ports("--join", self.peer_addresses, self.ports)
         self._check_ports("--udp-port", self.udp_ports, self.ports)
 
     def _check_ports(self, name: str, values: Mapping[int, object], last: int) -> None:

@@ -103,8 +103,8 @@ def test_pipelines_hold_relative_paths_only(lanes):
 
 
 def test_the_slots_clock_is_the_declared_one():
-    found = dict(re.findall(r"const bit<\d+> (TICK_\w+|\w+_TICKS) = ([^;]+);", sources()["wire.p4"]))
-    assert {name: int(value, 0) for name, value in found.items()} == {
+    constants = dict(re.findall(r"const bit<\d+> (TICK_\w+|\w+_TICKS) = ([^;]+);", sources()["wire.p4"]))
+    assert {name: int(value, 0) for name, value in constants.items()} == {
         name: getattr(clock, name)
         for name in ("TICK_SHIFT", "EPOCH_TICKS", "FREED_TICKS", "DEFAULT_AGE_TICKS")
     }
@@ -162,7 +162,7 @@ def test_generated_sources_are_written_only_where_they_differ(copies):
 def test_a_changed_pipeline_is_not_taken(copies):
     built, p4 = copies
     (built / "peelsum_32.json").write_text("{}")
-    with pytest.raises(artifacts.PipelineError, match=r"peelsum_32\.json is not the one that was compiled"):
+    with pytest.raises(artifacts.PipelineError, match=r"peelsum_32\.json differs from the compiled one"):
         artifacts.pipeline(32, built, p4)
 
 
@@ -171,7 +171,7 @@ def test_a_width_that_is_not_the_compilers_is_refused(copies):
     manifest = json.loads((built / artifacts.MANIFEST).read_text())
     manifest["artifacts"]["peelsum_64.json"] = manifest["artifacts"]["peelsum_32.json"]
     (built / artifacts.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(artifacts.PipelineError, match=r"peelsum_64\.json as made is not the one that p4c"):
+    with pytest.raises(artifacts.PipelineError, match=r"peelsum_64\.json differs from the one that p4c"):
         artifacts.pipeline(64, built, p4)
 
 

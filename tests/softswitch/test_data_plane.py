@@ -52,27 +52,27 @@ def crossed(port: np.ndarray) -> np.ndarray:
 def test_frames_go_through_the_pipeline_at_a_rising_clock(rig: SimpleNamespace) -> None:
     switch = StubSwitch(crossed)
     rig.device.install(switch)
-    with at(rig, 1) as one, at(rig, 2) as two:
+    with at(rig, 1) as host_1, at(rig, 2) as host_2:
         for count in (3, 4):
-            one.send(packets(count))
-            rig.plane.turn(1)
-            assert np.array_equal(two.receive().packets, packets(count))
+            host_1.send(packets(count))
+            rig.plane.process_batch(1)
+            assert np.array_equal(host_2.receive().packets, packets(count))
         assert switch.ports == [[1] * 3, [1] * 4]
         assert switch.clock == sorted(switch.clock)
         assert 0 <= switch.clock[0] < 60_000_000
 
 
 def test_a_committed_pipeline_sets_the_size_of_packets(rig: SimpleNamespace) -> None:
-    with at(rig, 1) as one, at(rig, 2) as two:
+    with at(rig, 1) as host_1, at(rig, 2) as host_2:
         for lanes in (LANES, 300):
             rig.device.install(StubSwitch(crossed, lanes))
-            rig.plane.turn(1)
+            rig.plane.process_batch(1)
             sent = np.full((2, packet_bytes(lanes)), lanes % 256, np.uint8)
-            for sock in (one, two):
+            for sock in (host_1, host_2):
                 sock.resize(packet_bytes(lanes))
-            one.send(sent)
-            rig.plane.turn(1)
-            assert np.array_equal(two.receive().packets, sent)
+            host_1.send(sent)
+            rig.plane.process_batch(1)
+            assert np.array_equal(host_2.receive().packets, sent)
 
 
 def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace) -> None:
@@ -81,12 +81,12 @@ def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace)
     switch = StubSwitch(lambda port: np.where(port == CPU_PORT, 1, CPU_PORT))
     rig.device.install(switch)
     frame = bytes(frame_header(9, SIZE)) + bytes(packets(1)[0])
-    with at(rig, 1) as one:
+    with at(rig, 1) as host:
         rig.device.inject(frame)
-        rig.plane.turn(1)
-        assert bytes(one.receive().packets[0]) == frame[FRAME_HEADER_BYTES:]
-        one.send(packets(2))
-        rig.plane.turn(1)
+        rig.plane.process_batch(1)
+        assert bytes(host.receive().packets[0]) == frame[FRAME_HEADER_BYTES:]
+        host.send(packets(2))
+        rig.plane.process_batch(1)
     assert switch.ports == [[CPU_PORT], [1, 1]]
     assert delivered == [bytes(frame_header(1, SIZE)) + bytes(payload) for payload in packets(2)]
 
@@ -101,18 +101,18 @@ def test_frames_of_a_pipeline_that_was_replaced_do_not_reach_the_controller(rig:
         return np.full_like(port, CPU_PORT)
 
     rig.device.install(StubSwitch(route))
-    with at(rig, 1) as one:
-        one.send(packets(1))
-        rig.plane.turn(1)
+    with at(rig, 1) as host:
+        host.send(packets(1))
+        rig.plane.process_batch(1)
     assert not delivered
 
 
 def test_frames_injected_before_a_pipeline_are_dropped(rig: SimpleNamespace) -> None:
     rig.device.inject(bytes(100))
-    rig.plane.turn(1)
+    rig.plane.process_batch(1)
     switch = StubSwitch(crossed)
     rig.device.install(switch)
-    rig.plane.turn(1)
+    rig.plane.process_batch(1)
     assert switch.ports == []
 
 
@@ -151,7 +151,7 @@ print(sorted(counts.ports))
 
 
 @pytest.mark.parametrize(
-    ("ports", "options", "told"),
+    ("ports", "options", "message"),
     [
         *((count, {}, f"ports: {count} is out of range; use 1 to 254") for count in (0, -1, CPU_PORT, 1000)),
         *(
@@ -159,12 +159,12 @@ print(sorted(counts.ports))
             for base in (-1, 65534, 70000)
         ),
         (1, {"loss": 2.0}, "loss: 2 is out of range; use 0 to 1"),
-        (2, {"joins": {3: ("127.0.0.1", 9)}}, "join: .*port 3 is out of range; use 1 to 2"),
+        (2, {"peer_addresses": {3: ("127.0.0.1", 9)}}, "join: .*port 3 is out of range; use 1 to 2"),
         (1, {"p4runtime": "nonsense"}, "nonsense"),
     ],
 )
-def test_what_is_out_of_range_is_named(ports: int, options: dict[str, object], told: str) -> None:
-    with pytest.raises((StartError, OptionError), match=told):
+def test_what_is_out_of_range_is_named(ports: int, options: dict[str, object], message: str) -> None:
+    with pytest.raises((StartError, OptionError), match=message):
         run(SwitchSettings(ports, **{"p4runtime": "127.0.0.1:0", **options}))  # type: ignore[arg-type]
 
 
@@ -198,7 +198,7 @@ def test_an_injected_frame_meets_the_pipeline_that_it_is_for(rig: SimpleNamespac
 
     committing = threading.Thread(target=commit)
     rig.device.take_injected = take_later
-    rig.plane.turn(1)
+    rig.plane.process_batch(1)
     committing.join(PATIENCE_S)
-    rig.plane.turn(1)
+    rig.plane.process_batch(1)
     assert (old.ports, new.ports) == ([], [[CPU_PORT]])

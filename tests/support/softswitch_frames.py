@@ -59,7 +59,7 @@ def host_at(plane, udp_port, size):
     with BatchSocket.bind(("127.0.0.1", 0), size) as sock:
         sock.connect(("127.0.0.1", udp_port))
         sock.send_hello()
-        plane.turn(1)
+        plane.process_batch(1)
         answer = sock.receive()
         assert answer is not None
         assert answer.hello

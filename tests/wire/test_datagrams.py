@@ -79,13 +79,13 @@ def test_a_hello_is_reported_between_packets(offload: bool | None) -> None:
 @pytest.mark.parametrize("offload", [None, False])
 def test_sources_are_kept_apart(offload: bool | None) -> None:
     with (
-        pair(80, offload, offload) as (into, one),
-        BatchSocket.bind(("127.0.0.1", 0), 80, offload=offload) as two,
+        pair(80, offload, offload) as (into, first),
+        BatchSocket.bind(("127.0.0.1", 0), 80, offload=offload) as second,
     ):
         for seed in range(6):
-            (one, two)[seed % 2].send(batch_of(4, 80, seed), into.address)
+            (first, second)[seed % 2].send(batch_of(4, 80, seed), into.address)
         bursts = drain(into)
-        assert [burst.source for burst in bursts] == [one.address, two.address] * 3
+        assert [burst.source for burst in bursts] == [first.address, second.address] * 3
         for seed, burst in enumerate(bursts):
             assert np.array_equal(burst.packets, batch_of(4, 80, seed))
 
@@ -233,10 +233,10 @@ def test_a_batch_of_other_rows_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_a_port_in_use_is_named_with_what_to_do() -> None:
-    with BatchSocket.bind(("127.0.0.1", 0), 100) as held:
-        port = held.address[1]
+    with BatchSocket.bind(("127.0.0.1", 0), 100) as holder:
+        port = holder.address[1]
         with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: .*choose another") as caught:
-            BatchSocket.bind(held.address, 100)
+            BatchSocket.bind(holder.address, 100)
         assert caught.value.errno == errno.EADDRINUSE
     with BatchSocket.bind(("127.0.0.1", port), 100) as again:
         assert again.address == ("127.0.0.1", port)

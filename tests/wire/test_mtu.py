@@ -56,7 +56,7 @@ def other_ways() -> dict[str, object]:
     return {"said": [second, too_long_to(("10.9.0.3", 9), packet_bytes(512))]}
 
 
-REMEDY = "give all interfaces of the way as much (`ip link set {0} mtu 2092`), or use fewer lanes"
+REMEDY = "set it on all interfaces of the route (`ip link set {0} mtu 2092`), or use fewer lanes"
 
 
 def test_packets_longer_than_the_mtu_are_an_error_at_the_start():
@@ -77,8 +77,8 @@ def test_the_interface_or_the_route_is_named():
     first, second = networks.alone(__file__, "other_ways")["said"]
     assert first.startswith("interface eth7: MTU 1500, but packets of 512 lanes need 2092; ")
     assert second == (
-        "way to 10.9.0.3: MTU 1400, but packets of 512 lanes need 2092; see `ip route get 10.9.0.3`, or use "
-        "fewer lanes"
+        "route to 10.9.0.3: MTU 1400, but packets of 512 lanes need 2092; see `ip route get 10.9.0.3`, "
+        "or use fewer lanes"
     )
 
 

@@ -46,52 +46,57 @@ class Pipeline:
         return cls(lanes, folder / f"peelsum_{lanes}.json", folder / f"peelsum_{lanes}.p4info.txtpb")
 
 
-def _beside_or_in_checkout(name: str) -> Path:
+def _data_folder(name: str) -> Path:
     """Return a folder that is inside this package in a wheel, and in switch/ in a checkout."""
     packaged = Path(__file__).parent / name
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / name
 
 
-ARTIFACTS = _beside_or_in_checkout("artifacts")
-P4_SOURCES = _beside_or_in_checkout("p4")
+ARTIFACTS = _data_folder("artifacts")
+P4_SOURCES = _data_folder("p4")
 
 
 def pipeline(lanes: int, artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> Pipeline:
     """Return the pipeline of `lanes` lanes. Raises PipelineError if it is missing or stale."""
     if lanes not in COMPILED_LANES:
-        have = ", ".join(map(str, COMPILED_LANES))
-        raise PipelineError(f"lanes: {lanes} is not compiled; choose one of {have}")
+        choices = ", ".join(map(str, COMPILED_LANES))
+        raise PipelineError(f"lanes: {lanes} is not compiled; choose one of {choices}")
     reason = staleness(artifacts, p4)
     if reason:
         raise PipelineError(f"pipeline: {reason}; run `peelsum switch compile` (it needs {COMPILER})")
-    return Pipeline.of(lanes, artifacts) if lanes in COMMITTED_LANES else _made(lanes, artifacts, os.getpid())
+    return (
+        Pipeline.of(lanes, artifacts)
+        if lanes in COMMITTED_LANES
+        else _derived_pipeline(lanes, artifacts, os.getpid())
+    )
 
 
 @cache
-def _made(lanes: int, artifacts: Path, process: int) -> Pipeline:
-    """Make a pipeline of other lanes; its files last until this process, whose id is given, ends.
+def _derived_pipeline(lanes: int, artifacts: Path, process: int) -> Pipeline:
+    """Write the files of a pipeline of another width, and return it. They are removed when this process ends.
 
-    Raises PipelineError if it is not what the compiler made.
+    process: this process's id, so that a forked child makes its own. Raises PipelineError if the files differ
+    from the compiler's, by the digests in the manifest.
     """
-    base, recorded = Pipeline.of(BASE_LANES, artifacts), json.loads((artifacts / MANIFEST).read_text())
-    made = Pipeline.of(lanes, _temporary_folder(process))
-    made.json_path.write_text(json_of(base.json_path.read_text(), lanes))
-    made.p4info_path.write_text(p4info_of(base.p4info_path.read_text(), lanes))
-    for path in (made.json_path, made.p4info_path):
-        if _digest(path.read_bytes()) != recorded["artifacts"].get(path.name):
-            raise PipelineError(f"pipeline: {path.name} as made is not the one that {COMPILER} made")
-    return made
+    base, manifest = Pipeline.of(BASE_LANES, artifacts), json.loads((artifacts / MANIFEST).read_text())
+    derived = Pipeline.of(lanes, _temporary_folder(process))
+    derived.json_path.write_text(json_of(base.json_path.read_text(), lanes))
+    derived.p4info_path.write_text(p4info_of(base.p4info_path.read_text(), lanes))
+    for path in (derived.json_path, derived.p4info_path):
+        if _digest(path.read_bytes()) != manifest["artifacts"].get(path.name):
+            raise PipelineError(f"pipeline: {path.name} differs from the one that {COMPILER} made")
+    return derived
 
 
 @cache
 def _temporary_folder(process: int) -> Path:
-    """Return a new folder that the process removes at its end, and its forked children do not."""
+    """Return a new folder, which this process removes when it ends, but its forked children do not."""
     folder = tempfile.mkdtemp(prefix="peelsum-pipelines-")
-    atexit.register(_remove, folder, process)
+    atexit.register(_remove_folder, folder, process)
     return Path(folder)
 
 
-def _remove(folder: str, process: int) -> None:
+def _remove_folder(folder: str, process: int) -> None:
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -102,12 +107,12 @@ def staleness(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> str | None:
         manifest = json.loads((artifacts / MANIFEST).read_text())
     except (OSError, ValueError):
         return f"{artifacts / MANIFEST} is missing or unreadable"
-    current, recorded = _sources(p4), dict[str, str](manifest["sources"])
-    made = {f"generated/{name}": _digest(text.encode()) for name, text in generated_sources().items()}
+    current_sources, recorded = _sources(p4), dict[str, str](manifest["sources"])
+    generated = {f"generated/{name}": _digest(text.encode()) for name, text in generated_sources().items()}
     changed = sorted(
         name
-        for name in current.keys() | recorded
-        if {current.get(name), made.get(name, current.get(name))} != {recorded.get(name)}
+        for name in current_sources.keys() | recorded
+        if {current_sources.get(name), generated.get(name, current_sources.get(name))} != {recorded.get(name)}
     )
     if changed:
         return f"{changed[0]} changed after the pipelines were compiled"
@@ -115,8 +120,8 @@ def staleness(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> str | None:
     committed = {
         f"peelsum_{lanes}{ending}" for lanes in COMMITTED_LANES for ending in (".json", ".p4info.txtpb")
     }
-    foreign = sorted(name for name in built.keys() | committed if built.get(name) != recorded.get(name))
-    return f"{foreign[0]} is not the one that was compiled" if foreign else None
+    mismatched = sorted(name for name in built.keys() | committed if built.get(name) != recorded.get(name))
+    return f"{mismatched[0]} differs from the compiled one" if mismatched else None
 
 
 def digests(folder: Path, pattern: str) -> dict[str, str]:
@@ -141,7 +146,7 @@ def _sources(p4: Path) -> dict[str, str]:
 def write_generated(p4: Path = P4_SOURCES) -> None:
     """Write the P4 files generated from `peelsum.wire` below p4/generated, if they differ from those there.
 
-    Another process may read the files meanwhile: one that is half written would look changed.
+    Files that are up to date are not written: a process that reads one meanwhile would see half of it.
     """
     for name, text in generated_sources().items():
         path = p4 / "generated" / name
@@ -151,9 +156,10 @@ def write_generated(p4: Path = P4_SOURCES) -> None:
 
 
 def compile_pipelines(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> list[Pipeline]:
-    """Rebuild the generated sources, the committed pipelines and the manifest, which has all widths' digests.
+    """Write the generated sources, the committed pipelines, and the manifest with the digests of all widths.
 
-    Raises PipelineError if the compiler is missing or fails, or if a width does not follow from the smallest.
+    Raises PipelineError if the compiler is missing or fails, or if `widths` derives another pipeline than the
+    compiler's for some width.
     """
     if shutil.which(COMPILER) is None:
         raise PipelineError(f"{COMPILER}: not found on PATH; install p4c, or keep the committed pipelines")
@@ -161,9 +167,9 @@ def compile_pipelines(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> lis
     artifacts.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         compiled = [_compile(lanes, Path(name), p4) for lanes in COMPILED_LANES]
-        _check_rule(compiled)
+        _check_derivation(compiled)
         manifest = {
-            "compiler": _version(),
+            "compiler": _compiler_version(),
             "sources": _sources(p4),
             "artifacts": digests(Path(name), "peelsum_*"),
         }
@@ -174,41 +180,46 @@ def compile_pipelines(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> lis
     return built
 
 
-def _check_rule(compiled: list[Pipeline]) -> None:
-    """Raise PipelineError unless every width is what `widths` makes of the smallest."""
+def _check_derivation(compiled: list[Pipeline]) -> None:
+    """Raise PipelineError unless `widths` derives every compiled pipeline from the smallest."""
     (base,) = (pipeline for pipeline in compiled if pipeline.lanes == BASE_LANES)
-    program, info = base.json_path.read_text(), base.p4info_path.read_text()
+    program, p4info = base.json_path.read_text(), base.p4info_path.read_text()
     for width in compiled:
-        made = (json_of(program, width.lanes), p4info_of(info, width.lanes))
-        if made != (width.json_path.read_text(), width.p4info_path.read_text()):
-            name, remedy = width.json_path.name, "correct peelsum.pipelines.widths"
-            raise PipelineError(f"{name}: does not follow from {BASE_LANES} lanes; {remedy}")
+        derived = (json_of(program, width.lanes), p4info_of(p4info, width.lanes))
+        if derived != (width.json_path.read_text(), width.p4info_path.read_text()):
+            raise PipelineError(
+                f"{width.json_path.name}: cannot be derived from {BASE_LANES} lanes; "
+                "correct peelsum.pipelines.widths"
+            )
 
 
 def _compile(lanes: int, artifacts: Path, p4: Path) -> Pipeline:
+    """Compile the program for this number of lanes into the folder `artifacts`."""
     built = Pipeline.of(lanes, artifacts)
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw.json"
         # Run in the sources' folder: the compiler writes its arguments' paths into its output.
         command = [COMPILER, "--std", "p4-16", "-I", f"generated/lanes_{lanes}", "-o", str(raw)]
-        _run([*command, "--p4runtime-files", str(built.p4info_path), "v1model/peelsum.p4"], p4)
+        run_tool([*command, "--p4runtime-files", str(built.p4info_path), "v1model/peelsum.p4"], p4)
         program = _without_source_info(json.loads(raw.read_text()))
     program["program"] = "v1model/peelsum.p4i"
     built.json_path.write_text(json.dumps(program, separators=(",", ":")) + "\n")
     return built
 
 
-def _version() -> str:
-    """Return the compiler's name and version. Versions differ in the stream that they write it to."""
-    done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=False)
-    return " ".join((done.stdout + done.stderr).split())
+def _compiler_version() -> str:
+    """Return the compiler's name and version, which some versions print to stdout and others to stderr."""
+    result = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=False)
+    return " ".join((result.stdout + result.stderr).split())
 
 
-def _run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PipelineError(f"{command[0]}: exit status {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
+def run_tool(command: list[str], folder: Path) -> None:
+    """Run a compiler in a folder. Raises PipelineError with its first line about an error, if it fails."""
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode:
+        stderr = result.stderr.strip()
+        message = next((line for line in stderr.splitlines() if "error" in line), stderr)
+        raise PipelineError(f"{command[0]}: exit status {result.returncode}: {message}")
 
 
 def _without_source_info(node: Any) -> Any:

@@ -10,35 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from google.protobuf import text_format
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message_factory import GetMessageClass
-
 #: The pipes of a Tofino, all of which run the program. p4c's p4c-gen-conf has the same default.
 PIPES = (0, 1, 2, 3)
-_PACKAGE = "stratum.hal.barefoot"
-_DECLARATION = f"""
-name: "stratum/hal/lib/barefoot/bf.proto"
-package: "{_PACKAGE}"
-syntax: "proto3"
-message_type {{
-  name: "BfPipelineConfig"
-  nested_type {{
-    name: "Profile"
-    field {{ name: "profile_name" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }}
-    field {{ name: "context" number: 2 type: TYPE_BYTES label: LABEL_OPTIONAL }}
-    field {{ name: "binary" number: 3 type: TYPE_BYTES label: LABEL_OPTIONAL }}
-    field {{ name: "pipe_scope" number: 4 type: TYPE_UINT32 label: LABEL_REPEATED }}
-  }}
-  field {{ name: "p4_name" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }}
-  field {{ name: "bfruntime_info" number: 2 type: TYPE_BYTES label: LABEL_OPTIONAL }}
-  field {{
-    name: "profiles" number: 3 type: TYPE_MESSAGE label: LABEL_REPEATED
-    type_name: ".{_PACKAGE}.BfPipelineConfig.Profile"
-  }}
-}}
-"""
+#: The wire type of strings, bytes, messages and packed numbers.
+_LENGTH_DELIMITED = 2
 
 
 class Profile(NamedTuple):
@@ -53,13 +28,23 @@ class Profile(NamedTuple):
 
 
 def pipeline_config(program: str, bf_rt: bytes, profiles: Iterable[Profile]) -> bytes:
-    """Return the serialised `BfPipelineConfig` of a program, its bf-rt.json and its pipelines."""
-    pool = DescriptorPool()
-    pool.Add(text_format.Parse(_DECLARATION, FileDescriptorProto()))
-    message = GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.BfPipelineConfig"))
-    fields = [
-        {"profile_name": p.name, "context": p.context, "binary": p.binary, "pipe_scope": PIPES}
-        for p in profiles
-    ]
-    config = message(p4_name=program, bfruntime_info=bf_rt, profiles=fields)
-    return config.SerializeToString(deterministic=True)
+    """Return the serialised `BfPipelineConfig` of a program, its bf-rt.json and its pipelines.
+
+    Its fields are p4_name, bfruntime_info and profiles; a profile's are profile_name, context, binary and
+    pipe_scope.
+    """
+    packed = [_message(p.name.encode(), p.context, p.binary, bytes(PIPES)) for p in profiles]
+    return _message(program.encode(), bf_rt) + b"".join(_field(3, profile) for profile in packed)
+
+
+def _message(*values: bytes) -> bytes:
+    """Return a message with these values as its fields number 1, 2, and so on."""
+    return b"".join(_field(number, value) for number, value in enumerate(values, 1))
+
+
+def _field(number: int, value: bytes) -> bytes:
+    length, varint = len(value), bytearray()
+    while length >= 0x80:
+        varint.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([number << 3 | _LENGTH_DELIMITED, *varint, length]) + value

@@ -6,14 +6,20 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from peelsum.pipelines.artifacts import ARTIFACTS, P4_SOURCES, PipelineError, digests, write_generated
+from peelsum.pipelines.artifacts import (
+    ARTIFACTS,
+    P4_SOURCES,
+    PipelineError,
+    digests,
+    run_tool,
+    write_generated,
+)
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import TOFINO_LANES
 
@@ -42,12 +48,12 @@ def report_path(device: str) -> Path:
 def fingerprint(lanes: int) -> str:
     """Return a digest of the P4 sources of a Tofino pipeline of `lanes` lanes."""
     generated = ("generated/wire.p4", f"generated/lanes_{lanes}/each_lane.p4")
-    found = {
+    file_digests = {
         name: sha
-        for part in ("core/*.p4*", "tofino/*.p4", *generated)
-        for name, sha in digests(P4_SOURCES, part).items()
+        for pattern in ("core/*.p4*", "tofino/*.p4", *generated)
+        for name, sha in digests(P4_SOURCES, pattern).items()
     }
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(file_digests, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def compile_for(device: str, out: Path | None = None, *, processor_port: int | None = None) -> str:
@@ -55,8 +61,8 @@ def compile_for(device: str, out: Path | None = None, *, processor_port: int | N
 
     `out` keeps the compiler's output, with P4Info, bf-rt.json and the device config for Stratum.
     `processor_port` is the port of the switch's processor; None is the program's default. Raises
-    PipelineError if the compiler is missing, fails, writes parsers that compare nothing, or needs more stages
-    than the device has.
+    PipelineError if the compiler is missing or fails, if its parsers compare nothing, or if the program needs
+    more stages than the device has.
     """
     for tool in (COMPILER, ASSEMBLER):
         if shutil.which(tool) is None:
@@ -71,18 +77,31 @@ def compile_for(device: str, out: Path | None = None, *, processor_port: int | N
 
 
 def _compile(device: str, lanes: int, out: Path, processor_port: int | None) -> str:
-    defined = [] if processor_port is None else [f"-DPCIE_PORT={processor_port}"]
-    folders = [f"-Igenerated/lanes_{lanes}"]
-    told = ["-g", "--verbose", "-Ttable_summary:1", "-o", str(out)]
-    target = ["--std", "p4-16", "--target", device, "--arch", ARCHITECTURES[device]]
+    """Compile and assemble for a device into the folder `out`; return the report."""
+    macros = [] if processor_port is None else [f"-DPCIE_PORT={processor_port}"]
+    include_paths = [f"-Igenerated/lanes_{lanes}"]
+    output_options = ["-g", "--verbose", "-Ttable_summary:1", "-o", str(out)]
+    target_options = ["--std", "p4-16", "--target", device, "--arch", ARCHITECTURES[device]]
     # Standard externs, as P4Runtime clients know them, instead of Tofino's own.
-    runtime = ["--p4runtime-files", str(out / P4INFO), "--p4runtime-force-std-externs"]
-    schema = ["--bf-rt-schema", str(out / BF_RT)]
-    _run([COMPILER, *target, *folders, *defined, *told, *runtime, *schema, "tofino/peelsum.p4"], P4_SOURCES)
+    p4runtime_options = ["--p4runtime-files", str(out / P4INFO), "--p4runtime-force-std-externs"]
+    schema_options = ["--bf-rt-schema", str(out / BF_RT)]
+    run_tool(
+        [
+            COMPILER,
+            *target_options,
+            *include_paths,
+            *macros,
+            *output_options,
+            *p4runtime_options,
+            *schema_options,
+            "tofino/peelsum.p4",
+        ],
+        P4_SOURCES,
+    )
     pipe = out / "pipe"
     assembly = pipe / "peelsum.bfa"
     check(device, assembly.read_text())
-    _run([ASSEMBLER, "--target", device, "-o", str(pipe), str(assembly)], P4_SOURCES)
+    run_tool([ASSEMBLER, "--target", device, "-o", str(pipe), str(assembly)], P4_SOURCES)
     profile = Profile("pipe", (pipe / "context.json").read_bytes(), (pipe / f"{device}.bin").read_bytes())
     config = pipeline_config("peelsum", (out / BF_RT).read_bytes(), [profile])
     (out / STRATUM_CONFIG).write_bytes(config)
@@ -90,21 +109,21 @@ def _compile(device: str, lanes: int, out: Path, processor_port: int | None) -> 
 
 
 def check(device: str, assembly: str) -> None:
-    """Raise PipelineError if a parser in the assembly compares nothing: some compilers drop every value."""
+    """Raise PipelineError if a parser in the assembly compares no value: some compilers have that defect."""
     for parser in ("ingress", "egress"):
         section = re.search(rf"^parser {parser}:\n((?: .*\n)*)", assembly, re.MULTILINE)
         if section is None or "match: [" not in section[1]:
             raise PipelineError(
-                f"{device}: {COMPILER} dropped all that parser {parser} compares; "
-                "use another version, see the Tofino page"
+                f"{device}: {COMPILER} wrote a parser {parser} that compares nothing; "
+                "use another version, see docs/reference/tofino.md"
             )
 
 
 def report(device: str, lanes: int, pipe: Path, sources: str) -> str:
     """Return the report: resources used per stage, PHV containers, and the stage of each table.
 
-    `pipe` is the compiler's folder of that name, `sources` the fingerprint of the sources. Raises
-    PipelineError if there are too many stages.
+    pipe: the compiler's output folder of that name. sources: the fingerprint of the sources. Raises
+    PipelineError if the program needs too many stages.
     """
     resources = json.loads((pipe / "logs" / "resources.json").read_text())
     phv = json.loads((pipe / "logs" / "phv.json").read_text())
@@ -123,26 +142,27 @@ def report(device: str, lanes: int, pipe: Path, sources: str) -> str:
             *_stage_table(stages),
             "",
             "PHV containers:",
-            *_containers(phv),
+            *_container_rows(phv),
             "",
             "Where each table went (ingress and egress share the stages):",
-            *_placements(summary),
+            *_table_placements(summary),
             "",
         ]
     )
 
 
 def _stage_table(stages: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a table: what each stage uses of each resource, the sums, and what a stage has."""
     rows = [
         [stage["stage_number"], *(len(stage[part][key]) for part, key in _PER_STAGE.values())]
         for stage in stages
     ]
     totals = ["sum", *(sum(row[i + 1] for row in rows) for i in range(len(_PER_STAGE)))]
-    return _aligned([["stage", *_PER_STAGE], *rows, totals, ["a stage has", *_available(stages[0])]])
+    return _aligned_columns([["stage", *_PER_STAGE], *rows, totals, ["a stage has", *_available(stages[0])]])
 
 
 def _available(stage: dict[str, Any]) -> list[str]:
-    """Return how much of each column's resource a stage has."""
+    """Return how many of each column's resource a stage has."""
     size = {name: stage[part] for name, (part, _) in _PER_STAGE.items()}
     grid = {
         name: size[name][f"n{rows}"] * size[name][f"n{units}"]
@@ -157,50 +177,49 @@ def _available(stage: dict[str, Any]) -> list[str]:
     return [f"{grid.get(name) or size[name]['size']}" for name in _PER_STAGE]
 
 
-def _containers(phv: dict[str, Any]) -> list[str]:
-    used = Counter((c["bit_width"], c["container_type"]) for c in phv["containers"] if c["slices"])
-    there = Counter[int]()
+def _container_rows(phv: dict[str, Any]) -> list[str]:
+    """Return the lines of a table: how many PHV containers of each width are used, and there are."""
+    used_containers = Counter((c["bit_width"], c["container_type"]) for c in phv["containers"] if c["slices"])
+    available = Counter[int]()
     for group in phv["resources"]:
         if group["group_type"] == "mau":
-            there[group["bit_width"]] += group["num_containers"]
+            available[group["bit_width"]] += group["num_containers"]
     rows = []
-    for bits, of in sorted(there.items()):
-        kinds = {kind: n for (width, kind), n in sorted(used.items()) if width == bits}
-        rows.append([bits, sum(kinds.values()), of, ", ".join(f"{n} {kind}" for kind, n in kinds.items())])
-    return _aligned([["bits", "used", "of", "kinds"], *rows])
+    for bits, total in sorted(available.items()):
+        kinds = {kind: n for (width, kind), n in sorted(used_containers.items()) if width == bits}
+        rows.append([bits, sum(kinds.values()), total, ", ".join(f"{n} {kind}" for kind, n in kinds.items())])
+    return _aligned_columns([["bits", "used", "of", "kinds"], *rows])
 
 
-def _placements(summary: str) -> list[str]:
+def _table_placements(summary: str) -> list[str]:
     """Return the tables of each stage, from the last placement that the compiler tried."""
     last = summary[summary.rindex("Number of stages in table allocation") :]
     tables: dict[int, list[str]] = {}
     for stage, name in re.findall(r"^\|\s+(\d+)\s+\|.*\|\s+(\S+)\s+\|$", last, re.MULTILINE):
         tables.setdefault(int(stage), []).append(name)
-    return [f"  {stage:2}  {', '.join(_named(names))}" for stage, names in sorted(tables.items())]
+    return [f"  {stage:2}  {', '.join(_table_names(names))}" for stage, names in sorted(tables.items())]
 
 
-def _named(names: Iterable[str]) -> list[str]:
-    """Return the program's names of tables, and the numbers of lanes and of compiler-made tables."""
-    ours, lanes, made = [], 0, 0
+def _table_names(names: Iterable[str]) -> list[str]:
+    """Return the names of the program's tables, then how many lanes, and how many tables of conditions."""
+    program_tables, lanes, conditions = [], 0, 0
     for name in names:
         if re.search(r"lane_\d+\.operations$", name):
             lanes += 1
         elif name.startswith(("Ingress.", "Egress.")):
-            ours.append(name.replace("Ingress.aggregation.", "").replace("Egress.", "egress "))
+            program_tables.append(name.replace("Ingress.aggregation.", "").replace("Egress.", "egress "))
         else:
-            made += 1
-    return [*sorted(ours), *([f"{lanes} lanes"] if lanes else []), *([f"{made} conditions"] if made else [])]
+            conditions += 1
+    return [
+        *sorted(program_tables),
+        *([f"{lanes} lanes"] if lanes else []),
+        *([f"{conditions} conditions"] if conditions else []),
+    ]
 
 
-def _aligned(rows: list[list[Any]]) -> list[str]:
+def _aligned_columns(rows: list[list[Any]]) -> list[str]:
+    """Return a line for each row, with all cells of a column right-aligned to one width."""
     widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
     ]
-
-
-def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        message = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
-        raise PipelineError(f"{command[0]}: exit status {done.returncode}: {message}")

@@ -1,8 +1,8 @@
-"""Pipelines of other widths than the committed one: what p4c makes of each lane follows a rule.
+"""Derive pipelines of any number of lanes from the committed one of the fewest lanes, without p4c.
 
 The program has a header field, a register and some statements for each lane (`peelsum.wire.p4`). p4c repeats
-them lane by lane; everything else is equal in all widths, but for the packet's length. The manifest has the
-digests of p4c's own output, with which what is made here is compared.
+them lane by lane; everything else is equal in all widths, except for the packet's length. The manifest has
+the digests of p4c's own output, with which derived pipelines are compared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-#: Lanes of the pipeline that the others are made from.
+#: Lanes of the pipeline that the others are derived from.
 BASE_LANES = 32
 _REGISTER = "PeelsumIngress.aggregation.slot.lanes.lane_"
 _ACTIONS = tuple(
@@ -23,13 +23,13 @@ _REGISTER_ID = 0x16 << 24
 
 
 def json_of(base: str, lanes: int) -> str:
-    """Return p4c's BMv2 JSON of `lanes` lanes, made from that of BASE_LANES."""
+    """Return p4c's BMv2 JSON of `lanes` lanes, derived from that of BASE_LANES."""
     program = json.loads(base)
     (header,) = (kind for kind in program["header_types"] if kind["name"] == "lanes_h")
     header["fields"] = _each_lane(header["fields"], lanes)
     registers = program["register_arrays"]
-    others = [array for array in registers if not array["name"].startswith(_REGISTER)]
-    program["register_arrays"] = others + _each_lane(registers[len(others) :], lanes)
+    other_registers = [array for array in registers if not array["name"].startswith(_REGISTER)]
+    program["register_arrays"] = other_registers + _each_lane(registers[len(other_registers) :], lanes)
     for number, array in enumerate(program["register_arrays"]):
         array["id"] = number
     for action in program["actions"]:
@@ -43,16 +43,17 @@ def json_of(base: str, lanes: int) -> str:
 
 
 def _each_lane(items: list[Any], lanes: int) -> list[Any]:
-    """Return the items of each lane, made from those of lane 0, which are the first."""
-    first = json.dumps(items[: len(items) // BASE_LANES])
+    """Return the items of each lane, copied from those of lane 0, which are the first in `items`."""
+    lane_0 = json.dumps(items[: len(items) // BASE_LANES])
     names = re.compile(r'(lane_|"v)0"')
-    return [item for lane in range(lanes) for item in json.loads(names.sub(rf'\g<1>{lane}"', first))]
+    return [item for lane in range(lanes) for item in json.loads(names.sub(rf'\g<1>{lane}"', lane_0))]
 
 
 def _with_length(value: str | None, lanes: int) -> str | None:
-    """Return the value of a parser's transition, in which the packet's length is that of `lanes` lanes.
+    """Return the value of a parser's transition with the packet length of `lanes` lanes.
 
-    The parser accepts UDP's length, the version and the reserved byte: 0xLLLLVVRR.
+    Such a value is 0xLLLLVVRR: UDP's length, the version and the reserved byte. Others are returned
+    unchanged.
     """
     if value is None or len(value) != len("0xLLLLVVRR"):
         return value
@@ -61,11 +62,11 @@ def _with_length(value: str | None, lanes: int) -> str | None:
 
 
 def p4info_of(base: str, lanes: int) -> str:
-    """Return p4c's P4Info of `lanes` lanes, as protobuf text, made from that of BASE_LANES."""
+    """Return p4c's P4Info of `lanes` lanes, as protobuf text, derived from that of BASE_LANES."""
     start = base.index(f"registers {{\n  preamble {{\n    id: {_register_id(0)}\n")
     end = base.index("\n}\n", base.rindex(f'"{_REGISTER}')) + len("\n}\n")
-    first = base[start : base.index("\n}\n", start) + len("\n}\n")]
-    template = first.replace(str(_register_id(0)), "{id}", 1).replace('lane_0"', 'lane_{lane}"')
+    first_block = base[start : base.index("\n}\n", start) + len("\n}\n")]
+    template = first_block.replace(str(_register_id(0)), "{id}", 1).replace('lane_0"', 'lane_{lane}"')
     blocks = (
         template.replace("{id}", str(_register_id(lane))).replace("{lane}", str(lane))
         for lane in range(lanes)

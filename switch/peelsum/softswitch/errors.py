@@ -1,6 +1,6 @@
 """The softswitch's errors, split by their cause: the program, a control request, or a limit."""
 
-# ruff: noqa: N818 - the names say what happened, as the events of this project do
+# ruff: noqa: N818 - the names say what happened; they do not end in Error
 
 from __future__ import annotations
 

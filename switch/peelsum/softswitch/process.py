@@ -44,7 +44,7 @@ class Listening:
     interfaces: Mapping[int, str] = field(default_factory=dict)
     """Names of interfaces by switch port."""
     ports_by: Mapping[int, str] = field(default_factory=dict)
-    """How frames reach the ports on interfaces: AF_XDP and its mode, or AF_PACKET and why."""
+    """By switch port: AF_XDP and its mode, or AF_PACKET and why AF_XDP is not used."""
     are_open: bool = False
     """Whether UDP ports accept every hello until a controller gives them secrets."""
 
@@ -72,30 +72,31 @@ def run(
 ) -> SwitchCounts:
     """Run a switch until SIGINT (`Ctrl-C`) or SIGTERM; return its counts.
 
-    identity: P4Runtime's certificate, without which it listens on loopback only. Without it, UDP ports on
-        loopback accept hellos also as long as they have no secrets.
-    observe: entered before `announce`, with a function that returns the counts now, from any thread.
+    identity: P4Runtime's certificate. Without it, P4Runtime listens on loopback only, and UDP ports on
+        loopback accept every hello as long as they have no secret.
+    observe: a context in which the switch runs, made with a function that returns the current counts; any
+        thread may call that function.
     announce: called when all addresses listen.
-    Raises StartError naming the value that is out of range or in use.
+    Raises StartError, which names the value that is out of range or in use.
     """
     with ExitStack() as stack:
         are_open = identity is None and is_loopback(settings.host)
         try:
-            opened = (
+            ports = (
                 InterfacePorts(settings.interfaces, method=settings.ports_by)
                 if settings.interfaces
-                else _udp_ports(settings, are_open)
+                else _open_udp_ports(settings, are_open)
             )
-            stack.callback(opened.close)
-            warm_up(opened)
-            files = None
+            stack.callback(ports.close)
+            warm_up(ports)
+            capture = None
             if settings.capture is not None:
-                files = stack.enter_context(closing(Capture(opened.ports, settings.capture)))
+                capture = stack.enter_context(closing(Capture(ports.ports, settings.capture)))
             links = Links(
-                opened.ports,
-                rates=settings.rates.of(opened.ports),
-                delays=settings.delays.of(opened.ports),
-                arrival_delays=settings.arrival_delays.of(opened.ports),
+                ports.ports,
+                rates=settings.rates.of(ports.ports),
+                delays=settings.delays.of(ports.ports),
+                arrival_delays=settings.arrival_delays.of(ports.ports),
                 schedule=None if settings.schedule is None else load_schedule(settings.schedule),
                 queue_limit=QUEUE_LIMIT if settings.queue_limit is None else settings.queue_limit,
             )
@@ -104,39 +105,39 @@ def run(
                 settings.device_id,
                 mode=settings.mode,
                 queues=queues,
-                ports={*opened.ports, CPU_PORT},
-                secret_ports=opened.ports if isinstance(opened, UdpPorts) else None,
+                ports={*ports.ports, CPU_PORT},
+                secret_ports=ports.ports if isinstance(ports, UdpPorts) else None,
             )
             stack.callback(device.close)
             server = serve(device, settings.p4runtime, identity)
             stack.callback(server.stop)
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
-        plane = stack.enter_context(DataPlane(device, opened, links=links, capture=files))
-        count = partial(_counts, device, opened, queues)
-        with observe(count) if observe else nullcontext(), _stopped_by_signals(plane):
-            if isinstance(opened, InterfacePorts):
-                announce(Listening(settings.host, server.port, {}, settings.interfaces, opened.methods))
+        plane = stack.enter_context(DataPlane(device, ports, links=links, capture=capture))
+        count = partial(_counts, device, ports, queues)
+        with observe(count) if observe else nullcontext(), _stop_on_signals(plane):
+            if isinstance(ports, InterfacePorts):
+                announce(Listening(settings.host, server.port, {}, settings.interfaces, ports.methods))
             else:
-                announce(Listening(settings.host, server.port, opened.listening, are_open=are_open))
+                announce(Listening(settings.host, server.port, ports.listening, are_open=are_open))
             plane.run()
         return count()
 
 
-def _counts(device: Device, opened: Ports, queues: Queues | None) -> SwitchCounts:
+def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts:
     """Return a switch's counts so far."""
-    ports = {number: port.counts for number, port in opened.ports.items()}
+    port_counts = {number: port.counts for number, port in ports.ports.items()}
     switch, verdicts = device.switch, {}
     lanes = lanes_in(switch.registers) if switch is not None else 0
     cells = switch.counters.get(_VERDICTS) if switch is not None and lanes else None
     if cells is not None:
         counted = zip(Verdict, cells.values().tolist(), strict=False)
         verdicts = {verdict.name.lower(): (int(packets), int(size)) for verdict, (packets, size) in counted}
-    return SwitchCounts(ports, queues.counts() if queues else {}, lanes, verdicts)
+    return SwitchCounts(port_counts, queues.counts() if queues else {}, lanes, verdicts)
 
 
-def _udp_ports(settings: SwitchSettings, are_open: bool) -> Ports:
-    opened = UdpPorts(
+def _open_udp_ports(settings: SwitchSettings, are_open: bool) -> Ports:
+    ports = UdpPorts(
         range(1, settings.ports + 1),
         host=settings.host,
         base=settings.udp_ports or settings.udp_base,
@@ -144,24 +145,24 @@ def _udp_ports(settings: SwitchSettings, are_open: bool) -> Ports:
         seed=settings.seed,
         are_open=are_open,
     )
-    for port, address in settings.joins.items():
-        opened.ports[port].join(address)
-    return opened
+    for port, address in settings.peer_addresses.items():
+        ports.ports[port].join(address)
+    return ports
 
 
 @contextmanager
-def _stopped_by_signals(plane: DataPlane) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into `stop` while the body runs; only the main thread can."""
+def _stop_on_signals(plane: DataPlane) -> Iterator[None]:
+    """Call `stop` at SIGINT and SIGTERM while the body runs. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    # A signal just before the wait begins, or to another thread, does not end the wait by itself.
-    woken_before = signal.set_wakeup_fd(plane.waker, warn_on_full_buffer=False)
-    before = [signal.signal(number, lambda *_: plane.stop()) for number in numbers]
+    # A signal that comes just before the wait, or to another thread, would not end the wait by itself.
+    previous_fd = signal.set_wakeup_fd(plane.waker, warn_on_full_buffer=False)
+    previous_handlers = [signal.signal(number, lambda *_: plane.stop()) for number in numbers]
     try:
         yield
     finally:
-        signal.set_wakeup_fd(woken_before)
-        for number, handler in zip(numbers, before, strict=True):
+        signal.set_wakeup_fd(previous_fd)
+        for number, handler in zip(numbers, previous_handlers, strict=True):
             signal.signal(number, handler)

@@ -58,8 +58,8 @@ class Packet:
         """Whether the packet carries an ECN mark."""
         return bool(self.flags & Flag.CE)
 
-    def combined_with(self, held: list[int]) -> list[int]:
-        """Return this packet's lanes added to, or OR-ed with, the lanes `held`, modulo 2**32."""
+    def combined_with(self, slot_lanes: list[int]) -> list[int]:
+        """Return the sum of both lanes modulo 2**32, or their bitwise OR if the flag OR is set."""
         if self.flags & Flag.OR:
-            return [a | b for a, b in zip(self.lanes, held, strict=True)]
-        return [(a + b) & 0xFFFFFFFF for a, b in zip(self.lanes, held, strict=True)]
+            return [a | b for a, b in zip(self.lanes, slot_lanes, strict=True)]
+        return [(a + b) & 0xFFFFFFFF for a, b in zip(self.lanes, slot_lanes, strict=True)]

@@ -1,7 +1,7 @@
-"""The switch as plain Python, one packet at a time: the specification that every target is compared with.
+"""The switch in plain Python, one packet at a time: the specification with which every target is compared.
 
-It implements the slot table of docs/reference/protocol.md. A packet is a UDP payload; a port is a number;
-time is a parameter.
+It implements the table of slots in docs/reference/protocol.md. A packet is a UDP payload, a port is a number,
+and time is a parameter.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from peelsum.wire import CPU_PORT, EVERYONE, Flag, Kind, Level, Verdict, WireErr
 from peelsum.wire.clock import DEFAULT_AGE_TICKS, EPOCH_TICKS, FREED_TICKS, TICK_US
 
 WORD = 0xFFFFFFFF
-#: Flags that a slot keeps from every packet that it takes.
-MARKS = int(Flag.CE | Flag.FIN)
+#: Flags that a slot keeps if any packet had them that was added to it.
+KEPT_FLAGS = int(Flag.CE | Flag.FIN)
 #: Bits of a worker's number that give its place in its rack.
 RACK_BITS = 31
 
@@ -30,11 +30,11 @@ class Slot:
     tag: int = 0
     stamp: int = 0
     worker_bitmap: int = 0
-    marks: int = 0  # flags CE and FIN of any packet that it took
+    flags: int = 0  # CE and FIN, if any packet that was added had them
     lanes: list[int] = field(default_factory=list)
 
 
-class Job(NamedTuple):
+class JobRow(NamedTuple):
     """A row of table `jobs`."""
 
     level: Level
@@ -45,7 +45,7 @@ class Job(NamedTuple):
     group: int
 
 
-class Member(NamedTuple):
+class MemberRow(NamedTuple):
     """A row of table `members`: the participant behind a port and its bit in a slot.
 
     A rack's worker_id is its first worker's. The server's mask is 0.
@@ -56,7 +56,7 @@ class Member(NamedTuple):
     worker_id: int
 
 
-SERVER = Member("server", worker_mask=0, worker_id=EVERYONE)
+SERVER = MemberRow("server", worker_mask=0, worker_id=EVERYONE)
 
 #: Which kinds each role may send. Others are counted as FOREIGN_PORT.
 MAY_SEND = {
@@ -71,8 +71,8 @@ class SpecSwitch:
 
     def __init__(self, lanes: int, slots: int = 4096) -> None:
         self.lanes, self.slots = lanes, slots
-        self.jobs: dict[int, Job] = {}
-        self.members: dict[tuple[int, int], Member] = {}
+        self.jobs: dict[int, JobRow] = {}
+        self.members: dict[tuple[int, int], MemberRow] = {}
         self.return_paths: dict[tuple[int, int], int] = {}
         self.groups: dict[int, list[int]] = {}
         self.age_limit = DEFAULT_AGE_TICKS
@@ -93,15 +93,15 @@ class SpecSwitch:
         level: Level = Level.ONLY,
     ) -> None:
         """Write a row of `jobs`, replacing the previous one."""
-        self.jobs[job_id] = Job(level, generation, salt, expected_mask, up_port, group)
+        self.jobs[job_id] = JobRow(level, generation, salt, expected_mask, up_port, group)
 
     def admit_worker(self, job_id: int, port: int, *, worker_mask: int, worker_id: int) -> None:
         """Bind a worker to its port."""
-        self.members[job_id, port] = Member("worker", worker_mask, worker_id)
+        self.members[job_id, port] = MemberRow("worker", worker_mask, worker_id)
 
     def admit_rack(self, job_id: int, port: int, *, rack_mask: int, first_worker: int) -> None:
         """Bind a rack, workers `first_worker` (a multiple of 32) to + 31, to the port of its switch."""
-        self.members[job_id, port] = Member("rack", rack_mask, first_worker)
+        self.members[job_id, port] = MemberRow("rack", rack_mask, first_worker)
 
     def admit_server(self, job_id: int, port: int) -> None:
         """Bind the job's aggregation server to its port."""
@@ -130,7 +130,7 @@ class SpecSwitch:
             return self._count(error.args[0])
         if packet.kind == Kind.RESET:
             return self._reset(port, packet, now)
-        refusal = self._refusal(port, packet)
+        refusal = self._refusal_verdict(port, packet)
         if refusal is not None:
             return self._count(refusal)
         job, member = self.jobs[packet.job_id], self.members[packet.job_id, port]
@@ -142,7 +142,7 @@ class SpecSwitch:
             case Kind.RETRY:
                 return self._retry(job, member, packet, slot, tag)
             case Kind.RESEND if job.level is Level.SPINE and not packet.flags & Flag.SPINE:
-                return self._down(job, packet, Verdict.RESEND_FORWARDED)
+                return self._send_down(job, packet, Verdict.RESEND_FORWARDED)
             case Kind.RESEND:
                 return self._resend(job, member, packet, slot, tag)
             case Kind.BYPASS if member.role == "rack":
@@ -150,15 +150,16 @@ class SpecSwitch:
                 return [(job.up_port, packet.build())]
             case Kind.BYPASS:
                 packet.bitmap = member.worker_mask
-                return self._up(job, packet, Verdict.BYPASSED)
+                return self._send_up(job, packet, Verdict.BYPASSED)
             case Kind.RESULT:
                 if slot.tag == tag:
-                    slot.tag, slot.stamp = 0, _long_ago(now)
-                return self._down(job, packet, Verdict.RESULT_RETURNED)
+                    slot.tag, slot.stamp = 0, _expired_stamp(now)
+                return self._send_down(job, packet, Verdict.RESULT_RETURNED)
             case _:
-                return self._down(job, packet, Verdict.NEED_PASSED)
+                return self._send_down(job, packet, Verdict.NEED_PASSED)
 
-    def _refusal(self, port: int, packet: Packet) -> Verdict | None:
+    def _refusal_verdict(self, port: int, packet: Packet) -> Verdict | None:
+        """Return why a packet is refused before its slot is read; None if it is admitted."""
         job = self.jobs.get(packet.job_id)
         if job is None:
             return Verdict.UNKNOWN_JOB
@@ -167,81 +168,87 @@ class SpecSwitch:
         member = self.members.get((packet.job_id, port))
         if member is None:
             return Verdict.FOREIGN_PORT
-        of_rack = RACK_BITS if member.role == "rack" else 0
-        if member.role != "server" and packet.sender & ~of_rack != member.worker_id:
+        rack_bits = RACK_BITS if member.role == "rack" else 0
+        if member.role != "server" and packet.sender & ~rack_bits != member.worker_id:
             return Verdict.WRONG_SENDER
-        downwards = job.level is Level.SPINE and packet.kind == Kind.RESEND and not packet.flags & Flag.SPINE
-        if downwards and member.role != "server":
+        is_for_racks = (
+            job.level is Level.SPINE and packet.kind == Kind.RESEND and not packet.flags & Flag.SPINE
+        )
+        if is_for_racks and member.role != "server":
             return Verdict.FOREIGN_PORT
         return None if packet.kind in MAY_SEND[member.role] else Verdict.FOREIGN_PORT
 
     def _contribute(
-        self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int, now: int
+        self, job: JobRow, member: MemberRow, packet: Packet, slot: Slot, tag: int, now: int
     ) -> Outputs:
-        mine = member.worker_mask
+        """Add a contribution to its chunk's slot, or claim the slot; pass it on if another chunk has it."""
+        worker_mask = member.worker_mask
         if slot.tag == tag:
             slot.stamp = now
             if slot.worker_bitmap == 0:
-                slot.marks |= packet.flags & MARKS
-                packet.bitmap = mine
-                return self._up(job, packet, Verdict.TOMBSTONED)
-            return self._join(job, mine, packet, slot)
+                slot.flags |= packet.flags & KEPT_FLAGS
+                packet.bitmap = worker_mask
+                return self._send_up(job, packet, Verdict.TOMBSTONED)
+            return self._add_to_slot(job, worker_mask, packet, slot)
         if not _expired(slot.stamp, now - self.age_limit):
-            packet.bitmap = mine
-            return self._up(job, packet, Verdict.COLLIDED)
-        slot.tag, slot.stamp, slot.worker_bitmap = tag, now, mine
-        slot.marks, slot.lanes = packet.flags & MARKS, packet.lanes
-        return self._kept(job, packet, slot)
+            packet.bitmap = worker_mask
+            return self._send_up(job, packet, Verdict.COLLIDED)
+        slot.tag, slot.stamp, slot.worker_bitmap = tag, now, worker_mask
+        slot.flags, slot.lanes = packet.flags & KEPT_FLAGS, packet.lanes
+        return self._send_if_complete(job, packet, slot)
 
-    def _retry(self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int) -> Outputs:
+    def _retry(self, job: JobRow, member: MemberRow, packet: Packet, slot: Slot, tag: int) -> Outputs:
+        """Add a repeated contribution to its chunk's slot; it claims no slot."""
         if slot.tag != tag:
             packet.bitmap = member.worker_mask
-            return self._up(job, packet, Verdict.RESEND_PASSED)
+            return self._send_up(job, packet, Verdict.RESEND_PASSED)
         if slot.worker_bitmap == 0:
-            slot.marks |= packet.flags & MARKS
+            slot.flags |= packet.flags & KEPT_FLAGS
             return self._count(Verdict.NOTHING_HELD)
-        return self._join(job, member.worker_mask, packet, slot)
+        return self._add_to_slot(job, member.worker_mask, packet, slot)
 
-    def _join(self, job: Job, mine: int, packet: Packet, slot: Slot) -> Outputs:
-        """Add a packet to the sum that the slot holds of its chunk, unless its worker is in it."""
-        slot.marks |= packet.flags & MARKS
-        if slot.worker_bitmap & mine:
+    def _add_to_slot(self, job: JobRow, worker_mask: int, packet: Packet, slot: Slot) -> Outputs:
+        """Add a packet to its chunk's partial sum in the slot, unless its worker has been added before."""
+        slot.flags |= packet.flags & KEPT_FLAGS
+        if slot.worker_bitmap & worker_mask:
             return self._count(Verdict.DUPLICATE)
-        slot.worker_bitmap |= mine
+        slot.worker_bitmap |= worker_mask
         slot.lanes = packet.combined_with(slot.lanes)
-        return self._kept(job, packet, slot)
+        return self._send_if_complete(job, packet, slot)
 
-    def _kept(self, job: Job, packet: Packet, slot: Slot) -> Outputs:
-        """Send the sum up if it is complete."""
+    def _send_if_complete(self, job: JobRow, packet: Packet, slot: Slot) -> Outputs:
+        """Send the slot's sum to the server if all workers have been added to it."""
         if slot.worker_bitmap != job.expected_mask:
             return self._count(Verdict.ABSORBED)
         packet.bitmap, packet.lanes = slot.worker_bitmap, slot.lanes
-        packet.flags |= slot.marks
-        return self._up(job, packet, Verdict.COMPLETED)
+        packet.flags |= slot.flags
+        return self._send_up(job, packet, Verdict.COMPLETED)
 
-    def _resend(self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int) -> Outputs:
-        mine = member.worker_mask
-        held = slot.worker_bitmap if slot.tag == tag else 0
-        packet.bitmap = held | mine
-        if held == 0:
+    def _resend(self, job: JobRow, member: MemberRow, packet: Packet, slot: Slot, tag: int) -> Outputs:
+        """Send the slot's partial sum to the server; a worker's lanes are added first."""
+        worker_mask = member.worker_mask
+        held_bitmap = slot.worker_bitmap if slot.tag == tag else 0
+        packet.bitmap = held_bitmap | worker_mask
+        if held_bitmap == 0:
             return (
                 self._count(Verdict.NOTHING_HELD)
-                if mine == 0
-                else self._up(job, packet, Verdict.RESEND_PASSED)
+                if worker_mask == 0
+                else self._send_up(job, packet, Verdict.RESEND_PASSED)
             )
-        reads = mine == 0 or held & mine
-        slot.lanes = slot.lanes if reads else packet.combined_with(slot.lanes)
-        slot.marks |= packet.flags & MARKS
-        packet.flags |= slot.marks
+        is_read_only = worker_mask == 0 or held_bitmap & worker_mask
+        slot.lanes = slot.lanes if is_read_only else packet.combined_with(slot.lanes)
+        slot.flags |= packet.flags & KEPT_FLAGS
+        packet.flags |= slot.flags
         packet.lanes = slot.lanes
         slot.worker_bitmap = 0
-        return self._up(job, packet, Verdict.RESENT)
+        return self._send_up(job, packet, Verdict.RESENT)
 
     def _reset(self, port: int, packet: Packet, now: int) -> Outputs:
+        """Free a slot for the controller, and return the packet."""
         if port != CPU_PORT:
             return self._count(Verdict.FOREIGN_PORT)
         slot = self.state[packet.chunk_id & (self.slots - 1)]
-        slot.tag, slot.stamp = 0, _long_ago(now)
+        slot.tag, slot.stamp = 0, _expired_stamp(now)
         self._count(Verdict.RESET_DONE)
         return [(CPU_PORT, packet.build())]
 
@@ -251,31 +258,33 @@ class SpecSwitch:
         self.verdicts[verdict] += 1
         return []
 
-    def _up(self, job: Job, packet: Packet, verdict: Verdict) -> Outputs:
+    def _send_up(self, job: JobRow, packet: Packet, verdict: Verdict) -> Outputs:
+        """Send a packet towards the server; a leaf's complete sum is a contribution to the spine."""
         self._count(verdict)
-        summed_at_leaf = job.level is Level.LEAF and verdict is Verdict.COMPLETED
-        packet.kind = Kind.CONTRIBUTION if summed_at_leaf else Kind.BYPASS
+        is_leaf_sum = job.level is Level.LEAF and verdict is Verdict.COMPLETED
+        packet.kind = Kind.CONTRIBUTION if is_leaf_sum else Kind.BYPASS
         packet.flags &= ~int(Flag.SPINE)
-        if summed_at_leaf or job.level is Level.SPINE:
+        if is_leaf_sum or job.level is Level.SPINE:
             packet.flags |= Flag.SPINE
         return [(job.up_port, packet.build())]
 
-    def _down(self, job: Job, packet: Packet, verdict: Verdict) -> Outputs:
+    def _send_down(self, job: JobRow, packet: Packet, verdict: Verdict) -> Outputs:
+        """Send a packet to the worker that it names, or to all ports of the job's group."""
         if packet.sender == EVERYONE:
             self._count(verdict)
             return [(port, packet.build()) for port in self.groups.get(job.group, [])]
-        back = self.return_paths.get((packet.job_id, packet.sender))
-        if back is None:
+        return_port = self.return_paths.get((packet.job_id, packet.sender))
+        if return_port is None:
             return self._count(Verdict.NO_RETURN_PATH)
         self._count(verdict)
-        return [(back, packet.build())]
+        return [(return_port, packet.build())]
 
 
-def _long_ago(now: int) -> int:
+def _expired_stamp(now: int) -> int:
     """Return a stamp that has expired under every limit."""
     return (now - FREED_TICKS) & WORD
 
 
 def _expired(stamp: int, deadline: int) -> bool:
-    """Return whether `stamp` is not later than `deadline`, as a signed difference of 32-bit clocks."""
+    """Return whether `stamp` is not later than `deadline`; both are clocks of 32 bits, which wrap."""
     return (deadline - stamp) & WORD < 1 << 31

@@ -15,7 +15,7 @@ from peelsum.wire.format import ALL_FLAGS, FIELDS, RESERVED_JOB_ID, VERSION, Kin
 
 
 class WireError(ValueError):
-    """Bytes are not a peelsum packet, or values do not fit a field. Names field, value and remedy."""
+    """Bytes are not a peelsum packet, or a value does not fit its field. Names field, value and remedy."""
 
 
 Batch = NDArray[np.uint8]
@@ -54,10 +54,10 @@ def pack(lanes_per_packet: NDArray[np.uint32], **fields: Any) -> Batch:
     for name, values in fields.items():
         if name not in widths:
             raise WireError(f"{name}: no such field; the header has {', '.join(widths)}")
-        wide = np.atleast_1d(np.asarray(values))
-        unfit = (wide < 0) | (wide >> widths[name] != 0)
-        if unfit.any():
-            raise WireError(f"{name}: {wide[unfit][0]} does not fit {widths[name]} bits")
+        numbers = np.atleast_1d(np.asarray(values))
+        too_large = (numbers < 0) | (numbers >> widths[name] != 0)
+        if too_large.any():
+            raise WireError(f"{name}: {numbers[too_large][0]} does not fit {widths[name]} bits")
         packets[name] = values
     return batch
 
@@ -65,10 +65,10 @@ def pack(lanes_per_packet: NDArray[np.uint32], **fields: Any) -> Batch:
 def malformed(batch: Batch, lanes: int) -> NDArray[np.bool_]:
     """Return bool[n]: packets to be dropped for their version, kind, reserved flags or job 0."""
     packets = fields_of(batch, lanes)
-    wrong = (packets["version"] != VERSION) | (packets["flags"] & ~np.uint8(ALL_FLAGS) != 0)
-    wrong |= (packets["kind"] < min(Kind)) | (packets["kind"] > max(Kind))
-    wrong |= (packets["job_id"] == RESERVED_JOB_ID) & (packets["kind"] != Kind.RESET)
-    return np.asarray(wrong, np.bool_)
+    is_malformed = (packets["version"] != VERSION) | (packets["flags"] & ~np.uint8(ALL_FLAGS) != 0)
+    is_malformed |= (packets["kind"] < min(Kind)) | (packets["kind"] > max(Kind))
+    is_malformed |= (packets["job_id"] == RESERVED_JOB_ID) & (packets["kind"] != Kind.RESET)
+    return np.asarray(is_malformed, np.bool_)
 
 
 def unpack(data: bytes | bytearray | memoryview | Batch, lanes: int) -> NDArray[Any]:
@@ -88,13 +88,14 @@ def unpack(data: bytes | bytearray | memoryview | Batch, lanes: int) -> NDArray[
             "check that the switch runs a pipeline with as many lanes"
         )
     batch = flat.reshape(-1, size)
-    bad = np.flatnonzero(malformed(batch, lanes))
-    if bad.size:
-        raise WireError(_validation_error(fields_of(batch, lanes)[bad[0]], int(bad[0])))
+    malformed_rows = np.flatnonzero(malformed(batch, lanes))
+    if malformed_rows.size:
+        raise WireError(_validation_error(fields_of(batch, lanes)[malformed_rows[0]], int(malformed_rows[0])))
     return fields_of(batch, lanes)
 
 
 def _validation_error(packet: Any, position: int) -> str:
+    """Return the error text of a malformed packet."""
     where = f"packet {position}"
     if packet["version"] != VERSION:
         return f"{where}: version: {packet['version']}, expected {VERSION}; upgrade the older side"

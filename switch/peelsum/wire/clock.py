@@ -1,7 +1,7 @@
-"""The slots' clock, declared once: the specification, the controller and the P4 program use these numbers.
+"""Constants of the clock that expires slots, for the specification, the controller and the P4 program.
 
-A slot's stamp is a 32-bit count of ticks. It has expired when it is not later than `now - limit`, as a signed
-difference.
+A slot's stamp is a 32-bit count of ticks. It has expired if `now - limit - stamp` is not negative, as a
+signed 32-bit number.
 """
 
 from __future__ import annotations

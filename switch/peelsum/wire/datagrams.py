@@ -29,16 +29,17 @@ _MEMINFO_DROPS = 8
 
 #: The most payload that one IPv4 datagram, and so one segmented send, carries.
 MAX_DATAGRAM = 65507
-#: Segments in one send: what kernels since 6.9 take, and what all with UDP_SEGMENT do.
+#: Most segments of one send: the limit of kernels since 6.9, and the limit of all that have UDP_SEGMENT.
 _MAX_SEGMENTS = 128
 _SAFE_SEGMENTS = 64
-#: What the kernel's accounting adds to each packet in a buffer: segmented bursts share one bookkeeping.
-_OVERHEAD_IN_BURSTS = 100
-_OVERHEAD_ALONE = 1280
+#: Bytes that the kernel charges to a socket buffer for each packet, beyond its payload. The packets of a
+#: segmented burst share one `sk_buff`.
+_BURST_OVERHEAD = 100
+_SINGLE_OVERHEAD = 1280
 _CMSG_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
-_FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
-#: Errors of a connected socket that may report an ICMP message about an earlier datagram. Strangers can send
-#: one, so an error counts only if the next call has it, too.
+_BUFFER_FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
+#: Errors of a connected socket that may report an ICMP message about an earlier datagram. Any host can send
+#: such a message, so an error is ignored unless the next call returns it, too.
 REPORTED = (
     errno.ENONET,
     errno.EPROTO,
@@ -48,8 +49,8 @@ REPORTED = (
     errno.EHOSTDOWN,
     errno.EHOSTUNREACH,
 )
-#: How a kernel or a network device says that it will not segment after all.
-_NO_OFFLOAD = (errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOTSUPP)
+#: Errors with which a kernel or a network device refuses to segment a send.
+_OFFLOAD_REFUSED = (errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOTSUPP)
 
 
 class Burst(NamedTuple):
@@ -69,8 +70,8 @@ class Burst(NamedTuple):
 class BatchSocket:
     """A non-blocking UDP socket (IPv4) for datagrams of `packet_bytes` bytes each.
 
-    odd: number of datagrams of another size, which were dropped.
-    offload: whether the kernel segments sends; false once a device refuses.
+    odd: number of received datagrams that were dropped because they had another size.
+    offload: whether the kernel segments sends; False once a device has refused to.
     """
 
     def __init__(
@@ -90,26 +91,26 @@ class BatchSocket:
         Raises ValueError if `packet_bytes` does not fit a datagram.
         """
         sock.setblocking(False)
-        self._sock = sock
+        self._socket = sock
         self._burst = burst
         self.odd = 0
         self.offload = offload is not False
-        self._gro = self.offload and _option(sock, socket.SOL_UDP, _UDP_GRO, 1)
+        self._gro = self.offload and _set_option(sock, socket.SOL_UDP, _UDP_GRO, 1)
         self.resize(packet_bytes)
-        _raise_buffer(sock, _SO_RCVBUFFORCE, socket.SO_RCVBUF, buffer_bytes)
-        _raise_buffer(sock, _SO_SNDBUFFORCE, socket.SO_SNDBUF, buffer_bytes)
+        _grow_buffer(sock, _SO_RCVBUFFORCE, socket.SO_RCVBUF, buffer_bytes)
+        _grow_buffer(sock, _SO_SNDBUFFORCE, socket.SO_SNDBUF, buffer_bytes)
 
     def resize(self, packet_bytes: int) -> None:
         """Change the size of datagrams. Raises ValueError if it does not fit a datagram."""
         if not 1 <= packet_bytes <= MAX_DATAGRAM:
             raise ValueError(f"packet_bytes: {packet_bytes} fits no datagram; use 1 to {MAX_DATAGRAM}")
         self._size = packet_bytes
-        self._per_send = max(1, min(_MAX_SEGMENTS, MAX_DATAGRAM // packet_bytes))
-        # Room for one largest datagram behind a burst that is all but full: nothing is ever truncated.
+        self._most_segments = max(1, min(_MAX_SEGMENTS, MAX_DATAGRAM // packet_bytes))
+        # One datagram of the maximum size fits behind a burst that is almost full, so none is truncated.
         self._buffer = np.empty(self._burst * packet_bytes + 0x10000, np.uint8)
         self._view = self._buffer.data
-        self._held: tuple[int, int, Address] | None = None
-        self.offload = self.offload and _option(self._sock, socket.SOL_UDP, _UDP_SEGMENT, packet_bytes)
+        self._pending: tuple[int, int, Address] | None = None
+        self.offload = self.offload and _set_option(self._socket, socket.SOL_UDP, _UDP_SEGMENT, packet_bytes)
 
     @classmethod
     def bind(
@@ -124,7 +125,7 @@ class BatchSocket:
     ) -> Self:
         """Return a socket bound to `address` (port 0: any free). Raises OSError that names the address.
 
-        interface: the only one to send and receive by, if Linux permits it, which it does since 5.7.
+        interface: the only interface to send and receive by. Without privileges, this needs Linux 5.7.
         """
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
@@ -146,44 +147,44 @@ class BatchSocket:
     @property
     def address(self) -> Address:
         """The address to which this socket is bound."""
-        host, port = self._sock.getsockname()[:2]
+        host, port = self._socket.getsockname()[:2]
         return str(host), int(port)
 
     @property
     def overruns(self) -> int:
         """Packets that the kernel dropped because the receive buffer was full."""
         with suppress(OSError):
-            info = self._sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 64)
+            info = self._socket.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 64)
             if len(info) >= 4 * (_MEMINFO_DROPS + 1):
                 return int(struct.unpack_from("=I", info, 4 * _MEMINFO_DROPS)[0])
         return 0
 
     @property
     def room(self) -> int:
-        """Approximate number of packets that the receive buffer holds; more packets in flight may be lost.
+        """Approximate number of packets that the receive buffer holds; more in flight may be lost.
 
-        A peer on this machine has a buffer of the same size, so this bounds the packets in flight to it, too.
+        A peer on this machine has a buffer of the same size, so the same limit holds for packets to it.
         """
-        granted = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-        overhead = _OVERHEAD_IN_BURSTS if self._gro and self.offload else _OVERHEAD_ALONE
-        return max(1, granted // (self._size + overhead))
+        buffer_bytes = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        overhead = _BURST_OVERHEAD if self._gro and self.offload else _SINGLE_OVERHEAD
+        return max(1, buffer_bytes // (self._size + overhead))
 
     @property
     def segments(self) -> int:
         """The most packets in one send."""
-        return self._per_send if self.offload else 1
+        return self._most_segments if self.offload else 1
 
     def fileno(self) -> int:
         """Return the file descriptor, for select, poll and epoll."""
-        return self._sock.fileno()
+        return self._socket.fileno()
 
     def connect(self, address: Address) -> None:
         """Send to `address` from now on, and receive only from there."""
-        self._sock.connect(address)
+        self._socket.connect(address)
 
     def close(self) -> None:
         """Free the port. Views of received packets stay valid."""
-        self._sock.close()
+        self._socket.close()
 
     def __enter__(self) -> Self:
         return self
@@ -194,9 +195,9 @@ class BatchSocket:
     def send(self, batch: Batch, address: Address | None = None) -> int:
         """Send packets, uint8[n, packet_bytes], in order; return how many the kernel took.
 
-        Less than n means that its buffer is full: keep the rest, or drop it. `address` may be left out
-        on a connected socket. A peer that is not there takes everything, as a wire would.
-        Raises ValueError where the rows have another length, OSError for what waiting does not mend.
+        A smaller number than n means that the send buffer is full: send the rest later, or drop it. A
+        connected socket needs no `address`. Packets to a host that does not answer count as sent. Raises
+        ValueError if the rows have another length, and OSError for permanent errors.
         """
         if batch.ndim != 2 or batch.shape[1] != self._size:
             raise ValueError(f"batch: shape {batch.shape}; this socket sends uint8[n, {self._size}]")
@@ -206,71 +207,74 @@ class BatchSocket:
         sent = 0
         while sent < len(batch):
             count = min(self.segments, len(batch) - sent)
-            outcome = self._send(view[sent * self._size : (sent + count) * self._size], address)
-            if outcome == 0:
+            error_number = self._send_once(view[sent * self._size : (sent + count) * self._size], address)
+            if error_number == 0:
                 sent += count
-            elif outcome in _NO_OFFLOAD and self.offload:
-                self.ask_less()
-            elif outcome in _FULL:
+            elif error_number in _OFFLOAD_REFUSED and self.offload:
+                self.reduce_segments()
+            elif error_number in _BUFFER_FULL:
                 break
             else:
-                raise OSError(outcome, f"udp send to {address or 'peer'}: {errno.errorcode.get(outcome)}")
+                raise OSError(
+                    error_number, f"udp send to {address or 'peer'}: {errno.errorcode.get(error_number)}"
+                )
         return sent
 
-    def ask_less(self) -> None:
+    def reduce_segments(self) -> None:
         """Reduce the segments per send, or disable offload, after the kernel or a device refused."""
-        if self._per_send > _SAFE_SEGMENTS:
-            self._per_send = _SAFE_SEGMENTS
+        if self._most_segments > _SAFE_SEGMENTS:
+            self._most_segments = _SAFE_SEGMENTS
             return
         self.offload = False
-        _option(self._sock, socket.SOL_UDP, _UDP_SEGMENT, 0)
+        _set_option(self._socket, socket.SOL_UDP, _UDP_SEGMENT, 0)
 
     def send_hello(self, address: Address | None = None, proof: bytes = b"") -> None:
         """Send a hello, or with `proof` the answer to a challenge; lost if the kernel's buffer is full."""
-        self._send(memoryview(proof), address)
+        self._send_once(memoryview(proof), address)
 
     def receive_hello(self) -> bytes | None:
-        """Return the next datagram that is too short for a packet, and drop those before it; or None."""
-        while (got := self._take_bytes(self._view)) is not None:
-            if got[0] < HEADER_BYTES:
-                return bytes(self._view[: got[0]])
+        """Return the next datagram that is shorter than a packet, or None; drop the datagrams before it."""
+        while (datagram := self._receive_into(self._view)) is not None:
+            if datagram[0] < HEADER_BYTES:
+                return bytes(self._view[: datagram[0]])
         return None
 
     def receive(self) -> Burst | None:
         """Return up to about `burst` packets that have arrived from one source, or None.
 
-        A hello is a burst of its own. Never blocks. Call it until it returns None before waiting for the
-        descriptor: it may hold a burst that it has read behind another.
+        A hello is a burst of its own. Never blocks. Before you wait for the descriptor, call it until it
+        returns
+        None: a burst that was read together with another is returned by the next call.
         """
-        count, source = self._take_held()
+        count, source = self._take_pending()
         if source is not None and not count:
             return Burst(self._rows(0), source)
-        while count < self._burst and (got := self._take(count)) is not None:
-            more, whence = got
-            if source not in (None, whence) or (count and not more):
-                # Another source, or a hello: it waits behind this burst for the next call.
-                self._held = (count, more, whence)
+        while count < self._burst and (received := self._receive_packets(count)) is not None:
+            packets, sender = received
+            if source not in (None, sender) or (count and not packets):
+                # Another source, or a hello: the next call returns it.
+                self._pending = (count, packets, sender)
                 break
-            count, source = count + more, whence
-            if not more:
+            count, source = count + packets, sender
+            if not packets:
                 break
         return None if source is None else Burst(self._rows(count), source)
 
-    def _take_held(self) -> tuple[int, Address | None]:
-        """Move packets left by the last call to the front; return number (0: a hello) and source."""
-        if self._held is None:
+    def _take_pending(self) -> tuple[int, Address | None]:
+        """Move packets that the last call kept to the front; return their number (0: a hello) and source."""
+        if self._pending is None:
             return 0, None
-        (start, count, source), self._held = self._held, None
-        self._rows(count)[:] = self._rows(start + count)[start:]
+        (first, count, source), self._pending = self._pending, None
+        self._rows(count)[:] = self._rows(first + count)[first:]
         return count, source
 
     def _rows(self, count: int) -> Batch:
         return self._buffer[: count * self._size].reshape(count, self._size)
 
-    def _take(self, count: int) -> tuple[int, Address] | None:
-        """Read datagrams after `count` packets in the buffer; return number (0: a hello) and source."""
-        while (got := self._take_bytes(self._view[count * self._size :])) is not None:
-            size, segment, source = got
+    def _receive_packets(self, count: int) -> tuple[int, Address] | None:
+        """Read into the buffer behind `count` packets; return how many (0: a hello) and their source."""
+        while (received := self._receive_into(self._view[count * self._size :])) is not None:
+            size, segment, source = received
             if not size:
                 return 0, source
             packets = size // self._size if segment == self._size else 0
@@ -279,14 +283,14 @@ class BatchSocket:
                 return packets, source
         return None
 
-    def _take_bytes(self, window: memoryview) -> tuple[int, int, Address] | None:
-        """Read a datagram, or several of one size; return the bytes of all and of each, and the source."""
+    def _receive_into(self, buffer: memoryview) -> tuple[int, int, Address] | None:
+        """Read one datagram, or several that GRO merged; return total bytes, bytes of each, and source."""
         while True:
             try:
                 if self._gro:
-                    got, ancillary, _, source = self._sock.recvmsg_into([window], _CMSG_SPACE)
+                    size, ancillary, _, source = self._socket.recvmsg_into([buffer], _CMSG_SPACE)
                 else:
-                    got, source = self._sock.recvfrom_into(window)
+                    size, source = self._socket.recvfrom_into(buffer)
                     ancillary = []
             except BlockingIOError:
                 return None
@@ -296,29 +300,29 @@ class BatchSocket:
                 if error.errno not in REPORTED:
                     raise
                 continue
-            return got, struct.unpack("=i", ancillary[0][2])[0] if ancillary else got, source
+            return size, struct.unpack("=i", ancillary[0][2])[0] if ancillary else size, source
 
-    def _send(self, data: memoryview, address: Address | None) -> int:
+    def _send_once(self, data: memoryview, address: Address | None) -> int:
         """Send with one system call; return 0 or the errno."""
-        problem = 0
+        error_number = 0
         for _ in range(2):
             try:
                 if address is None:
-                    self._sock.send(data)
+                    self._socket.send(data)
                 else:
-                    self._sock.sendto(data, address)
+                    self._socket.sendto(data, address)
             except ConnectionError:
-                problem = 0  # Reports that an earlier datagram was not received; this one was not sent yet.
+                error_number = 0  # about an earlier datagram: send this one again
             except OSError as error:
-                problem = error.errno or errno.EIO
-                if problem not in REPORTED:
+                error_number = error.errno or errno.EIO
+                if error_number not in REPORTED:
                     break
             else:
                 return 0
-        return problem
+        return error_number
 
 
-def _option(sock: socket.socket, level: int, option: int, value: int) -> bool:
+def _set_option(sock: socket.socket, level: int, option: int, value: int) -> bool:
     """Set a socket option; return whether the kernel accepted it."""
     try:
         sock.setsockopt(level, option, value)
@@ -327,9 +331,9 @@ def _option(sock: socket.socket, level: int, option: int, value: int) -> bool:
     return True
 
 
-def _raise_buffer(sock: socket.socket, forced: int, asked: int, wanted: int) -> None:
-    """Get a kernel buffer of `wanted` bytes: past the system's limit where permitted, else up to it."""
-    if sock.getsockopt(socket.SOL_SOCKET, asked) >= wanted:
+def _grow_buffer(sock: socket.socket, forced_option: int, option: int, size: int) -> None:
+    """Enlarge a kernel buffer to `size` bytes: beyond the system's limit if permitted, else up to it."""
+    if sock.getsockopt(socket.SOL_SOCKET, option) >= size:
         return
-    if not _option(sock, socket.SOL_SOCKET, forced, wanted):
-        _option(sock, socket.SOL_SOCKET, asked, wanted)
+    if not _set_option(sock, socket.SOL_SOCKET, forced_option, size):
+        _set_option(sock, socket.SOL_SOCKET, option, size)

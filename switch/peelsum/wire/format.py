@@ -15,7 +15,7 @@ VERSION = 1
 #: Bytes of a job's secret, and of a challenge and a proof in a hello: see `peelsum.wire.hello`.
 SECRET_BYTES = 16
 PROOF_BYTES = 8
-#: P4Runtime's number of the type of extern with the secrets of ports; the last one that it leaves to vendors.
+#: P4Runtime's `extern_type_id` of the secrets of ports: the last number that is reserved for vendors.
 SECRETS_EXTERN = 0xFE
 #: UDP destination port that makes a datagram a peelsum packet to a switch.
 UDP_PORT = 20563
@@ -32,7 +32,7 @@ RESERVED_JOB_ID = 0
 #: Lanes of the pipelines that are committed compiled. 32 fit one pass of Tofino 1; more than 256 need jumbo
 #: frames.
 COMPILED_LANES = (32, 64, 128, 256, 512, 1024, 2048)
-#: Lanes if nothing else is said: the most whose frames fit an MTU of 1,500 bytes.
+#: The default number of lanes: the largest pipeline whose frames fit an MTU of 1,500 bytes.
 DEFAULT_LANES = 256
 #: Lanes of the pipelines for each Tofino: what a packet can add up in one pass.
 TOFINO_LANES = {"tofino": 32, "tofino2": 64}
@@ -41,7 +41,7 @@ TOFINO_LANES = {"tofino": 32, "tofino2": 64}
 _LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")
 
 
-class Field(NamedTuple):
+class HeaderField(NamedTuple):
     """One field of the header: its name and its width in bits. Order is the order on the wire."""
 
     name: str
@@ -50,14 +50,14 @@ class Field(NamedTuple):
 
 #: The header, big-endian, most significant bit first. The lanes follow it, 32 bits each.
 FIELDS = (
-    Field("version", 8),
-    Field("kind", 8),
-    Field("flags", 8),
-    Field("job_id", 8),
-    Field("generation", 16),
-    Field("sender", 16),
-    Field("chunk_id", 32),
-    Field("bitmap", 32),
+    HeaderField("version", 8),
+    HeaderField("kind", 8),
+    HeaderField("flags", 8),
+    HeaderField("job_id", 8),
+    HeaderField("generation", 16),
+    HeaderField("sender", 16),
+    HeaderField("chunk_id", 32),
+    HeaderField("bitmap", 32),
 )
 HEADER_BYTES = sum(field.bits for field in FIELDS) // 8
 
@@ -66,12 +66,12 @@ class Kind(IntEnum):
     """What a packet asks of its receiver."""
 
     CONTRIBUTION = 1  # worker -> switch: add my lanes to the chunk's slot
-    RESEND = 2  # to the switch: give the server what you hold; from a worker: and my lanes with it
-    BYPASS = 3  # upwards, past the slots: a sum, complete or partial, for the server
+    RESEND = 2  # to the switch: send the server the slot's partial sum; from a worker: with these lanes added
+    BYPASS = 3  # towards the server, without using a slot: a complete or partial sum
     RESULT = 4  # server -> workers: the complete sum
     NEED = 5  # server -> workers named in `bitmap`: send this chunk again
     RESET = 6  # controller -> switch, by PacketOut: free the slot numbered `chunk_id`
-    RETRY = 7  # worker -> switch: I may not have been heard; add my lanes if you hold others of the chunk
+    RETRY = 7  # worker -> switch: a repeated contribution: add its lanes if the slot has a sum of this chunk
 
 
 class Flag(IntFlag):
@@ -80,9 +80,11 @@ class Flag(IntFlag):
     NONE = 0
     OR = 1  # combine lanes with bitwise OR; else add modulo 2**32
     SPINE = 2  # scope: `bitmap` counts complete racks; else workers of one rack
-    CE = 4  # congestion was met on the way (the IP header's CE); a sum has it if any part had
-    FIN = 8  # the job's last chunk: its result says that every worker has every result; sticks like CE
-    OWNED = 16  # the chunk has an owner: an added result is for it alone, an OR has its words alone
+    CE = 4  # the packet met congestion (CE in its IP header); a sum has the flag if any contribution had it
+    FIN = (
+        8  # the job's last chunk; its result means that every worker has all results. A sum keeps it, like CE
+    )
+    OWNED = 16  # the chunk has an owner: a sum is sent to that worker only, an OR has only its words
 
 
 ALL_FLAGS = Flag.OR | Flag.SPINE | Flag.CE | Flag.FIN | Flag.OWNED
@@ -91,7 +93,7 @@ ALL_FLAGS = Flag.OR | Flag.SPINE | Flag.CE | Flag.FIN | Flag.OWNED
 class Verdict(IntEnum):
     """What the switch did with a packet. Every packet counts under exactly one verdict."""
 
-    NOT_PEELSUM = 0  # no IPv4/UDP datagram to UDP_PORT, and nowhere to forward it
+    NOT_PEELSUM = 0  # not an IPv4/UDP datagram to UDP_PORT, and no entry says where to forward it
     SHORT_PACKET = 1  # the frame ends before the last lane
     BAD_LENGTH = 2  # the UDP length is not that of a packet with LANES lanes
     BAD_VERSION = 3
@@ -101,19 +103,21 @@ class Verdict(IntEnum):
     FOREIGN_PORT = 7  # this port may not send this kind for this job
     WRONG_SENDER = 8  # `sender` is not the worker behind this port
     DUPLICATE = 9  # this worker is in the slot already
-    NOTHING_HELD = 10  # the server asked for a partial sum, or a worker retried, but the slot gave it up
+    NOTHING_HELD = 10  # a RESEND of the server, or a RETRY, but the slot has no sum of this chunk any more
     NO_RETURN_PATH = 11  # a RESULT or NEED for a `sender` the job does not have
     ABSORBED = 12  # added to a slot, packet consumed
-    COMPLETED = 13  # the last contribution: the sum left upwards
-    COLLIDED = 14  # the slot is another chunk's: passed up unsummed
-    TOMBSTONED = 15  # the slot gave its sum up already: passed up unsummed
-    RESENT = 16  # a resend left upwards, with the slot's partial sum
-    RESEND_PASSED = 17  # a resend or retry left upwards alone: the slot holds nothing of this chunk
-    BYPASSED = 18  # a BYPASS went up untouched
-    RESULT_RETURNED = 19  # a RESULT went down
-    NEED_PASSED = 20  # a NEED went down
-    RESET_DONE = 21  # a slot was freed and the packet handed back to the controller
-    RESEND_FORWARDED = 22  # a spine passed the server's RESEND on to the racks
+    COMPLETED = 13  # the last contribution: the complete sum was sent to the server
+    COLLIDED = 14  # the slot belongs to another chunk: the contribution was sent to the server alone
+    TOMBSTONED = (
+        15  # the slot has sent its partial sum already: the contribution was sent to the server alone
+    )
+    RESENT = 16  # a RESEND was sent to the server with the slot's partial sum
+    RESEND_PASSED = 17  # a RESEND or RETRY was sent to the server alone: the slot has no sum of this chunk
+    BYPASSED = 18  # a BYPASS was sent to the server unchanged
+    RESULT_RETURNED = 19  # a RESULT was sent to the workers
+    NEED_PASSED = 20  # a NEED was sent to the workers
+    RESET_DONE = 21  # a slot was freed, and the packet returned to the controller
+    RESEND_FORWARDED = 22  # a spine's switch forwarded the server's RESEND to the racks
     FORWARDED = 23  # other traffic, bridged or routed
 
 
@@ -141,8 +145,8 @@ def slot_index(salt: int, chunk_id: int, slots: int) -> int:
 
 
 def slot_tag(job_id: int, chunk_id: int) -> int:
-    """Return the tag of a chunk, which with the slot's index identifies it exactly.
+    """Return the tag of a chunk, which identifies it exactly together with the slot's index.
 
-    A slot's index holds the chunk's low 8 bits at least; the job takes their place.
+    A slot's index determines at least the low 8 bits of the chunk, so the tag has the job there.
     """
     return (chunk_id & 0xFFFFFF00) | job_id

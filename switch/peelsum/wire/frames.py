@@ -22,21 +22,21 @@ class FrameAddress(NamedTuple):
     ip: bytes = bytes(4)
 
 
-NOBODY = FrameAddress()
+NO_ADDRESS = FrameAddress()
 
 
 def encapsulation(
-    packet_bytes: int, source: FrameAddress = NOBODY, destination: FrameAddress = NOBODY
+    packet_bytes: int, source: FrameAddress = NO_ADDRESS, destination: FrameAddress = NO_ADDRESS
 ) -> bytes:
     """Return the headers of a packet, FRAME_HEADER_BYTES: with an IPv4 checksum, without a UDP checksum."""
-    datagram = _UDP.size + packet_bytes
-    ends = (source.ip, destination.ip)
-    fields = (_NO_OPTIONS, 0, _IPV4.size + datagram, 0, _DO_NOT_FRAGMENT, _TTL, _PROTOCOL_UDP)
-    checksum = _internet_checksum(_IPV4.pack(*fields, 0, *ends))
+    udp_length = _UDP.size + packet_bytes
+    addresses = (source.ip, destination.ip)
+    fields = (_NO_OPTIONS, 0, _IPV4.size + udp_length, 0, _DO_NOT_FRAGMENT, _TTL, _PROTOCOL_UDP)
+    checksum = _internet_checksum(_IPV4.pack(*fields, 0, *addresses))
     return (
         _ETHERNET.pack(destination.mac, source.mac, _ETHERTYPE_IPV4)
-        + _IPV4.pack(*fields, checksum, *ends)
-        + _UDP.pack(UDP_PORT, UDP_PORT, datagram, 0)
+        + _IPV4.pack(*fields, checksum, *addresses)
+        + _UDP.pack(UDP_PORT, UDP_PORT, udp_length, 0)
     )
 
 

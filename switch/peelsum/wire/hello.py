@@ -1,4 +1,4 @@
-"""The hello, by which a host plugs in to a switch port that is a UDP socket, and the proof of a secret.
+"""The hello, by which a host attaches to a switch port that is a UDP socket, and the proof of a secret.
 
 | from | datagram | meaning |
 |---|---|---|
@@ -28,9 +28,9 @@ def proof(secret: bytes, challenge: bytes) -> bytes:
 
 @compiled
 def keyed_hash(key0: np.uint64, key1: np.uint64, word0: np.uint64, word1: np.uint64) -> np.uint64:
-    """Return SipHash-2-4 of 16 bytes under a key of 16 bytes, all in little-endian words.
+    """Return SipHash-2-4 of 16 bytes under a key of 16 bytes, all as little-endian words of 64 bits.
 
-    Nobody who lacks the key can predict it (Aumasson and Bernstein, 2012).
+    Without the key, its values cannot be predicted (Aumasson and Bernstein, 2012).
     """
     v0, v1 = key0 ^ np.uint64(0x736F6D6570736575), key1 ^ np.uint64(0x646F72616E646F6D)
     v2, v3 = key0 ^ np.uint64(0x6C7967656E657261), key1 ^ np.uint64(0x7465646279746573)

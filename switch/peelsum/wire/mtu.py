@@ -1,4 +1,4 @@
-"""The MTU of interfaces and of ways to other hosts (Linux)."""
+"""The MTU of interfaces and of routes to other hosts (Linux)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def needed_mtu(packet_bytes: int) -> int:
 
 def mtu_of(name: str) -> int:
     """Return an interface's MTU in bytes. Raises OSError if there is no such interface."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        told = fcntl.ioctl(control, _SIOCGIFMTU, struct.pack("16si12x", name.encode()[:_NAME_BYTES], 0))
-    return int(struct.unpack("16si12x", told)[1])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        reply = fcntl.ioctl(probe, _SIOCGIFMTU, struct.pack("16si12x", name.encode()[:_NAME_BYTES], 0))
+    return int(struct.unpack("16si12x", reply)[1])
 
 
 def too_long_for(name: str, packet_bytes: int) -> str | None:
@@ -34,21 +34,21 @@ def too_long_for(name: str, packet_bytes: int) -> str | None:
 
     Raises OSError if there is no such interface.
     """
-    mtu, needed = mtu_of(name), needed_mtu(packet_bytes)
-    if mtu >= needed:
+    mtu, required = mtu_of(name), needed_mtu(packet_bytes)
+    if mtu >= required:
         return None
     lanes = (packet_bytes - HEADER_BYTES) // 4
     return (
-        f"interface {name}: MTU {mtu}, but packets of {lanes} lanes need {needed}; "
-        f"give all interfaces of the way as much (`ip link set {name} mtu {needed}`), or use fewer lanes"
+        f"interface {name}: MTU {mtu}, but packets of {lanes} lanes need {required}; "
+        f"set it on all interfaces of the route (`ip link set {name} mtu {required}`), or use fewer lanes"
     )
 
 
 def too_long_to(address: Address, packet_bytes: int) -> str | None:
-    """Return why packets do not fit the MTU of the way to a UDP address, and what to do; None if they fit.
+    """Return why packets do not fit the MTU of the route to a UDP address, and what to do; None if they fit.
 
-    The kernel knows the MTU of this host's interface, and of the way behind it what routers reported. Raises
-    OSError if there is no way.
+    The kernel knows the MTU of this host's interface, and the path MTU as far as routers have reported it.
+    Raises OSError if there is no route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
@@ -59,20 +59,20 @@ def too_long_to(address: Address, packet_bytes: int) -> str | None:
     if name and (why := too_long_for(name, packet_bytes)) is not None:
         return why
     return (
-        f"way to {where}: MTU {mtu}, but packets of {(packet_bytes - HEADER_BYTES) // 4} lanes need "
+        f"route to {where}: MTU {mtu}, but packets of {(packet_bytes - HEADER_BYTES) // 4} lanes need "
         f"{needed_mtu(packet_bytes)}; see `ip route get {where}`, or use fewer lanes"
     )
 
 
 def interface_to(address: Address) -> str:
-    """Return the name of the interface on the way to a UDP address; empty if the main table has no way.
+    """Return the name of the interface that packets to a UDP address leave by.
 
-    Raises OSError for a host that is not known.
+    It is empty if the main routing table has no route. Raises OSError if the host's name is unknown.
     """
-    wanted, found = struct.unpack("=I", socket.inet_aton(socket.gethostbyname(address[0])))[0], ("", -1)
+    destination, best = struct.unpack("=I", socket.inet_aton(socket.gethostbyname(address[0])))[0], ("", -1)
     for line in Path("/proc/thread-self/net/route").read_text().splitlines()[1:]:
-        name, target, _, flags, *_, mask, _, _, _ = line.split()
+        name, network, _, flags, *_, mask, _, _, _ = line.split()
         length = int(mask, 16).bit_count()
-        if int(flags, 16) & 1 and wanted & int(mask, 16) == int(target, 16) and length > found[1]:
-            found = name, length
-    return found[0]
+        if int(flags, 16) & 1 and destination & int(mask, 16) == int(network, 16) and length > best[1]:
+            best = name, length
+    return best[0]

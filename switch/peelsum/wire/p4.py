@@ -55,8 +55,8 @@ def wire_p4() -> str:
         "header peelsum_h {",
     ]
     for name, bits in FIELDS:
-        types = {"kind": "kind_t"}
-        lines += _flag_bits() if name == "flags" else [f"    {types.get(name, f'bit<{bits}>')} {name};"]
+        type_names = {"kind": "kind_t"}
+        lines += _flag_bits() if name == "flags" else [f"    {type_names.get(name, f'bit<{bits}>')} {name};"]
     return "\n".join([*lines, "}", ""])
 
 
@@ -84,8 +84,8 @@ def _enum(type_name: str, values: Mapping[str, int]) -> list[str]:
 def _flag_bits() -> list[str]:
     """Return the bits of `flags`, most significant first; the reserved ones are one field."""
     reserved = 8 - int(ALL_FLAGS).bit_count()
-    named = sorted(Flag, key=lambda flag: -flag.value)
+    flags = sorted(Flag, key=lambda flag: -flag.value)
     return [
         f"    bit<{reserved}> reserved_flags;",
-        *(f"    bit<1> flag_{str(f.name).lower()};" for f in named),
+        *(f"    bit<1> flag_{str(f.name).lower()};" for f in flags),
     ]

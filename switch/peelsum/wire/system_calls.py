@@ -36,53 +36,53 @@ INTERRUPTED, AGAIN, NO_BUFFERS = 4, 11, 105
 _REAL_LENGTH = 0x20
 _PIPE, _ABORTED, _RESET, _REFUSED = 32, 103, 104, 111
 _MONOTONIC = 1
-#: Bytes of the control message that tells the size of segments; its data is 32-bit word 4.
+#: Bytes of the control message with the size of segments, which is its 32-bit word 4.
 CONTROL_BYTES = 24
 
 
-def _load(_: Any, address: Any, index: Any) -> Any:
+def _load_word(_: Any, address: Any, index: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_element(builder, *arguments))
+        return builder.load(_word_pointer(builder, *arguments))
 
     return types.uint32(types.int64, types.int64), emit
 
 
-def _save(_: Any, address: Any, index: Any, word: Any) -> Any:
+def _save_word(_: Any, address: Any, index: Any, word: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[2], _element(builder, *arguments[:2]))
+        builder.store(arguments[2], _word_pointer(builder, *arguments[:2]))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.uint32), emit
 
 
-def _acquire(_: Any, address: Any) -> Any:
+def _acquire_word(_: Any, address: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
-        return builder.load_atomic(place, "acquire", 4)
+        pointer = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+        return builder.load_atomic(pointer, "acquire", 4)
 
     return types.uint32(types.int64), emit
 
 
-def _publish(_: Any, address: Any, word: Any) -> Any:
+def _publish_word(_: Any, address: Any, word: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
-        builder.store_atomic(arguments[1], place, "release", 4)
+        pointer = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+        builder.store_atomic(arguments[1], pointer, "release", 4)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.uint32), emit
 
 
-def _element(builder: Any, address: Any, index: Any) -> Any:
+def _word_pointer(builder: Any, address: Any, index: Any) -> Any:
     return builder.gep(builder.inttoptr(address, ir.IntType(32).as_pointer()), [index])
 
 
-#: load(address, i): word i of the array at an address. save(address, i, word): replace that word.
-load = cast(Callable[[int, int], np.uint32], intrinsic(_load))
-save = cast(Callable[[int, int, np.uint32], None], intrinsic(_save))
-#: acquire(address): a word that the kernel writes, read before all that it permits to read.
-acquire = cast(Callable[[int], np.uint32], intrinsic(_acquire))
-#: publish(address, word): replace a word that the kernel reads, after all that was written before.
-publish = cast(Callable[[int, np.uint32], None], intrinsic(_publish))
+#: load(address, i): return 32-bit word i of the array at an address. save(address, i, word): store that word.
+load = cast(Callable[[int, int], np.uint32], intrinsic(_load_word))
+save = cast(Callable[[int, int, np.uint32], None], intrinsic(_save_word))
+#: acquire(address): return a 32-bit word that the kernel writes, by a load with acquire ordering.
+acquire = cast(Callable[[int], np.uint32], intrinsic(_acquire_word))
+#: publish(address, word): store a 32-bit word that the kernel reads, with release ordering.
+publish = cast(Callable[[int, np.uint32], None], intrinsic(_publish_word))
 
 
 @compiled
@@ -106,22 +106,22 @@ def nanoseconds(scratch: NDArray[np.int64]) -> int:
 
 
 @compiled
-def is_late(problem: int) -> bool:
-    """Return whether an error number reports that an earlier datagram was not received."""
-    return problem in (_REFUSED, _RESET, _ABORTED, _PIPE)
+def is_late(error_number: int) -> bool:
+    """Return whether an error number is only about an earlier datagram, which was not received."""
+    return error_number in (_REFUSED, _RESET, _ABORTED, _PIPE)
 
 
 @compiled
 def receive(descriptor: int, message: NDArray[np.int64]) -> int:
     """Receive one datagram into `message` (struct msghdr, with room for CONTROL_BYTES), without waiting.
 
-    Return its bytes, which may be more than there was room for, or an error number, negative.
+    Return its length, which is that of the whole datagram even if it was truncated, or minus an error number.
     """
     while True:
         message[5] = CONTROL_BYTES
-        got = _recvmsg(descriptor, message.ctypes.data, NO_WAIT | _REAL_LENGTH)
-        if got >= 0:
-            return int(got)
-        problem = errno()
-        if problem != INTERRUPTED and not is_late(problem):
-            return -problem
+        size = _recvmsg(descriptor, message.ctypes.data, NO_WAIT | _REAL_LENGTH)
+        if size >= 0:
+            return int(size)
+        error_number = errno()
+        if error_number != INTERRUPTED and not is_late(error_number):
+            return -error_number

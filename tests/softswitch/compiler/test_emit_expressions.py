@@ -115,8 +115,8 @@ def meaning(expr, values):
 
 def limbs(values):
     """Return the values by variable: those past 64 bits in limbs."""
-    made = {name: value for name, value in values.items() if name not in WIDE}
-    return made | {f"{name}{n}": values[name] >> 64 * n & (1 << 64) - 1 for name in WIDE for n in (0, 1)}
+    variables = {name: value for name, value in values.items() if name not in WIDE}
+    return variables | {f"{name}{n}": values[name] >> 64 * n & (1 << 64) - 1 for name in WIDE for n in (0, 1)}
 
 
 def machine(text, values):
@@ -146,7 +146,7 @@ def plain(text, values):
 def test_what_is_stored_is_what_integers_of_any_size_give(expr, values, bits):
     page = Page()
     try:
-        text, value = page.expressions.stored(expr, bits), page.expressions.value(expr)
+        text, value = page.expressions.truncated(expr, bits), page.expressions.value(expr)
     except UnsupportedConstruct:
         assume(False)
     true = meaning(expr, values)
@@ -185,11 +185,11 @@ def test_wide_numbers_limb_by_limb_are_never_refused(expr, other, values):
     for number in range(4):
         text, expected = page.expressions.limb(expr, number), true >> 64 * number & (1 << 64) - 1
         assert (plain(text, values), machine(text, values)) == (expected, expected), text
-    cut = page.expressions.stored(Binary("&", expr, Const(0xFFFF)), 64)
+    cut = page.expressions.truncated(Binary("&", expr, Const(0xFFFF)), 64)
     assert (plain(cut, values), machine(cut, values)) == (true & 0xFFFF,) * 2
-    for one, op in ((other, "=="), (other, "!="), (expr, "==")):
-        text = page.expressions.condition(Binary(op, expr, one))
-        expected = (true == meaning(one, values)) == (op == "==")
+    for operand, op in ((other, "=="), (other, "!="), (expr, "==")):
+        text = page.expressions.condition(Binary(op, expr, operand))
+        expected = (true == meaning(operand, values)) == (op == "==")
         assert (bool(plain(text, values)), bool(machine(text, values))) == (expected, expected), text
 
 

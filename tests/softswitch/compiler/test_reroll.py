@@ -9,14 +9,14 @@ from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.program.model import (
     Checksum,
     Extract,
-    Field,
+    FieldDeclaration,
     Header,
     Parser,
     ParserState,
-    Pipeline,
+    PipelineGraph,
     Program,
     RegisterArray,
-    Table,
+    TableDeclaration,
     TableKey,
 )
 from peelsum.softswitch.program.operations import (
@@ -36,13 +36,13 @@ PROGRAMS = range(120)
 STANDARD = Header(
     "standard_metadata",
     "standard_metadata_t",
-    tuple(Field(name, 9) for name in ("ingress_port", "egress_spec", "egress_port", "spare")),
+    tuple(FieldDeclaration(name, 9) for name in ("ingress_port", "egress_spec", "egress_port", "spare")),
     True,
 )
 PACKET = Header(
     "h",
     "h_t",
-    tuple(Field(name, 32) for name in ("a", "b", *(f"v{n}" for n in range(LANES)), "out", "sum")),
+    tuple(FieldDeclaration(name, 32) for name in ("a", "b", *(f"v{n}" for n in range(LANES)), "out", "sum")),
     False,
 )
 A, B, OUT = (FieldRef("h", name) for name in ("a", "b", "out"))
@@ -134,22 +134,24 @@ class Maker:
         rng = self.rng
         bits = rng.choice([3, 8, 9, 16]) if self.seldom(0.4) else 32
         signed = self.seldom(0.3)
-        temporaries = Header("m", "m_t", tuple(Field(f"t{n}", bits, signed) for n in range(LANES + 1)), True)
+        temporaries = Header(
+            "m", "m_t", tuple(FieldDeclaration(f"t{n}", bits, signed) for n in range(LANES + 1)), True
+        )
         actions = {0: Action(0, "work", (), self.body()), 1: Action(1, "tell", (), (self.told(),))}
         key = TableKey("t", temporary(1), "exact", bits) if self.seldom() else None
-        table = Table("work", (), 1, (0,), 0, (), True, None, {0: "tell"}, None)
-        tell = Table("tell", (), 1, (1,), 1, (), True, None, {1: None}, None)
+        table = TableDeclaration("work", (), 1, (0,), 0, (), True, None, {0: "tell"}, None)
+        tell = TableDeclaration("tell", (), 1, (1,), 1, (), True, None, {1: None}, None)
         if key is not None:
             tell = replace(tell, keys=(key,), actions=(), default_action=1, size=4)
-        nothing = Table("late", (), 1, (2,), 2, (), True, None, {2: None}, None)
+        nothing = TableDeclaration("late", (), 1, (2,), 2, (), True, None, {2: None}, None)
         actions[2] = Action(2, "late", (), (Assign(OUT, Binary("+", OUT, temporary(2))),))
         late = self.seldom()
         return Program(
             name="made",
             headers={header.name: header for header in (STANDARD, temporaries, PACKET)},
             parser=Parser("start", {"start": ParserState("start", (Extract("h"),), (), ())}),
-            ingress=Pipeline("ingress", "work", {"work": table, "tell": tell}),
-            egress=Pipeline("egress", "late" if late else None, {"late": nothing} if late else {}),
+            ingress=PipelineGraph("ingress", "work", {"work": table, "tell": tell}),
+            egress=PipelineGraph("egress", "late" if late else None, {"late": nothing} if late else {}),
             deparser=("h",),
             actions=actions,
             registers={f"r{n}": RegisterArray(f"r{n}", CELLS, 32) for n in range(LANES)},
@@ -201,13 +203,13 @@ def with_body(body):
     told = program.ingress.nodes["tell"]
     ingress = replace(program.ingress, nodes={**program.ingress.nodes, "tell": replace(told, keys=())})
     actions = {**program.actions, 0: Action(0, "work", (), body)}
-    return replace(program, ingress=ingress, egress=Pipeline("egress", None, {}), actions=actions)
+    return replace(program, ingress=ingress, egress=PipelineGraph("egress", None, {}), actions=actions)
 
 
 def over_bytes(before, body):
     """A program whose loops step through eight bytes that begin `before` bits into a header."""
-    lanes = [Field(f"w{n}", 8) for n in range(8)]
-    fields = [Field("x", before), *lanes, Field("y", 8 - before)] if before else lanes
+    lanes = [FieldDeclaration(f"w{n}", 8) for n in range(8)]
+    fields = [FieldDeclaration("x", before), *lanes, FieldDeclaration("y", 8 - before)] if before else lanes
     program = with_body(body)
     start = ParserState("start", (Extract("h"), Extract("g")), (), ())
     headers = {**program.headers, "g": Header("g", "g_t", tuple(fields), False)}

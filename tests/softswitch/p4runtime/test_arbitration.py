@@ -19,7 +19,7 @@ class Stream:
 
     def __init__(self, arbiter):
         self.told = []
-        arbiter.enter(self)
+        arbiter.open(self)
 
     def send(self, response):
         answer = response.arbitration
@@ -80,7 +80,7 @@ def test_who_is_the_primary_and_who_hears_of_it(steps, primary, told):
     streams = {name: Stream(arbiter) for name in "abc"}
     for name, election_id in steps:
         if election_id is LEAVES:
-            arbiter.leave(streams[name])
+            arbiter.close(streams[name])
         else:
             bid(arbiter, streams[name], election_id)
     assert arbiter.primary is streams.get(primary)
@@ -118,7 +118,7 @@ def test_each_role_has_an_election_of_its_own_and_only_the_default_one_gives_rig
         bid(arbiter, late, 1, "job 1")
     with pytest.raises(RequestError, match=r"role: 'job 1': this stream has another"):
         bid(arbiter, other, 2, "job 1")
-    arbiter.leave(holder)
+    arbiter.close(holder)
     bid(arbiter, late, 1, "job 1")
     assert late.told == [(PRIMARY, 1)]
     assert arbiter.primary is writer

@@ -11,22 +11,22 @@ from patience import PATIENCE_S
 
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.p4runtime import service as service_module
-from peelsum.softswitch.p4runtime.status import MOST_LINES, WITHIN_S, Seldom
+from peelsum.softswitch.p4runtime.status import INTERVAL_S, MOST_RECORDS, RateLimit
 from peelsum.softswitch.p4runtime.stream import MOST_WAITING, ControllerStream
 from peelsum.tls import grpc_ends
 
 MEGABYTE = 1 << 20
 
 
-def test_a_stream_whose_client_does_not_read_is_cut():
-    cuts = []
-    stream, message = ControllerStream(lambda: cuts.append(True)), p4r.StreamMessageResponse()
+def test_the_call_of_a_client_that_does_not_read_is_cancelled():
+    cancels = []
+    stream, message = ControllerStream(lambda: cancels.append(True)), p4r.StreamMessageResponse()
     for _ in range(2 * MOST_WAITING):
         stream.send(message)
     assert not stream.send_packet(p4r.PacketIn())
-    assert cuts == []
+    assert cancels == []
     stream.send(message)
-    assert cuts == [True]
+    assert cancels == [True]
     assert len(list(stream.responses())) == 2 * MOST_WAITING
 
 
@@ -61,13 +61,13 @@ def test_connections_that_say_nothing_are_closed(device, monkeypatch):
     monkeypatch.setattr(grpc_ends, "HANDSHAKE_MS", 300)
     server = serve(device, "127.0.0.1:0")
     host, _, port = server.address.rpartition(":")
-    silent = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(50)]
+    connections = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(50)]
     client = Client(server.address)
     client.become_primary()
-    for one in silent:
-        while one.recv(4096):  # the server's settings, then its end
+    for connection in connections:
+        while connection.recv(4096):  # the server's settings, then its end
             pass
-        one.close()
+        connection.close()
     client.channel.close()
     server.stop()
 
@@ -78,33 +78,33 @@ def test_connections_beyond_the_limit_are_closed_and_open_ones_go_on(device, mon
     host, _, port = server.address.rpartition(":")
     client = Client(server.address)
     client.become_primary()
-    strangers = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(20)]
+    connections = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(20)]
 
-    def closed(one):
+    def closed(connection):
         try:
-            return not one.recv(4096)
+            return not connection.recv(4096)
         except ConnectionError:
             return True
 
-    assert sum(closed(one) for one in strangers) == 11
+    assert sum(closed(connection) for connection in connections) == 11
     assert client.stub.Capabilities(p4r.CapabilitiesRequest(), timeout=WAIT_S).p4runtime_api_version
-    for one in strangers:
-        one.close()
+    for connection in connections:
+        connection.close()
     client.channel.close()
     server.stop()
 
 
 def test_a_flood_of_errors_is_a_few_lines():
     now = 0.0
-    seldom, logger = Seldom(lambda: now), logging.Logger("here")
+    rate_limit, logger = RateLimit(lambda: now), logging.Logger("here")
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logger.addHandler(handler)
-    logger.addFilter(seldom)
+    logger.addFilter(rate_limit)
     for number in range(1000):
         logger.warning("error %d", number)
-    assert lines == [f"error {number}" for number in range(MOST_LINES)]
-    now = WITHIN_S
+    assert lines == [f"error {number}" for number in range(MOST_RECORDS)]
+    now = INTERVAL_S
     logger.warning("error %d", 1000)
     assert lines[-1] == "error 1000 (before it, 980 lines were not logged)"

@@ -24,7 +24,7 @@ from patience import PATIENCE_S, until
 
 from peelsum.compiling import cache
 from peelsum.pipelines import pipeline
-from peelsum.softswitch.p4runtime.pipeline import Pipeline
+from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline
 from peelsum.softswitch.p4runtime.status import RequestError
 
 P4 = Path(__file__).parent / "p4"
@@ -52,7 +52,7 @@ def large():
 @pytest.fixture
 def built(large, device):
     """Return the test program's pipeline, without a server."""
-    return Pipeline(large.get_pipeline_config(), device)
+    return InstalledPipeline(large.get_pipeline_config(), device)
 
 
 @pytest.fixture
@@ -61,18 +61,18 @@ def entities(built):
 
 
 def entry(schema, table, number, **fields):
-    made = p4r.TableEntry(table_id=schema.tables[table].id, **fields)
-    match = made.match.add(field_id=1)
+    table_entry = p4r.TableEntry(table_id=schema.tables[table].id, **fields)
+    match = table_entry.match.add(field_id=1)
     if table == "exact_match":
         match.exact.value = (number + 1).to_bytes(6, "big")
-        made.match.add(field_id=2).exact.value = b"\3"
+        table_entry.match.add(field_id=2).exact.value = b"\3"
     elif table == "route":
         match.lpm.value, match.lpm.prefix_len = (number + 1 << 8).to_bytes(4, "big"), 24
     else:
         match.ternary.value, match.ternary.mask = (number + 1).to_bytes(4, "big"), b"\xff" * 4
-        made.priority = 1 + number * 7919 % 8191
-    made.action.action.action_id = schema.actions["drop"].id
-    return made
+        table_entry.priority = 1 + number * 7919 % 8191
+    table_entry.action.action.action_id = schema.actions["drop"].id
+    return table_entry
 
 
 def group(number, copies=1):
@@ -90,8 +90,8 @@ def seconds(work):
 
 def batch(schema, table, kind, count):
     if table == "group":
-        made = [group(number + 1) for number in range(count)]
-        return [update(kind, packet_replication_engine_entry=entry) for entry in made]
+        groups = [group(number + 1) for number in range(count)]
+        return [update(kind, packet_replication_engine_entry=entry) for entry in groups]
     return [update(kind, table_entry=entry(schema, table, number)) for number in range(count)]
 
 
@@ -120,8 +120,10 @@ def test_a_batch_stops_where_its_call_ends(entities, large):
     with pytest.raises(RequestError) as error:
         entities.write(batch(large, "route", "INSERT", 9), lambda: next(attempted, False))
     assert (error.value.code.name, "5 of 9 updates" in error.value.message) == ("CANCELLED", True)
-    there = entities.read(p4r.Entity(table_entry=p4r.TableEntry()))
-    routes = [one.table_entry.match[0].lpm.value for one in there if not one.table_entry.is_const]
+    entities_read = entities.read(p4r.Entity(table_entry=p4r.TableEntry()))
+    routes = [
+        entity.table_entry.match[0].lpm.value for entity in entities_read if not entity.table_entry.is_const
+    ]
     assert routes == [(number + 1 << 8).to_bytes(4, "big").lstrip(b"\0") for number in range(5)]
 
 
@@ -149,14 +151,14 @@ def test_what_is_read_is_as_it_was_when_it_was_asked_for(entities, large):
     register = p4r.RegisterEntry(register_id=large.registers["notes"].id)
     counter = p4r.CounterEntry(counter_id=large.counters["seen"].id)
     counted = p4r.TableEntry(counter_data=p4r.CounterData(), table_id=updates[0].entity.table_entry.table_id)
-    wanted = [
+    selectors = [
         p4r.Entity(table_entry=counted),
         p4r.Entity(direct_counter_entry=p4r.DirectCounterEntry()),
         p4r.Entity(register_entry=register),
         p4r.Entity(counter_entry=counter),
     ]
-    before = [list(entities.read(want)) for want in wanted]
-    later = [entities.read(want) for want in wanted]
+    before = [list(entities.read(selector)) for selector in selectors]
+    later = [entities.read(selector) for selector in selectors]
     register.index.index, register.data.bitstring = 2, b"\7"
     counter.index.index, counter.data.packet_count = 2, 7
     entities.write(
@@ -166,9 +168,9 @@ def test_what_is_read_is_as_it_was_when_it_was_asked_for(entities, large):
             update("MODIFY", counter_entry=counter),
         ]
     )
-    assert [list(found) for found in later] == before
-    assert [one.table_entry.counter_data.packet_count for one in before[0]] == [0, 1, 2]
-    assert [list(entities.read(want)) for want in wanted] != before
+    assert [list(answer) for answer in later] == before
+    assert [entity.table_entry.counter_data.packet_count for entity in before[0]] == [0, 1, 2]
+    assert [list(entities.read(selector)) for selector in selectors] != before
 
 
 @pytest.mark.parametrize(("count", "detailed"), [(150, True), (151, False), (4000, False)])
@@ -208,11 +210,11 @@ def switch_process(schema):
 @pytest.fixture(scope="module")
 def long_write(large):
     """Return a Write that takes over a second and stores its last update's number in an entry's metadata."""
-    made = [
+    updates = [
         update("MODIFY", table_entry=entry(large, "route", 0, controller_metadata=number + 1))
         for number in range(LONG)
     ]
-    return p4r.WriteRequest(device_id=1, election_id=U128.encode(1), updates=made)
+    return p4r.WriteRequest(device_id=1, election_id=U128.encode(1), updates=updates)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from patience import PATIENCE_S
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import service
 from peelsum.softswitch.p4runtime.packets import to_frame
-from peelsum.softswitch.runtime.device import WAITING_LIMIT
+from peelsum.softswitch.runtime.device import INJECTED_LIMIT
 
 FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"
 
@@ -67,7 +67,7 @@ def test_a_full_queue_is_reported(client, device):
         pass
     client.primary.send(packet=packet_out())
     assert client.primary.receive().error.canonical_code == rpc_code.RESOURCE_EXHAUSTED
-    assert len(device.take_injected()) == WAITING_LIMIT
+    assert len(device.take_injected()) == INJECTED_LIMIT
 
 
 def test_digest_acknowledgements_are_not_implemented(client):

@@ -169,8 +169,8 @@ def test_unsupported_p4info_is_refused_by_name(primary, config):
     ],
 )
 def test_actions_other_than_verify_and_commit_are_refused(primary, config, device, action, code):
-    found, details = code_of(lambda: primary.set_pipeline(config, action))
-    assert (found, device.switch) == (code, None)
+    code, details = code_of(lambda: primary.set_pipeline(config, action))
+    assert (code, device.switch) == (code, None)
     assert code == "INVALID_ARGUMENT" or details.startswith(f"action {action}:")
 
 

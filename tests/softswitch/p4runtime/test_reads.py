@@ -14,9 +14,9 @@ from p4runtime_client import refusal, update
 def route(schema, dst="10.1.0.0/16", port=3, **fields):
     """Return an entry of table `route`, with other fields of a TableEntry."""
     entry = Entry("route", match=Match({"hdr.ipv4.dst": dst}), action=Action("forward", port=port))
-    made = entry.encode_entry(schema)
-    made.MergeFrom(p4r.TableEntry(**fields))
-    return made
+    table_entry = entry.encode_entry(schema)
+    table_entry.MergeFrom(p4r.TableEntry(**fields))
+    return table_entry
 
 
 def ttl_of_one(schema, priority, action):
@@ -26,23 +26,23 @@ def ttl_of_one(schema, priority, action):
 
 
 def test_reads_are_filtered_by_what_a_controller_keeps_beside_an_entry(client, schema):
-    kept = [
+    entries = [
         route(schema, f"10.{n}.0.0/16", port=n, metadata=bytes([n % 2 + 65]), controller_metadata=n % 3)
         for n in range(1, 7)
     ]
-    for entry in kept:
+    for entry in entries:
         client.update("INSERT", table_entry=entry)
 
     def chosen(**fields):
-        return client.read(table_entry=p4r.TableEntry(table_id=kept[0].table_id, **fields))
+        return client.read(table_entry=p4r.TableEntry(table_id=entries[0].table_id, **fields))
 
-    assert chosen() == kept
-    assert chosen(metadata=b"A") == kept[1::2]
-    assert chosen(metadata=b"B") == kept[::2]
+    assert chosen() == entries
+    assert chosen(metadata=b"A") == entries[1::2]
+    assert chosen(metadata=b"B") == entries[::2]
     assert chosen(metadata=b"C") == []
-    assert chosen(controller_metadata=1) == [kept[0], kept[3]]
-    assert chosen(controller_metadata=1, metadata=b"A") == [kept[3]]
-    assert client.read(table_entry=p4r.TableEntry(metadata=b"A")) == kept[1::2]
+    assert chosen(controller_metadata=1) == [entries[0], entries[3]]
+    assert chosen(controller_metadata=1, metadata=b"A") == [entries[3]]
+    assert client.read(table_entry=p4r.TableEntry(metadata=b"A")) == entries[1::2]
     client.update("MODIFY", table_entry=route(schema, "10.1.0.0/16", port=1, controller_metadata=8))
     assert chosen(controller_metadata=8) == [route(schema, "10.1.0.0/16", port=1, controller_metadata=8)]
 

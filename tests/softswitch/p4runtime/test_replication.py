@@ -4,7 +4,7 @@ import pytest
 from finsy.proto import p4r
 from p4runtime_client import refusal, update
 
-from peelsum.softswitch.p4runtime.pipeline import Pipeline
+from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline
 from peelsum.softswitch.p4runtime.status import BatchError
 from peelsum.softswitch.runtime.device import Device
 
@@ -112,7 +112,7 @@ def test_the_numbers_at_the_ends_are_taken(client, entry):
 
 def test_copies_leave_by_ports_that_are_there(schema):
     device = Device(mode="python", ports={1, 2})
-    entities = Pipeline(schema.get_pipeline_config(), device).entities
+    entities = InstalledPipeline(schema.get_pipeline_config(), device).entities
     device.close()
     entities.write([update("INSERT", packet_replication_engine_entry=group(1, (1, 0), (2, 0)))])
     with pytest.raises(BatchError, match="port 3 is not on this switch; use one of 1, 2"):

@@ -132,8 +132,8 @@ def test_random_entities_never_get_a_status_that_means_a_bug(client, ids, good, 
         # A Write's own status is UNKNOWN if updates failed; each update's status has the reason.
         assert error.code().name == "UNKNOWN"
         assert rpc_code.INTERNAL not in {code for code, _ in outcomes(error)}, outcomes(error)
-    wanted = p4r.ReadRequest(device_id=1, entities=[change.entity for change in request.updates])
-    error = error_of(lambda: list(client.stub.Read(wanted, timeout=WAIT_S)))
+    read = p4r.ReadRequest(device_id=1, entities=[change.entity for change in request.updates])
+    error = error_of(lambda: list(client.stub.Read(read, timeout=WAIT_S)))
     assert error is None or error.code().name not in CODES_OF_BUGS, error.details()
 
 
@@ -180,13 +180,13 @@ def test_the_address_in_use_is_named(server, device):
 
 
 def test_stopping_ends_streams_and_frees_the_port():
-    own = Device(mode="python")
-    server = serve(own, "127.0.0.1:0")
+    device = Device(mode="python")
+    server = serve(device, "127.0.0.1:0")
     client = Client(server.address)
     client.become_primary()
     server.stop()
     with pytest.raises(grpc.RpcError):
         client.primary.receive()
     client.channel.close()
-    serve(own, server.address).stop()
-    own.close()
+    serve(device, server.address).stop()
+    device.close()

@@ -10,7 +10,7 @@ from p4runtime_client import WAIT_S, Aborted, FakeCall, update
 from patience import PATIENCE_S
 
 from peelsum.softswitch.p4runtime import service as service_module
-from peelsum.softswitch.p4runtime.pipeline import Pipeline
+from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline
 from peelsum.softswitch.p4runtime.service import P4RuntimeService
 
 Set = p4r.SetForwardingPipelineConfigRequest
@@ -124,9 +124,9 @@ def test_a_client_that_lost_something_while_compiling_does_not_commit(
             become_primary(2)
         else:
             context.cancel()
-        return Pipeline(config, device)
+        return InstalledPipeline(config, device)
 
-    monkeypatch.setattr(service_module, "Pipeline", slowly)
+    monkeypatch.setattr(service_module, "InstalledPipeline", slowly)
     with pytest.raises(Aborted):
         service.SetForwardingPipelineConfig(configuration(schema), context)
     assert lost != "the election" or context.code == grpc.StatusCode.PERMISSION_DENIED
@@ -138,9 +138,9 @@ def test_the_running_pipeline_is_written_while_another_is_compiled(service, sche
 
     def slowly(config, device):
         service.Write(writing(1), FakeCall())
-        return Pipeline(config, device)
+        return InstalledPipeline(config, device)
 
-    monkeypatch.setattr(service_module, "Pipeline", slowly)
+    monkeypatch.setattr(service_module, "InstalledPipeline", slowly)
     service.SetForwardingPipelineConfig(configuration(schema), FakeCall())
     assert running.groups.ids() == [1]
     assert device.switch is not running
@@ -152,7 +152,7 @@ def test_an_answer_comes_in_messages_of_256_entities(service):
 
 
 def test_who_does_not_take_an_answer_in_time_is_cut_off(service, monkeypatch):
-    monkeypatch.setattr(service_module, "READ_S", 0.05)
+    monkeypatch.setattr(service_module, "READ_TIMEOUT_S", 0.05)
     service.Write(writing(*range(1, 601)), FakeCall())
     call = FakeCall()
     reading = service.Read(READ, call)

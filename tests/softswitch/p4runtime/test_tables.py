@@ -54,20 +54,20 @@ WRITTEN = {
 
 @pytest.mark.parametrize("entry", WRITTEN.values(), ids=WRITTEN)
 def test_what_was_written_is_read_back(client, schema, entry):
-    wanted = entity(entry, schema)
-    wanted.metadata = b"kept"
-    client.update("INSERT", table_entry=wanted)
-    assert client.read(table_entry=wanted) == [wanted]
-    assert client.read(table_entry=p4r.TableEntry(table_id=wanted.table_id)) == [wanted]
+    written = entity(entry, schema)
+    written.metadata = b"kept"
+    client.update("INSERT", table_entry=written)
+    assert client.read(table_entry=written) == [written]
+    assert client.read(table_entry=p4r.TableEntry(table_id=written.table_id)) == [written]
     other = p4r.TableEntry()
-    other.CopyFrom(wanted)
+    other.CopyFrom(written)
     other.metadata = b"not kept"
     assert code_of_one(client, "INSERT", other) == "ALREADY_EXISTS"
-    assert client.read(table_entry=wanted) == [wanted]
-    client.update("DELETE", table_entry=wanted)
-    assert client.read(table_entry=wanted) == []
-    assert code_of_one(client, "DELETE", wanted) == "NOT_FOUND"
-    assert code_of_one(client, "MODIFY", wanted) == "NOT_FOUND"
+    assert client.read(table_entry=written) == [written]
+    client.update("DELETE", table_entry=written)
+    assert client.read(table_entry=written) == []
+    assert code_of_one(client, "DELETE", written) == "NOT_FOUND"
+    assert code_of_one(client, "MODIFY", written) == "NOT_FOUND"
 
 
 def test_the_switch_holds_what_was_written(client, schema, device):
@@ -228,17 +228,17 @@ def test_a_batch_reports_every_update_and_does_the_good_ones(client, schema):
     good, bad = entity(ROUTE, schema), entity(EXACT, schema)
     bad.match[1].exact.value = b"\xff\xff"
     unset = p4r.Update(entity=p4r.Entity(table_entry=good))
-    found = refused(
+    results = refused(
         client,
         update("INSERT", table_entry=bad),
         update("INSERT", table_entry=good),
         unset,
         p4r.Update(type=1),
     )
-    assert [code for code, _ in found] == [rpc_code.INVALID_ARGUMENT, rpc_code.OK] + [
+    assert [code for code, _ in results] == [rpc_code.INVALID_ARGUMENT, rpc_code.OK] + [
         rpc_code.INVALID_ARGUMENT
     ] * 2
-    assert "standard_metadata.ingress_port: 0xffff does not fit 9 bits" in found[0][1]
+    assert "standard_metadata.ingress_port: 0xffff does not fit 9 bits" in results[0][1]
     assert client.read(table_entry=p4r.TableEntry(table_id=good.table_id)) == [good]
 
 
@@ -253,8 +253,8 @@ def test_direct_counters_come_and_go_with_their_entries(client, schema, device):
     client.update("INSERT", table_entry=entry)
     assert device.switch.tables["MatchEverything.route"].read_counter(((0x0A010000, 16),)) == (3, 300)
     query = p4r.TableEntry(table_id=entry.table_id)
-    (found,) = client.read(table_entry=query)
-    assert not found.HasField("counter_data")
+    (without_counter,) = client.read(table_entry=query)
+    assert not without_counter.HasField("counter_data")
     query.counter_data.SetInParent()
     assert client.read(table_entry=query) == [entry]
 

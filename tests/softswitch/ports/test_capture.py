@@ -72,9 +72,9 @@ def test_the_data_plane_captures_what_arrives_and_what_leaves(
         host_at(plane, ports.listening[1], size) as host,
     ):
         device.install(StubSwitch())  # type: ignore[arg-type]
-        plane.turn(0)
+        plane.process_batch(0)
         host.send(np.full((1, size), 7, np.uint8))
-        until(lambda: plane.turn(0.01) or ports.ports[1].counts.sent)
+        until(lambda: plane.process_batch(0.01) or ports.ports[1].counts.sent)
     capture.close()
     written = frames_in(tmp_path)
     assert [len(frames) for frames in written.values()] == [1, 1]

@@ -114,10 +114,10 @@ def test_a_peer_that_sends_keeps_its_port_and_a_silent_one_loses_it(ports, host)
     assert passes(ports, before)
     right = proof(SECRET, answer(ports, after))
     assert answer(ports, after, right) is None
-    ports.sockets.state[0, udp_kernels.Column.ACTIVE_AT] -= udp_kernels.SILENCE_NS
+    ports.sockets.state[0, udp_kernels.UdpColumn.ACTIVE_AT] -= udp_kernels.SILENCE_NS
     assert passes(ports, before)  # it sent something since
     assert answer(ports, after, right) is None
-    ports.sockets.state[0, udp_kernels.Column.ACTIVE_AT] -= udp_kernels.SILENCE_NS
+    ports.sockets.state[0, udp_kernels.UdpColumn.ACTIVE_AT] -= udp_kernels.SILENCE_NS
     assert answer(ports, after, right) == b""
     assert passes(ports, after)
     assert not passes(ports, before)

@@ -47,14 +47,14 @@ class Outlet:
 def test_frames_leave_when_their_time_has_come():
     outlet = Outlet(3)
     assert outlet.hold((3, b"a", 10), (3, b"bb", 500), (3, b"c", 900.5)) == []
-    for now, left in (
+    for now, sent in (
         (9, []),
         (10, [b"a"]),
         (499, [b"a"]),
         (900, [b"a", b"bb"]),
         (1200, [b"a", b"bb", b"c"]),
     ):
-        assert outlet.at(now) == left
+        assert outlet.at(now) == sent
 
 
 def test_after_some_left_others_leave_together():
@@ -120,10 +120,10 @@ def test_all_frames_come_out_in_order_and_in_time(seed, delayed):
         now += rng.randrange(150)
         outlet.at(now)
         for port, frames in given.items():
-            left = [(at, data) for at, by, data in outlet.sent if by == port]
-            assert [data for _, data in left] == [data for _, data in frames[: len(left)]]
-            assert all(at >= early for (at, _), (early, _) in zip(left, frames, strict=False))
-            assert all(early > now - PAUSE_US for early, _ in frames[len(left) :])
+            sent = [(at, data) for at, by, data in outlet.sent if by == port]
+            assert [data for _, data in sent] == [data for _, data in frames[: len(sent)]]
+            assert all(at >= early for (at, _), (early, _) in zip(sent, frames, strict=False))
+            assert all(early > now - PAUSE_US for early, _ in frames[len(sent) :])
 
 
 # --- links ----------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_schedule_starts_with_the_first_frame_and_changes_the_rate():
     fast = costs()[0]
     start = 7_000_000
     for after_us, rate in ((0, 1), (1_999_999, 1), (2_000_000, 10), (3_000_000, 10)):
-        links.follow(pacer, start + after_us)
+        links.apply_schedule(pacer, start + after_us)
         assert costs() == pytest.approx([rate * fast] * 2)
 
 
@@ -153,7 +153,7 @@ def test_rates_may_come_before_the_schedule_s_first():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"rates": {9: 1}}, "port rate: port 9 is not there; use one of 1, 2"),
         ({"delays": {9: 1}}, "port delay: port 9 is not there"),
@@ -163,8 +163,8 @@ def test_rates_may_come_before_the_schedule_s_first():
         ({"schedule": schedule((0, (1, 1), 9))}, "schedule: port 9 is not there"),
     ],
 )
-def test_mistakes_are_named(given, told):
-    with pytest.raises(SoftswitchError, match=told):
+def test_mistakes_are_named(given, message):
+    with pytest.raises(SoftswitchError, match=message):
         Links([1, 2], **given)
 
 
@@ -192,8 +192,8 @@ class Scene:
         self.ports, self.device = UdpPorts([1, 2]), Device(queues=queues)
         stack.callback(self.ports.close)
         stack.callback(self.device.close)
-        found = Links([1, 2], **links) if links else None
-        plane = DataPlane(self.device, self.ports, links=found, clock=lambda: round(self.now_us * 1000))
+        made_links = Links([1, 2], **links) if links else None
+        plane = DataPlane(self.device, self.ports, links=made_links, clock=lambda: round(self.now_us * 1000))
         self.plane = stack.enter_context(plane)
         self.hosts = {
             number: stack.enter_context(host_at(self.plane, at, SIZE))
@@ -205,14 +205,14 @@ class Scene:
         received = self.ports.ports[port].counts.received + len(packets)
         self.hosts[port].send(packets)
         while self.ports.ports[port].counts.received < received:
-            self.plane.turn(1)
+            self.plane.process_batch(1)
 
     def back_at(self, now_us, port=1):
         """Return the first bytes of the packets that are back by a time, which comes now."""
         self.now_us = now_us
-        self.plane.turn(0)
-        found = self.hosts[port].receive()
-        return [] if found is None else found.packets[:, 0].tolist()
+        self.plane.process_batch(0)
+        burst = self.hosts[port].receive()
+        return [] if burst is None else burst.packets[:, 0].tolist()
 
 
 def filled(count, value):
@@ -232,7 +232,7 @@ def test_the_data_plane_sends_by_its_clock(scene):
     for port in (1, 2):
         made.send(sent, port)
     while made.ports.ports[2].counts.sent < 6:
-        made.plane.turn(1)
+        made.plane.process_batch(1)
     assert np.array_equal(made.hosts[2].receive().packets, np.repeat(sent, 2, axis=0))
     for turn in range(1, 7):
         assert made.hosts[1].receive() is None
@@ -270,6 +270,6 @@ def test_the_controller_waits_for_no_queue(scene):
     made = scene(Doubler(leave_us=10**6), queues=Queues({1: 100}))
     made.device.on_packet_in(delivered.extend)
     made.device.inject(b"frame")
-    made.plane.turn(1)
+    made.plane.process_batch(1)
     assert delivered == [b"frame"] * 2
     assert CPU_PORT not in made.ports.ports

@@ -72,7 +72,7 @@ def test_changes_are_sorted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("a.toml", "", "schedule: has no change; give at least one"),
         ("a.toml", "change = 3", "change: is not a list of tables"),
@@ -91,8 +91,8 @@ def test_changes_are_sorted() -> None:
         ("a.csv", "at_s,mbit\n0,fast\n", "change 1: mbit: 'fast' is not a number"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, name: str, text: str, told: str) -> None:
-    with pytest.raises(SoftswitchError, match=told) as caught:
+def test_mistakes_are_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(SoftswitchError, match=message) as caught:
         load_schedule(written(tmp_path, name, text))
     assert len(str(caught.value).splitlines()) == 1
     assert name in str(caught.value)

@@ -113,14 +113,14 @@ def test_a_peer_that_the_system_refuses_does_not_end_the_switch() -> None:
 
 
 def test_copies_to_several_ports_keep_each_ports_order() -> None:
-    with opened(1, 2) as ports, host_at(ports, 1) as one, host_at(ports, 2) as two:
+    with opened(1, 2) as ports, host_at(ports, 1) as first, host_at(ports, 2) as second:
         sent = packets(6)
-        one.send(sent)
+        first.send(sent)
         frames = ports.receive([1, 2])
         frames.port[:] = (2, 1, 2, 2, 1, 2)
         ports.send(frames)
-        assert np.array_equal(received(one, SIZE), sent[[1, 4]])
-        assert np.array_equal(received(two, SIZE), sent[[0, 2, 3, 5]])
+        assert np.array_equal(received(first, SIZE), sent[[1, 4]])
+        assert np.array_equal(received(second, SIZE), sent[[0, 2, 3, 5]])
 
 
 @pytest.mark.parametrize(("offset", "value"), [(12, 0x86), (14, 0x46), (23, 6), (None, None)])
@@ -138,8 +138,12 @@ def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offs
 
 
 def test_busy_ports_share_a_batch() -> None:
-    with opened(1, 2, batch=128, offload=False) as ports, host_at(ports, 1) as one, host_at(ports, 2) as two:
-        for host in (one, two):
+    with (
+        opened(1, 2, batch=128, offload=False) as ports,
+        host_at(ports, 1) as host_1,
+        host_at(ports, 2) as host_2,
+    ):
+        for host in (host_1, host_2):
             host.send(packets(200))
         first = ports.receive([1, 2])
         assert np.bincount(first.port).tolist() == [0, 64, 64]
@@ -149,7 +153,7 @@ def test_busy_ports_share_a_batch() -> None:
 
 def test_loss_is_the_requested_share_and_the_same_for_a_seed() -> None:
     def fates(seed: int) -> np.ndarray:
-        return Loss(0.2, (seed, 1, 0)).spares(5000)
+        return Loss(0.2, (seed, 1, 0)).survives(5000)
 
     assert 3800 < np.count_nonzero(fates(1)) < 4200
     assert np.array_equal(fates(1), fates(1))

@@ -21,7 +21,7 @@ from peelsum.softswitch.data_plane import DataPlane
 from peelsum.softswitch.ports.pacing import PAUSE_US
 from peelsum.softswitch.ports.pacing_kernels import NEVER, due_in, hold, new_rings, release
 from peelsum.softswitch.ports.udp import UdpPorts
-from peelsum.softswitch.ports.udp_kernels import Column
+from peelsum.softswitch.ports.udp_kernels import UdpColumn
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Kind, fields_of, pack, packet_bytes
@@ -39,8 +39,8 @@ def job_on(rig: SoftswitchRig) -> Job:
 
 @pytest.fixture
 def rig() -> Iterator[SimpleNamespace]:
-    with rig_of() as made:
-        yield made
+    with rig_of() as rig:
+        yield rig
 
 
 @contextlib.contextmanager
@@ -56,14 +56,13 @@ def rig_of(queues: Queues | None = None) -> Iterator[SimpleNamespace]:
         stack.callback(device.close)
         plane = stack.enter_context(DataPlane(device, ports))
         device.install(ours.switch)
-        plane.turn(1)
-        assert plane._loop is not None
+        plane.process_batch(1)
         hosts = {}
         for number, at in ports.listening.items():
             hosts[number] = sock = stack.enter_context(BatchSocket.bind(("127.0.0.1", 0), SIZE))
             sock.connect(("127.0.0.1", at))
             sock.send_hello()
-            plane.turn(1)
+            plane.process_batch(1)
             assert sock.receive() is not None
         yield SimpleNamespace(
             ports=ports, device=device, plane=plane, hosts=hosts, job=job_on(ours), other=job_on(other)
@@ -102,7 +101,7 @@ def turn_until(rig: SimpleNamespace, port: int, count: int) -> np.ndarray:
     deadline = time.monotonic() + PATIENCE_S
     while sum(map(len, bursts)) < count:
         assert time.monotonic() < deadline
-        rig.plane.turn(0.01)  # on a busy machine, sent packets may arrive later
+        rig.plane.process_batch(0.01)  # on a busy machine, sent packets may arrive later
         bursts.append(received(rig.hosts[port], SIZE))
     return np.concatenate(bursts)
 
@@ -111,7 +110,7 @@ def test_sums_and_results_pass_as_through_a_switch_without_ports(rig: SimpleName
     batches = {worker: contributions(worker, 50) for worker in range(WORKERS)}
     for worker, batch in batches.items():
         rig.hosts[worker + 1].send(batch)
-        rig.plane.turn(PATIENCE_S)
+        rig.plane.process_batch(PATIENCE_S)
     sums = turn_until(rig, SERVER, 50)
     expected = np.sum([fields_of(batch, LANES)["lanes"] for batch in batches.values()], 0, np.uint32)
     assert np.array_equal(fields_of(sums, LANES)["lanes"], expected)
@@ -137,38 +136,38 @@ def test_it_goes_on_where_the_room_for_copies_ended(rig: SimpleNamespace) -> Non
 
 
 def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespace) -> None:
-    told: list[bytes] = []
-    rig.device.on_packet_in(told.extend)
+    delivered: list[bytes] = []
+    rig.device.on_packet_in(delivered.extend)
     rig.job.rig.set_group(1, [2, CPU_PORT])
     rig.hosts[SERVER].send(results(20))
     got = turn_until(rig, 2, 20)
     assert np.array_equal(got, results(20))
-    assert [raw[FRAME_HEADER_BYTES:] for raw in told] == [bytes(row) for row in results(20)]
+    assert [raw[FRAME_HEADER_BYTES:] for raw in delivered] == [bytes(row) for row in results(20)]
     assert rig.ports.no_such_port == 0
     rig.job.rig.set_group(1, [2])
     rig.hosts[SERVER].send(results(3))
     assert len(turn_until(rig, 2, 3)) == 3
-    rig.plane.turn(0)
-    assert len(told) == 20
+    rig.plane.process_batch(0)
+    assert len(delivered) == 20
 
 
 def test_a_kernel_that_refuses_so_many_segments_gets_fewer(rig: SimpleNamespace) -> None:
     if not rig.ports.ports[1].socket.offload:
         pytest.skip("the kernel does not segment")
-    rig.ports.sockets.state[0, Column.SEGMENTS] = 1000  # more than a datagram holds
+    rig.ports.sockets.state[0, UdpColumn.SEGMENTS] = 1000  # more than a datagram holds
     rig.job.rig.set_group(1, [1, 2] * 4)
     rig.hosts[SERVER].send(results(120))
     for port in (1, 2):
         got = turn_until(rig, port, 480)
         assert np.array_equal(fields_of(got, LANES)["chunk_id"], np.repeat(np.arange(120), 4))
-    assert rig.ports.sockets.state[0, Column.SEGMENTS] <= 64
+    assert rig.ports.sockets.state[0, UdpColumn.SEGMENTS] <= 64
 
 
 def test_frames_from_the_controller_pass(rig: SimpleNamespace) -> None:
     rig.job.rig.admit_server(1, CPU_PORT)
     row = bytes(results(1)[0])
     assert rig.device.inject(frame(row))
-    rig.plane.turn(PATIENCE_S)
+    rig.plane.process_batch(PATIENCE_S)
     assert bytes(received(rig.hosts[1], SIZE)[0]) == row
 
 
@@ -216,7 +215,7 @@ def test_the_program_sees_the_planes_clock(rig: SimpleNamespace) -> None:
     stamps = rig.job.rig.switch.registers["PeelsumIngress.aggregation.owner.owner_stamp"]
     before = rig.plane.now_us() >> TICK_SHIFT
     rig.hosts[1].send(contributions(0, 1))
-    rig.plane.turn(PATIENCE_S)
+    rig.plane.process_batch(PATIENCE_S)
     after = rig.plane.now_us() >> TICK_SHIFT
     (stamp,) = (value for value in stamps.values().tolist() if value)
     assert before <= stamp - EPOCH_TICKS <= after
@@ -252,7 +251,7 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
     limit = 16
     with rig_of() as rig:
         rings = new_rings([1, 3], limit, SIZE, rig.ports.sockets)
-        outbox = rig.ports.outbox_for(2 * limit)
+        send_buffers = rig.ports.send_buffers_for(2 * limit)
         waiting: dict[int, list[tuple[int, bytes]]] = {1: [], 3: []}
         now = (1 << 48) - 3000
         for _ in range(60):
@@ -284,7 +283,7 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
             assert due_in(rings, now) == expected
             now += int(random.integers(0, 200))
             paused_until = int(rings.paused_until[0])
-            assert release(rings, rig.ports.sockets, outbox, now) == -1
+            assert release(rings, rig.ports.sockets, send_buffers, now) == -1
             some_due = any(at <= now for queue in waiting.values() for at, _ in queue)
             assert rings.paused_until[0] == (now + PAUSE_US if some_due else paused_until)
             for port, queue in waiting.items():
@@ -295,12 +294,12 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
 
 
 def test_an_error_of_the_wait_is_raised(rig: SimpleNamespace) -> None:
-    rig.plane.turn(0)
+    rig.plane.process_batch(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))  # ppoll takes no more descriptors than that
     try:
         with pytest.raises(OSError, match="ports: wait or receive: Invalid argument"):
-            rig.plane.turn(0)
+            rig.plane.process_batch(0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    rig.plane.turn(0)
+    rig.plane.process_batch(0)

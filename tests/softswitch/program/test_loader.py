@@ -68,9 +68,12 @@ def too_large(document):
 
 def in_drop(op, *parameters):
     """Return what appends a primitive to an action; parameters are (type, value), or whole."""
-    made = [one if isinstance(one, dict) else {"type": one[0], "value": one[1]} for one in parameters]
+    arguments = [
+        parameter if isinstance(parameter, dict) else {"type": parameter[0], "value": parameter[1]}
+        for parameter in parameters
+    ]
     return lambda document: action(document, "RouterIngress.drop")["primitives"].append(
-        {"op": op, "parameters": made}
+        {"op": op, "parameters": arguments}
     )
 
 

@@ -157,20 +157,20 @@ def test_cloned_and_recirculated_at_once(switch):
 
 def test_a_drop_goes_before_recirculating(switch):
     assert send(switch, ask(23)) == []
-    assert switch.cut_short == 0
+    assert switch.refused_passes == 0
 
 
 @pytest.mark.parametrize("kind", [6, 19])
 def test_a_packet_that_never_leaves_is_dropped_in_the_end_and_counted(switch, kind):
     assert send(switch, ask(kind), ask(1, session=0), ask(kind))[0][0] == TO
-    assert switch.cut_short == 2
+    assert switch.refused_passes == 2
     assert [port for port, _ in send(switch, ask(5))] == [4, 5]
 
 
 def test_a_clone_that_clones_itself_ends_and_is_counted(switch):
     got = send(switch, ask(20, session=101), ask(20, session=101))
     assert [port for port, _ in got] == [TO, *[6] * MOST_ITEMS] * 2
-    assert switch.cut_short == 2
+    assert switch.refused_passes == 2
 
 
 def test_clones_outgrow_the_batch_and_keep_its_order(switch):

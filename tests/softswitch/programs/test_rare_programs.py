@@ -60,16 +60,16 @@ def test_an_index_below_zero_is_past_the_end(switch_from):
     """Of 16 bits, from 8 bits less one: from 0 it is 65535, though nothing that is assigned is above 254."""
 
     def change(document):
-        (scalars,) = (one for one in document["header_types"] if one["name"].startswith("scalars"))
+        (scalars,) = (item for item in document["header_types"] if item["name"].startswith("scalars"))
         scalars["fields"].append(["index", 16, False])
         first, *rest = document["actions"][0]["primitives"]
         low = expression("&", field("cells", "index"), number(0xFF))
         below = {"type": "expression", "value": expression("-", low, number(1))}
         assign = {"op": "assign", "parameters": [field("scalars", "index"), below]}
-        for one in rest:
-            place = {"register_read": 2, "register_write": 1}.get(one["op"])
+        for item in rest:
+            place = {"register_read": 2, "register_write": 1}.get(item["op"])
             if place is not None:
-                one["parameters"][place] = field("scalars", "index")
+                item["parameters"][place] = field("scalars", "index")
         document["actions"][0]["primitives"] = [first, assign, *rest]
         for register in document["register_arrays"]:
             register["size"] = 255
@@ -84,7 +84,7 @@ def test_an_index_below_zero_is_past_the_end(switch_from):
 
 def copied(document, back):
     """Let actions drop a copy of the standard metadata, which is copied back or not."""
-    kind = next(one for one in document["header_types"] if one["name"] == "standard_metadata")
+    kind = next(item for item in document["header_types"] if item["name"] == "standard_metadata")
     names = [name for name, *_ in kind["fields"]]
     copy = {"name": "sm_0", "id": 99, "header_type": "standard_metadata", "metadata": True}
     document["headers"].append(copy)
@@ -131,15 +131,20 @@ def test_negative_numbers_that_a_parser_selects(switch_from, key, value, mask, s
 
     def whole(numbers):
         total = 0
-        for one in numbers:
-            total = (total << 32) + one
+        for summand in numbers:
+            total = (total << 32) + summand
         return hex(total)
 
     def change(document):
         (start,) = document["parsers"][0]["parse_states"]
         start["transition_key"] = [field("numbers", name) for name in key]
-        way = {"type": "hexstr", "value": whole(value), "mask": mask and whole(mask), "next_state": "more"}
-        start["transitions"].insert(0, way)
+        transition = {
+            "type": "hexstr",
+            "value": whole(value),
+            "mask": mask and whole(mask),
+            "next_state": "more",
+        }
+        start["transitions"].insert(0, transition)
         extract = {"op": "extract", "parameters": [{"type": "regular", "value": "copy"}]}
         more = {"name": "more", "id": 1, "parser_ops": [extract], "transition_key": [], "transitions": []}
         document["parsers"][0]["parse_states"].append(more)

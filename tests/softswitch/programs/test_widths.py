@@ -77,8 +77,8 @@ def test_fields_keep_their_places(switch_of):
 @pytest.mark.parametrize("total", [0xFFFF, 0x10000, 0x1FFFE, 0x1FFFF, 0x20000, 0x2FFFD, 0x2FFFE, 0x2FFFF])
 def test_sums_carry_and_the_carry_carries(switch_of, total):
     """0x1FFFF is 0x10000 after its first carry, and 1 after the second."""
-    left = total - 0x8001
-    words = [min(max(left - 0xFFFF * place, 0), 0xFFFF) for place in range(3)]
+    remaining = total - 0x8001
+    words = [min(max(remaining - 0xFFFF * place, 0), 0xFFFF) for place in range(3)]
     # The words of `l` that overlap the sum's.
     values = dict.fromkeys(WIDE, 0) | {"op": 1, "l": words[0] << 40 | words[1] << 24 | words[2] << 8}
     assert total_of(values) == total
@@ -89,11 +89,11 @@ def test_sums_carry_and_the_carry_carries(switch_of, total):
 @pytest.mark.parametrize("value", [1 << 63, 0x0123456789ABCDEF])
 def test_shifts_by_any_amount(value):
     for count in (0, 1, 31, 32, 63, 64, 65, 128, 1 << 32, (1 << 64) - 1):
-        left = value << count & (1 << 64) - 1 if count < 64 else 0
-        right = value >> count if count < 64 else 0
-        assert (plain.shl(value, count), plain.shr(value, count)) == (left, right)
+        shifted_left = value << count & (1 << 64) - 1 if count < 64 else 0
+        shifted_right = value >> count if count < 64 else 0
+        assert (plain.shl(value, count), plain.shr(value, count)) == (shifted_left, shifted_right)
         given = machine.K(value), machine.K(count)
-        assert (int(machine.shl(*given)), int(machine.shr(*given))) == (left, right)
+        assert (int(machine.shl(*given)), int(machine.shr(*given))) == (shifted_left, shifted_right)
 
 
 def cells(index, values):
@@ -103,16 +103,16 @@ def cells(index, values):
 def test_registers_of_unlike_size_side_by_side(switch_of):
     """A read past a register's end leaves the variable unchanged, as in BMv2."""
     rng = random.Random(3)
-    switch, held = switch_of("registers"), [[0] * size for size in SIZES]
+    switch, model = switch_of("registers"), [[0] * size for size in SIZES]
     for _ in range(200):
         index = rng.choice([0, 1, 2, 3, 3, 4, 8, 9, 1 << 31])
         values = [rng.getrandbits(32) for _ in SIZES]
         before, expected = 0, []
-        for register, value in zip(held, values, strict=True):
+        for register, value in zip(model, values, strict=True):
             if index < len(register):
                 before, register[index] = register[index], value
             expected.append(before)
-        got = switch.process(Frames.of([(1, cells(index, values))]), 0).pairs()
-        assert got == [(1, cells(index, expected))]
-    for number, register in enumerate(held):
+        sent = switch.process(Frames.of([(1, cells(index, values))]), 0).pairs()
+        assert sent == [(1, cells(index, expected))]
+    for number, register in enumerate(model):
         assert switch.registers[f"I.r{number}"].values().tolist() == register

@@ -30,7 +30,7 @@ def said(caplog):
 
 
 def exchanged(switch, *frames):
-    return [got for _, got in switch.process(Frames.of([(1, one) for one in frames]), 0).pairs()]
+    return [sent for _, sent in switch.process(Frames.of([(1, frame) for frame in frames]), 0).pairs()]
 
 
 def sums_exactly(switch, lanes):
@@ -38,11 +38,11 @@ def sums_exactly(switch, lanes):
     rng = np.random.default_rng(7)
     slots = rng.integers(0, SLOTS, 12)
     given = rng.integers(0, 2**32, (len(slots), lanes), np.uint32)
-    held, wanted = np.zeros((SLOTS, lanes), np.uint32), []
+    sums, expected = np.zeros((SLOTS, lanes), np.uint32), []
     for slot, values in zip(slots, given, strict=True):
-        held[slot] += values
-        wanted.append(frame(slot, held[slot], b"rest"))
-    assert exchanged(switch, *map(frame, slots, given, [b"rest"] * len(slots))) == wanted
+        sums[slot] += values
+        expected.append(frame(slot, sums[slot], b"rest"))
+    assert exchanged(switch, *map(frame, slots, given, [b"rest"] * len(slots))) == expected
 
 
 @pytest.mark.parametrize(("make", "lanes"), [(stack_of_lanes, 96), (one_array, 256)])
@@ -92,7 +92,7 @@ def test_what_numba_gives_up_is_interpreted(monkeypatch, caplog):
         tried.append(source)
         raise RecursionError
 
-    monkeypatch.setattr(compiled, "through_numba", give_up)
+    monkeypatch.setattr(compiled, "compiled_by_numba", give_up)
     switch = Switch(parse(one_array(4), "foreign"), "numba")
     assert (switch.mode, len(tried)) == ("python", 1)
     (line,) = said(caplog)
@@ -125,7 +125,7 @@ def test_branches_that_python_cannot_load_are_refused():
     branches = "".join(f"{'elif' if n else 'if'} x == {n}:\n    y = {n}\n" for n in range(20_000))
     generated = replace(generate(parse(one_array(4), "foreign")), source=branches)
     with pytest.raises(UnsupportedConstruct, match="too many branches in a row; use shorter header stacks"):
-        compiled.as_it_is(generated)
+        compiled.interpreted(generated)
 
 
 # --- the next element of a stack --------------------------------------------------------------------

@@ -7,14 +7,9 @@ from patience import PATIENCE_S
 from peelsum.softswitch.runtime.locks import FairLock
 
 
-def waits_at(lock):
-    """Return once a thread waits for the lock."""
-    while not lock._door.locked():
-        threading.Event().wait(0.001)
-
-
 def test_a_waiting_thread_comes_before_the_last_holder():
-    lock, order = FairLock(), []
+    lock, order, waits = FairLock(), [], threading.Event()
+    lock.on_wait = waits.set
 
     def packets():
         with lock:
@@ -23,7 +18,7 @@ def test_a_waiting_thread_comes_before_the_last_holder():
     with lock:
         waiting = threading.Thread(target=packets)
         waiting.start()
-        waits_at(lock)
+        assert waits.wait(PATIENCE_S)
     for _ in range(3):
         with lock:
             order.append("changes")
@@ -32,7 +27,8 @@ def test_a_waiting_thread_comes_before_the_last_holder():
 
 
 def test_its_holder_may_take_it_again_while_another_waits():
-    lock, taken = FairLock(), threading.Event()
+    lock, taken, waits = FairLock(), threading.Event(), threading.Event()
+    lock.on_wait = waits.set
 
     def other():
         with lock:
@@ -41,7 +37,7 @@ def test_its_holder_may_take_it_again_while_another_waits():
     with lock:
         waiting = threading.Thread(target=other)
         waiting.start()
-        waits_at(lock)
+        assert waits.wait(PATIENCE_S)
         with lock:
             assert not taken.is_set()
         assert not taken.is_set()

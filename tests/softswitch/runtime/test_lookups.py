@@ -102,9 +102,9 @@ def change(table, action, model, rng, serial):
     if model.entries and rng.random() < 0.5:
         known = rng.choice(model.entries)
         keys, priority = known.keys, known.priority
-    there = model.find(keys, priority)
+    present = model.find(keys, priority)
     match rng.choice(["insert", "insert", "modify", "delete"]):
-        case "insert" if there:
+        case "insert" if present:
             with pytest.raises(DuplicateEntry):
                 table.insert(keys, action, (serial,), priority=priority)
         case "insert" if len(model.entries) == table.size:
@@ -113,12 +113,12 @@ def change(table, action, model, rng, serial):
         case "insert":
             table.insert(keys, action, (serial,), priority=priority)
             model.entries.append(Held(keys, priority, serial, serial))
-        case "modify" if there:
+        case "modify" if present:
             table.modify(keys, action, (serial,), priority=priority)
-            there.found = serial
-        case "delete" if there:
+            present.found = serial
+        case "delete" if present:
             table.delete(keys, priority=priority)
-            model.entries.remove(there)
+            model.entries.remove(present)
         case "modify":
             with pytest.raises(NoSuchEntry):
                 table.modify(keys, action, (serial,), priority=priority)
@@ -153,7 +153,7 @@ def test_any_sequence_of_changes_is_looked_up_as_the_model_does(switch_of, seed)
     rng = random.Random(seed)
     switch = switch_of("lookups")
     models = {name: Model(kinds) for name, kinds in TABLES.items()}
-    found = {name: set() for name in TABLES}
+    results = {name: set() for name in TABLES}
     serial = 0
     for _ in range(25):
         for name, model in models.items():
@@ -163,14 +163,14 @@ def test_any_sequence_of_changes_is_looked_up_as_the_model_does(switch_of, seed)
         packets = [random_packet(models, rng) for _ in range(30)]
         out = switch.process(Frames.of([(0, frame(packet)) for packet in packets]), 0).pairs()
         expected = [[model.lookup(packet) for model in models.values()] for packet in packets]
-        assert [found_in(bytes(left)) for _, left in out] == expected
+        assert [found_in(bytes(sent)) for _, sent in out] == expected
         for name, ids in zip(TABLES, zip(*expected, strict=True), strict=True):
-            found[name].update(ids)
-    assert min(map(len, found.values())) >= 8, "every table had entries to look up"
+            results[name].update(ids)
+    assert min(map(len, results.values())) >= 8, "every table had entries to look up"
     for name, model in models.items():
-        held = [(e.keys, e.priority) for e in switch.tables[f"I.{name}"].entries()]
+        entries = [(e.keys, e.priority) for e in switch.tables[f"I.{name}"].entries()]
         ordered = sorted(model.entries, key=lambda e: (-e.priority, -model.prefix(e), e.serial))
-        assert held == [(e.keys, e.priority) for e in ordered]
+        assert entries == [(e.keys, e.priority) for e in ordered]
 
 
 def test_a_counter_stays_with_its_entry_while_others_come_and_go(switch_of):
@@ -213,6 +213,6 @@ def test_a_chain_of_keys_goes_on_at_the_first_slot(switch_of):
     while keys:
         packets = [{"small": key, "middle": 0, "address": 0, "wide": 0} for key in range(256)]
         out = switch.process(Frames.of([(0, frame(packet)) for packet in packets]), 0).pairs()
-        found = {key: found_in(bytes(left))[0] for key, (_, left) in enumerate(out)}
-        assert found == {key: key + 1 if key in keys else 0 for key in range(256)}
+        results = {key: found_in(bytes(sent))[0] for key, (_, sent) in enumerate(out)}
+        assert results == {key: key + 1 if key in keys else 0 for key in range(256)}
         table.delete((keys.pop(0),))

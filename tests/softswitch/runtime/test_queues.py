@@ -10,7 +10,7 @@ from peelsum.softswitch import Frames, SoftswitchError
 from peelsum.softswitch.runtime.queues import QueueCounts, Queues
 
 CLOCK = 1 << 48
-TOLD = struct.Struct(">4I")
+METADATA = struct.Struct(">4I")
 #: The program replaces 4 bytes before the payload by 28.
 ADDED = 28
 #: Frames of 100 bytes: 8 us each at 100 Mbit/s.
@@ -32,22 +32,22 @@ class Sent:
 
     def __init__(self, switch, now, *frames):
         out = switch.process(Frames.of([(7, frame) for frame in frames]), now)
-        told = [TOLD.unpack(frame[:16]) for _, frame in out.pairs()]
+        metadata = [METADATA.unpack(frame[:16]) for _, frame in out.pairs()]
         clocks = [
             (int.from_bytes(frame[16:22], "big"), int.from_bytes(frame[22:28], "big"))
             for _, frame in out.pairs()
         ]
         self.ports = out.port.tolist()
-        self.depths = [depth for depth, _, _, _ in told]
-        self.standing = [depth for _, depth, _, _ in told]
-        self.waits = [wait for _, _, wait, _ in told]
-        assert [at for _, _, _, at in told] == [now % CLOCK & 0xFFFF_FFFF] * len(told)
+        self.depths = [depth for depth, _, _, _ in metadata]
+        self.burst_depths = [depth for _, depth, _, _ in metadata]
+        self.waits = [wait for _, _, wait, _ in metadata]
+        assert [at for _, _, _, at in metadata] == [now % CLOCK & 0xFFFF_FFFF] * len(metadata)
         assert clocks == [(now % CLOCK, (now + wait) % CLOCK) for wait in self.waits]
-        self.leave = [int(ticks) for ticks in out.leave]
+        self.departures = [int(ticks) for ticks in out.leave]
 
     def left_after(self, now):
         """Return the microseconds from `now` until each has left."""
-        return [(ticks - (now << 16)) % (1 << 64) / 65536 for ticks in self.leave]
+        return [(ticks - (now << 16)) % (1 << 64) / 65536 for ticks in self.departures]
 
 
 def test_packets_of_a_batch_queue_behind_each_other(switch_with):
@@ -61,10 +61,10 @@ def test_packets_of_a_batch_queue_behind_each_other(switch_with):
 def test_a_burst_stands_only_once_the_next_one_finds_it(switch_with):
     """One port's burst, then two more before it has left, then one after all have."""
     switch = switch_with(Queues({9: 100, 8: 100}))
-    assert Sent(switch, 0, *[ask()] * 4).standing == [0] * 4
-    assert Sent(switch, 8, *[ask()] * 3, *[ask(port=8)] * 2).standing == [3, 3, 3, 0, 0]
-    assert Sent(switch, 9, *[ask()] * 2).standing == [6, 6]
-    assert Sent(switch, 1000, *[ask()] * 2).standing == [0, 0]
+    assert Sent(switch, 0, *[ask()] * 4).burst_depths == [0] * 4
+    assert Sent(switch, 8, *[ask()] * 3, *[ask(port=8)] * 2).burst_depths == [3, 3, 3, 0, 0]
+    assert Sent(switch, 9, *[ask()] * 2).burst_depths == [6, 6]
+    assert Sent(switch, 1000, *[ask()] * 2).burst_depths == [0, 0]
 
 
 def test_ports_without_a_rate_keep_nothing_back(switch_with):
@@ -112,7 +112,7 @@ def test_any_traffic_leaves_as_an_exact_model_says(switch_with, seed):
     for _ in range(25):
         batch = [(rng.choice([1, 2, 3]), rng.randrange(1400)) for _ in range(rng.randrange(1, 60))]
         expected = []
-        stood = {port: sum(leave > now for leave in leaves) for port, leaves in waiting.items()}
+        standing = {port: sum(leave > now for leave in leaves) for port, leaves in waiting.items()}
         for port, payload in batch:
             waiting[port] = [leave for leave in waiting[port] if leave > now]
             if len(waiting[port]) == limit:
@@ -124,7 +124,7 @@ def test_any_traffic_leaves_as_an_exact_model_says(switch_with, seed):
         sent = Sent(switch, now, *[ask(port, payload=payload) for port, payload in batch])
         assert sent.ports == [port for port, _, _ in expected]
         assert sent.depths == [depth for _, depth, _ in expected]
-        assert sent.standing == [stood[port] for port, _, _ in expected]
+        assert sent.burst_depths == [standing[port] for port, _, _ in expected]
         # Each packet's time is rounded to 15 ps.
         assert sent.waits == pytest.approx([float(wait) for _, _, wait in expected], abs=1.001)
         now += rng.randrange(2000)

@@ -4,7 +4,7 @@ import pytest
 
 from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
-from peelsum.softswitch.runtime.tables import Entry
+from peelsum.softswitch.runtime.tables import TableEntry
 
 ROUTES, ACL, BY_PORT = "RouterIngress.routes", "RouterIngress.acl", "RouterIngress.by_port"
 ROUTE, DROP, PERMIT = "RouterIngress.route", "RouterIngress.drop", "RouterIngress.permit"
@@ -29,12 +29,12 @@ def test_entries_read_back_in_the_order_they_are_tried(routes):
     routes.insert(((0x0A000000, 8),), ROUTE, (1, 2))
     routes.insert(((0x0A0B0000, 16),), DROP)
     assert routes.entries() == [
-        Entry(((0x0A0B0000, 16),), DROP, (), 0),
-        Entry(((0x0A000000, 8),), ROUTE, (1, 2), 0),
+        TableEntry(((0x0A0B0000, 16),), DROP, (), 0),
+        TableEntry(((0x0A000000, 8),), ROUTE, (1, 2), 0),
     ]
     assert len(routes) == 2
     routes.modify(((0x0A000000, 8),), DROP)
-    assert routes.entry(((0x0A000000, 8),)) == Entry(((0x0A000000, 8),), DROP, (), 0)
+    assert routes.entry(((0x0A000000, 8),)) == TableEntry(((0x0A000000, 8),), DROP, (), 0)
 
 
 def test_const_entries_read_back_with_the_first_largest(switch):

@@ -1,8 +1,8 @@
 """Writes expressions as source text and tracks the range of each one's value.
 
-BMv2 computes with integers of any size, generated code modulo 2**64. Both agree modulo 2**64 on sums,
-products and bitwise operators. Comparisons and right shifts need the value itself: a program whose ranges do
-not fit there is refused, so generated code needs no checks.
+BMv2 computes with integers of any size, generated code modulo 2**64. For sums, products and bitwise operators
+both results are equal modulo 2**64. Comparisons and right shifts need the exact value: if a range exceeds 64
+bits there, the program is refused. So generated code needs no checks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from peelsum.softswitch.program.operations import (
     Binary,
     Bool,
     Const,
-    Element,
     Expr,
+    FieldElement,
     FieldRef,
     Hit,
     IsValid,
@@ -37,7 +37,7 @@ _COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class BoundedValue:
     """Source text of a number, equal modulo 2**64 to a value in low..high."""
 
     text: str
@@ -46,29 +46,29 @@ class Value:
 
     @property
     def exact(self) -> bool:
-        """Whether the text's value is the value itself."""
+        """Whether the text's value equals the value, without wrapping."""
         return self.low >= 0 and self.high < _TOP
 
     @property
     def signed(self) -> bool:
-        """Whether the text's value is the value in two's complement."""
+        """Whether the text's value is the value in two's complement of 64 bits."""
         return self.low >= -_HALF and self.high < _HALF
 
 
-def unsigned(text: str, bits: int) -> Value:
+def unsigned(text: str, bits: int) -> BoundedValue:
     """Return the value of `text` as an unsigned number of `bits` bits."""
-    return Value(text, 0, (1 << bits) - 1)
+    return BoundedValue(text, 0, (1 << bits) - 1)
 
 
 class Expressions:
-    """Writes expressions with the names of one generated function, which `Emitter` has.
+    """Writes expressions for one generated function, with the names of its `Emitter`.
 
-    Numbers of more than 64 bits are written one limb of 64 bits at a time. Copies, constants, bitwise
-    operators and shifts by a constant need no carry, so each limb stands for itself.
+    Numbers of more than 64 bits are written as limbs of 64 bits. Only operations without carries are
+    supported for them: copies, constants, bitwise operators, and shifts by a constant.
     """
 
-    def __init__(self, names: Emitter) -> None:
-        self._names = names
+    def __init__(self, emitter: Emitter) -> None:
+        self._emitter = emitter
 
     # --- truth values -----------------------------------------------------------------------------
 
@@ -78,9 +78,9 @@ class Expressions:
             case Bool(value):
                 return str(value)
             case IsValid(header):
-                return self._names.validity(header)
+                return self._emitter.validity(header)
             case Hit(table):
-                return self._names.hit(table)
+                return self._emitter.hit(table)
             case Unary("not", operand):
                 return f"(not {self.condition(operand)})"
             case Unary("d2b", Unary("b2d", operand)):
@@ -90,42 +90,51 @@ class Expressions:
             case Binary("and" | "or" as op, left, right):
                 return f"({self.condition(left)} {op} {self.condition(right)})"
             case Binary(op, left, right) if op in _COMPARISONS:
-                if _is_truth(left) and _is_truth(right):
+                if _is_boolean(left) and _is_boolean(right):
                     return f"({self.condition(left)} {op} {self.condition(right)})"
                 return self._comparison(op, left, right)
             case Ternary(condition, left, right):
                 texts = (self.condition(part) for part in (left, condition, right))
                 return "({} if {} else {})".format(*texts)
         raise UnsupportedConstruct(
-            f"{_shown(expr)} as a truth value: not supported; compare it with a number"
+            f"{_describe(expr)} as a truth value: not supported; compare it with a number"
         )
 
     def _comparison(self, op: str, left: Expr, right: Expr) -> str:
-        for one, other in ((left, right), (right, left)):
-            if isinstance(one, Unary) and one.op == "b2d" and isinstance(other, Const) and op in ("==", "!="):
-                # Validity compared with 0 or 1, as p4c writes it.
-                wanted = (other.value == 1) == (op == "==")
+        """Return the text of a comparison of two numbers."""
+        for operand, other in ((left, right), (right, left)):
+            if (
+                isinstance(operand, Unary)
+                and operand.op == "b2d"
+                and isinstance(other, Const)
+                and op in ("==", "!=")
+            ):
+                # A header's validity compared with 0 or 1, as p4c writes it.
+                expects_valid = (other.value == 1) == (op == "==")
                 if other.value in (0, 1):
-                    text = self.condition(one.operand)
-                    return text if wanted else f"(not {text})"
+                    text = self.condition(operand.operand)
+                    return text if expects_valid else f"(not {text})"
         values = self.value(left), self.value(right)
         if op in ("==", "!=") and max(value.high for value in values) >= _TOP:
             return self._compare_wide(op, left, right, *values)
         return self._compare(op, *values)
 
-    def _compare_wide(self, op: str, left: Expr, right: Expr, *values: Value) -> str:
+    def _compare_wide(self, op: str, left: Expr, right: Expr, *values: BoundedValue) -> str:
+        """Return the text of `==` or `!=` of two numbers of more than 64 bits, limb by limb."""
         if min(value.low for value in values) < 0:
             raise UnsupportedConstruct(f"operator {op}: on signed numbers past 64 bits; cast them to bit<W>")
         count = words_of(max(value.high for value in values).bit_length())
         pairs = ((self.limb(left, number), self.limb(right, number)) for number in range(count))
-        return f"({(' and ' if op == '==' else ' or ').join(f'{one} {op} {other}' for one, other in pairs)})"
+        tests = [f"{left_limb} {op} {right_limb}" for left_limb, right_limb in pairs]
+        return f"({(' and ' if op == '==' else ' or ').join(tests)})"
 
-    def _compare(self, op: str, left: Value, right: Value) -> str:
+    def _compare(self, op: str, left: BoundedValue, right: BoundedValue) -> str:
+        """Return the text of a comparison; if an operand may be negative, both are shifted by 2**63 first."""
         if left.exact and right.exact:
             return f"({left.text} {op} {right.text})"
         if left.signed and right.signed:
-            bias, whole = self._names.constant(_HALF), self._names.constant(_TOP - 1)
-            sides = (f"(({side.text} + {bias}) & {whole})" for side in (left, right))
+            bias, all_ones = self._emitter.constant(_HALF), self._emitter.constant(_TOP - 1)
+            sides = (f"(({side.text} + {bias}) & {all_ones})" for side in (left, right))
             return f"({next(sides)} {op} {next(sides)})"
         raise UnsupportedConstruct(
             f"operator {op}: on numbers that do not fit 64 bits; cast them to fewer bits"
@@ -133,12 +142,12 @@ class Expressions:
 
     # --- numbers ----------------------------------------------------------------------------------
 
-    def constant(self, value: int) -> Value:
+    def constant(self, value: int) -> BoundedValue:
         """Return the value of a constant."""
-        return Value(self._names.constant(value), value, value)
+        return BoundedValue(self._emitter.constant(value), value, value)
 
-    def exact(self, expr: Expr, what: str) -> Value:
-        """Return an expression's value. Raises UnsupportedConstruct naming `what` beyond 64 bits."""
+    def exact(self, expr: Expr, what: str) -> BoundedValue:
+        """Return an expression's value. Raises UnsupportedConstruct, with the name `what`, beyond 64 bits."""
         value = self.value(expr)
         if not value.exact:
             raise UnsupportedConstruct(
@@ -148,20 +157,20 @@ class Expressions:
 
     def limb(self, expr: Expr, number: int) -> str:
         """Return the text of bits 64 * number to 64 * number + 63 of an expression."""
-        names = self._names
+        emitter = self._emitter
         if number < 0:
-            return names.constant(0)
-        found = names.limb(expr, number)
-        if found is not None:
-            return found
-        whole = names.constant(FULL)
+            return emitter.constant(0)
+        stored_limb = emitter.limb(expr, number)
+        if stored_limb is not None:
+            return stored_limb
+        all_ones = emitter.constant(FULL)
         match expr:
             case Const(value):
-                return names.constant(value >> 64 * number & FULL)
+                return emitter.constant(value >> 64 * number & FULL)
             case Binary("&" | "|" | "^" as op, left, right):
                 return f"({self.limb(left, number)} {op} {self.limb(right, number)})"
             case Unary("~", operand):
-                return f"(~{self.limb(operand, number)} & {whole})"
+                return f"(~{self.limb(operand, number)} & {all_ones})"
             case Binary(">>", operand, Const(count)) if count >= 0:
                 low, bits = self.limb(operand, number + count // 64), count % 64
                 high = self.limb(operand, number + count // 64 + 1)
@@ -171,159 +180,171 @@ class Expressions:
                 if not bits:
                     return high
             case _:
-                return self.exact(expr, _shown(expr)).text if number == 0 else names.constant(0)
+                return self.exact(expr, _describe(expr)).text if number == 0 else emitter.constant(0)
         if not bits:
             return low
-        text = f"({low} >> {names.constant(bits)})"
-        if high == names.constant(0):
+        text = f"({low} >> {emitter.constant(bits)})"
+        if high == emitter.constant(0):
             return text
-        return f"({text} | (({high} << {names.constant(64 - bits)}) & {whole}))"
+        return f"({text} | (({high} << {emitter.constant(64 - bits)}) & {all_ones}))"
 
-    def value(self, expr: Expr) -> Value:
+    def value(self, expr: Expr) -> BoundedValue:
         """Return an expression's value."""
         match expr:
             case Const(number):
                 return self.constant(number)
-            case FieldRef() | Element():
-                return self._names.read(expr)
+            case FieldRef() | FieldElement():
+                return self._emitter.read(expr)
             case Param(_, bits, _, signed) if signed and bits <= 64:
-                return self.sign_extended(self._names.param(expr), bits)
+                return self.sign_extended(self._emitter.param(expr), bits)
             case Param():
-                return unsigned(self._names.limb(expr, 0) or self._names.param(expr), expr.bits)
+                return unsigned(self._emitter.limb(expr, 0) or self._emitter.param(expr), expr.bits)
             case Lookahead(offset, bits):
-                return unsigned(self._names.limb(expr, 0) or self._names.peek(offset, bits), bits)
+                return unsigned(self._emitter.limb(expr, 0) or self._emitter.peek(offset, bits), bits)
             case StackCount(stack):
-                size = len(self._names.program.stacks[stack])
-                return Value(self._names.stack_count(stack), 0, size)
+                size = len(self._emitter.program.stacks[stack])
+                return BoundedValue(self._emitter.stack_count(stack), 0, size)
             case Unary("b2d", operand):
-                texts = self._names.constant(1), self.condition(operand), self._names.constant(0)
-                return Value("({} if {} else {})".format(*texts), 0, 1)
+                texts = self._emitter.constant(1), self.condition(operand), self._emitter.constant(0)
+                return BoundedValue("({} if {} else {})".format(*texts), 0, 1)
             case Unary("~", operand):
                 inner = self.value(operand)
-                return Value(f"(~{inner.text})", -inner.high - 1, -inner.low - 1)
+                return BoundedValue(f"(~{inner.text})", -inner.high - 1, -inner.low - 1)
             case Ternary(condition, left, right):
-                one, other = self.value(left), self.value(right)
-                text = f"({one.text} if {self.condition(condition)} else {other.text})"
-                return Value(text, min(one.low, other.low), max(one.high, other.high))
+                if_true, if_false = self.value(left), self.value(right)
+                text = f"({if_true.text} if {self.condition(condition)} else {if_false.text})"
+                return BoundedValue(text, min(if_true.low, if_false.low), max(if_true.high, if_false.high))
             case Binary(op, left, right):
                 return self._binary(op, left, right)
-        raise UnsupportedConstruct(f"{_shown(expr)} as a number: not supported; leave it out of the program")
+        raise UnsupportedConstruct(
+            f"{_describe(expr)} as a number: not supported; leave it out of the program"
+        )
 
-    def _binary(self, op: str, left: Expr, right: Expr) -> Value:
+    def _binary(self, op: str, left: Expr, right: Expr) -> BoundedValue:
         match op:
             case "+" | "-" | "*":
                 return _arithmetic(op, self.value(left), self.value(right))
             case "&" | "|" | "^":
                 return _bitwise(op, self.value(left), self.value(right))
             case "<<":
-                return self._shifted_left(self.value(left), right)
+                return self._shift_left(self.value(left), right)
             case ">>" if isinstance(right, Const) and self.value(left).high >= _TOP:
                 value = self.value(left)
                 if value.low < 0 or right.value < 0:
                     raise UnsupportedConstruct("operator >>: on signed numbers past 64 bits; cast to bit<W>")
-                return Value(self.limb(Binary(op, left, right), 0), 0, value.high >> right.value)
+                return BoundedValue(self.limb(Binary(op, left, right), 0), 0, value.high >> right.value)
             case ">>":
-                return self._shifted_right(left, right)
+                return self._shift_right(left, right)
             case "two_comp_mod" | "usat_cast" | "sat_cast":
                 return self._cast(op, self.value(left), _width(op, right))
         raise UnsupportedConstruct(f"operator {op} as a number: not supported; leave it out of the program")
 
-    def _shifted_left(self, value: Value, by: Expr) -> Value:
-        if isinstance(by, Const) and 0 <= by.value < 64:
-            text = f"({value.text} << {self._names.constant(by.value)})"
-            return Value(text, value.low << by.value, value.high << by.value)
-        count = self.exact(by, "operator <<")
-        most = min(count.high, 4096)
-        low, high = min(0, value.low << most), max(value.high, value.high << most)
-        return Value(f"shl({value.text}, {count.text})", low, high)
+    def _shift_left(self, value: BoundedValue, shift: Expr) -> BoundedValue:
+        if isinstance(shift, Const) and 0 <= shift.value < 64:
+            text = f"({value.text} << {self._emitter.constant(shift.value)})"
+            return BoundedValue(text, value.low << shift.value, value.high << shift.value)
+        count = self.exact(shift, "operator <<")
+        most_bits = min(count.high, 4096)
+        low, high = min(0, value.low << most_bits), max(value.high, value.high << most_bits)
+        return BoundedValue(f"shl({value.text}, {count.text})", low, high)
 
-    def _shifted_right(self, left: Expr, by: Expr) -> Value:
-        value, count = self.value(left), self.exact(by, "operator >>")
+    def _shift_right(self, left: Expr, shift: Expr) -> BoundedValue:
+        value, count = self.value(left), self.exact(shift, "operator >>")
         if value.low < 0 and value.signed:
-            return self._shifted_right_signed(value, count)
+            return self._shift_right_signed(value, count)
         value = self.exact(left, "operator >>")
-        if isinstance(by, Const) and by.value < 64:
-            return Value(f"({value.text} >> {count.text})", 0, value.high >> by.value)
-        return Value(f"shr({value.text}, {count.text})", 0, value.high)
+        if isinstance(shift, Const) and shift.value < 64:
+            return BoundedValue(f"({value.text} >> {count.text})", 0, value.high >> shift.value)
+        return BoundedValue(f"shr({value.text}, {count.text})", 0, value.high)
 
-    def _shifted_right_signed(self, value: Value, count: Value) -> Value:
-        """Return the quotient rounded down: an unsigned number is shifted, 2**63 larger than the value."""
-        half, whole, top = map(self._names.constant, (_HALF, _TOP - 1, 63))
-        places = count.text
+    def _shift_right_signed(self, value: BoundedValue, count: BoundedValue) -> BoundedValue:
+        """Return the text of an arithmetic right shift, by an unsigned shift of `value + 2**63`."""
+        half, all_ones, most_shift = map(self._emitter.constant, (_HALF, _TOP - 1, 63))
+        shift = count.text
         if count.high > 63:
-            places = top if count.low > 63 else f"({places} if {places} < {top} else {top})"
-        text = f"((({value.text} + {half}) & {whole}) >> {places}) - ({half} >> {places})"
-        return Value(f"({text})", value.low, max(value.high, -1))
+            shift = most_shift if count.low > 63 else f"({shift} if {shift} < {most_shift} else {most_shift})"
+        text = f"((({value.text} + {half}) & {all_ones}) >> {shift}) - ({half} >> {shift})"
+        return BoundedValue(f"({text})", value.low, max(value.high, -1))
 
-    def _cast(self, op: str, value: Value, bits: int) -> Value:
+    def _cast(self, op: str, value: BoundedValue, bits: int) -> BoundedValue:
+        """Return a value cast to `bits` bits: wrapped, or saturated to an unsigned or a signed type."""
         half = 1 << bits - 1
         if op == "two_comp_mod":
-            return self.sign_extended(self._cut(value, bits).text, bits)
+            return self.sign_extended(self._truncate(value, bits).text, bits)
         low, high = (0, 2 * half - 1) if op == "usat_cast" else (-half, half - 1)
         if low <= value.low and value.high <= high:
             return value
-        if not value.signed or not Value("", low, high).signed:
+        if not value.signed or not BoundedValue("", low, high).signed:
             raise UnsupportedConstruct(
                 f"operator {op}: on numbers that do not fit 63 bits; cast them to fewer bits"
             )
-        ends = ", ".join(self._names.constant(end) for end in (low, high))
-        return Value(
+        ends = ", ".join(self._emitter.constant(end) for end in (low, high))
+        return BoundedValue(
             f"clamp({value.text}, {ends})", max(low, min(value.low, high)), min(high, max(value.high, low))
         )
 
-    def sign_extended(self, text: str, bits: int) -> Value:
+    def sign_extended(self, text: str, bits: int) -> BoundedValue:
         """Return the unsigned `text` of `bits` bits as a signed value."""
-        half = self._names.constant(1 << bits - 1)
-        return Value(f"(({text} ^ {half}) - {half})", -(1 << bits - 1), (1 << bits - 1) - 1)
+        half = self._emitter.constant(1 << bits - 1)
+        return BoundedValue(f"(({text} ^ {half}) - {half})", -(1 << bits - 1), (1 << bits - 1) - 1)
 
-    def _cut(self, value: Value, bits: int) -> Value:
+    def _truncate(self, value: BoundedValue, bits: int) -> BoundedValue:
+        """Return a value modulo 2**bits; the same text if it is in that range anyway."""
         if value.low >= 0 and value.high < 1 << bits:
             return value
-        return unsigned(f"({value.text} & {self._names.constant((1 << bits) - 1)})", bits)
+        return unsigned(f"({value.text} & {self._emitter.constant((1 << bits) - 1)})", bits)
 
-    def stored(self, expr: Expr, bits: int) -> str:
+    def truncated(self, expr: Expr, bits: int) -> str:
         """Return the source text of an expression truncated to `bits` bits (at most 64)."""
-        return self._cut(self.value(expr), bits).text
+        return self._truncate(self.value(expr), bits).text
 
 
-def _is_truth(expr: Expr) -> bool:
+def _is_boolean(expr: Expr) -> bool:
+    """Return whether an expression is a Boolean, not a number."""
     match expr:
         case Bool() | IsValid() | Hit() | Unary("not" | "d2b", _):
             return True
         case Binary(op, _, _):
             return op in _COMPARISONS or op in ("and", "or")
         case Ternary(_, left, _):
-            return _is_truth(left)
+            return _is_boolean(left)
     return False
 
 
-def _arithmetic(op: str, left: Value, right: Value) -> Value:
+def _arithmetic(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
+    """Return the sum, difference or product of two values, with its range."""
     text = f"({left.text} {op} {right.text})"
     if op == "+":
-        return Value(text, left.low + right.low, left.high + right.high)
+        return BoundedValue(text, left.low + right.low, left.high + right.high)
     if op == "-":
-        return Value(text, left.low - right.high, left.high - right.low)
-    ends = [one * other for one in (left.low, left.high) for other in (right.low, right.high)]
-    return Value(text, min(ends), max(ends))
+        return BoundedValue(text, left.low - right.high, left.high - right.low)
+    ends = [
+        left_bound * right_bound
+        for left_bound in (left.low, left.high)
+        for right_bound in (right.low, right.high)
+    ]
+    return BoundedValue(text, min(ends), max(ends))
 
 
-def _bitwise(op: str, left: Value, right: Value) -> Value:
+def _bitwise(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
+    """Return `&`, `|` or `^` of two values, with a range that contains the result."""
     text = f"({left.text} {op} {right.text})"
     if op == "&":
         bounds = [side.high for side in (left, right) if side.low >= 0]
         if bounds:
-            return Value(text, 0, min(bounds))
+            return BoundedValue(text, 0, min(bounds))
     elif left.low >= 0 and right.low >= 0:
-        return Value(text, 0, (1 << max(left.high, right.high).bit_length()) - 1)
+        return BoundedValue(text, 0, (1 << max(left.high, right.high).bit_length()) - 1)
     bits = max(abs(end).bit_length() for side in (left, right) for end in (side.low, side.high))
-    return Value(text, -(1 << bits), (1 << bits) - 1)
+    return BoundedValue(text, -(1 << bits), (1 << bits) - 1)
 
 
 def _width(op: str, expr: Expr) -> int:
+    """Return the width that a cast's right operand gives. Raises UnsupportedConstruct beyond 64 bits."""
     if not isinstance(expr, Const) or not 1 <= expr.value <= 64:
         raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; use up to 64")
     return expr.value
 
 
-def _shown(expr: Expr) -> str:
+def _describe(expr: Expr) -> str:
     return f"operator {expr.op}" if isinstance(expr, (Unary, Binary)) else type(expr).__name__

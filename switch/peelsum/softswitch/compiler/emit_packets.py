@@ -1,9 +1,9 @@
 """Writes code that extracts, validates and deparses headers, and moves those of header stacks.
 
-In generated code, the packet starts at byte `base` of `data`; `off` bytes are parsed and `left` bytes remain.
-A stack's elements are ordinary headers; one variable per stack counts the filled ones. Where every path of
-the parser has filled as many, `next` is one known element. Elsewhere, e.g. in a loop, the code finds it by
-the variable when a packet is processed.
+In generated code, the packet starts at byte `base` of `data`. Of its bytes, `parsed` are parsed and
+`remaining` are not. A stack's elements are ordinary headers, and one variable per stack counts the filled
+ones. Where all paths of the parser have filled the same number, `next` is known when code is generated.
+Elsewhere, e.g. in a loop, the code tests the variable.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from peelsum.softswitch.errors import UnsupportedConstruct
 def stop_parser(emit: Emitter, test: str, error: str) -> None:
     """End the parser if `test` holds. `error` is a name from P4's core library, or the text of a number."""
     with emit.block(f"if {test}:"):
-        known = emit.program.errors.get(error)
-        emit.line(f"parser_error = {emit.constant(known) if known is not None else error}")
+        emit.line(f"parser_error = {emit.program.errors.get(error, error)}")
         emit.line("break")
 
 
 def extract(emit: Emitter, header: str) -> None:
     """Extract a header from the packet."""
-    size = emit.constant(emit.program.headers[header].bits // 8)
-    stop_parser(emit, f"left < {size}", "PacketTooShort")
-    emit.line("at = base + off")
+    size = emit.program.headers[header].bits // 8
+    stop_parser(emit, f"remaining < {size}", "PacketTooShort")
+    emit.line("at = base + parsed")
     for chunk in emit.storage.chunks[header]:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(chunk.name)} = {emit.load_bits('at', chunk.offset, chunk.bits)}")
         else:
-            with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
+            with emit.block(f"for k in range({chunk.count}):"):
                 emit.line(
                     f"{emit.name(chunk.name)}[k] = load{chunk.bits}(data, {_element(emit, 'at', chunk)})"
                 )
     emit.line(f"{emit.validity(header)} = True")
-    emit.line(f"off = off + {size}")
-    emit.line(f"left = left - {size}")
+    emit.line(f"parsed = parsed + {size}")
+    emit.line(f"remaining = remaining - {size}")
 
 
 def _element(emit: Emitter, base: str, array: Array) -> str:
-    return f"{base} + {emit.constant(array.offset // 8)} + k * {emit.constant(array.bits // 8)}"
+    return f"{base} + {array.offset // 8} + k * {array.bits // 8}"
 
 
 # --- validity -------------------------------------------------------------------------------------
@@ -52,33 +51,22 @@ def _element(emit: Emitter, base: str, array: Array) -> str:
 
 def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
     """Set the fields in `chunks` to 0."""
-    zero = emit.constant(0)
     for chunk in chunks:
         if isinstance(chunk, Variable):
-            emit.line(f"{emit.name(chunk.name)} = {zero}")
+            emit.line(f"{emit.name(chunk.name)} = 0")
         else:
-            with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
-                emit.line(f"{emit.name(chunk.name)}[k] = {zero}")
+            with emit.block(f"for k in range({chunk.count}):"):
+                emit.line(f"{emit.name(chunk.name)}[k] = 0")
 
 
-def add_header(emit: Emitter, header: str) -> None:
-    """Make a header valid; its fields become 0 if it was invalid."""
-    with emit.block(f"if not {emit.validity(header)}:"):
-        clear_chunks(emit, emit.storage.chunks[header])
-        emit.line(f"{emit.validity(header)} = True")
-        _resize(emit, "+", header)
-
-
-def remove_header(emit: Emitter, header: str) -> None:
-    """Make a header invalid."""
-    with emit.block(f"if {emit.validity(header)}:"):
-        emit.line(f"{emit.validity(header)} = False")
-        _resize(emit, "-", header)
-
-
-def _resize(emit: Emitter, sign: str, header: str) -> None:
-    size = emit.name(CURRENT_SIZE)
-    emit.line(f"{size} = {size} {sign} {emit.constant(emit.program.headers[header].bits // 8)}")
+def set_validity(emit: Emitter, header: str, valid: bool) -> None:
+    """Make a header valid or invalid; the fields of one that becomes valid are 0."""
+    validity, size = emit.validity(header), emit.name(CURRENT_SIZE)
+    with emit.block(f"if not {validity}:" if valid else f"if {validity}:"):
+        if valid:
+            clear_chunks(emit, emit.storage.chunks[header])
+        emit.line(f"{validity} = {valid}")
+        emit.line(f"{size} = {size} {'+' if valid else '-'} {emit.program.headers[header].bits // 8}")
 
 
 def copy_header(emit: Emitter, target: str, source: str) -> None:
@@ -96,12 +84,12 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
 
 def copy_fields(emit: Emitter, target: str, source: str) -> None:
     """Copy a header's fields from another of its type."""
-    for to, chunk in zip(emit.storage.chunks[target], emit.storage.chunks[source], strict=True):
+    for target_chunk, chunk in zip(emit.storage.chunks[target], emit.storage.chunks[source], strict=True):
         if isinstance(chunk, Variable):
-            emit.line(f"{emit.name(to.name)} = {emit.name(chunk.name)}")
+            emit.line(f"{emit.name(target_chunk.name)} = {emit.name(chunk.name)}")
         else:
-            with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
-                emit.line(f"{emit.name(to.name)}[k] = {emit.name(chunk.name)}[k]")
+            with emit.block(f"for k in range({chunk.count}):"):
+                emit.line(f"{emit.name(target_chunk.name)}[k] = {emit.name(chunk.name)}[k]")
 
 
 # --- header stacks -------------------------------------------------------------------------------
@@ -113,47 +101,37 @@ def extract_next(emit: Emitter, stack: str) -> None:
     count, filled = emit.stack_count(stack), emit.filled.get(stack)
     if filled is not None and filled < len(elements):
         extract(emit, elements[filled])
-        emit.line(f"{count} = {emit.constant(filled + 1)}")
+        emit.line(f"{count} = {filled + 1}")
         emit.filled[stack] = filled + 1
         return
-    stop_parser(emit, f"{count} == {emit.constant(len(elements))}", "StackOutOfBounds")
+    stop_parser(emit, f"{count} == {len(elements)}", "StackOutOfBounds")
     for number, header in enumerate(elements):
-        with emit.block(f"{'elif' if number else 'if'} {count} == {emit.constant(number)}:"):
+        with emit.block(f"{'elif' if number else 'if'} {count} == {number}:"):
             extract(emit, header)
-    emit.line(f"{count} = {count} + {emit.constant(1)}")
+    emit.line(f"{count} = {count} + 1")
 
 
-def push(emit: Emitter, stack: str, places: int) -> None:
-    """Shift a stack's elements up; those shifted past its end are lost."""
+def shift_stack(emit: Emitter, stack: str, places: int) -> None:
+    """Shift a stack's elements up, or down if `places` is negative."""
     emit.filled.pop(stack, None)
     elements = emit.program.stacks[stack]
-    for number in range(len(elements) - 1, places - 1, -1):
-        _move(emit, elements[number], elements[number - places])
-    for header in elements[:places]:
+    count, size = emit.stack_count(stack), len(elements)
+    targets = range(size - 1, places - 1, -1) if places > 0 else range(max(size + places, 0))
+    for target in targets:
+        _move(emit, elements[target], elements[target - places])
+    for header in elements[:places] if places > 0 else elements[len(targets) :]:
         emit.line(f"{emit.validity(header)} = False")
-    count, size = emit.stack_count(stack), emit.constant(len(elements))
-    moved = f"{count} + {emit.constant(places)}"
-    emit.line(f"{count} = {moved} if {moved} < {size} else {size}")
-
-
-def pop(emit: Emitter, stack: str, places: int) -> None:
-    """Shift a stack's elements down; the first ones are lost."""
-    emit.filled.pop(stack, None)
-    elements = emit.program.stacks[stack]
-    kept = max(len(elements) - places, 0)
-    for number in range(kept):
-        _move(emit, elements[number], elements[number + places])
-    for header in elements[kept:]:
-        emit.line(f"{emit.validity(header)} = False")
-    count, gone = emit.stack_count(stack), emit.constant(places)
-    emit.line(f"{count} = {count} - {gone} if {count} > {gone} else {emit.constant(0)}")
+    if places > 0:
+        emit.line(f"{count} = {count} + {places} if {count} + {places} < {size} else {size}")
+    else:
+        emit.line(f"{count} = {count} - {-places} if {count} > {-places} else 0")
 
 
 def copy_stack(emit: Emitter, target: str, source: str) -> None:
     """Copy a stack from another of its type."""
     emit.filled.pop(target, None)
-    for to, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
-        copy_header(emit, to, header)
+    for target_header, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
+        copy_header(emit, target_header, header)
     emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")
 
 
@@ -171,7 +149,7 @@ def deparse(emit: Emitter, header: str) -> None:
         group: list[Variable] = []
         for chunk in emit.storage.chunks[header]:
             if isinstance(chunk, Array):
-                with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
+                with emit.block(f"for k in range({chunk.count}):"):
                     place = _element(emit, "to", chunk)
                     emit.line(f"store{chunk.bits}(out, {place}, {emit.name(chunk.name)}[k])")
                 continue
@@ -179,7 +157,7 @@ def deparse(emit: Emitter, header: str) -> None:
             if (chunk.offset + chunk.bits) % 8 == 0:
                 _store_group(emit, group)
                 group = []
-        emit.line(f"to = to + {emit.constant(emit.program.headers[header].bits // 8)}")
+        emit.line(f"to = to + {emit.program.headers[header].bits // 8}")
 
 
 def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
@@ -189,28 +167,29 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
         _store_bytewise(emit, group)
         return
     texts = []
-    for part in group:
-        shift = end - part.offset - part.bits
-        name = emit.name(part.name)
-        texts.append(f"({name} << {emit.constant(shift)})" if shift else name)
+    for variable in group:
+        field_shift = end - variable.offset - variable.bits
+        name = emit.name(variable.name)
+        texts.append(f"({name} << {field_shift})" if field_shift else name)
     text, first, count = " | ".join(texts), group[0].offset // 8, (end - group[0].offset) // 8
     if len(texts) > 1 and count not in SIZES:
         emit.line(f"word = {text}")
         text = "word"
     for size in SIZES:
         while count >= size:
-            after = 8 * (count - size)
-            shifted = f"({text}) >> {emit.constant(after)}" if after else text
-            emit.line(f"store{8 * size}(out, to + {emit.constant(first)}, {shifted})")
+            shift = 8 * (count - size)
+            shifted = f"({text}) >> {shift}" if shift else text
+            emit.line(f"store{8 * size}(out, to + {first}, {shifted})")
             first, count = first + size, count - size
 
 
 def _store_bytewise(emit: Emitter, group: Sequence[Variable]) -> None:
+    """Store fields of more than 64 bits together, one byte at a time."""
     for byte in range(group[0].offset // 8, (group[-1].offset + group[-1].bits) // 8):
         texts = []
-        for part in group:
-            shift = 8 * (byte + 1) - part.offset - part.bits  # of the field's low end from the byte's
-            if -part.bits < shift < 8:
-                word = f"{emit.name(part.name)} {'<<' if shift >= 0 else '>>'} {emit.constant(abs(shift))}"
+        for variable in group:
+            shift = 8 * (byte + 1) - variable.offset - variable.bits  # of the field's low end from the byte's
+            if -variable.bits < shift < 8:
+                word = f"{emit.name(variable.name)} {'<<' if shift >= 0 else '>>'} {abs(shift)}"
                 texts.append(f"({word})")
-        emit.line(f"store8(out, to + {emit.constant(byte)}, ({' | '.join(texts)}) & {emit.constant(255)})")
+        emit.line(f"store8(out, to + {byte}, ({' | '.join(texts)}) & 255)")

@@ -13,55 +13,54 @@ from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Checksum
 from peelsum.softswitch.program.operations import FieldRef, Hash
 
-#: Headers of a checksum whose inputs are not a multiple of 16 bits: the code doubles with each.
-_MOST_SHIFTING = 4
+#: Most headers of a checksum whose inputs are not a multiple of 16 bits: each doubles the generated code.
+_MOST_UNALIGNED = 4
 
 
-def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:
+def hash_fields(emit: Emitter, statement: Hash, bits: int) -> str:
     """Write code that fills `hashed` and return the text of the hash, truncated to `bits`."""
-    emit.line(f"count = {emit.constant(0)}")
+    emit.line("count = 0")
     position = 0
-    while position < len(part.inputs):
-        header, end = _run(emit, part, position)
-        pieces = [piece for item in part.inputs[position:end] for piece in _limbs_of(emit, *item)]
-        if sum(width for _, width in pieces) % 8 and end < len(part.inputs):
+    while position < len(statement.inputs):
+        header, end = _same_header_run(emit, statement, position)
+        pieces = [piece for item in statement.inputs[position:end] for piece in _limbs_of(emit, *item)]
+        if sum(width for _, width in pieces) % 8 and end < len(statement.inputs):
             raise UnsupportedConstruct(
-                f"hash {part.algorithm}: fields of {header or 'metadata'} before others are not whole bytes; "
-                "pad them"
+                f"hash {statement.algorithm}: fields of {header or 'metadata'} before others "
+                "are not whole bytes; pad them"
             )
         if header is None:
-            _append(emit, pieces)
+            _append_bytes(emit, pieces)
         else:
             with emit.block(f"if {emit.validity(header)}:"):
-                _append(emit, pieces)
+                _append_bytes(emit, pieces)
         position = end
-    base = emit.expressions.exact(part.base, "base of a hash").text
-    size = emit.expressions.exact(part.size, "size of a hash").text
-    zero, one = emit.constant(0), emit.constant(1)
+    base = emit.expressions.exact(statement.base, "base of a hash").text
+    size = emit.expressions.exact(statement.size, "size of a hash").text
     emit.line(f"size_of = {size}")
-    text = f"hash_{part.algorithm}(hashed, count) % (size_of if size_of != {zero} else {one})"
-    return f"({text} + {base}) & {emit.constant((1 << bits) - 1)}"
+    text = f"hash_{statement.algorithm}(hashed, count) % (size_of if size_of != 0 else 1)"
+    return f"({text} + {base}) & {(1 << bits) - 1}"
 
 
-def hashed_bytes(part: Hash) -> int:
+def hashed_bytes(statement: Hash) -> int:
     """Return the most bytes that a hash can cover."""
-    return sum(-(-bits // 8) for _, _, bits in part.inputs)
+    return sum(-(-bits // 8) for _, _, bits in statement.inputs)
 
 
-def _run(emit: Emitter, part: Hash | Checksum, start: int) -> tuple[str | None, int]:
-    """Return the packet header of input `start`, or None, and the index of the next input of another one."""
+def _same_header_run(emit: Emitter, item: Hash | Checksum, start: int) -> tuple[str | None, int]:
+    """Return the packet header of input `start`, or None, and the end of the inputs with that header."""
 
-    def owner(position: int) -> str | None:
-        ref = part.inputs[position][0]
+    def header_of(position: int) -> str | None:
+        ref = item.inputs[position][0]
         return None if ref is None or emit.program.headers[ref.header].metadata else ref.header
 
     end = start + 1
-    while end < len(part.inputs) and owner(end) == owner(start):
+    while end < len(item.inputs) and header_of(end) == header_of(start):
         end += 1
-    return owner(start), end
+    return header_of(start), end
 
 
-def _append(emit: Emitter, pieces: Sequence[tuple[str, int]]) -> None:
+def _append_bytes(emit: Emitter, pieces: Sequence[tuple[str, int]]) -> None:
     """Append fields side by side to `hashed`; the last byte is padded with zeros."""
     total = sum(width for _, width in pieces)
     for byte in range(-(-total // 8)):
@@ -70,9 +69,9 @@ def _append(emit: Emitter, pieces: Sequence[tuple[str, int]]) -> None:
             end += width
             shift = 8 * (byte + 1) - end  # of the field's low end from the byte's
             if -width < shift < 8:
-                texts.append(f"({text} {'<<' if shift >= 0 else '>>'} {emit.constant(abs(shift))})")
-        emit.line(f"hashed[count + {emit.constant(byte)}] = ({' | '.join(texts)}) & {emit.constant(255)}")
-    emit.line(f"count = count + {emit.constant(-(-total // 8))}")
+                texts.append(f"({text} {'<<' if shift >= 0 else '>>'} {abs(shift)})")
+        emit.line(f"hashed[count + {byte}] = ({' | '.join(texts)}) & 255")
+    emit.line(f"count = count + {-(-total // 8)}")
 
 
 # --- checksums ------------------------------------------------------------------------------------
@@ -80,37 +79,39 @@ def _append(emit: Emitter, pieces: Sequence[tuple[str, int]]) -> None:
 
 def checksum(emit: Emitter, item: Checksum) -> None:
     """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
-    emit.line(f"total = {emit.constant(0)}")
-    _add_from(emit, item, 0, 0, {})
-    half, whole = emit.constant(16), emit.constant(0xFFFF)
+    emit.line("total = 0")
+    _add_inputs_from(emit, item, 0, 0, {})
     for _ in range(3):
-        emit.line(f"total = (total & {whole}) + (total >> {half})")
-    emit.line(f"folded = total ^ {whole}")
+        emit.line("total = (total & 0xFFFF) + (total >> 16)")
+    emit.line("folded = total ^ 0xFFFF")
 
 
-def _add_from(emit: Emitter, item: Checksum, position: int, offset: int, valid: Mapping[str, bool]) -> None:
-    """Add the inputs from number `position` on to `total`; those before them have `offset` bits.
+def _add_inputs_from(
+    emit: Emitter, item: Checksum, position: int, offset: int, validity: Mapping[str, bool]
+) -> None:
+    """Add the inputs from index `position` on to `total`; the inputs before them have `offset` bits.
 
-    Where inputs stand depends on which headers before them are there. So after inputs that are not a multiple
-    of 16 bits, the rest is written twice: with their header and without it, which `valid` then says.
+    The alignment of inputs depends on which headers before them are valid. So if a header's inputs are not a
+    multiple of 16 bits, the code after them is written twice, for the header valid and invalid. `validity`
+    has the headers for which this is decided.
     """
     while position < len(item.inputs):
-        header, end = _run(emit, item, position)
-        if header is None or valid.get(header):
+        header, end = _same_header_run(emit, item, position)
+        if header is None or validity.get(header):
             offset = _add_inputs(emit, item, position, end, offset)
-        elif header not in valid:
+        elif header not in validity:
             bits = sum(part[2] for part in item.inputs[position:end])
             if bits % 16 and end < len(item.inputs):
-                if len(valid) == _MOST_SHIFTING:
+                if len(validity) == _MOST_UNALIGNED:
                     raise UnsupportedConstruct(
-                        f"checksum {item.name}: inputs of more than {_MOST_SHIFTING} headers that are not a "
+                        f"checksum {item.name}: inputs of more than {_MOST_UNALIGNED} headers that are not a "
                         "multiple of 16 bits; pad some of them"
                     )
                 with emit.block(f"if {emit.validity(header)}:"):
-                    added = _add_inputs(emit, item, position, end, offset)
-                    _add_from(emit, item, end, added, {**valid, header: True})
+                    end_offset = _add_inputs(emit, item, position, end, offset)
+                    _add_inputs_from(emit, item, end, end_offset, {**validity, header: True})
                 with emit.block("else:"):
-                    _add_from(emit, item, end, offset, {**valid, header: False})
+                    _add_inputs_from(emit, item, end, offset, {**validity, header: False})
                 return
             with emit.block(f"if {emit.validity(header)}:"):
                 offset = _add_inputs(emit, item, position, end, offset)
@@ -122,6 +123,7 @@ def _add_from(emit: Emitter, item: Checksum, position: int, offset: int, valid: 
 
 
 def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
+    """Add the inputs from `start` to `end` to `total`; return the offset after them."""
     for ref, value, bits in item.inputs[start:end]:
         for text, width in _limbs_of(emit, ref, value, bits):
             _add_limb(emit, text, width, offset)
@@ -134,17 +136,17 @@ def _limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> lis
     if ref is None:
         count = words_of(bits)
         widths = [bits - 64 * (count - 1), *[64] * (count - 1)]
-        return list(zip(map(emit.constant, limbs(value, bits)), widths, strict=True))
+        return list(zip(map(str, limbs(value, bits)), widths, strict=True))
     if bits <= 64:
         return [(emit.place(ref), bits)]
-    return [(emit.name(part.name), part.bits) for part in emit.storage.variables(ref)]
+    return [(emit.name(variable.name), variable.bits) for variable in emit.storage.variables(ref)]
 
 
 def _add_limb(emit: Emitter, text: str, bits: int, offset: int) -> None:
-    """Add a value, which starts `offset` bits into the input, to `total`, 16 bits at a time."""
+    """Add a value to `total`, 16 bits at a time; it starts `offset` bits after the start of the inputs."""
     end = offset + bits
     for word in range(offset // 16, -(-end // 16)):
         shift = 16 * (word + 1) - end  # of the value's low end from the word's
-        part = f"({text} << {emit.constant(shift)})" if shift > 0 else text
-        part = f"({text} >> {emit.constant(-shift)})" if shift < 0 else part
-        emit.line(f"total = total + ({part} & {emit.constant(0xFFFF)})")
+        shifted = f"({text} << {shift})" if shift > 0 else text
+        shifted = f"({text} >> {-shift})" if shift < 0 else shifted
+        emit.line(f"total = total + ({shifted} & 0xFFFF)")

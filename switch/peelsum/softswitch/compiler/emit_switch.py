@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from peelsum.softswitch.compiler.emit_packets import clear_chunks, deparse
-from peelsum.softswitch.compiler.emit_registers import Places
+from peelsum.softswitch.compiler.emit_registers import StateLayout
 from peelsum.softswitch.compiler.emit_statements import Statements
 from peelsum.softswitch.compiler.emit_sums import checksum, hashed_bytes
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
@@ -18,19 +18,17 @@ from peelsum.softswitch.compiler.layout import FULL
 from peelsum.softswitch.compiler.storage import Variable
 from peelsum.softswitch.program.model import Checksum, Program
 from peelsum.softswitch.program.operations import (
-    AddHeader,
     Assign,
-    AssignChosen,
+    AssignIndexed,
     CopyHeader,
     CopyStack,
     Exit,
     FieldRef,
     Hash,
     Hit,
-    Pop,
-    Push,
     ReadRegister,
-    RemoveHeader,
+    SetValidity,
+    ShiftStack,
     Target,
     walk,
 )
@@ -56,22 +54,22 @@ def architecture_fields(program: Program) -> list[FieldRef]:
 
 
 class SwitchWriter:
-    """Writes the function of one program; `queued` says whether any port has a queue."""
+    """Writes the function of one program. queued: whether ports have queues."""
 
     arguments = (
         "data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, "
         "room, copies, memory, regs, wide, counts, groups, queues"
     )
 
-    def __init__(self, emit: Emitter, places: Places, blocks: Blocks, queued: bool) -> None:
+    def __init__(self, emit: Emitter, layout: StateLayout, blocks: Blocks, queued: bool) -> None:
         self._program = program = emit.program
         self._storage = emit.storage
         self._blocks = blocks
         self._queued = queued
         self._emit = emit
-        self._statements = Statements(emit, places)
+        self._statements = Statements(emit, layout)
         self._packet_headers = [header.name for header in program.headers.values() if not header.metadata]
-        # The tables whose hits are used must be known before code that applies them is written.
+        # Declare the hit variables that the program reads before the code that sets them is written.
         for block in blocks:
             for node in walk(block):
                 if isinstance(node, Hit):
@@ -86,62 +84,64 @@ class SwitchWriter:
                 with emit.block("if sent + copies > room:"):
                     emit.line("break")
                 self._packet()
-                emit.line(f"frame = frame + {emit.constant(1)}")
+                emit.line("frame = frame + 1")
             emit.line("return frame, sent")
         return "\n".join([*self._emit.constants(), "", "", *self._emit.lines, ""])
 
     # --- once per call ----------------------------------------------------------------------------
 
     def _start(self) -> None:
+        """Allocate the arrays, and start with the first frame."""
         emit = self._emit
-        zero = emit.constant(0)
-        words = max((len(plan.words) + len(plan.ranges) for plan in emit.plans.values()), default=0)
-        emit.line(f"keys = array64({emit.constant(max(words, 1))})")
+        key_words = max((len(plan.words) + len(plan.ranges) for plan in emit.plans.values()), default=0)
+        emit.line(f"keys = array64({max(key_words, 1)})")
         for array in self._storage.arrays():
             size = next(size for size in (8, 16, 32, 64) if array.bits <= size)
-            emit.line(f"{array.name} = array{size}({emit.constant(array.count)})")
+            emit.line(f"{array.name} = array{size}({array.count})")
             if array.name in self._copied_names():
-                emit.line(f"e_{array.name} = array{size}({emit.constant(array.count)})")
+                emit.line(f"e_{array.name} = array{size}({array.count})")
         hashes = [node for block in self._blocks for node in walk(block) if isinstance(node, Hash)]
         if hashes:
-            emit.line(f"hashed = array8({emit.constant(max(1, *map(hashed_bytes, hashes), 1))})")
+            emit.line(f"hashed = array8({max(1, *map(hashed_bytes, hashes), 1)})")
         emit.line("frame = first")
-        emit.line(f"sent = {zero}")
+        emit.line("sent = 0")
 
     # --- once per packet --------------------------------------------------------------------------
 
     def _packet(self) -> None:
+        """Take a frame through parser, ingress and, for each copy, egress."""
         emit = self._emit
         emit.line("size = number(length[frame])")
         emit.line(f"{CURRENT_SIZE} = size")
         emit.line("base = frame * stride")
         self._parse()
         self._ingress()
-        self._choose()
+        self._choose_copies()
         with emit.block("for _ in range(replicas):"):
-            self._copy()
+            self._write_copy()
 
     def _parse(self) -> None:
+        """Clear all headers and metadata, and run the parser."""
         emit = self._emit
-        zero = emit.constant(0)
-        emit.line(f"off = {zero}")
-        emit.line("left = size")
-        emit.line(f"parser_error = {zero}")
+        emit.line("parsed = 0")
+        emit.line("remaining = size")
+        emit.line("parser_error = 0")
         self._clear()
-        self._arrival()
-        self._once(self._blocks.parser, "while True:")
+        self._set_arrival_metadata()
+        self._write_once(self._blocks.parser, "while True:")
         self._clear_unparsed()
 
-    def _arrival(self) -> None:
-        """Set what the architecture knows of a packet that arrives."""
+    def _set_arrival_metadata(self) -> None:
+        """Set the metadata that the architecture gives to a packet that arrives."""
         self._set_intrinsic("standard_metadata.ingress_port", "number(port[frame])", mask=True)
         self._set_intrinsic("standard_metadata.packet_length", "size")
         self._set_intrinsic("intrinsic_metadata.ingress_global_timestamp", "now", mask=True)
 
     def _ingress(self) -> None:
+        """Verify checksums, and run ingress."""
         self._verify_checksums()
         self._set_intrinsic("standard_metadata.parser_error", "parser_error", mask=True)
-        self._once(self._blocks.ingress, "while True:" if self._exits(self._blocks.ingress) else None)
+        self._write_once(self._blocks.ingress, "while True:" if self._exits(self._blocks.ingress) else None)
 
     def _clear(self) -> None:
         """Set metadata and headers to 0 and make headers invalid."""
@@ -150,24 +150,24 @@ class SwitchWriter:
             if not header.metadata:
                 emit.line(f"{emit.validity(header.name)} = False")
             chunks = self._storage.chunks[header.name]
-            clear_chunks(emit, [part for part in chunks if header.metadata or isinstance(part, Variable)])
-        for hit in emit.hits.values():
+            clear_chunks(emit, [chunk for chunk in chunks if header.metadata or isinstance(chunk, Variable)])
+        for hit in emit.hit_variables.values():
             emit.line(f"{hit} = False")
         for stack in self._program.stacks:
-            emit.line(f"{emit.stack_count(stack)} = {emit.constant(0)}")
+            emit.line(f"{emit.stack_count(stack)} = 0")
         emit.filled = dict.fromkeys(self._program.stacks, 0)
 
     def _clear_unparsed(self) -> None:
-        """Clear the arrays of headers that were not extracted; extraction would have filled them."""
+        """Clear the arrays of headers that were not extracted; extraction overwrites the others."""
         emit = self._emit
         for header in self._packet_headers:
-            arrays = [part for part in self._storage.chunks[header] if not isinstance(part, Variable)]
+            arrays = [chunk for chunk in self._storage.chunks[header] if not isinstance(chunk, Variable)]
             if arrays:
                 with emit.block(f"if not {emit.validity(header)}:"):
                     clear_chunks(emit, arrays)
 
-    def _once(self, block: Block, head: str | None) -> None:
-        """Write a block inside `head`, a loop of one iteration that `break` can leave; None for no loop."""
+    def _write_once(self, block: Block, head: str | None) -> None:
+        """Write a block inside `head`, a loop that runs once so that `break` leaves it; None for no loop."""
         if not block:
             return
         if head is None:
@@ -188,117 +188,118 @@ class SwitchWriter:
         if ref is None or not self._storage.has(ref):
             return
         if mask:
-            text = f"({text}) & {self._emit.constant((1 << self._emit.bits(ref)) - 1)}"
+            text = f"({text}) & {(1 << self._emit.bits(ref)) - 1}"
         self._emit.line(f"{self._emit.place(ref)} = {text}")
 
     def _verify_checksums(self) -> None:
+        """Set `checksum_error` if a checksum that the program verifies is wrong."""
         emit = self._emit
         for item in self._program.checksums:
             if item.verify:
                 with emit.block(self._checksum_head(item)):
                     checksum(emit, item)
                     with emit.block(f"if folded != {emit.place(item.target)}:"):
-                        self._set_intrinsic("standard_metadata.checksum_error", emit.constant(1))
+                        self._set_intrinsic("standard_metadata.checksum_error", "1")
 
     def _checksum_head(self, item: Checksum) -> str:
         condition = "True" if item.condition is None else self._emit.expressions.condition(item.condition)
         return f"if {self._emit.validity(item.target.header)} and {condition}:"
 
-    def _choose(self) -> None:
+    def _choose_copies(self) -> None:
         """Choose the copies to send: multicast takes precedence over unicast, as in simple_switch."""
         emit = self._emit
-        zero, one, two = map(emit.constant, (0, 1, 2))
         spec = emit.place(_EGRESS_SPEC)
         group_ref = self._program.intrinsic("intrinsic_metadata.mcast_grp")
-        group = emit.place(group_ref) if group_ref is not None else zero
-        emit.line(f"group = {group} & {emit.constant(0xFFFF)}")
-        with emit.block(f"if group != {zero}:"):
-            emit.line(f"replica = groups[{two} * group]")
-            emit.line(f"replicas = groups[{two} * group + {one}]")
+        group = emit.place(group_ref) if group_ref is not None else "0"
+        emit.line(f"group = {group} & 0xFFFF")
+        with emit.block("if group != 0:"):
+            emit.line("replica = groups[2 * group]")
+            emit.line("replicas = groups[2 * group + 1]")
         with emit.block("else:"):
-            emit.line(f"replica = {zero}")
-            emit.line(f"replicas = {zero} if {spec} == {emit.constant(DROP_PORT)} else {one}")
+            emit.line("replica = 0")
+            emit.line(f"replicas = 0 if {spec} == {DROP_PORT} else 1")
         # Drop packets whose priority is not 0, as simple_switch with one queue per port does.
         ref = self._program.intrinsic("intrinsic_metadata.priority")
         if ref is not None and self._storage.has(ref):
-            with emit.block(f"if {emit.place(ref)} != {zero}:"):
-                emit.line(f"replicas = {zero}")
+            with emit.block(f"if {emit.place(ref)} != 0:"):
+                emit.line("replicas = 0")
         emit.line(f"unicast_port = {spec}")
 
     # --- once per copy ----------------------------------------------------------------------------
 
-    def _copy(self) -> None:
+    def _write_copy(self) -> None:
+        """Take one copy of a packet through its port's queue, egress and deparser."""
         emit = self._emit
         self._destination()
         if self._queued:
             emit.line("depth = enqueue(queues, egress_port, now)")
-            with emit.block(f"if depth == {emit.constant(FULL)}:"):
+            with emit.block(f"if depth == {FULL}:"):
                 emit.line("continue")
         emit.copied = self._copied_names()
-        self._take_copies()
+        self._copy_variables()
         self._egress_intrinsics()
         self._egress()
-        with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {emit.constant(DROP_PORT)}:"):
+        with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {DROP_PORT}:"):
             self._send()
         emit.copied = frozenset()
 
     def _destination(self, members: str = "groups") -> None:
         """Write code for a copy's port; `members` is the array that lists where copies go."""
         emit = self._emit
-        zero, one, two = map(emit.constant, (0, 1, 2))
-        with emit.block(f"if group != {zero}:"):
-            emit.line(f"egress_port = {members}[replica] & {emit.constant(0x1FF)}")
-            emit.line(f"egress_rid = {members}[replica + {one}]")
-            emit.line(f"replica = replica + {two}")
-            emit.line(f"instance = {emit.constant(_REPLICA)}")
+        with emit.block("if group != 0:"):
+            emit.line(f"egress_port = {members}[replica] & 0x1FF")
+            emit.line(f"egress_rid = {members}[replica + 1]")
+            emit.line("replica = replica + 2")
+            emit.line(f"instance = {_REPLICA}")
         with emit.block("else:"):
             emit.line("egress_port = unicast_port")
-            emit.line(f"egress_rid = {self._kept_rid()}")
-            emit.line(f"instance = {zero}")
+            emit.line(f"egress_rid = {self._ingress_rid()}")
+            emit.line("instance = 0")
 
     def _egress(self) -> None:
-        self._once(self._blocks.egress, "while True:" if self._exits(self._blocks.egress) else None)
+        self._write_once(self._blocks.egress, "while True:" if self._exits(self._blocks.egress) else None)
 
-    def _kept_rid(self) -> str:
+    def _ingress_rid(self) -> str:
+        """Return the text of `egress_rid` as ingress left it, which a unicast packet keeps."""
         rid = self._program.intrinsic("intrinsic_metadata.egress_rid")
-        known = rid is not None and self._storage.has(rid)
-        return self._emit.place(rid) if rid is not None and known else self._emit.constant(0)
+        is_stored = rid is not None and self._storage.has(rid)
+        return self._emit.place(rid) if rid is not None and is_stored else "0"
 
     def _egress_intrinsics(self) -> None:
+        """Set the metadata that the architecture gives to a packet in egress."""
         self._set_intrinsic("standard_metadata.egress_port", "egress_port")
-        self._set_intrinsic("standard_metadata.egress_spec", self._emit.constant(0))
+        self._set_intrinsic("standard_metadata.egress_spec", "0")
         self._set_intrinsic("standard_metadata.instance_type", "instance")
         self._set_intrinsic("standard_metadata.packet_length", self._emit.name(CURRENT_SIZE))
         self._set_intrinsic("intrinsic_metadata.egress_rid", "egress_rid")
-        zero = self._emit.constant(0)
-        waited = "waiting_time(queues, egress_port, now)" if self._queued else zero
-        self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waited}", mask=True)
+        waiting = "waiting_time(queues, egress_port, now)" if self._queued else "0"
+        self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waiting}", mask=True)
         self._set_intrinsic("queueing_metadata.enq_timestamp", "now", mask=True)
-        self._set_intrinsic("queueing_metadata.deq_timedelta", waited, mask=True)
-        # Egress runs when a packet is queued, so the queue's depth at its departure is not known yet. The
-        # depth before the packet's burst is known, so that is reported.
-        self._set_intrinsic("queueing_metadata.enq_qdepth", "depth" if self._queued else zero)
-        stood = "standing(queues, egress_port)" if self._queued else zero
-        self._set_intrinsic("queueing_metadata.deq_qdepth", stood)
+        self._set_intrinsic("queueing_metadata.deq_timedelta", waiting, mask=True)
+        # Egress runs when a packet is queued, when the queue's depth at its departure is not known yet. The
+        # depth before the packet's burst is reported instead.
+        self._set_intrinsic("queueing_metadata.enq_qdepth", "depth" if self._queued else "0")
+        burst_depth = "burst_depth(queues, egress_port)" if self._queued else "0"
+        self._set_intrinsic("queueing_metadata.deq_qdepth", burst_depth)
 
     def _copied_names(self) -> frozenset[str]:
-        """Return the variables that egress changes: every copy of a packet starts from ingress's values."""
+        """Return the variables that egress changes, so that each copy of a packet needs its own."""
         targets: list[Target] = [item.target for item in self._program.checksums if item.update]
         headers: list[str] = []
         stacks: list[str] = []
         for node in walk(self._blocks.egress):
             if isinstance(node, (Assign, Hash, ReadRegister)):
                 targets.append(node.target)
-            elif isinstance(node, AssignChosen):
+            elif isinstance(node, AssignIndexed):
                 targets += node.targets
-            elif isinstance(node, (AddHeader, RemoveHeader)):
+            elif isinstance(node, SetValidity):
                 headers.append(node.header)
             elif isinstance(node, CopyHeader):
                 headers.append(node.target)
-            elif isinstance(node, (Push, Pop, CopyStack)):
-                changed = node.target if isinstance(node, CopyStack) else node.stack
-                headers += self._program.stacks[changed]
-                stacks.append(changed)
+            elif isinstance(node, (ShiftStack, CopyStack)):
+                stack = node.target if isinstance(node, CopyStack) else node.stack
+                headers += self._program.stacks[stack]
+                stacks.append(stack)
         names = {CURRENT_SIZE, *(name for target in targets for name in self._storage.names(target))}
         names.update(map(self._emit.stack_variable, stacks))
         for header in headers:
@@ -307,14 +308,15 @@ class SwitchWriter:
             names.update(chunk.name for chunk in self._storage.chunks[header])
         return frozenset(names)
 
-    def _take_copies(self) -> None:
+    def _copy_variables(self) -> None:
+        """Copy the variables that egress changes, for this copy of the packet."""
         emit = self._emit
         arrays = {array.name: array for array in self._storage.arrays()}
         for name in sorted(emit.copied):
             if name not in arrays:
                 emit.line(f"{emit.name(name)} = {name}")
                 continue
-            with emit.block(f"for k in range({emit.constant(arrays[name].count)}):"):
+            with emit.block(f"for k in range({arrays[name].count}):"):
                 emit.line(f"{emit.name(name)}[k] = {name}[k]")
 
     def _send(self) -> None:
@@ -328,14 +330,16 @@ class SwitchWriter:
         emit.line("to = sent * out_stride")
         for header in self._program.deparser:
             deparse(emit, header)
-        emit.line("copy(out, to, data, base + off, left)")
-        self._leave()
+        emit.line("copy(out, to, data, base + parsed, remaining)")
+        self._write_departure()
 
-    def _leave(self) -> None:
+    def _write_departure(self) -> None:
         """Send the packet that was written to the output."""
         emit = self._emit
-        emit.line("out_length[sent] = to + left - sent * out_stride")
+        emit.line("out_length[sent] = to + remaining - sent * out_stride")
         emit.line("out_port[sent] = egress_port")
         if self._queued:
-            emit.line("out_leave[sent] = leave(queues, egress_port, now, number(out_length[sent]))")
-        emit.line(f"sent = sent + {emit.constant(1)}")
+            emit.line(
+                "out_leave[sent] = schedule_departure(queues, egress_port, now, number(out_length[sent]))"
+            )
+        emit.line("sent = sent + 1")

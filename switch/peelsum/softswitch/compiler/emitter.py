@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 
-from peelsum.softswitch.compiler.emit_expressions import Expressions, Value, unsigned
+from peelsum.softswitch.compiler.emit_expressions import BoundedValue, Expressions, unsigned
 from peelsum.softswitch.compiler.layout import TablePlan, words_of
 from peelsum.softswitch.compiler.storage import Array, Storage
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.program.operations import Element, Expr, FieldRef, Lookahead, Param, Target
+from peelsum.softswitch.program.operations import Expr, FieldElement, FieldRef, Lookahead, Param, Target
 
 #: Bytes that one load or store of the generated code takes.
 SIZES = (8, 4, 2, 1)
+#: A number in generated code that is not part of a name.
+_NUMBER = re.compile(r"\b(?:0x[0-9A-F]+|\d+)\b")
 #: Python allows 100 levels of indentation.
 _DEPTH_LIMIT = 90
 #: Python allows 200 open brackets.
 _NESTING_LIMIT = 200
 #: Python takes 2.5 kB of memory for a line that it loads.
 _LINE_LIMIT = 300_000
-#: The variable with the packet's length, which add_header and remove_header update.
+#: The variable with the packet's length, which `set_validity` updates.
 CURRENT_SIZE = "current_size"
 
 
 class Emitter:
-    """Collects source text.
+    """Collects the source text of one function.
 
-    Code uses copies of the variables in `copied`, since egress runs once per copy of a packet.
+    Where egress runs once per copy of a packet, `copied` has the variables of which it uses copies.
     """
 
     def __init__(
@@ -46,16 +49,19 @@ class Emitter:
         self._depth = 0
         self._constants: dict[int, str] = {}
         self._temporaries = 0
-        self.hits: dict[str, str] = {}
-        #: How many elements of a stack the parser has filled so far, if that is the same on every path.
+        self.hit_variables: dict[str, str] = {}
+        #: The number of elements of a stack that are filled here, if all paths of the parser agree on it.
         self.filled: dict[str, int] = {}
-        self._validities = _named("v_", (name for name, item in program.headers.items() if not item.metadata))
-        self._stack_counts = _named("n_", program.stacks)
+        self._validity_names = _variable_names(
+            "v_", (name for name, item in program.headers.items() if not item.metadata)
+        )
+        self._stack_count_names = _variable_names("n_", program.stacks)
 
     # --- text -------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """Append one line at the current depth."""
+        """Append one line at the current depth. Numbers in it become constants of the right type."""
+        text = _NUMBER.sub(lambda match: self.constant(int(match[0], 0)), text)
         if len(text) > _NESTING_LIMIT and _nesting(text) > _NESTING_LIMIT:
             raise UnsupportedConstruct("expression: nested too deeply; assign its parts to variables first")
         if len(self.lines) >= _LINE_LIMIT:
@@ -78,9 +84,9 @@ class Emitter:
             self.line("pass")
         self._depth -= 1
 
-    def drop_lines(self, mark: int) -> None:
-        """Remove the lines written since `len(lines)` was `mark`."""
-        del self.lines[mark:]
+    def drop_lines(self, count: int) -> None:
+        """Remove the lines written since `len(lines)` was `count`."""
+        del self.lines[count:]
 
     def constant(self, value: int) -> str:
         """Return the name of a constant."""
@@ -111,74 +117,74 @@ class Emitter:
 
     def validity_variable(self, header: str) -> str:
         """Return the variable that holds a header's validity."""
-        return self._validities[header]
+        return self._validity_names[header]
 
     def stack_variable(self, stack: str) -> str:
         """Return the variable that holds how many elements of a stack are filled."""
-        return self._stack_counts[stack]
+        return self._stack_count_names[stack]
 
     def stack_count(self, stack: str) -> str:
         """Return the current name of that variable."""
-        return self.name(self._stack_counts[stack])
+        return self.name(self._stack_count_names[stack])
 
     def hit(self, table: str) -> str:
         """Return the variable that says whether a table's last application hit."""
-        return self.hits.setdefault(table, f"hit{len(self.hits) + 1}")
+        return self.hit_variables.setdefault(table, f"hit{len(self.hit_variables) + 1}")
 
     def param(self, param: Param, limb: int = 0) -> str:
         """Return the variable of a 64-bit limb of an action parameter, the highest being number 0."""
         return f"p{list(self.plans).index(param.table)}_{param.index}_{limb}"
 
     def load_bits(self, base: str, offset: int, bits: int) -> str:
-        """Return the text of `bits` packet bits (at most 64) that start `offset` bits after byte `base`."""
+        """Return the text of `bits` packet bits (at most 64), which start `offset` bits after byte `base`."""
         first, end = offset // 8, -(-(offset + bits) // 8)
         if end - first > 8:
             # They span nine bytes: load the last one separately.
             tail = offset + bits - 8 * (end - 1)
             head = self.load_bits(base, offset, bits - tail)
             low = self.load_bits(base, 8 * (end - 1), tail)
-            return f"(({head} << {self.constant(tail)}) | {low})"
-        text, at = "", first
+            return f"(({head} << {tail}) | {low})"
+        text, byte = "", first
         for size in SIZES:
-            while end - at >= size:
-                part = f"load{8 * size}(data, {f'{base} + {self.constant(at)}' if at else base})"
-                text = f"(({text} << {self.constant(8 * size)}) | {part})" if text else part
-                at += size
-        spare = 8 * end - offset - bits
-        if spare:
-            text = f"({text} >> {self.constant(spare)})"
+            while end - byte >= size:
+                load = f"load{8 * size}(data, {f'{base} + {byte}' if byte else base})"
+                text = f"(({text} << {8 * size}) | {load})" if text else load
+                byte += size
+        extra_bits = 8 * end - offset - bits
+        if extra_bits:
+            text = f"({text} >> {extra_bits})"
         if offset % 8:
-            text = f"({text} & {self.constant((1 << bits) - 1)})"
+            text = f"({text} & {(1 << bits) - 1})"
         return text
 
     def peek(self, offset: int, bits: int) -> str:
-        """Return the text of up to 64 packet bits beyond the parsed part."""
-        return self.load_bits("(base + off)", offset, bits)
+        """Return the text of up to 64 packet bits, `offset` bits after the parsed part."""
+        return self.load_bits("(base + parsed)", offset, bits)
 
     def cell(self, array: Array, start: int, step: int = 0) -> str:
         """Return the text of an array's element: a fixed one or, in a loop, iteration `k`'s."""
         name = self.name(array.name)
         if not step:
-            return f"{name}[{self.constant(start)}]"
-        turn = "k" if abs(step) == 1 else f"k * {self.constant(abs(step))}"
+            return f"{name}[{start}]"
+        offset = "k" if abs(step) == 1 else f"k * {abs(step)}"
         if step < 0:
-            return f"{name}[{self.constant(start)} - {turn}]"
-        return f"{name}[{turn}]" if start == 0 else f"{name}[{self.constant(start)} + {turn}]"
+            return f"{name}[{start} - {offset}]"
+        return f"{name}[{offset}]" if start == 0 else f"{name}[{start} + {offset}]"
 
     def bits(self, target: Target) -> int:
         """Return a field's width."""
         header = self.program.headers[target.header]
-        if isinstance(target, Element):
+        if isinstance(target, FieldElement):
             return header.fields[target.first].bits
-        return next(part.bits for part in header.fields if part.name == target.field)
+        return next(field.bits for field in header.fields if field.name == target.field)
 
     def place(self, target: Target) -> str:
         """Return the variable or array element of a field of up to 64 bits."""
-        if isinstance(target, Element):
+        if isinstance(target, FieldElement):
             return self.cell(*self.storage.element(target), target.step)
-        found = self.storage.array(target)
-        if found is not None:
-            return self.cell(*found)
+        element = self.storage.array(target)
+        if element is not None:
+            return self.cell(*element)
         if self.bits(target) > 64:
             raise UnsupportedConstruct(
                 f"field {target.header}.{target.field}: computing with {self.bits(target)} bits; "
@@ -190,12 +196,12 @@ class Emitter:
         """Return the variables of a field of any width, most significant first."""
         if self.storage.array(target) is not None:
             return [self.place(target)]
-        return [self.name(part.name) for part in self.storage.variables(target)]
+        return [self.name(variable.name) for variable in self.storage.variables(target)]
 
     def limb(self, source: Expr, number: int) -> str | None:
         """Return a 64-bit limb of a number, the lowest being number 0; None if it has at most 64 bits.
 
-        Fields, parameters and lookaheads have limbs of their own, signed fields none.
+        Only unsigned fields, parameters and lookaheads have limbs.
         """
         match source:
             case FieldRef() if not self._signed(source):
@@ -206,25 +212,26 @@ class Emitter:
                 return None
         if bits <= 64:
             return None
-        place = words_of(bits) - 1 - number
-        if place < 0:
+        position = words_of(bits) - 1 - number
+        if position < 0:
             return self.constant(0)
         match source:
             case Param():
-                return self.param(source, place)
+                return self.param(source, position)
             case Lookahead(offset, _):
                 width = min(64, bits - 64 * number)
                 return self.peek(offset + bits - 64 * number - width, width)
-        return self.limb_places(source)[place]
+        return self.limb_places(source)[position]
 
     def _signed(self, target: Target) -> bool:
+        """Return whether a field is declared as signed."""
         header = self.program.headers[target.header]
-        if isinstance(target, Element):
+        if isinstance(target, FieldElement):
             return header.fields[target.first].signed
         declared = header.field(target.field)
         return declared is not None and declared.signed
 
-    def read(self, target: Target) -> Value:
+    def read(self, target: Target) -> BoundedValue:
         """Return a field's value."""
         bits = self.bits(target)
         limb = self.limb(target, 0)
@@ -238,13 +245,15 @@ class Emitter:
 
 def _nesting(text: str) -> int:
     """Return how many brackets are open at once."""
-    return max(accumulate((letter in "([") - (letter in ")]") for letter in text))
+    return max(accumulate((character in "([") - (character in ")]") for character in text))
 
 
-def _named(prefix: str, things: Iterable[str]) -> dict[str, str]:
+def _variable_names(prefix: str, names: Iterable[str]) -> dict[str, str]:
     """Return a distinct variable name for each thing, made from the thing's name."""
-    made: dict[str, str] = {}
-    for thing in things:
-        name = prefix + "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in thing)
-        made[thing] = f"{name}_{len(made)}" if name in made.values() else name
-    return made
+    variables: dict[str, str] = {}
+    for name in names:
+        variable = prefix + "".join(
+            letter if letter.isascii() and letter.isalnum() else "_" for letter in name
+        )
+        variables[name] = f"{variable}_{len(variables)}" if variable in variables.values() else variable
+    return variables

@@ -15,9 +15,9 @@ from peelsum.softswitch.program.model import (
     Conditional,
     Parser,
     ParserOp,
-    Pipeline,
+    PipelineGraph,
     Program,
-    Table,
+    TableDeclaration,
     successors,
 )
 from peelsum.softswitch.program.model import ParserState as State
@@ -50,27 +50,30 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Look a packet up in `table` and run the arm of the action found. Arms: action number, statements."""
+    """Look a packet up in `table` and run the statements of the resulting action.
+
+    arms: (action number, statements) of each action.
+    """
 
     table: str
     arms: tuple[tuple[int, Block], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class ExitCheck:
     """End the pipeline if the packet executed an `Exit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Run `body` `count` times; its element references advance by their step in each iteration."""
+    """Run `body` `count` times; its FieldElements and RegisterElements advance by their step each time."""
 
     count: int
     body: Block
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class StateMachine:
     """Run `states[0]`, then the state that each state's `Goto` names, until one ends the machine."""
 
     states: tuple[Block, ...]
@@ -78,12 +81,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Goto:
-    """In a machine: continue with state number `state`; None ends it."""
+    """In a state machine: continue with state number `state`; None ends the machine."""
 
     state: int | None
 
 
-Statement: TypeAlias = If | Apply | Leave | Repeat | Machine | Goto | ParserOp
+Statement: TypeAlias = If | Apply | ExitCheck | Repeat | StateMachine | Goto | ParserOp
 Block: TypeAlias = tuple[Statement, ...]
 
 #: Largest factor by which a graph may grow when it is converted to blocks, which duplicates shared branches.
@@ -93,29 +96,30 @@ _GROWTH_LIMIT = 20
 # --- graphs ---------------------------------------------------------------------------------------
 
 
-class _Loop(UnsupportedConstruct):
+class _CycleError(UnsupportedConstruct):
     """A graph has a cycle."""
 
 
 class _Graph:
-    """An acyclic graph of nodes; None is the end. Finds the node where a node's branches meet again."""
+    """An acyclic control flow graph; None is its end. Finds the node where the branches of a node merge."""
 
     def __init__(self, name: str, start: Any, after: Callable[[Any], Sequence[Any]]) -> None:
         self.name = name
         self.after = after
         order = list(self._postorder(start))
         self._depth: dict[Any, int] = {None: 0}
-        self._meet: dict[Any, Any] = {}
+        self._merge_node: dict[Any, Any] = {}
         for node in order:  # successors come before the node itself
-            nexts = after(node)
-            joined = nexts[0]
-            for other in nexts[1:]:
-                joined = self._common(joined, other)
-            self._meet[node] = joined
-            self._depth[node] = self._depth[joined] + 1
-        self._room = _GROWTH_LIMIT * len(order) + 100
+            successors = after(node)
+            merge_node = successors[0]
+            for other in successors[1:]:
+                merge_node = self._common_successor(merge_node, other)
+            self._merge_node[node] = merge_node
+            self._depth[node] = self._depth[merge_node] + 1
+        self._node_budget = _GROWTH_LIMIT * len(order) + 100
 
     def _postorder(self, start: Any) -> Iterator[Any]:
+        """Yield each node after all its successors. Raises _CycleError if there is a cycle."""
         if start is None:
             return
         open_nodes, done = {start}, set()
@@ -124,7 +128,7 @@ class _Graph:
             node, successors = stack[-1]
             for follower in successors:
                 if follower in open_nodes:
-                    raise _Loop(f"{self.name}: {follower} leads back to itself; remove the loop")
+                    raise _CycleError(f"{self.name}: {follower} leads back to itself; remove the loop")
                 if follower is not None and follower not in done:
                     open_nodes.add(follower)
                     stack.append((follower, iter(self.after(follower))))
@@ -135,13 +139,14 @@ class _Graph:
                 done.add(node)
                 yield node
 
-    def _common(self, one: Any, other: Any) -> Any:
-        while one != other:
-            if self._depth[one] >= self._depth[other]:
-                one = self._meet[one]
+    def _common_successor(self, node: Any, other: Any) -> Any:
+        """Return the first node that both nodes' paths reach."""
+        while node != other:
+            if self._depth[node] >= self._depth[other]:
+                node = self._merge_node[node]
             else:
-                other = self._meet[other]
-        return one
+                other = self._merge_node[other]
+        return node
 
     def block(self, node: Any, stop: Any, write: Callable[[Any, Callable[[Any], Block]], Block]) -> Block:
         """Return the statements from `node` up to `stop`.
@@ -150,90 +155,95 @@ class _Graph:
         """
         out: list[Statement] = []
         while node is not None and node != stop:
-            self._room -= 1
-            if self._room < 0:
+            self._node_budget -= 1
+            if self._node_budget < 0:
                 raise UnsupportedConstruct(
-                    f"{self.name}: control flow is too entangled; simplify its branches"
+                    f"{self.name}: branches share too much code; simplify them, or make tables of them"
                 )
-            meet = self._meet[node]
-            out += write(node, lambda first, meet=meet: self.block(first, meet, write))  # type: ignore[misc]
-            node = meet
+            merge_node = self._merge_node[node]
+            out += write(node, lambda first, merge_node=merge_node: self.block(first, merge_node, write))  # type: ignore[misc]
+            node = merge_node
         return tuple(out)
 
 
 # --- actions --------------------------------------------------------------------------------------
 
 
-def inline(program: Program, table: Table, number: int) -> Block:
-    """Return an action's statements for `table`: jumps become ifs, parameters are bound."""
+def inline(program: Program, table: TableDeclaration, number: int) -> Block:
+    """Return an action's statements in `table`: jumps are replaced by ifs, and parameters are bound."""
     action = program.actions[number]
-    block = _unjumped(action)
-    if _never_changes(table):
-        block = _with_params(block, lambda param: Const(_bound(param, table.default_params[param.index])))
+    block = _structured_body(action)
+    if _is_constant(table):
+        block = _bind_parameters(
+            block, lambda param: Const(_signed_value(param, table.default_params[param.index]))
+        )
     else:
-        block = _with_params(block, lambda param: replace(param, table=table.name))
-    return (*block, Leave()) if any(isinstance(part, Exit) for part in walk(block)) else block
+        block = _bind_parameters(block, lambda param: replace(param, table=table.name))
+    return (*block, ExitCheck()) if any(isinstance(node, Exit) for node in walk(block)) else block
 
 
-def _bound(param: Param, value: int) -> int:
-    """Return the number that a parameter of this value stands for."""
+def _signed_value(param: Param, value: int) -> int:
+    """Return a parameter's argument as a number; that of a signed parameter is in two's complement."""
     return value - (1 << param.bits) if param.signed and value >> param.bits - 1 else value
 
 
-def _never_changes(table: Table) -> bool:
+def _is_constant(table: TableDeclaration) -> bool:
     return not table.keys and table.const_default
 
 
-def _unjumped(action: Action) -> Block:
+def _structured_body(action: Action) -> Block:
+    """Return an action's statements, with ifs in place of jumps."""
     body = action.body
 
-    def place(number: int) -> int | None:
+    def index_or_end(number: int) -> int | None:
         return number if number < len(body) else None
 
-    def after(number: int) -> list[int | None]:
-        step = body[number]
-        if isinstance(step, Jump):
-            return [place(step.to)]
-        if isinstance(step, JumpIfZero):
-            return [place(number + 1), place(step.to)]
-        return [place(number + 1)]
+    def following(number: int) -> list[int | None]:
+        primitive = body[number]
+        if isinstance(primitive, Jump):
+            return [index_or_end(primitive.to)]
+        if isinstance(primitive, JumpIfZero):
+            return [index_or_end(number + 1), index_or_end(primitive.to)]
+        return [index_or_end(number + 1)]
 
     def write(number: int, arm: Callable[[Any], Block]) -> Block:
-        step = body[number]
-        if isinstance(step, Jump):
+        primitive = body[number]
+        if isinstance(primitive, Jump):
             return ()
-        if isinstance(step, JumpIfZero):
-            then, orelse = (arm(follower) for follower in after(number))
-            return (If(Unary("d2b", step.condition), then, orelse),)
-        return (step,)
+        if isinstance(primitive, JumpIfZero):
+            then, orelse = (arm(follower) for follower in following(number))
+            return (If(Unary("d2b", primitive.condition), then, orelse),)
+        return (primitive,)
 
-    graph = _Graph(f"action {action.name}", place(0), after)
-    return graph.block(place(0), None, write)
+    graph = _Graph(f"action {action.name}", index_or_end(0), following)
+    return graph.block(index_or_end(0), None, write)
 
 
-def _with_params(block: Block, bind: Callable[[Param], Expr]) -> Block:
+def _bind_parameters(block: Block, bind: Callable[[Param], Expr]) -> Block:
+    """Return a block in which `bind` replaces every parameter of the action."""
     return tuple(
-        rebuilt(part, lambda node: bind(node) if isinstance(node, Param) else None) for part in block
+        replace_nodes(statement, lambda node: bind(node) if isinstance(node, Param) else None)
+        for statement in block
     )
 
 
-def rebuilt(node: Any, change: Callable[[Any], Any]) -> Any:
+def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
     """Return a copy of a statement or expression with nodes replaced by `change(node)`, unless it is None."""
-    changed = change(node)
-    if changed is not None:
-        return changed
+    replacement = replacement_of(node)
+    if replacement is not None:
+        return replacement
     if isinstance(node, tuple):
-        return tuple(rebuilt(part, change) for part in node)
+        return tuple(replace_nodes(part, replacement_of) for part in node)
     if not is_dataclass(node) or isinstance(node, type):
         return node
     parts = {part.name: getattr(node, part.name) for part in fields(node)}
-    return type(node)(**{name: rebuilt(value, change) for name, value in parts.items()})
+    return type(node)(**{name: replace_nodes(value, replacement_of) for name, value in parts.items()})
 
 
 # --- pipelines ------------------------------------------------------------------------------------
 
 
-def pipeline_block(program: Program, pipeline: Pipeline) -> Block:
+def pipeline_block(program: Program, pipeline: PipelineGraph) -> Block:
     """Return a pipeline as nested statements. Raises UnsupportedConstruct for loops."""
 
     def write(name: str, arm: Callable[[Any], Block]) -> Block:
@@ -247,6 +257,7 @@ def pipeline_block(program: Program, pipeline: Pipeline) -> Block:
 
 
 def _if(condition: Expr, then: Block, orelse: Block) -> Block:
+    """Return an if without an empty `then`; nothing if both branches are empty."""
     if not then and not orelse:
         return ()
     if not then:
@@ -254,28 +265,29 @@ def _if(condition: Expr, then: Block, orelse: Block) -> Block:
     return (If(condition, then, orelse),)
 
 
-def _table_block(program: Program, table: Table, arm: Callable[[Any], Block]) -> Block:
+def _table_block(program: Program, table: TableDeclaration, arm: Callable[[Any], Block]) -> Block:
+    """Return the application of a table, and what follows it, as statements."""
     number = table.default_action
-    if _never_changes(table):
-        after = table.next_by_hit[1] if table.next_by_hit else table.next_by_action.get(number)
-        return (*inline(program, table, number), *arm(after))
+    if _is_constant(table):
+        next_node = table.next_by_hit[1] if table.next_by_hit else table.next_by_action.get(number)
+        return (*inline(program, table, number), *arm(next_node))
     numbers = [*table.actions, *([] if number in table.actions else [number])]
     if table.next_by_hit is None:
         arms = tuple((n, (*inline(program, table, n), *arm(table.next_by_action.get(n)))) for n in numbers)
         return (Apply(table.name, arms),)
-    applied = Apply(table.name, tuple((n, inline(program, table, n)) for n in numbers))
-    return (applied, *_if(Hit(table.name), arm(table.next_by_hit[0]), arm(table.next_by_hit[1])))
+    application = Apply(table.name, tuple((n, inline(program, table, n)) for n in numbers))
+    return (application, *_if(Hit(table.name), arm(table.next_by_hit[0]), arm(table.next_by_hit[1])))
 
 
 # --- parsers --------------------------------------------------------------------------------------
 
 
 def parser_block(parser: Parser) -> Block:
-    """Return a parser as nested statements, or as a machine if it loops. Its operations may end it early."""
+    """Return a parser as nested statements, or as a state machine if it has loops."""
 
-    def after(name: str) -> list[str | None]:
+    def following(name: str) -> list[str | None]:
         transitions = parser.states[name].transitions
-        followers = [part.next_state for part in transitions]
+        followers = [transition.next_state for transition in transitions]
         return followers if transitions and transitions[-1].values is None else [*followers, None]
 
     def write(name: str, arm: Callable[[Any], Block]) -> Block:
@@ -283,41 +295,47 @@ def parser_block(parser: Parser) -> Block:
         return (*state.ops, *_select(state, arm))
 
     try:
-        graph = _Graph("parser", parser.start, after)
-    except _Loop:
-        return (_machine(parser),)
+        graph = _Graph("parser", parser.start, following)
+    except _CycleError:
+        return (_state_machine(parser),)
     return graph.block(parser.start, None, write)
 
 
-def _machine(parser: Parser) -> Machine:
+def _state_machine(parser: Parser) -> StateMachine:
+    """Return a parser with loops as a state machine, whose state 0 is the parser's start."""
     names = [parser.start, *(name for name in parser.states if name != parser.start)]
     number = {name: position for position, name in enumerate(names)}
 
-    def state(name: str) -> Block:
-        found = parser.states[name]
-        selected = _select(found, lambda after: (Goto(None if after is None else number[after]),))
-        ends = found.transitions and found.transitions[-1].values is None
-        return (*found.ops, *(selected if ends else _or_end(selected)))
+    def state_block(name: str) -> Block:
+        parser_state = parser.states[name]
+        selected = _select(parser_state, lambda after: (Goto(None if after is None else number[after]),))
+        has_default = parser_state.transitions and parser_state.transitions[-1].values is None
+        return (*parser_state.ops, *(selected if has_default else _end_if_unmatched(selected)))
 
-    return Machine(tuple(state(name) for name in names))
+    return StateMachine(tuple(state_block(name) for name in names))
 
 
-def _or_end(block: Block) -> Block:
-    """Return the statements of a selection that ends the machine if no branch is selected."""
+def _end_if_unmatched(block: Block) -> Block:
+    """Return a chain of ifs with a last branch that ends the state machine."""
     if not block:
         return (Goto(None),)
-    (part,) = block
-    return (If(part.condition, part.then, _or_end(part.orelse)),) if isinstance(part, If) else block
+    (branch,) = block
+    return (
+        (If(branch.condition, branch.then, _end_if_unmatched(branch.orelse)),)
+        if isinstance(branch, If)
+        else block
+    )
 
 
 def _select(state: State, arm: Callable[[Any], Block]) -> Block:
+    """Return a state's transitions as a chain of ifs; `arm` returns the statements of a target."""
     chain: Block = ()
     for transition in reversed(state.transitions):
         then = arm(transition.next_state)
         if transition.values is None:
             chain = then
             continue
-        condition = _matches(state.key, transition.values, transition.masks)
+        condition = _transition_condition(state.key, transition.values, transition.masks)
         if isinstance(condition, Bool):
             chain = then if condition.value else chain
         elif then or chain:
@@ -325,14 +343,15 @@ def _select(state: State, arm: Callable[[Any], Block]) -> Block:
     return chain
 
 
-def _matches(key: Sequence[Expr], values: Sequence[int], masks: Sequence[int] | None) -> Expr:
+def _transition_condition(key: Sequence[Expr], values: Sequence[int], masks: Sequence[int] | None) -> Expr:
+    """Return whether a key equals a transition's values, under its masks if it has some."""
     condition: Expr = Bool(True)
-    for number, (part, value) in enumerate(zip(key, values, strict=True)):
-        left: Expr = part
+    for number, (expression, value) in enumerate(zip(key, values, strict=True)):
+        left: Expr = expression
         if masks is not None:
             if masks[number] == 0:
                 continue
-            left, value = Binary("&", part, Const(masks[number])), value & masks[number]
+            left, value = Binary("&", expression, Const(masks[number])), value & masks[number]
         test = Binary("==", left, Const(value))
         condition = test if isinstance(condition, Bool) else Binary("and", condition, test)
     return condition

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.program.model import Program, Table, TableKey
+from peelsum.softswitch.program.model import Program, TableDeclaration, TableKey
 
 #: Returned by a port's queue for a packet that finds it full.
 FULL = (1 << 64) - 1
@@ -32,7 +32,7 @@ def limbs(value: int, bits: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """A part of a key word: limb `limb` (from the top) of key number `key`, shifted left by `shift`."""
+    """A part of a key word: limb number `limb`, from the top, of key field `key`, shifted left by `shift`."""
 
     key: int
     limb: int
@@ -41,15 +41,16 @@ class KeyPart:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """A table's place in the table memory.
+    """The layout of a table in the table memory.
 
-    `default_row` is a row without key. From `region` on, an exact table is a hash table of `capacity` rows
-    with open addressing. Any other table has a count and then its rows in the order in which they are tried.
-    A row has `row_words` words: action, entry number, parameters, key. An exact key has one word per item of
-    `words`. Any other key has value and mask per item of `words`, then low and high per item of `ranges`.
+    `default_row` is the index of the default action's row, which has no key. The entries start at `region`.
+    An exact table is a hash table of `capacity` rows with open addressing. Any other table has the number of
+    rows and then the rows, in the order in which they are tried. A row has `row_words` words: action, entry
+    number, parameters, key. An exact key has one word per item of `words`. Any other key has value and mask
+    per item of `words`, then low and high per item of `ranges`.
     """
 
-    table: Table
+    table: TableDeclaration
     param_words: int
     words: tuple[tuple[KeyPart, ...], ...]
     ranges: tuple[int, ...]
@@ -97,32 +98,32 @@ class CounterPlan:
 
 
 def pack_keys(keys: Sequence[TableKey]) -> tuple[tuple[KeyPart, ...], ...]:
-    """Pack key fields side by side into 64-bit words; wider fields are split into limbs."""
+    """Return how key fields are packed side by side into 64-bit words; wider fields are split into limbs."""
     words: list[tuple[KeyPart, ...]] = []
     current: list[KeyPart] = []
-    room = 64
+    free_bits = 64
     for number, key in enumerate(keys):
         if key.kind == "range":
             continue
         if key.bits > 64:
             words += [(KeyPart(number, limb, 0),) for limb in range(words_of(key.bits))]
             continue
-        if key.bits > room:
+        if key.bits > free_bits:
             words.append(tuple(current))
-            current, room = [], 64
-        room -= key.bits
-        current.append(KeyPart(number, 0, room))
+            current, free_bits = [], 64
+        free_bits -= key.bits
+        current.append(KeyPart(number, 0, free_bits))
     return (*words, tuple(current)) if current else tuple(words)
 
 
 def plan_tables(program: Program) -> dict[str, TablePlan]:
-    """Return every table's place. Raises UnsupportedConstruct if the declared sizes need too much memory."""
+    """Return the layout of every table. Raises UnsupportedConstruct if they need too much memory."""
     plans: dict[str, TablePlan] = {}
-    at = 0
+    end = 0
     for name, table in program.tables.items():
-        plans[name] = plan = _plan_table(program, table, at)
-        at = plan.end
-    if at > WORDS_LIMIT:
+        plans[name] = plan = _plan_table(program, table, end)
+        end = plan.end
+    if end > WORDS_LIMIT:
         largest = max(plans.values(), key=lambda plan: plan.end - plan.default_row).table
         raise UnsupportedConstruct(
             f"table {largest.name}: size {largest.size} needs too much memory; declare less"
@@ -130,7 +131,8 @@ def plan_tables(program: Program) -> dict[str, TablePlan]:
     return plans
 
 
-def _plan_table(program: Program, table: Table, at: int) -> TablePlan:
+def _plan_table(program: Program, table: TableDeclaration, start: int) -> TablePlan:
+    """Return the layout of a table that starts at this word of the table memory."""
     actions = [program.actions[number] for number in {*table.actions, table.default_action}]
     param_words = max(sum(words_of(param.bits) for param in action.params) for action in actions)
     words = pack_keys(table.keys)
@@ -139,7 +141,7 @@ def _plan_table(program: Program, table: Table, at: int) -> TablePlan:
     key_words = len(words) if exact else 2 * len(words) + 2 * len(ranges)
     row_words = ROW_PARAMS + param_words + key_words
     size = len(table.const_entries) if table.const_entries is not None else table.size
-    region = at + ROW_PARAMS + param_words
+    region = start + ROW_PARAMS + param_words
     if not table.keys:
         capacity, length = 0, 0
     elif exact:
@@ -149,17 +151,17 @@ def _plan_table(program: Program, table: Table, at: int) -> TablePlan:
         capacity = size
         length = 1 + size * row_words
     return TablePlan(
-        table, param_words, words, ranges, exact, row_words, capacity, at, region, region + length
+        table, param_words, words, ranges, exact, row_words, capacity, start, region, region + length
     )
 
 
 def plan_registers(program: Program, banks: Iterable[Sequence[str]]) -> dict[str, RegisterPlan]:
-    """Return every register's place. A bank's registers are interleaved: cell i of each, then cell i + 1."""
+    """Return the layout of every register. A bank has cell 0 of all its registers, then cell 1, and so on."""
     plans: dict[str, RegisterPlan] = {}
     ends = {False: 0, True: 0}
-    banked = [tuple(bank) for bank in banks]
-    single = [(name,) for name in program.registers if not any(name in bank for bank in banked)]
-    for bank in [*banked, *single]:
+    bank_list = [tuple(bank) for bank in banks]
+    single_registers = [(name,) for name in program.registers if not any(name in bank for bank in bank_list)]
+    for bank in [*bank_list, *single_registers]:
         first = program.registers[bank[0]]
         wide = first.bits > 32
         for column, name in enumerate(bank):
@@ -169,10 +171,10 @@ def plan_registers(program: Program, banks: Iterable[Sequence[str]]) -> dict[str
 
 
 def plan_counters(program: Program) -> dict[str, CounterPlan]:
-    """Return every counter's place."""
+    """Return the layout of every counter."""
     plans: dict[str, CounterPlan] = {}
-    at = 0
+    end = 0
     for name, counter in program.counters.items():
-        plans[name] = CounterPlan(counter.size, at)
-        at += 2 * counter.size
+        plans[name] = CounterPlan(counter.size, end)
+        end += 2 * counter.size
     return plans

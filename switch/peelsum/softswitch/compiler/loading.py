@@ -13,7 +13,7 @@ from peelsum.softswitch.program.loader import read
 from peelsum.softswitch.program.model import Program
 
 #: Most bytes of a BMv2 JSON file.
-MOST_PROGRAM = 16 << 20
+MOST_PROGRAM_BYTES = 16 << 20
 
 
 def load(path: str | PathLike[str]) -> Program:
@@ -23,7 +23,7 @@ def load(path: str | PathLike[str]) -> Program:
     the softswitch does not support. Both name the item and where it is.
     """
     try:
-        document = parse_json(read_bytes(Path(path), MOST_PROGRAM), MOST_PROGRAM)
+        document = parse_json(read_bytes(Path(path), MOST_PROGRAM_BYTES), MOST_PROGRAM_BYTES)
     except OSError as error:
         raise BadProgram(f"{path}: {error.strerror}; give the JSON file that p4c-bm2-ss wrote") from None
     except ValueError as error:
@@ -42,7 +42,7 @@ def parse(document: Any, name: str) -> Program:
         if version[0] != 2:
             raise UnsupportedConstruct(f"{name}: BMv2 JSON version {version}; use version 2")
         program = read(document, name)
-        generate(program, True, False)  # refuses what the loader cannot; a switch finds the code cached
+        generate(program, True, False)  # finds unsupported constructs; a switch gets the code from its cache
     except (KeyError, TypeError, IndexError, ValueError, OverflowError, AttributeError) as error:
         raise BadProgram(f"{name}: incomplete BMv2 JSON ({error!r}); compile the program again") from error
     except RecursionError:

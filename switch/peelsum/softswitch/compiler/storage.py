@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from peelsum.softswitch.compiler.layout import words_of
 from peelsum.softswitch.compiler.reroll import Spans
 from peelsum.softswitch.program.model import Header, Program
-from peelsum.softswitch.program.operations import Element, FieldRef, Target, walk
+from peelsum.softswitch.program.operations import FieldElement, FieldRef, Target, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,54 +61,55 @@ class Storage:
 
     def variables(self, ref: FieldRef) -> Sequence[Variable]:
         """Return the variables of a field outside arrays, most significant first; one for up to 64 bits."""
-        found = self._fields[ref.header, ref.field]
-        assert not isinstance(found, Array)
-        return found
+        variables = self._fields[ref.header, ref.field]
+        assert not isinstance(variables, Array)
+        return variables
 
     def has(self, ref: FieldRef) -> bool:
-        """Return whether a field has storage: packet fields have, metadata only if the program uses it."""
+        """Return whether a field has storage: every packet field, and metadata if the program uses it."""
         return (ref.header, ref.field) in self._fields
 
     def names(self, target: Target) -> list[str]:
         """Return the names of the variables, or of the array, that hold a field or element."""
-        if isinstance(target, Element):
+        if isinstance(target, FieldElement):
             return [self.element(target)[0].name]
-        found = self._fields[target.header, target.field]
-        return [found.name] if isinstance(found, Array) else [part.name for part in found]
+        stored = self._fields[target.header, target.field]
+        return [stored.name] if isinstance(stored, Array) else [variable.name for variable in stored]
 
     def array(self, ref: FieldRef) -> tuple[Array, int] | None:
         """Return the array that holds a field and the index in it; None if variables hold it."""
-        found = self._fields[ref.header, ref.field]
-        if not isinstance(found, Array):
+        array = self._fields[ref.header, ref.field]
+        if not isinstance(array, Array):
             return None
         header = self._program.headers[ref.header]
-        number = next(n for n, part in enumerate(header.fields) if part.name == ref.field)
-        return found, number - found.first
+        number = next(n for n, field in enumerate(header.fields) if field.name == ref.field)
+        return array, number - array.first
 
-    def element(self, element: Element) -> tuple[Array, int]:
+    def element(self, element: FieldElement) -> tuple[Array, int]:
         """Return the array that an element of a loop steps through, and its first index."""
         name = self._program.headers[element.header].fields[element.first].name
-        found = self._fields[element.header, name]
-        assert isinstance(found, Array)
-        return found, element.first - found.first
+        array = self._fields[element.header, name]
+        assert isinstance(array, Array)
+        return array, element.first - array.first
 
     def arrays(self) -> list[Array]:
         """Return all arrays."""
-        return [part for chunks in self.chunks.values() for part in chunks if isinstance(part, Array)]
+        return [chunk for chunks in self.chunks.values() for chunk in chunks if isinstance(chunk, Array)]
 
     def name(self, *parts: str) -> str:
         """Return a new variable name made from `parts`."""
-        wanted = re.sub(r"\W+", "_", "_".join(parts), flags=re.ASCII).strip("_")
-        name, number = wanted, 1
+        base = re.sub(r"\W+", "_", "_".join(parts), flags=re.ASCII).strip("_")
+        name, number = base, 1
         while name in self._names:
             number += 1
-            name = f"{wanted}_{number}"
+            name = f"{base}_{number}"
         self._names.add(name)
         return name
 
     # --- layout -----------------------------------------------------------------------------------
 
     def _lay_out(self, header: Header, used: set[tuple[str, str]], spans: Sequence[tuple[int, int]]) -> None:
+        """Assign a header's fields to arrays, where spans have them, and to variables."""
         chunks: list[Chunk] = []
         offset = number = 0
         while number < len(header.fields):
@@ -118,49 +119,51 @@ class Storage:
                 chunks.append(chunk)
                 number, offset = span[1] + 1, offset + chunk.bits * chunk.count
                 continue
-            end = self._alone_or_merged(header, number, used, spans)
+            end = self._group_end(header, number, used, spans)
             bits = sum(part.bits for part in header.fields[number:end])
             name = header.fields[number].name
             if not header.metadata or (header.type_name, name) in used:
-                made = self._variables(header, name, offset, bits)
-                chunks += made
-                self._fields[header.name, name] = made
+                variables = self._variables(header, name, offset, bits)
+                chunks += variables
+                self._fields[header.name, name] = variables
             number, offset = end, offset + bits
         self.chunks[header.name] = chunks
 
-    def _alone_or_merged(
+    def _group_end(
         self, header: Header, number: int, used: set[tuple[str, str]], spans: Sequence[tuple[int, int]]
     ) -> int:
-        """Return the end of the group that starts with field `number`; unused packet fields are grouped."""
+        """Return the end of the fields that share a variable with field `number`: unused packet fields do."""
 
-        def apart(position: int) -> bool:
+        def is_separate(position: int) -> bool:
             starts = any(part[0] == position for part in spans)
             return starts or (header.type_name, header.fields[position].name) in used
 
         end = number + 1
-        if header.metadata or apart(number):
+        if header.metadata or is_separate(number):
             return end
         bits = header.fields[number].bits
-        while end < len(header.fields) and not apart(end) and bits + header.fields[end].bits <= 64:
+        while end < len(header.fields) and not is_separate(end) and bits + header.fields[end].bits <= 64:
             bits += header.fields[end].bits
             end += 1
         return end
 
     def _array(self, header: Header, span: tuple[int, int], offset: int) -> Array:
+        """Return a new array for the fields of a span."""
         first, last = span
         array = Array(self.name("a", header.name), offset, header.fields[first].bits, first, last - first + 1)
-        for part in header.fields[first : last + 1]:
-            self._fields[header.name, part.name] = array
+        for field in header.fields[first : last + 1]:
+            self._fields[header.name, field.name] = array
         return array
 
     def _variables(self, header: Header, field: str, offset: int, bits: int) -> list[Variable]:
-        made = []
+        """Return new variables of up to 64 bits each for `bits` bits, most significant first."""
+        variables = []
         count = words_of(bits)
         for limb in range(count):
             width = bits - 64 * (count - 1) if limb == 0 else 64
-            made.append(Variable(self.name("f", header.name, field), offset, width))
+            variables.append(Variable(self.name("f", header.name, field), offset, width))
             offset += width
-        return made
+        return variables
 
 
 def _used(program: Program, blocks: Iterable[Any], roots: Iterable[FieldRef]) -> set[tuple[str, str]]:

@@ -1,7 +1,7 @@
-"""The elections among clients: their election ids, and which stream is the primary of each role.
+"""Client arbitration: the election ids of streams, and which stream is the primary of each role.
 
-It follows section 5 of the P4Runtime specification, and runs without gRPC. The primary of the default role
-may write. A role with a name gives no rights: it is a lock among the clients that bid for it.
+It follows section 5 of the P4Runtime specification, and does not depend on gRPC. The primary of the default
+role may write. A role with a name gives no rights: it is a lock for the clients that bid for it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from peelsum.softswitch.p4runtime.status import Code, RequestError, code_number,
 from peelsum.softswitch.p4runtime.stream import ControllerStream
 
 # Theory of operation.
-# Each role has an election of its own. `highest` is the highest election id that streams have bid since the
-# last time none was open.
+# Each role has its own election. `highest` is the highest election id of all bids since the role had its
+# first open stream.
 #
 #   a stream bids e             | then
 #   ----------------------------+--------------------------------------------------------------
@@ -46,7 +46,7 @@ class _Election:
 
 
 class Arbiter:
-    """The elections among the open streams of one device."""
+    """The elections of one device, one per role."""
 
     def __init__(self, device_id: int) -> None:
         self._device_id = device_id
@@ -55,8 +55,8 @@ class Arbiter:
         self._roles: dict[ControllerStream, str | None] = {}
         self._elections: defaultdict[str, _Election] = defaultdict(_Election)
 
-    def enter(self, stream: ControllerStream) -> None:
-        """Add a stream that has opened and not bid yet."""
+    def open(self, stream: ControllerStream) -> None:
+        """Add an open stream, which has not bid yet."""
         with self._lock:
             self._roles[stream] = None
 
@@ -71,7 +71,7 @@ class Arbiter:
         role, election_id = update.role.name, U128.decode(update.election_id)
         with self._lock:
             if stream not in self._roles:
-                return  # it ended before its message was handled
+                return  # the stream ended before its message was handled
             if self._roles[stream] not in (None, role):
                 raise invalid(f"role: {role!r}: this stream has another; open a stream for each role")
             self._roles[stream] = role
@@ -80,15 +80,15 @@ class Arbiter:
             if (holder := next(holders, stream)) is not stream:
                 raise invalid(f"Election id {election_id} already exists, of {holder.client}; bid another")
             election.bids[stream] = election_id
-            before = election.primary
+            previous_primary = election.primary
             if election_id and election_id >= election.highest:
                 election.primary, election.highest = stream, election_id
             elif election.primary is stream:
                 election.primary = None
-            changed = before is not election.primary or election.primary is stream
-            self._tell(role, election.bids if changed else [stream])
+            is_changed = previous_primary is not election.primary or election.primary is stream
+            self._notify(role, election.bids if is_changed else [stream])
 
-    def leave(self, stream: ControllerStream) -> None:
+    def close(self, stream: ControllerStream) -> None:
         """Remove a stream that has ended."""
         with self._lock:
             role = self._roles.pop(stream, None)
@@ -98,34 +98,36 @@ class Arbiter:
             election.bids.pop(stream, None)
             if election.primary is stream:
                 election.primary = None
-                self._tell(role, election.bids)
+                self._notify(role, election.bids)
             if not election.bids:
                 del self._elections[role]
 
     @property
     def primary(self) -> ControllerStream | None:
         """The stream that may write and that receives PacketIns."""
-        election = self._elections.get(_DEFAULT)  # the data plane's thread must not add one beside a bid's
+        # `get`, because the data plane's thread must not add an election while another thread bids.
+        election = self._elections.get(_DEFAULT)
         return None if election is None else election.primary
 
     def require_primary(self, election_id: p4r.Uint128, role: str) -> None:
         """Raise RequestError unless `election_id` is the primary's."""
         if role:
             raise unimplemented(f"role {role}")
-        wanted = U128.decode(election_id)
+        requested_id = U128.decode(election_id)
         with self._lock:
             election = self._elections[_DEFAULT]
-            if election.primary is None or election.bids[election.primary] != wanted:
+            if election.primary is None or election.bids[election.primary] != requested_id:
                 raise RequestError(
                     Code.PERMISSION_DENIED,
-                    f"election_id: {wanted} is not the primary's; bid for it on a stream first",
+                    f"election_id: {requested_id} is not the primary's; bid for it on a stream first",
                 )
 
-    def _tell(self, role: str, streams: Iterable[ControllerStream]) -> None:
+    def _notify(self, role: str, streams: Iterable[ControllerStream]) -> None:
         for stream in streams:
-            stream.send(p4r.StreamMessageResponse(arbitration=self._answer(role, stream)))
+            stream.send(p4r.StreamMessageResponse(arbitration=self._arbitration_update(role, stream)))
 
-    def _answer(self, role: str, stream: ControllerStream) -> p4r.MasterArbitrationUpdate:
+    def _arbitration_update(self, role: str, stream: ControllerStream) -> p4r.MasterArbitrationUpdate:
+        """Return the message that tells a stream whether it is the primary of a role."""
         election = self._elections[role]
         if election.primary is stream:
             code, message = Code.OK, "you are the primary"

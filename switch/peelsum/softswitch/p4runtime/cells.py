@@ -1,4 +1,4 @@
-"""Indirect counters and registers: cells that are read one by one or all at once, and modified one by one."""
+"""Entities of indirect counters and registers: a Write sets one cell, a Read returns one or all."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from peelsum.softswitch.p4runtime.values import to_bytes, to_int
 
 
 @dataclass
-class Cells:
-    """The counters or the registers of one pipeline, as `kind` says."""
+class CellEntries:
+    """The counters of one pipeline, or its registers, as `kind` says."""
 
     kind: str
     declared: Mapping[int, CellsInfo]
     state: Mapping[str, Any]
-    """The switch's, by name."""
+    """The switch's counters or registers, by name."""
     decode: Callable[[Any, CellsInfo], tuple[int, ...]]
-    """Returns what an entry writes to a cell."""
+    """Returns the values that an entry writes to a cell."""
     encode: Callable[[int, p4r.Index, Any], Any]
-    """Returns the entry of a cell, from the array's id, the cell's index and its value."""
+    """Returns the entry of a cell, given the array's id, the cell's index and its value."""
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: Any) -> None:
         """Set one cell. Raises RequestError."""
@@ -34,34 +34,34 @@ class Cells:
             raise invalid(f"{cells.name}: cells cannot be inserted or deleted; modify them")
         if not entry.HasField("index"):
             raise invalid(f"{cells.name}: index is missing; give the cell's index")
-        index = _checked(entry.index.index, cells)
+        index = _checked_index(entry.index.index, cells)
         self.state[cells.name].write(index, *self.decode(entry, cells))
 
-    def read(self, wanted: Any) -> Iterator[Any]:
-        """Return the cells that `wanted` selects now: one, those of one array, or all for id 0."""
-        wanted_id = getattr(wanted, f"{self.kind}_id")
-        found = []
-        for cells in [self._find(wanted_id)] if wanted_id else self.declared.values():
+    def read(self, selector: Any) -> Iterator[Any]:
+        """Return the entries that `selector` selects now: a cell, all cells of an array, or all for id 0."""
+        array_id = getattr(selector, f"{self.kind}_id")
+        arrays = []
+        for cells in [self._find(array_id)] if array_id else self.declared.values():
             first, end = 0, cells.size
-            if wanted.HasField("index"):
-                first = _checked(wanted.index.index, cells)
+            if selector.HasField("index"):
+                first = _checked_index(selector.index.index, cells)
                 end = first + 1
-            found.append((cells.id, first, self.state[cells.name].values()[first:end]))
+            arrays.append((cells.id, first, self.state[cells.name].values()[first:end]))
         encode = self.encode
         return (
             encode(cells_id, p4r.Index(index=index), value)
-            for cells_id, first, values in found
+            for cells_id, first, values in arrays
             for index, value in enumerate(values.tolist(), first)
         )
 
     def _find(self, cells_id: int) -> CellsInfo:
-        found = self.declared.get(cells_id)
-        if found is None:
+        cells = self.declared.get(cells_id)
+        if cells is None:
             raise invalid(f"{self.kind}_id: no {self.kind} {cells_id:#x} in the P4Info; use one of its ids")
-        return found
+        return cells
 
 
-def counters(info: PipelineInfo, switch: Switch) -> Cells:
+def counters(info: PipelineInfo, switch: Switch) -> CellEntries:
     """Return a pipeline's indirect counters."""
 
     def decode(entry: p4r.CounterEntry, cells: CellsInfo) -> tuple[int, ...]:
@@ -73,10 +73,10 @@ def counters(info: PipelineInfo, switch: Switch) -> Cells:
         data = p4r.CounterData(packet_count=value[0], byte_count=value[1])
         return p4r.CounterEntry(counter_id=cells_id, index=index, data=data)
 
-    return Cells("counter", info.counters, switch.counters, decode, encode)
+    return CellEntries("counter", info.counters, switch.counters, decode, encode)
 
 
-def registers(info: PipelineInfo, switch: Switch) -> Cells:
+def registers(info: PipelineInfo, switch: Switch) -> CellEntries:
     """Return a pipeline's registers."""
 
     def decode(entry: p4r.RegisterEntry, cells: CellsInfo) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ def registers(info: PipelineInfo, switch: Switch) -> Cells:
         data = p4d.P4Data(bitstring=to_bytes(value))
         return p4r.RegisterEntry(register_id=cells_id, index=index, data=data)
 
-    return Cells("register", info.registers, switch.registers, decode, encode)
+    return CellEntries("register", info.registers, switch.registers, decode, encode)
 
 
 def counter_values(data: p4r.CounterData, name: str) -> tuple[int, int]:
@@ -100,7 +100,7 @@ def counter_values(data: p4r.CounterData, name: str) -> tuple[int, int]:
     return data.packet_count, data.byte_count
 
 
-def _checked(index: int, cells: CellsInfo) -> int:
+def _checked_index(index: int, cells: CellsInfo) -> int:
     if not 0 <= index < cells.size:
         raise RequestError(
             Code.OUT_OF_RANGE, f"{cells.name}: index {index} is not below its size {cells.size}"

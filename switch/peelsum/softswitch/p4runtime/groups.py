@@ -1,4 +1,4 @@
-"""The packet replication engine: multicast groups, and clone sessions, which set where clones go."""
+"""Entities of the packet replication engine: multicast groups and clone sessions."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, uni
 from peelsum.softswitch.p4runtime.values import to_bytes, to_int
 
 _PORT_BITS = 32
-#: The field with an entry's number, by the kind of entry.
-_NUMBERS = {"multicast_group_entry": "multicast_group_id", "clone_session_entry": "session_id"}
+#: The field with a group's number, by the kind of entry.
+_NUMBER_FIELDS = {"multicast_group_entry": "multicast_group_id", "clone_session_entry": "session_id"}
 
 
-class Groups:
-    """The multicast groups and clone sessions of one pipeline, and the metadata that come with groups."""
+class ReplicationEntries:
+    """The multicast groups and clone sessions of one pipeline, and the metadata of groups."""
 
     def __init__(self, switch: Switch, ports: Collection[int] | None = None) -> None:
-        """ports: the ports that copies may leave by; None for any."""
-        self._kept = {"multicast_group_entry": switch.groups, "clone_session_entry": switch.sessions}
+        """ports: the egress ports that replicas may have; None for any."""
+        self._groups = {"multicast_group_entry": switch.groups, "clone_session_entry": switch.sessions}
         self._ports = ports
         self._metadata: dict[int, bytes] = {}
-        # Those written with the older field `egress_port` are read back with it.
-        self._older_form: set[tuple[str, int]] = set()
+        # Groups that were written with the deprecated field `egress_port` are read with it.
+        self._with_egress_port: set[tuple[str, int]] = set()
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.PacketReplicationEngineEntry) -> None:
-        """Insert, modify or delete a group or session. Raises RequestError and then changes nothing."""
-        name, group, number = _parts(entry)
-        kept = self._kept[name]
-        what = f"{kept.what} {number}"
-        if not 0 < number < kept.limit:
-            raise invalid(f"{_NUMBERS[name]}: {number} is not between 1 and {kept.limit - 1}")
-        if kind == p4r.Update.INSERT and number in kept:
+        """Insert, modify or delete a group or session. If it raises RequestError, nothing has changed."""
+        name, group, number = _split_entry(entry)
+        groups = self._groups[name]
+        what = f"{groups.what} {number}"
+        if not 0 < number < groups.limit:
+            raise invalid(f"{_NUMBER_FIELDS[name]}: {number} is not between 1 and {groups.limit - 1}")
+        if kind == p4r.Update.INSERT and number in groups:
             raise RequestError(Code.ALREADY_EXISTS, f"{what} exists; modify it instead")
-        if kind != p4r.Update.INSERT and number not in kept:
+        if kind != p4r.Update.INSERT and number not in groups:
             raise RequestError(Code.NOT_FOUND, f"{what} does not exist; insert it first")
         if kind == p4r.Update.DELETE:
-            kept.delete(number)
+            groups.delete(number)
         else:
             replicas = _replicas_of(group, what)
             self._check_ports(port for port, _ in replicas)
-            kept.set(number, replicas)
+            groups.set(number, replicas)
         if name == "multicast_group_entry":
             self._metadata[number] = group.metadata
-        self._older_form.discard((name, number))
+        self._with_egress_port.discard((name, number))
         if any(replica.WhichOneof("port_kind") == "egress_port" for replica in group.replicas):
-            self._older_form.add((name, number))
+            self._with_egress_port.add((name, number))
 
-    def read(self, wanted: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
-        """Return what `wanted` names if it exists, or all groups or all sessions for number 0, as now."""
-        name, _, number = _parts(wanted)
-        kept = self._kept[name]
-        chosen = kept.ids() if number == 0 else [number] if number in kept else []
-        return iter([self._encode(name, one) for one in chosen])
+    def read(self, selector: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
+        """Return the group or session that `selector` names, if there is one; number 0 selects all."""
+        name, _, requested = _split_entry(selector)
+        groups = self._groups[name]
+        numbers = groups.ids() if requested == 0 else [requested] if requested in groups else []
+        return iter([self._encode(name, number) for number in numbers])
 
     def _encode(self, name: str, number: int) -> p4r.PacketReplicationEngineEntry:
         entry = p4r.PacketReplicationEngineEntry()
         group = getattr(entry, name)
-        setattr(group, _NUMBERS[name], number)
+        setattr(group, _NUMBER_FIELDS[name], number)
         if name == "multicast_group_entry":
             group.metadata = self._metadata.get(number, b"")
-        for port, instance in self._kept[name].get(number):
-            if (name, number) in self._older_form:
+        for port, instance in self._groups[name].get(number):
+            if (name, number) in self._with_egress_port:
                 group.replicas.add(egress_port=port, instance=instance)
             else:
                 group.replicas.add(port=to_bytes(port), instance=instance)
@@ -73,21 +73,21 @@ class Groups:
     def _check_ports(self, ports: Iterable[int]) -> None:
         for port in ports:
             if self._ports is not None and port not in self._ports:
-                shown = ", ".join(map(str, sorted(self._ports)))
-                raise invalid(f"port {port} is not on this switch; use one of {shown}")
+                known_ports = ", ".join(map(str, sorted(self._ports)))
+                raise invalid(f"port {port} is not on this switch; use one of {known_ports}")
 
 
-def _parts(entry: p4r.PacketReplicationEngineEntry) -> tuple[str, Any, int]:
-    """Return an entry's kind, its group or session, and the number of that. Raises RequestError."""
+def _split_entry(entry: p4r.PacketReplicationEngineEntry) -> tuple[str, Any, int]:
+    """Return an entry's kind, its group or session, and the number of the group or session."""
     name = entry.WhichOneof("type")
     if name is None:
         raise invalid("packet_replication_engine_entry: is empty; give a multicast group or a clone session")
     group = getattr(entry, name)
-    return name, group, getattr(group, _NUMBERS[name])
+    return name, group, getattr(group, _NUMBER_FIELDS[name])
 
 
 def _replicas_of(group: Any, what: str) -> list[tuple[int, int]]:
-    """Return (port, instance) of each replica. Raises RequestError naming `what` they belong to."""
+    """Return (port, instance) of each replica. Raises RequestError, which names the group as `what`."""
     for name in ("class_of_service", "packet_length_bytes"):
         if getattr(group, name, 0):
             raise unimplemented(f"{what}: {name}")

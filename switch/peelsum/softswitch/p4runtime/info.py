@@ -1,7 +1,7 @@
-"""Indexes a P4Info by id for requests: names, widths and match kinds.
+"""Indexes a P4Info by id: names, widths and match kinds of what requests may refer to.
 
-A P4Info with something that the softswitch does not support (action profiles, meters, translated types and so
-on) is refused.
+A P4Info with something that the softswitch does not support is refused, e.g. action profiles, meters, or
+translated types.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TableInfo:
     @property
     def needs_priority(self) -> bool:
         """Whether entries can overlap and therefore need a priority."""
-        return any(part.kind in ("ternary", "range", "optional") for part in self.fields)
+        return any(field.kind in ("ternary", "range", "optional") for field in self.fields)
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class PipelineInfo:
 
 
 def _refuse_unsupported(p4info: p4i.P4Info) -> None:
+    """Raise RequestError (UNIMPLEMENTED) for externs and types that the softswitch lacks."""
     for kind in ("action_profiles", "meters", "direct_meters", "value_sets", "digests", "externs"):
         for item in getattr(p4info, kind):
             name = item.preamble.name if hasattr(item, "preamble") else item.extern_type_name
@@ -111,13 +112,15 @@ def _refuse_unsupported(p4info: p4i.P4Info) -> None:
             raise unimplemented(f"translated type {name}")
 
 
-def _id_name(item: Any) -> tuple[int, str]:
-    if not item.preamble.id:
-        raise invalid(f"p4info: {item.preamble.name!r} has no id; compile the program again")
-    return item.preamble.id, item.preamble.name
+def _id_name(declaration: Any) -> tuple[int, str]:
+    """Return the id and the name in a declaration's preamble."""
+    if not declaration.preamble.id:
+        raise invalid(f"p4info: {declaration.preamble.name!r} has no id; compile the program again")
+    return declaration.preamble.id, declaration.preamble.name
 
 
 def _by_id(items: Iterable[_T]) -> dict[int, _T]:
+    """Return declarations by id. Raises RequestError if two have the same id."""
     indexed: dict[int, _T] = {}
     for item in items:
         if item.id in indexed:

@@ -1,7 +1,7 @@
 """Converts PacketOut messages to frames and frames to PacketIn messages.
 
-A program may declare a header for packets to and from the controller. P4Info lists its fields, and P4Runtime
-carries them as metadata. Without such a header, the payload is the frame.
+A program may declare headers for packets to and from the controller. P4Info lists their fields, which
+P4Runtime calls metadata. Without such a header, the payload is the frame.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _LONGEST_PAYLOAD = 0xFFFF
 def to_frame(packet: p4r.PacketOut, info: PipelineInfo) -> bytes:
     """Return the frame of a PacketOut: the `packet_out` header, if the program has one, and the payload.
 
-    A field that the controller leaves out is zero. Raises RequestError for metadata that the header does not
-    have, and for payloads that are too long.
+    A field that the controller omits is zero. Raises RequestError for metadata that the header does not have,
+    and for payloads that are too long.
     """
     if len(packet.payload) > _LONGEST_PAYLOAD:
         raise invalid(f"packet_out: {len(packet.payload)} bytes are too many; send up to {_LONGEST_PAYLOAD}")
-    given = {item.metadata_id: item.value for item in packet.metadata}
-    if len(given) != len(packet.metadata):
+    values = {item.metadata_id: item.value for item in packet.metadata}
+    if len(values) != len(packet.metadata):
         raise invalid("packet_out: a metadata field is given twice; give each once")
     header = info.packet_headers.get("packet_out", ())
-    number = 0
+    header_number = 0
     for field in header:
-        value = to_int(given.pop(field.id, b"\0"), field.bits, f"packet_out.{field.name}")
-        number = number << field.bits | value
-    if given:
-        raise invalid(f"packet_out: has no metadata field {min(given)}; use the P4Info's ids")
-    return number.to_bytes(_header_bytes(header), "big") + packet.payload
+        value = to_int(values.pop(field.id, b"\0"), field.bits, f"packet_out.{field.name}")
+        header_number = header_number << field.bits | value
+    if values:
+        raise invalid(f"packet_out: has no metadata field {min(values)}; use the P4Info's ids")
+    return header_number.to_bytes(_header_bytes(header), "big") + packet.payload
 
 
 def to_packet_in(frame: bytes, info: PipelineInfo) -> p4r.PacketIn:

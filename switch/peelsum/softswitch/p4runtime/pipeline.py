@@ -1,4 +1,4 @@
-"""A pipeline as requests see it: the configuration that a controller sent and the switch built from it."""
+"""A forwarding pipeline configuration that a controller sent, with the switch that was built from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from peelsum.reading import parse_json
-from peelsum.softswitch.compiler.loading import MOST_PROGRAM, parse
+from peelsum.softswitch.compiler.loading import MOST_PROGRAM_BYTES, parse
 from peelsum.softswitch.errors import SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.p4runtime.entities import Entities
 from peelsum.softswitch.p4runtime.info import PipelineInfo, TableInfo
@@ -21,8 +21,8 @@ _WITH_P4INFO = (_Get.ALL, _Get.P4INFO_AND_COOKIE)
 _WITH_DEVICE_CONFIG = (_Get.ALL, _Get.DEVICE_CONFIG_AND_COOKIE)
 
 
-class Pipeline:
-    """A verified configuration with its own switch, running or not."""
+class InstalledPipeline:
+    """A verified configuration, its switch, and the entities of that switch."""
 
     def __init__(self, config: p4r.ForwardingPipelineConfig, device: Device) -> None:
         """Verify a configuration and build its switch. Raises RequestError."""
@@ -31,18 +31,18 @@ class Pipeline:
         self.switch = device.build(program)
         self.entities = Entities(self.info, self.switch, device.ports, device.secret_ports)
 
-    def described(self, response_type: int) -> p4r.ForwardingPipelineConfig:
+    def to_response(self, response_type: int) -> p4r.ForwardingPipelineConfig:
         """Return the configuration for GetForwardingPipelineConfig. Raises RequestError."""
         if response_type not in _Get.ResponseType.values():
             raise invalid(f"response_type: {response_type} is unknown; use one of P4Runtime 1.4")
-        answer = p4r.ForwardingPipelineConfig()
+        response = p4r.ForwardingPipelineConfig()
         if self.config.HasField("cookie"):
-            answer.cookie.CopyFrom(self.config.cookie)
+            response.cookie.CopyFrom(self.config.cookie)
         if response_type in _WITH_P4INFO:
-            answer.p4info.CopyFrom(self.config.p4info)
+            response.p4info.CopyFrom(self.config.p4info)
         if response_type in _WITH_DEVICE_CONFIG:
-            answer.p4_device_config = self.config.p4_device_config
-        return answer
+            response.p4_device_config = self.config.p4_device_config
+        return response
 
 
 def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]:
@@ -51,19 +51,19 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
     if not config.p4_device_config:
         raise invalid("p4_device_config: is empty; send the compiler's BMv2 JSON")
     try:
-        program = parse(parse_json(_json_of(config.p4_device_config), MOST_PROGRAM), "p4_device_config")
+        program = parse(parse_json(_json_of(config.p4_device_config), MOST_PROGRAM_BYTES), "p4_device_config")
     except UnsupportedConstruct as error:
         raise RequestError(Code.UNIMPLEMENTED, f"p4_device_config: {one_line(error)}") from error
     except SoftswitchError as error:
         raise invalid(f"p4_device_config: {one_line(error)}") from error
     except ValueError as error:
         raise invalid(f"p4_device_config: not BMv2 JSON ({one_line(error)}); send the compiler's") from error
-    _agree(info, program)
+    _check_consistency(info, program)
     return info, program
 
 
 def _json_of(device_config: bytes) -> bytes:
-    """Return the program's JSON, which p4lang's own clients wrap in the message `p4.tmp.P4DeviceConfig`."""
+    """Return the program's JSON. Some clients of p4lang wrap it in the message `p4.tmp.P4DeviceConfig`."""
     wrapped = Empty()
     try:
         wrapped.ParseFromString(device_config)
@@ -71,37 +71,39 @@ def _json_of(device_config: bytes) -> bytes:
         return device_config
     unknown = UnknownFieldSet(wrapped)
     fields = (unknown[number] for number in range(len(unknown)))
-    data = [field.data for field in fields if (field.field_number, field.wire_type) == (3, 2)]
-    return data[-1] if data else device_config
+    contents = [field.data for field in fields if (field.field_number, field.wire_type) == (3, 2)]
+    return contents[-1] if contents else device_config
 
 
-def _agree(info: PipelineInfo, program: Program) -> None:
+def _check_consistency(info: PipelineInfo, program: Program) -> None:
+    """Raise RequestError unless P4Info and program declare the same actions, tables and arrays."""
     actions = {action.name: len(action.params) for action in program.actions.values()}
     for action in info.actions.values():
         # The compiler leaves out actions that no table uses.
         if actions.get(action.name, len(action.params)) != len(action.params):
-            raise _disagreement(f"action {action.name}")
+            raise _inconsistency(f"action {action.name}")
     for table in info.tables.values():
-        if not _same_key(table, program):
-            raise _disagreement(f"table {table.name}")
-    for kind, declared, built in (
+        if not _has_same_key(table, program):
+            raise _inconsistency(f"table {table.name}")
+    for kind, declared, arrays in (
         ("counter", info.counters, program.counters),
         ("register", info.registers, program.registers),
     ):
         for cells in declared.values():
-            found = built.get(cells.name)
-            if found is None or found.size != cells.size:
-                raise _disagreement(f"{kind} {cells.name}")
+            array = arrays.get(cells.name)
+            if array is None or array.size != cells.size:
+                raise _inconsistency(f"{kind} {cells.name}")
 
 
-def _same_key(table: TableInfo, program: Program) -> bool:
+def _has_same_key(table: TableInfo, program: Program) -> bool:
+    """Return whether the program has a table with this name and the same key fields."""
     built = program.tables.get(table.name)
     if built is None:
         return False
     # BMv2 has no optional matches: the compiler converts them to ternary ones.
-    declared = [("ternary" if part.kind == "optional" else part.kind, part.bits) for part in table.fields]
+    declared = [("ternary" if field.kind == "optional" else field.kind, field.bits) for field in table.fields]
     return declared == [(key.kind, key.bits) for key in built.keys]
 
 
-def _disagreement(what: str) -> RequestError:
+def _inconsistency(what: str) -> RequestError:
     return invalid(f"config: p4info and p4_device_config differ in {what}; take both from one compilation")

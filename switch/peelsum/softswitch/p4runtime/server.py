@@ -15,15 +15,15 @@ from peelsum.softswitch.p4runtime.service import (
     MAX_WAITING,
     P4RuntimeService,
 )
-from peelsum.softswitch.p4runtime.status import Seldom
+from peelsum.softswitch.p4runtime.status import RateLimit
 from peelsum.softswitch.runtime.device import Device
 from peelsum.tls import Identity, require_tls
 from peelsum.tls.grpc_ends import LimitedServer
 
-#: Streams hold a thread each, and so do calls that wait for their turn; the rest answer and refuse.
+#: Each stream and each waiting call holds a thread; the remaining threads answer or refuse other calls.
 _THREADS = MAX_STREAMS + MAX_WAITING + MAX_CONFIGURING + MAX_READS + 12
-#: Compiled pipelines are a few megabytes, and 40,000 updates of tables four.
-_LONGEST_REQUEST = 16 << 20
+#: The longest request. A compiled pipeline has a few megabytes, a Write of 40,000 table entries about four.
+_MOST_REQUEST_BYTES = 16 << 20
 _STOP_GRACE_S = 0.1
 #: Prefix of the names of the server's threads.
 THREAD_PREFIX = "p4runtime"
@@ -40,7 +40,7 @@ class RunningServer:
         self.address = f"{host}:{self.port}"
 
     def stop(self) -> None:
-        """End every call and free the port. A compilation in progress continues in its thread."""
+        """End every call, and free the port. A compilation in progress continues in its thread."""
         self._device.on_packet_in(None)
         self._server.stop(_STOP_GRACE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -49,7 +49,7 @@ class RunningServer:
 def serve(device: Device, address: str = "127.0.0.1:9559", identity: Identity | None = None) -> RunningServer:
     """Serve P4Runtime for a device at `address` (host:port; port 0 takes a free one).
 
-    identity: with one, clients need TLS and a certificate, whose role says what they may do.
+    identity: if given, clients must use TLS with a certificate, whose role limits what they may do.
     Raises ValueError if the address is malformed, or beyond loopback without an identity; OSError if the
     server cannot listen on it.
     """
@@ -58,10 +58,10 @@ def serve(device: Device, address: str = "127.0.0.1:9559", identity: Identity | 
         raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
     require_tls("grpc address", host, identity)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
-    logging.getLogger("grpc._server").addFilter(Seldom())
+    logging.getLogger("grpc._server").addFilter(RateLimit())
     try:
         server = LimitedServer(
-            address, identity, threads=threads, calls=_THREADS, message_bytes=_LONGEST_REQUEST
+            address, identity, threads=threads, calls=_THREADS, message_bytes=_MOST_REQUEST_BYTES
         )
     except OSError:
         reason = f"grpc address: cannot listen on {address}; free it or choose another"

@@ -1,7 +1,6 @@
-"""The P4Runtime service of one device.
+"""The P4Runtime service of one device: all RPCs.
 
-It admits only the primary's writes, and of TLS clients those whose role allows them. It keeps the running
-pipeline and translates errors to gRPC statuses.
+Only the primary may write. With TLS, a client's role must allow each call. Errors become gRPC statuses.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from finsy.proto import p4r, p4r_grpc
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime.arbitration import Arbiter
 from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
-from peelsum.softswitch.p4runtime.pipeline import Pipeline, verify
+from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
+from peelsum.softswitch.p4runtime.request_queue import RequestQueue
 from peelsum.softswitch.p4runtime.status import (
     DETAILS_KEY,
     ERROR_SPACE,
@@ -32,20 +32,19 @@ from peelsum.softswitch.p4runtime.status import (
     unimplemented,
 )
 from peelsum.softswitch.p4runtime.stream import ControllerStream
-from peelsum.softswitch.p4runtime.turns import Turns
 from peelsum.softswitch.runtime.device import Device
 from peelsum.tls import Role, caller_role
 
 API_VERSION = "1.4.0"
 #: Most streams open at once; each holds a thread of the server.
 MAX_STREAMS = 64
-#: Most Writes and Reads that wait for their turn, and most pipelines that wait to be built. Each holds a
+#: Most Writes and Reads that wait in the queue, and most pipelines that wait to be built. Each holds a
 #: thread.
 MAX_WAITING = 32
 MAX_CONFIGURING = 4
-#: Most Reads that are answered at the same time, and seconds that a client has to take its answer.
+#: Most Reads that are answered at the same time, and seconds in which a client must have received its answer.
 MAX_READS = 16
-READ_S = 30.0
+READ_TIMEOUT_S = 30.0
 _WRITERS = (Role.OPERATOR,)
 _READERS = (Role.OPERATOR, Role.VIEWER)
 _ENTITIES_PER_RESPONSE = 256
@@ -58,22 +57,23 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     """All RPCs. A request that fails gets an error status and never ends the server."""
 
     def __init__(self, device: Device, *, secured: bool) -> None:
-        """secured: the server has TLS; without, all clients are on this machine, and may do all."""
+        """secured: whether the server has TLS. Without it, all clients are local, and may do all."""
         self._device, self._secured = device, secured
         self._arbiter = Arbiter(device.device_id)
-        self._turns = Turns(MAX_WAITING)
-        self._configuring = Turns(MAX_CONFIGURING)
-        self._running: Pipeline | None = None
+        self._state_requests = RequestQueue(MAX_WAITING)
+        self._build_requests = RequestQueue(MAX_CONFIGURING)
+        self._running: InstalledPipeline | None = None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)
         self._free_reads = BoundedSemaphore(MAX_READS)
         device.on_packet_in(self._packet_in)
 
-    def _require(self, call: grpc.ServicerContext, allowed: tuple[Role, ...], doing: str) -> None:
+    def _require_role(self, call: grpc.ServicerContext, allowed: tuple[Role, ...], operation: str) -> None:
         """Raise RequestError (PERMISSION_DENIED) unless the client's role is among `allowed`."""
         if self._secured and (role := caller_role(call.peer())) not in allowed:
             raise RequestError(
                 Code.PERMISSION_DENIED,
-                f"{doing}: needs a certificate of role {' or '.join(allowed)}; this client's has role {role}",
+                f"{operation}: needs a certificate of role {' or '.join(allowed)}; "
+                f"this client's has role {role}",
             )
 
     # Unary RPCs
@@ -82,19 +82,19 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext
     ) -> p4r.CapabilitiesResponse:
         """Return the version of the P4Runtime API."""
-        with _aborting(context):
-            self._require(context, _READERS, "capabilities")
+        with _abort_on_error(context):
+            self._require_role(context, _READERS, "capabilities")
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
-        """Attempt every update of the batch in order, even if others fail, until the call ends."""
-        with _aborting(context):
-            self._require(context, _WRITERS, "write")
+        """Attempt every update of the batch in order, even if others fail; stop if the client cancels."""
+        with _abort_on_error(context):
+            self._require_role(context, _WRITERS, "write")
             self._check_device(request.device_id)
             self._arbiter.require_primary(request.election_id, request.role)
             if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
                 raise unimplemented("atomicity other than CONTINUE_ON_ERROR")
-            with self._turns.turn(context, len(request.updates)):
+            with self._state_requests.turn(context, len(request.updates)):
                 # Another client may have become the primary while this call waited.
                 self._arbiter.require_primary(request.election_id, request.role)
                 self._pipeline().entities.write(request.updates, context.is_active)
@@ -103,60 +103,65 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def Read(  # noqa: N802
         self, request: p4r.ReadRequest, context: grpc.ServicerContext
     ) -> Iterator[p4r.ReadResponse]:
-        """Yield all entities that the request selects, several hundred per message."""
-        with _aborting(context):
-            self._require(context, _READERS, "read")
+        """Yield the entities that the request selects, several hundred per message."""
+        with _abort_on_error(context):
+            self._require_role(context, _READERS, "read")
             self._check_device(request.device_id)
             if request.role:
                 raise unimplemented(f"role {request.role}")
-            with self._turns.turn(context):
+            with self._state_requests.turn(context):
                 entities = self._pipeline().entities
-                found = chain.from_iterable([entities.read(wanted) for wanted in request.entities])
-            yield from self._sent(found, context)
+                entities_read = chain.from_iterable(
+                    [entities.read(selector) for selector in request.entities]
+                )
+            yield from self._responses(entities_read, context)
 
-    def _sent(self, found: Iterator[p4r.Entity], context: grpc.ServicerContext) -> Iterator[p4r.ReadResponse]:
-        """Yield the read entities in parts. Cut off a client that takes too long: it holds a thread."""
+    def _responses(
+        self, entities: Iterator[p4r.Entity], context: grpc.ServicerContext
+    ) -> Iterator[p4r.ReadResponse]:
+        """Yield entities in messages. Cancel the call of a client that is too slow, as it holds a thread."""
         if not self._free_reads.acquire(blocking=False):
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
                 f"{MAX_READS} Reads are being answered; wait for one to end, then retry",
             )
-        late = Timer(READ_S, context.cancel)
-        late.daemon = True
+        timeout = Timer(READ_TIMEOUT_S, context.cancel)
+        timeout.daemon = True
         try:
-            while chunk := list(islice(found, _ENTITIES_PER_RESPONSE)):
-                if len(chunk) == _ENTITIES_PER_RESPONSE and not late.is_alive():
-                    late.start()
-                yield p4r.ReadResponse(entities=chunk)
+            while entities_of_response := list(islice(entities, _ENTITIES_PER_RESPONSE)):
+                if len(entities_of_response) == _ENTITIES_PER_RESPONSE and not timeout.is_alive():
+                    timeout.start()
+                yield p4r.ReadResponse(entities=entities_of_response)
         finally:
-            late.cancel()
+            timeout.cancel()
             self._free_reads.release()
 
     def SetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.SetForwardingPipelineConfigResponse:
-        """Verify or commit a pipeline. The running one forwards until the new one is ready."""
-        with _aborting(context):
+        """Verify or commit a pipeline. While the new one is built, the running one continues."""
+        with _abort_on_error(context):
             self._set_pipeline(request, context)
         return p4r.SetForwardingPipelineConfigResponse()
 
     def _set_pipeline(
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> None:
-        self._require(context, _WRITERS, "pipeline")
+        """Verify, or verify and commit, the pipeline of a request. Raises RequestError."""
+        self._require_role(context, _WRITERS, "pipeline")
         self._check_device(request.device_id)
         self._arbiter.require_primary(request.election_id, request.role)
         match request.action:
             case _Set.VERIFY | _Set.VERIFY_AND_COMMIT if not request.HasField("config"):
                 raise invalid("config: is missing; give the pipeline's")
             case _Set.VERIFY:
-                with self._configuring.turn(context):
+                with self._build_requests.turn(context):
                     verify(request.config)
             case _Set.VERIFY_AND_COMMIT:
-                # Building takes seconds, during which the running pipeline is written and read as before.
-                with self._configuring.turn(context):
-                    built = Pipeline(request.config, self._device)
-                    with self._turns.turn(context):
+                # Building takes seconds. Meanwhile, Writes and Reads of the running pipeline continue.
+                with self._build_requests.turn(context):
+                    built = InstalledPipeline(request.config, self._device)
+                    with self._state_requests.turn(context):
                         self._arbiter.require_primary(request.election_id, request.role)
                         with self._device.lock:
                             self._device.install(built.switch)
@@ -170,13 +175,13 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.GetForwardingPipelineConfigResponse:
         """Return the configuration that reads and writes refer to."""
-        with _aborting(context):
-            self._require(context, _READERS, "read")
+        with _abort_on_error(context):
+            self._require_role(context, _READERS, "read")
             self._check_device(request.device_id)
-            config = self._pipeline().described(request.response_type)
+            config = self._pipeline().to_response(request.response_type)
         return p4r.GetForwardingPipelineConfigResponse(config=config)
 
-    def _pipeline(self) -> Pipeline:
+    def _pipeline(self) -> InstalledPipeline:
         """Return the running pipeline. Raises RequestError without one."""
         if self._running is None:
             raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
@@ -194,35 +199,40 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request_iterator: Iterator[p4r.StreamMessageRequest], context: grpc.ServicerContext
     ) -> Iterator[p4r.StreamMessageResponse]:
         """Serve arbitration and packets until the client or an arbitration error ends the stream."""
-        with _aborting(context):
+        with _abort_on_error(context):
             # A viewer's stream could bid for primary, and so keep operators from writing.
-            self._require(context, _WRITERS, "stream")
+            self._require_role(context, _WRITERS, "stream")
             if not self._free_streams.acquire(blocking=False):
                 most = f"{MAX_STREAMS} streams are open already; close one"
                 raise RequestError(Code.RESOURCE_EXHAUSTED, most)
-            stream = ControllerStream(context.cancel, _client(context))
-            self._arbiter.enter(stream)
+            stream = ControllerStream(context.cancel, _client_name(context))
+            self._arbiter.open(stream)
             try:
                 if context.add_callback(stream.end):
-                    Thread(target=self._listen, args=(stream, request_iterator), daemon=True).start()
+                    Thread(
+                        target=self._receive_messages, args=(stream, request_iterator), daemon=True
+                    ).start()
                     yield from stream.responses()
             finally:
-                self._arbiter.leave(stream)
+                self._arbiter.close(stream)
                 self._free_streams.release()
 
-    def _listen(self, stream: ControllerStream, requests: Iterable[p4r.StreamMessageRequest]) -> None:
-        """Handle a client's messages, in a thread of its own."""
+    def _receive_messages(
+        self, stream: ControllerStream, requests: Iterable[p4r.StreamMessageRequest]
+    ) -> None:
+        """Handle the messages of a stream's client until it ends; runs in a thread of its own."""
         ending: RequestError | None = None
-        with suppress(grpc.RpcError):  # the client has disconnected and cannot receive the end's status
+        with suppress(grpc.RpcError):  # the client has disconnected and cannot receive a status
             for request in requests:
                 try:
-                    self._message(stream, request)
+                    self._handle_message(stream, request)
                 except Exception as error:
                     ending = error if isinstance(error, RequestError) else from_bug(error)
                     break
         stream.end(ending)
 
-    def _message(self, stream: ControllerStream, request: p4r.StreamMessageRequest) -> None:
+    def _handle_message(self, stream: ControllerStream, request: p4r.StreamMessageRequest) -> None:
+        """Handle one message of a stream's client; report errors other than the election's on the stream."""
         match request.WhichOneof("update"):
             case "arbitration":
                 self._arbiter.bid(stream, request.arbitration)
@@ -243,11 +253,12 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 stream.send(p4r.StreamMessageResponse(error=report))
 
     def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
+        """Queue a PacketOut for the data plane. Raises RequestError for a backup, or if too many wait."""
         if self._arbiter.primary is not stream:
             raise RequestError(
                 Code.PERMISSION_DENIED, "packet_out: only the primary sends packets; win the election"
             )
-        # Under the lock, no commit comes between encoding the header for a pipeline and queueing the frame.
+        # The lock prevents a commit between encoding the header for a pipeline and queueing the frame for it.
         with self._device.lock:
             injected = self._device.inject(to_frame(packet, self._pipeline().info))
         if not injected:
@@ -263,12 +274,12 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 stream.send_packet(to_packet_in(frame, pipeline.info))
 
 
-def _client(context: grpc.ServicerContext) -> str:
+def _client_name(context: grpc.ServicerContext) -> str:
     """Return a client's address, and its process id if it gives that."""
     address = unquote(context.peer()).partition(":")[2]
     process = dict(context.invocation_metadata()).get("process")
-    known = isinstance(process, str) and process.isdecimal()
-    return f"process {process!s} at {address}" if known else address
+    has_process = isinstance(process, str) and process.isdecimal()
+    return f"process {process!s} at {address}" if has_process else address
 
 
 def _stream_error(error: RequestError) -> p4r.StreamError:
@@ -276,15 +287,15 @@ def _stream_error(error: RequestError) -> p4r.StreamError:
 
 
 @contextmanager
-def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
+def _abort_on_error(context: grpc.ServicerContext) -> Iterator[None]:
     """End an RPC with the status of the error that the body raises, if it does."""
     try:
         yield
     except Exception as error:
-        answer = from_switch_error(error) if isinstance(error, SoftswitchError) else error
-        if not isinstance(answer, RequestError):
-            answer = from_bug(error)
-        details = answer.details() if isinstance(answer, BatchError) else None
+        request_error = from_switch_error(error) if isinstance(error, SoftswitchError) else error
+        if not isinstance(request_error, RequestError):
+            request_error = from_bug(error)
+        details = request_error.details() if isinstance(request_error, BatchError) else None
         if details is not None:
             context.set_trailing_metadata(((DETAILS_KEY, details),))
-        context.abort(answer.code, answer.message[:_LONGEST_MESSAGE])
+        context.abort(request_error.code, request_error.message[:_LONGEST_MESSAGE])

@@ -1,4 +1,4 @@
-"""Errors of requests and their form on the wire: canonical codes and details per update."""
+"""Errors of requests, and their encoding: canonical codes, and details for each update."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from finsy.proto import p4r, rpc_status
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, SoftswitchError, TableFull
 
 Code = grpc.StatusCode
-#: Log lines in so many seconds: a client that provokes errors cannot fill the disk.
-MOST_LINES, WITHIN_S = 20, 60.0
+#: Most log records per interval of seconds, so that a client that causes errors cannot fill the disk.
+MOST_RECORDS, INTERVAL_S = 20, 60.0
 #: Trailing metadata that carries a serialised google.rpc.Status, by gRPC's convention.
 DETAILS_KEY = "grpc-status-details-bin"
 #: Clients refuse trailing metadata beyond 8 KiB by default.
 _DETAILS_LIMIT = 6 * 1024
-#: A detail without message takes about 40 bytes.
+#: Most updates with details; a detail without message takes about 40 bytes.
 _MOST_DETAILS = 150
 _LONGEST_MESSAGE = 500
 ERROR_SPACE = "peelsum"
@@ -31,30 +31,30 @@ _SWITCH_CODES: tuple[tuple[type[SoftswitchError], grpc.StatusCode], ...] = (
 )
 
 
-class Seldom(logging.Filter):
-    """Passes at most `MOST_LINES` records in `WITHIN_S` seconds; the next one says how many were lost."""
+class RateLimit(logging.Filter):
+    """Passes at most `MOST_RECORDS` records in `INTERVAL_S` seconds; the next one says how many were lost."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._since, self._passed, self._lost = clock(), 0, 0
+        self._interval_start, self._count, self._suppressed = clock(), 0, 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log the record."""
         now = self._clock()
-        if now - self._since >= WITHIN_S:
-            if self._lost:
-                record.msg = f"{record.getMessage()} (before it, {self._lost} lines were not logged)"
+        if now - self._interval_start >= INTERVAL_S:
+            if self._suppressed:
+                record.msg = f"{record.getMessage()} (before it, {self._suppressed} lines were not logged)"
                 record.args = None
-            self._since, self._passed, self._lost = now, 0, 0
-        self._passed += 1
-        if self._passed > MOST_LINES:
-            self._lost += 1
-        return self._passed <= MOST_LINES
+            self._interval_start, self._count, self._suppressed = now, 0, 0
+        self._count += 1
+        if self._count > MOST_RECORDS:
+            self._suppressed += 1
+        return self._count <= MOST_RECORDS
 
 
-_LOG = logging.getLogger(__name__)
-_LOG.addFilter(Seldom())
+_LOGGER = logging.getLogger(__name__)
+_LOGGER.addFilter(RateLimit())
 
 
 class RequestError(Exception):
@@ -67,33 +67,35 @@ class RequestError(Exception):
 
 
 class BatchError(RequestError):
-    """Some updates of a Write failed; `outcomes` has one item per update, None if it succeeded."""
+    """Some updates of a Write failed. `results` has an item per update: its error, or None."""
 
-    def __init__(self, outcomes: Sequence[RequestError | None]) -> None:
-        failed = [outcome for outcome in outcomes if outcome is not None]
-        message = f"{len(failed)} of {len(outcomes)} updates failed; first: {failed[0].message}"
-        if len(outcomes) > _MOST_DETAILS:
+    def __init__(self, results: Sequence[RequestError | None]) -> None:
+        failed = [result for result in results if result is not None]
+        message = f"{len(failed)} of {len(results)} updates failed; first: {failed[0].message}"
+        if len(results) > _MOST_DETAILS:
             message += f" (send at most {_MOST_DETAILS} updates at once to have the code of each)"
         super().__init__(Code.UNKNOWN, message)
-        self.outcomes = list(outcomes)
+        self.results = list(results)
 
     def details(self) -> bytes | None:
-        """Return a serialised google.rpc.Status with a p4.v1.Error per update, without messages if too long.
+        """Return a serialised google.rpc.Status with a p4.v1.Error for each update.
 
-        Return None if it is still longer than clients accept: they would report another error instead.
+        If it would be longer than clients accept, the errors have no messages. Return None if it would still
+        be too long, since clients would then report another error.
         """
-        if len(self.outcomes) > _MOST_DETAILS:
+        if len(self.results) > _MOST_DETAILS:
             return None
         whole: bytes = self._status(messages=True).SerializeToString()
         brief: bytes = self._status(messages=False).SerializeToString()
         return whole if len(whole) <= _DETAILS_LIMIT else brief
 
     def _status(self, messages: bool) -> rpc_status.Status:
+        """Return a google.rpc.Status with a detail for each update."""
         status = rpc_status.Status(code=code_number(self.code), message=self.message[:_LONGEST_MESSAGE])
-        for outcome in self.outcomes:
-            error = p4r.Error(canonical_code=code_number(outcome.code if outcome else Code.OK))
-            if outcome is not None and messages:
-                error.message = outcome.message
+        for result in self.results:
+            error = p4r.Error(canonical_code=code_number(result.code if result else Code.OK))
+            if result is not None and messages:
+                error.message = result.message
                 error.space = ERROR_SPACE
             status.details.add().Pack(error)
         return status
@@ -124,8 +126,8 @@ def from_switch_error(error: SoftswitchError) -> RequestError:
 
 
 def from_bug(error: Exception) -> RequestError:
-    """Log an unexpected error and return a RequestError: only the request fails."""
-    _LOG.error("request failed by a bug", exc_info=error)
+    """Log an unexpected error, and return the RequestError (INTERNAL) of the request."""
+    _LOGGER.error("request failed by a bug", exc_info=error)
     return RequestError(Code.INTERNAL, f"{type(error).__name__}: {one_line(error)}")
 
 

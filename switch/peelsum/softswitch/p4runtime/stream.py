@@ -1,4 +1,4 @@
-"""One open StreamChannel: the messages that wait to be sent to its client, and its end."""
+"""One open StreamChannel: the queue of messages to its client, and how it ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from finsy.proto import p4r
 
 from peelsum.softswitch.p4runtime.status import RequestError
 
-#: Most messages, and bytes, that may wait for a slow client before PacketIns are dropped. Twice as many, and
-#: the stream is cut.
+#: Most messages, and most bytes, that may wait for a slow client. Beyond them, PacketIns are dropped; beyond
+#: twice as many, the call is cancelled.
 MOST_WAITING = 8192
 MOST_BYTES = 16 << 20
 
@@ -19,24 +19,24 @@ MOST_BYTES = 16 << 20
 class ControllerStream:
     """The server's end of a stream. Any thread may send; one thread iterates over `responses`.
 
-    Messages that a client has not read wait here, up to a limit. Beyond it, PacketIns are dropped, as by a
-    port's queue. Other messages are answers that the client needs: they have as much room again, then the
-    stream is cut.
+    Messages that the client has not read wait here, up to a limit. Beyond it, PacketIns are dropped, as in a
+    port's queue. Other messages are answers that the client needs: for them the limit is twice as high, and
+    beyond it the call is cancelled.
     """
 
-    def __init__(self, cut: Callable[[], object] = lambda: None, client: str = "another client") -> None:
-        """cut: ends the call at once, even while a message is being sent. client: its name in messages."""
+    def __init__(self, cancel: Callable[[], object] = lambda: None, client: str = "another client") -> None:
+        """cancel: ends the call at once, even while a message is being sent. client: its name in messages."""
         self.client = client
         self._waiting: SimpleQueue[p4r.StreamMessageResponse | RequestError | None] = SimpleQueue()
-        self._cut = cut
+        self._cancel = cancel
         self._lock = Lock()
         self._bytes = 0
 
     def send(self, response: p4r.StreamMessageResponse) -> None:
-        """Queue a message, or cut the stream if too much waits."""
+        """Queue a message; cancel the call if too much waits."""
         if not self._queue(response, 2):
             self.end()
-            self._cut()
+            self._cancel()
 
     def send_packet(self, packet: p4r.PacketIn) -> bool:
         """Queue a PacketIn; return False if too much waits and the PacketIn is dropped."""
@@ -58,10 +58,14 @@ class ControllerStream:
                 self._bytes -= item.ByteSize()
             yield item
 
-    def _queue(self, response: p4r.StreamMessageResponse, rooms: int) -> bool:
+    def _queue(self, response: p4r.StreamMessageResponse, limit_factor: int) -> bool:
+        """Queue a message; return False if `limit_factor` times the limits would be exceeded."""
         size = response.ByteSize()
         with self._lock:
-            if self._waiting.qsize() >= rooms * MOST_WAITING or self._bytes + size > rooms * MOST_BYTES:
+            if (
+                self._waiting.qsize() >= limit_factor * MOST_WAITING
+                or self._bytes + size > limit_factor * MOST_BYTES
+            ):
                 return False
             self._bytes += size
             self._waiting.put(response)

@@ -1,6 +1,6 @@
-"""Converts P4Runtime's table entries to the switch's and back.
+"""Entities of tables: converts P4Runtime's table entries to the switch's entries and back.
 
-Entries are stored in the switch; only their metadata is stored here.
+The switch stores the entries. Only their metadata, which it does not interpret, is stored here.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from peelsum.softswitch.p4runtime.values import (
     wildcard,
 )
 from peelsum.softswitch.program.model import KeyValue
-from peelsum.softswitch.runtime.tables import Entry, Match
+from peelsum.softswitch.runtime.tables import Match, TableEntry
 
-#: Where an entry is: table, key, priority.
-_Address: TypeAlias = tuple[str, Match, int]
+#: What identifies an entry: table, key, priority.
+_EntryKey: TypeAlias = tuple[str, Match, int]
 
 
 class _Metadata(NamedTuple):
-    """Data that a controller stores with an entry; the switch does not interpret them."""
+    """Metadata that a controller stores with an entry."""
 
     metadata: bytes = b""
     controller_metadata: int = 0
 
 
-_NOTHING_KEPT = _Metadata()
-#: An entry at the time of a read, with packets and bytes if requested.
-_Row: TypeAlias = tuple[Entry, _Metadata, tuple[int, int] | None]
+_NO_METADATA = _Metadata()
+#: An entry when it was read, its metadata, and its packets and bytes if they were requested.
+_Row: TypeAlias = tuple[TableEntry, _Metadata, tuple[int, int] | None]
 
 
-class Tables:
+class TableEntries:
     """The tables of one pipeline."""
 
     def __init__(self, info: PipelineInfo, switch: Switch) -> None:
         self._info = info
         self._switch = switch
         self._actions = {action.name: action for action in info.actions.values()}
-        self._metadata: dict[_Address, _Metadata] = {}
+        self._metadata: dict[_EntryKey, _Metadata] = {}
         self._initial_defaults = {
             table.name: switch.tables[table.name].default for table in info.tables.values()
         }
@@ -56,9 +56,9 @@ class Tables:
     # Writing
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry) -> None:
-        """Insert, modify or delete. Raises RequestError or SoftswitchError and then changes nothing."""
+        """Insert, modify or delete an entry. Raises RequestError or SoftswitchError, with no change."""
         table = self._table(entry.table_id)
-        _refuse_extras(entry, table)
+        _check_extras(entry, table)
         if table.is_const:
             raise RequestError(
                 Code.PERMISSION_DENIED, f"table {table.name} is const: change the program instead"
@@ -66,23 +66,24 @@ class Tables:
         if entry.is_default_action:
             self._write_default(kind, entry, table)
             return
-        address = self._address(entry, table)
-        _, key, priority = address
+        entry_key = self._entry_key(entry, table)
+        _, key, priority = entry_key
         state = self._switch.tables[table.name]
         if kind == p4r.Update.DELETE:
             state.delete(key, priority)
-            self._metadata.pop(address, None)
+            self._metadata.pop(entry_key, None)
             return
         action, params = self._action(entry, table, table.entry_actions, "an entry")
-        put = state.insert if kind == p4r.Update.INSERT else state.modify
-        put(key, action, params, priority)
-        self._keep(address, entry)
+        write_entry = state.insert if kind == p4r.Update.INSERT else state.modify
+        write_entry(key, action, params, priority)
+        self._store_metadata(entry_key, entry)
         if entry.HasField("counter_data"):
             state.write_counter(key, *counter_values(entry.counter_data, table.name), priority)
 
     def _write_default(
         self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry, table: TableInfo
     ) -> None:
+        """Set a table's default action, or reset it to the program's if the entry has no action."""
         if kind != p4r.Update.MODIFY:
             raise invalid(f"table {table.name}: a default action cannot be inserted or deleted; modify it")
         if entry.match or entry.priority:
@@ -98,13 +99,13 @@ class Tables:
             state.set_default(*self._action(entry, table, table.default_actions, "the default"))
         else:
             state.set_default(*self._initial_defaults[table.name])
-        self._keep((table.name, (), 0), entry)
+        self._store_metadata((table.name, (), 0), entry)
 
-    def _keep(self, address: _Address, entry: p4r.TableEntry) -> None:
+    def _store_metadata(self, entry_key: _EntryKey, entry: p4r.TableEntry) -> None:
         """Store the metadata that a controller wrote with an entry, if any."""
-        self._metadata.pop(address, None)
+        self._metadata.pop(entry_key, None)
         if entry.metadata or entry.controller_metadata:
-            self._metadata[address] = _Metadata(entry.metadata, entry.controller_metadata)
+            self._metadata[entry_key] = _Metadata(entry.metadata, entry.controller_metadata)
 
     def _table(self, table_id: int) -> TableInfo:
         table = self._info.tables.get(table_id)
@@ -112,7 +113,8 @@ class Tables:
             raise invalid(f"table_id: no table {table_id:#x} in the P4Info; use one of its ids")
         return table
 
-    def _address(self, entry: p4r.TableEntry, table: TableInfo) -> _Address:
+    def _entry_key(self, entry: p4r.TableEntry, table: TableInfo) -> _EntryKey:
+        """Return what identifies an entry. Raises RequestError for a wrong priority or match."""
         if table.needs_priority and entry.priority <= 0:
             raise invalid(
                 f"table {table.name}: priority {entry.priority} must be positive; larger goes first"
@@ -124,6 +126,7 @@ class Tables:
     def _action(
         self, entry: p4r.TableEntry, table: TableInfo, allowed: frozenset[int], where: str
     ) -> tuple[str, tuple[int, ...]]:
+        """Return the action in an entry and its arguments. Raises RequestError if it is not `allowed`."""
         kind = entry.action.WhichOneof("type")
         if kind != "action":
             raise invalid(
@@ -149,18 +152,24 @@ class Tables:
         table = self._counted_table(entry.table_entry.table_id)
         if not entry.HasField("data"):
             raise invalid(f"table {table.name}: counter data is missing; give packets and bytes")
-        _, key, priority = self._address(entry.table_entry, table)
+        _, key, priority = self._entry_key(entry.table_entry, table)
         values = counter_values(entry.data, table.name)
         self._switch.tables[table.name].write_counter(key, *values, priority)
 
-    def read_counters(self, wanted: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
-        """Return the counters of the entries that `wanted` selects now, in tables with direct counters."""
-        chosen = wanted.table_entry
-        counted = [table for table in self._info.tables.values() if table.direct_counter is not None]
-        asked = p4r.TableEntry(counter_data=p4r.CounterData())
-        asked.MergeFrom(chosen)
-        tables = [self._counted_table(chosen.table_id)] if chosen.table_id else counted
-        return map(_direct_counter, self._entries(asked, tables))
+    def read_counters(self, selector: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
+        """Return the direct counters of the entries that `selector` selects now."""
+        entry_selector = selector.table_entry
+        tables_with_counters = [
+            table for table in self._info.tables.values() if table.direct_counter is not None
+        ]
+        table_selector = p4r.TableEntry(counter_data=p4r.CounterData())
+        table_selector.MergeFrom(entry_selector)
+        tables = (
+            [self._counted_table(entry_selector.table_id)]
+            if entry_selector.table_id
+            else tables_with_counters
+        )
+        return map(_direct_counter, self._entries(table_selector, tables))
 
     def _counted_table(self, table_id: int) -> TableInfo:
         table = self._table(table_id)
@@ -170,62 +179,65 @@ class Tables:
 
     # Reading
 
-    def read(self, wanted: p4r.TableEntry) -> Iterator[p4r.TableEntry]:
-        """Return the entries or defaults that `wanted` selects now: one, a table's, or all for table_id 0."""
-        if wanted.HasField("time_since_last_hit"):
+    def read(self, selector: p4r.TableEntry) -> Iterator[p4r.TableEntry]:
+        """Return the entries or default actions that `selector` selects now; table_id 0 selects all."""
+        if selector.HasField("time_since_last_hit"):
             raise unimplemented("time_since_last_hit")
-        if wanted.match and not wanted.table_id:
+        if selector.match and not selector.table_id:
             raise invalid("match: has no meaning without table_id; give both")
-        tables = [self._table(wanted.table_id)] if wanted.table_id else self._info.tables.values()
-        if wanted.is_default_action:
+        tables = [self._table(selector.table_id)] if selector.table_id else self._info.tables.values()
+        if selector.is_default_action:
             return iter([self._default(table) for table in tables])
-        return self._entries(wanted, tables)
+        return self._entries(selector, tables)
 
-    def _entries(self, wanted: p4r.TableEntry, tables: Iterable[TableInfo]) -> Iterator[p4r.TableEntry]:
-        found = [(table, self._rows(wanted, table)) for table in tables]
-        entries = (self._entry(table, row) for table, rows in found for row in rows)
-        return (entry for entry in entries if _selects(wanted, entry))
+    def _entries(self, selector: p4r.TableEntry, tables: Iterable[TableInfo]) -> Iterator[p4r.TableEntry]:
+        """Return the entries of some tables that a selector selects, encoded when consumed."""
+        rows_of_tables = [(table, self._rows(selector, table)) for table in tables]
+        entries = (self._entry(table, row) for table, rows in rows_of_tables for row in rows)
+        return (entry for entry in entries if _selects(selector, entry))
 
-    def _rows(self, wanted: p4r.TableEntry, table: TableInfo) -> list[_Row]:
-        """Return the rows of a table that a request may select now."""
+    def _rows(self, selector: p4r.TableEntry, table: TableInfo) -> list[_Row]:
+        """Return the rows of a table that have the selector's key, or all if it has none."""
         state = self._switch.tables[table.name]
-        counts = wanted.HasField("counter_data") and table.direct_counter is not None
-        if not wanted.match:
+        counts = selector.HasField("counter_data") and table.direct_counter is not None
+        if not selector.match:
             entries = state.entries()
         else:
-            key = decode_key(wanted.match, table)
+            key = decode_key(selector.match, table)
             try:
-                entries = [state.entry(key, wanted.priority)]
+                entries = [state.entry(key, selector.priority)]
             except NoSuchEntry:
                 entries = []
         return [
             (
                 entry,
-                self._metadata.get((table.name, entry.keys, entry.priority), _NOTHING_KEPT),
+                self._metadata.get((table.name, entry.keys, entry.priority), _NO_METADATA),
                 state.read_counter(entry.keys, entry.priority) if counts else None,
             )
             for entry in entries
         ]
 
     def _entry(self, table: TableInfo, row: _Row) -> p4r.TableEntry:
-        held, kept, counted = row
-        keys = zip(held.keys, table.fields, strict=True)
-        matches = (encode_match(part, field) for part, field in keys)
+        """Return a row as P4Runtime's entry."""
+        stored, metadata, counts = row
+        keys = zip(stored.keys, table.fields, strict=True)
+        matches = (encode_match(key_value, field) for key_value, field in keys)
         entry = p4r.TableEntry(
             table_id=table.id,
             match=[match for match in matches if match is not None],
-            priority=held.priority if table.needs_priority else 0,
-            action=self._encode_action(held.action, held.params),
+            priority=stored.priority if table.needs_priority else 0,
+            action=self._encode_action(stored.action, stored.params),
             is_const=table.is_const,
-            metadata=kept.metadata,
-            controller_metadata=kept.controller_metadata,
+            metadata=metadata.metadata,
+            controller_metadata=metadata.controller_metadata,
         )
-        if counted is not None:
-            entry.counter_data.packet_count, entry.counter_data.byte_count = counted
+        if counts is not None:
+            entry.counter_data.packet_count, entry.counter_data.byte_count = counts
         return entry
 
     def _default(self, table: TableInfo) -> p4r.TableEntry:
-        kept = self._metadata.get((table.name, (), 0), _NOTHING_KEPT)
+        """Return a table's default action as P4Runtime's entry."""
+        metadata = self._metadata.get((table.name, (), 0), _NO_METADATA)
         action, params = self._switch.tables[table.name].default
         return p4r.TableEntry(
             table_id=table.id,
@@ -233,8 +245,8 @@ class Tables:
             # A table that declares no default action has one that P4Info does not know.
             action=self._encode_action(action, params) if action in self._actions else None,
             is_const=table.const_default,
-            metadata=kept.metadata,
-            controller_metadata=kept.controller_metadata,
+            metadata=metadata.metadata,
+            controller_metadata=metadata.controller_metadata,
         )
 
     def _encode_action(self, name: str, params: Sequence[int]) -> p4r.TableAction:
@@ -248,38 +260,40 @@ class Tables:
 
 def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Match:
     """Return the switch's key for match fields; omitted ones are wildcards. Raises RequestError."""
-    given: dict[int, p4r.FieldMatch] = {}
+    matches_by_id: dict[int, p4r.FieldMatch] = {}
     for match in matches:
-        if match.field_id in given:
+        if match.field_id in matches_by_id:
             raise invalid(f"table {table.name}: match field {match.field_id} is given twice; give it once")
-        given[match.field_id] = match
-    parts: list[KeyValue] = []
+        matches_by_id[match.field_id] = match
+    key: list[KeyValue] = []
     for field in table.fields:
-        found = given.pop(field.id, None)
-        part = wildcard(field) if found is None else decode_match(found, field)
-        if part is None:
+        given = matches_by_id.pop(field.id, None)
+        key_part = wildcard(field) if given is None else decode_match(given, field)
+        if key_part is None:
             raise invalid(f"table {table.name}: exact field {field.name} is missing; give its value")
-        parts.append(part)
-    if given:
-        raise invalid(f"table {table.name}: has no match field {min(given)}; use the P4Info's ids")
-    return tuple(parts)
+        key.append(key_part)
+    if matches_by_id:
+        raise invalid(f"table {table.name}: has no match field {min(matches_by_id)}; use the P4Info's ids")
+    return tuple(key)
 
 
 def _decode_params(action: p4r.Action, declared: ActionInfo) -> tuple[int, ...]:
-    given = {param.param_id: param.value for param in action.params}
-    if len(given) != len(action.params):
+    """Return an action's arguments in order of declaration. Raises RequestError if any is missing."""
+    values_by_id = {param.param_id: param.value for param in action.params}
+    if len(values_by_id) != len(action.params):
         raise invalid(f"action {declared.name}: a parameter is given twice; give each once")
     values: list[int] = []
     for param in declared.params:
-        if param.id not in given:
+        if param.id not in values_by_id:
             raise invalid(f"action {declared.name}: parameter {param.name} is missing; give its value")
-        values.append(to_int(given.pop(param.id), param.bits, f"{declared.name}.{param.name}"))
-    if given:
-        raise invalid(f"action {declared.name}: has no parameter {min(given)}; use the P4Info's ids")
+        values.append(to_int(values_by_id.pop(param.id), param.bits, f"{declared.name}.{param.name}"))
+    if values_by_id:
+        raise invalid(f"action {declared.name}: has no parameter {min(values_by_id)}; use the P4Info's ids")
     return tuple(values)
 
 
-def _refuse_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
+def _check_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
+    """Raise RequestError for meters, counters and time-outs that the table does not have."""
     for extra in ("meter_config", "meter_counter_data"):
         if entry.HasField(extra):
             raise invalid(f"table {table.name}: has no direct meter for {extra}; leave it out")
@@ -299,13 +313,13 @@ def _direct_counter(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
     return p4r.DirectCounterEntry(table_entry=entry, data=data)
 
 
-def _selects(wanted: p4r.TableEntry, entry: p4r.TableEntry) -> bool:
-    """Return whether an entry agrees with a request's fields that are set, table and match aside."""
-    if wanted.priority and wanted.priority != entry.priority:
+def _selects(selector: p4r.TableEntry, entry: p4r.TableEntry) -> bool:
+    """Return whether an entry has the priority, action and metadata of a selector, as far as it sets them."""
+    if selector.priority and selector.priority != entry.priority:
         return False
-    action_id = wanted.action.action.action_id
+    action_id = selector.action.action.action_id
     if action_id and action_id != entry.action.action.action_id:
         return False
-    if wanted.metadata and wanted.metadata != entry.metadata:
+    if selector.metadata and selector.metadata != entry.metadata:
         return False
-    return not wanted.controller_metadata or wanted.controller_metadata == entry.controller_metadata
+    return not selector.controller_metadata or selector.controller_metadata == entry.controller_metadata

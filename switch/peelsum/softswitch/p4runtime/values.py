@@ -1,6 +1,6 @@
-"""Converts P4Runtime's byte strings and match fields to integers and back, in their canonical forms.
+"""Converts P4Runtime's byte strings and match fields, in canonical form, to integers and back.
 
-Widths are checked against the P4Info.
+It checks that values fit the widths in the P4Info.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def to_bytes(number: int) -> bytes:
 
 
 def wildcard(field: FieldInfo) -> KeyValue | None:
-    """Return the key part of an omitted field; None if the field must not be omitted."""
+    """Return the key part that matches everything; None for exact fields, which must not be omitted."""
     match field.kind:
         case "exact":
             return None
@@ -66,10 +66,13 @@ def wildcard(field: FieldInfo) -> KeyValue | None:
 
 
 def decode_match(match: p4r.FieldMatch, field: FieldInfo) -> KeyValue:
-    """Return a FieldMatch's key part. Refuses a wrong kind, an explicit wildcard, and bits outside a mask."""
+    """Return a FieldMatch's key part.
+
+    Raises RequestError for another match kind than the field's, a wildcard, and bits outside of the mask.
+    """
     if match.WhichOneof("field_match_type") != field.kind:
-        given = match.WhichOneof("field_match_type") or "none"
-        raise invalid(f"{field.name}: the match is of kind {given}; the table declares {field.kind}")
+        match_kind = match.WhichOneof("field_match_type") or "none"
+        raise invalid(f"{field.name}: the match is of kind {match_kind}; the table declares {field.kind}")
     part = _decode(match, field)
     if part == wildcard(field):
         raise invalid(f"{field.name}: leave the field out to match anything")

@@ -25,8 +25,8 @@ _RECORD_HEADER_BYTES = 16
 class Capture:
     """Writes frames to `portN_in.pcap` and `portN_out.pcap` in a folder.
 
-    A datagram that a port loses on purpose is missing from its `_in` file but present in its `_out` file. If
-    a file cannot be written, capturing ends with a message on standard error, and the switch continues.
+    Datagrams that the configured loss drops are in `_out` files, but not in `_in` files. If a file cannot be
+    written, capturing ends with a message on standard error, and the switch continues.
     """
 
     def __init__(
@@ -34,17 +34,19 @@ class Capture:
     ) -> None:
         """clock: returns nanoseconds since 1970. Raises SoftswitchError if a file cannot be made."""
         self._clock = clock
-        self._stack = ExitStack()
+        self._open_files = ExitStack()
         self._files: dict[tuple[int, str], BinaryIO] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for number in ports:
-                for way in ("in", "out"):
-                    file = self._stack.enter_context((folder / f"port{number}_{way}.pcap").open("xb"))
+            for port in ports:
+                for direction in ("in", "out"):
+                    file = self._open_files.enter_context(
+                        (folder / f"port{port}_{direction}.pcap").open("xb")
+                    )
                     file.write(_FILE_HEADER)
-                    self._files[number, way] = file
+                    self._files[port, direction] = file
         except OSError as error:
-            self._stack.close()
+            self._open_files.close()
             raise SoftswitchError(
                 f"capture: {error.filename}: {error.strerror}; give a folder that is empty or does not exist"
             ) from error
@@ -52,25 +54,25 @@ class Capture:
     def close(self) -> None:
         """Close the files."""
         try:
-            self._stack.close()
+            self._open_files.close()
         except OSError as error:
-            self._give_up(error)
+            self._stop_capturing(error)
 
-    def write(self, way: Literal["in", "out"], frames: Frames) -> None:
-        """Write frames that arrived or that leave to the files of their ports."""
+    def write(self, direction: Literal["in", "out"], frames: Frames) -> None:
+        """Write frames that arrived ("in") or leave ("out") to the files of their ports."""
         records = _records(frames, self._clock())
         try:
-            for number in set(frames.port.tolist()):
-                if (file := self._files.get((number, way))) is None:
+            for port in set(frames.port.tolist()):
+                if (file := self._files.get((port, direction))) is None:
                     continue
-                rows = frames.port == number
+                rows = frames.port == port
                 lengths = frames.length[rows] + _RECORD_HEADER_BYTES
-                kept = np.arange(records.shape[1]) < lengths[:, None]
-                file.write(records[rows][kept].tobytes())
+                is_content = np.arange(records.shape[1]) < lengths[:, None]
+                file.write(records[rows][is_content].tobytes())
         except OSError as error:
-            self._give_up(error)
+            self._stop_capturing(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def _stop_capturing(self, error: OSError) -> None:
         self._files.clear()
         print(f"peelsum: capture: {error.strerror}; nothing is captured any more", file=sys.stderr)
 

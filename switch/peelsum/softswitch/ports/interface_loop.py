@@ -1,4 +1,4 @@
-"""A switch's turns without the interpreter on interfaces, whose ports have neither rate nor delay."""
+"""The compiled event loop over ports on interfaces, which have neither rate nor delay."""
 
 from __future__ import annotations
 
@@ -10,117 +10,130 @@ from numba import typeof
 from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
-from peelsum.softswitch.ports.interfaces import InterfacePorts
-from peelsum.softswitch.ports.ring_kernels import Wires, receive, send, unsent
-from peelsum.softswitch.ports.turns import (
+from peelsum.softswitch.ports.compiled_loop import (
     CLOCK_MASK,
-    DONE,
+    FINISHED,
     FOR_CPU,
     WAKER,
     WOKEN,
-    At,
     CompiledLoop,
-    Leaving,
-    Loop,
+    LoopField,
+    LoopState,
+    OutputFrames,
     clock_us,
-    new_loop,
-    waited,
+    new_loop_state,
+    wait_for_ports,
 )
-from peelsum.softswitch.runtime.native import SIGNATURE, Entry, types
-from peelsum.softswitch.runtime.switch import State, Switch
+from peelsum.softswitch.ports.interfaces import InterfacePorts
+from peelsum.softswitch.ports.ring_kernels import Wires, receive, send, unsent
+from peelsum.softswitch.runtime.native import SIGNATURE, CompiledProgram, types
+from peelsum.softswitch.runtime.switch import ProgramMemory, Switch
 
-#: Microseconds after which the kernel is asked again to send what it left in a ring.
-_AGAIN_US = 1000
+#: Microseconds after which the kernel is told again to send what has remained in a ring.
+_RETRY_US = 1000
 
 
-class _Memory(NamedTuple):
-    """All that a turn reads and writes."""
+class _InterfaceLoopMemory(NamedTuple):
+    """All memory that the loop reads and writes."""
 
     wires: Wires
     data: NDArray[np.uint8]  # [rows, stride]: received frames
     length: NDArray[np.int32]  # [rows]
     port: NDArray[np.int32]  # [rows]
-    state: State
-    leaving: Leaving
-    loop: Loop
+    state: ProgramMemory
+    output: OutputFrames
+    loop: LoopState
 
 
 def warm_up(ports: InterfacePorts) -> None:
-    """Compile the loop ahead of use: no packet waits for it, nor a signal for a compiler."""
+    """Compile the loop, so that neither the first packet nor a signal waits for the compiler later."""
     ports.send(ports.receive([]))
-    frames, half, word = ports.received, np.zeros(1, np.uint32), np.zeros(1, np.uint64)
-    state = State(memory=word, regs=half, wide=word, counts=word, groups=word, queues=word)
-    leaving = Leaving(frames.data, frames.length, frames.port, word)
-    memory = _Memory(ports.wires, frames.data, frames.length, frames.port, state, leaving, new_loop([], 0))
+    frames, word32, word64 = ports.received, np.zeros(1, np.uint32), np.zeros(1, np.uint64)
+    state = ProgramMemory(
+        memory=word64, regs=word32, wide=word64, counts=word64, groups=word64, queues=word64
+    )
+    output = OutputFrames(frames.data, frames.length, frames.port, word64)
+    memory = _InterfaceLoopMemory(
+        ports.wires, frames.data, frames.length, frames.port, state, output, new_loop_state([], 0)
+    )
     signature = types.FunctionType(SIGNATURE), cast(Any, typeof)(memory), types.int64
-    cast(Any, run_turns).compile(signature)
+    cast(Any, run_loop).compile(signature)
 
 
 class InterfaceLoop(CompiledLoop):
     """The compiled loop over ports on interfaces."""
 
     def __init__(
-        self, ports: InterfacePorts, switch: Switch, entry: Entry, wakers: Sequence[int], started_ns: int
+        self,
+        ports: InterfacePorts,
+        switch: Switch,
+        entry: CompiledProgram,
+        wakers: Sequence[int],
+        started_ns: int,
     ) -> None:
         """wakers: descriptors that end the wait when they are readable. Others: see `CompiledLoop`."""
         self._ports = ports
         sockets = [port.socket.fileno() for port in ports.ports.values()]
-        loop = new_loop([*wakers, *sockets], len(sockets))
+        loop = new_loop_state([*wakers, *sockets], len(sockets))
         super().__init__(switch, entry, loop, ports.received.data, ports.batch, started_ns)
 
-    def take_turns(self, leaving: Leaving, wait_us: int) -> int:
-        """Take turns, see `CompiledLoop`."""
-        self._ports.look_at_mtus()
+    def run_compiled(self, output: OutputFrames, wait_us: int) -> int:
+        """Run the compiled loop; see `CompiledLoop`."""
+        self._ports.check_mtus()
         frames, state = self._ports.received, self.switch.state
-        memory = _Memory(
-            self._ports.wires, frames.data, frames.length, frames.port, state, leaving, self.loop
+        memory = _InterfaceLoopMemory(
+            self._ports.wires, frames.data, frames.length, frames.port, state, output, self.loop
         )
-        return run_turns(self.entry, memory, wait_us)
+        return run_loop(self.entry, memory, wait_us)
 
 
 @compiled
-def run_turns(run: Callable[..., tuple[int, int]], memory: _Memory, wait_us: int) -> int:
-    """Take turns; return why they ended, or minus an error number."""
+def run_loop(program: Callable[..., tuple[int, int]], memory: _InterfaceLoopMemory, wait_us: int) -> int:
+    """Process batches; return why it ended, or minus an error number."""
     loop = memory.loop
     numbers = loop.numbers
     while True:
-        while numbers[At.NEXT] < numbers[At.COUNT]:
-            if _forwarded(run, memory):
+        while numbers[LoopField.NEXT] < numbers[LoopField.COUNT]:
+            if _process_batch(program, memory):
                 return FOR_CPU
-        if not numbers[At.TURNS]:
-            return DONE
-        numbers[At.TURNS] -= 1
-        more = unsent(memory.wires)
-        ready = waited(loop, min(wait_us, _AGAIN_US) if more else wait_us)
+        if not numbers[LoopField.ITERATIONS]:
+            return FINISHED
+        numbers[LoopField.ITERATIONS] -= 1
+        has_unsent = unsent(memory.wires)
+        ready = wait_for_ports(loop, min(wait_us, _RETRY_US) if has_unsent else wait_us)
         if ready == WAKER:
             return WOKEN
         if ready < 0:
             return ready
         if not ready:
-            if more and wait_us > _AGAIN_US:
+            if has_unsent and wait_us > _RETRY_US:
                 continue
-            return DONE
-        share = max(1, numbers[At.BATCH] // ready)
-        numbers[At.NEXT] = 0
-        numbers[At.COUNT] = receive(
+            return FINISHED
+        share = max(1, numbers[LoopField.BATCH] // ready)
+        numbers[LoopField.NEXT] = 0
+        numbers[LoopField.COUNT] = receive(
             memory.wires, loop.ready[:ready], share, memory.data, memory.length, memory.port
         )
 
 
 @compiled
-def _forwarded(run: Callable[..., tuple[int, int]], memory: _Memory) -> int:
-    """Run the program over received frames, as far as there is room, and send; return the controller's."""
-    wires, data, length, port, state, leaving, loop = memory
-    numbers, (rows, stride) = loop.numbers, leaving.data.shape
-    done, left = run(
+def _process_batch(program: Callable[..., tuple[int, int]], memory: _InterfaceLoopMemory) -> int:
+    """Run the program over received frames, as far as the output has room, and send what leaves.
+
+    Return how many frames are for the controller, and so must be returned by the loop.
+    """
+    wires, data, length, port, state, output, loop = memory
+    numbers, (rows, stride) = loop.numbers, output.data.shape
+    processed, output_count = program(
         data.reshape(data.size), np.uint64(data.shape[1]), length, port,
-        np.uint64(numbers[At.NEXT]), np.uint64(numbers[At.COUNT]), np.uint64(clock_us(loop) & CLOCK_MASK),
-        leaving.data.reshape(leaving.data.size), np.uint64(stride), leaving.length, leaving.port,
-        leaving.leave, np.uint64(rows), np.uint64(numbers[At.COPIES]),
+        np.uint64(numbers[LoopField.NEXT]), np.uint64(numbers[LoopField.COUNT]),
+        np.uint64(clock_us(loop) & CLOCK_MASK),
+        output.data.reshape(output.data.size), np.uint64(stride), output.length, output.port,
+        output.leave, np.uint64(rows), np.uint64(numbers[LoopField.COPIES]),
         state.memory, state.regs, state.wide, state.counts, state.groups, state.queues,
     )  # fmt: skip
-    numbers[At.NEXT], numbers[At.LEFT] = done, left
-    for_cpu = send(wires, leaving.data, leaving.length[: numbers[At.LEFT]], leaving.port)
+    numbers[LoopField.NEXT], numbers[LoopField.OUTPUT_COUNT] = processed, output_count
+    for_cpu = send(wires, output.data, output.length[: numbers[LoopField.OUTPUT_COUNT]], output.port)
     if not for_cpu:
-        numbers[At.LEFT] = 0
+        numbers[LoopField.OUTPUT_COUNT] = 0
     return for_cpu

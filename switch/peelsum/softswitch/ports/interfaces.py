@@ -1,6 +1,6 @@
-"""Switch ports on network interfaces, by AF_XDP where kernel and interface have it, else by AF_PACKET.
+"""Switch ports on network interfaces: by AF_XDP if the kernel and the interface support it, else AF_PACKET.
 
-Linux only, and privileged.
+They need Linux and privileges.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.ports.ring_kernels import (
-    Column,
+    InterfaceColumn,
     Wires,
     new_wires,
     receive,
     send,
 )
 from peelsum.softswitch.ports.xdp import CHUNK, RING, XdpSocket
-from peelsum.softswitch.runtime.frames import Frames, frames_of_a_turn
+from peelsum.softswitch.runtime.frames import Frames, frames_per_batch
 from peelsum.switch_settings import Method
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
 from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, mtu_of, too_long_for
 
-_log = logging.getLogger("peelsum")
+_logger = logging.getLogger("peelsum")
 _ETH_P_ALL = 3
 # linux/if_packet.h; the `socket` module does not name them.
 _SOL_PACKET = 263
 _PACKET_RX_RING, _PACKET_STATISTICS, _PACKET_VERSION, _PACKET_IGNORE_OUTGOING = 5, 6, 10, 23
-_SECOND_VERSION, _BLOCK_BYTES = 1, 1 << 16
-#: AF_PACKET's ring: where a frame begins in its slot; for an MTU of 1,500 or so, and for a longer one, the
-#: bytes of a slot and their number.
-_SLOT_BEGIN, _SHORT, _LONG = 66, (2048, 4096), (16_384, 1024)
+_TPACKET_V2, _BLOCK_BYTES = 1, 1 << 16
+#: AF_PACKET's ring: where a frame begins in its slot; then (bytes of a slot, slots) for usual and for jumbo
+#: frames.
+_FRAME_OFFSET, _SMALL_SLOTS, _LARGE_SLOTS = 66, (2048, 4096), (16_384, 1024)
 _SO_SNDBUFFORCE = 32
 _BUFFER_BYTES = 8 << 20
 _SIOCETHTOOL = 0x8946
 #: ethtool commands that set: transmit checksum, TCP segmentation, generic segmentation, generic receive.
 _OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)
 _NAME_BYTES = 15
-#: Least room for a frame: Ethernet's usual maximum.
+#: The least bytes for a frame: Ethernet's usual maximum.
 _ETHERNET_BYTES = 1514
-#: Least seconds between two looks at the MTUs.
-_LOOK_EVERY_S = 1.0
+#: Seconds between two checks of the interfaces' MTUs.
+_MTU_CHECK_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,18 @@ class InterfaceCounts:
     down: int = 0
     """Frames dropped because the interface was down or removed."""
     tagged: int = 0
-    """Frames dropped because they had a VLAN tag that the interface took off."""
+    """Frames dropped because they had a VLAN tag, which the interface had removed."""
 
 
 class InterfacePort:
     """One switch port on the interface `name`. Raises OSError naming it if it cannot be opened.
 
-    method: `xdp` or `packet`. why: in words, why it is not `xdp`, or AF_XDP's mode. longest: bytes of the
-    longest frame that can arrive, by the MTU at the opening.
+    method: `xdp` or `packet`. why: for people, AF_XDP's mode, or the reason why it is not used. longest:
+    bytes of the longest frame that can arrive, which depends on the MTU when the port was opened.
     """
 
     def __init__(self, number: int, name: str, method: Method, wires: Wires, row: int) -> None:
-        """wires: has the port's row `row`."""
+        """row: the port's row in `wires`."""
         self.number, self.name = number, name
         self._counts, self._overrun = wires.counts[row], 0
         self._state, self._free = wires.state[row], wires.free[row]
@@ -95,109 +95,111 @@ class InterfacePort:
             self.method, self.why = self._open(name, method)
         except OSError as error:
             raise OSError(error.errno, _error_text(f"{number}@{name}", error)) from error
-        self._state[Column.DESCRIPTOR] = self.socket.fileno()
+        self._state[InterfaceColumn.DESCRIPTOR] = self.socket.fileno()
         self._mtu = 0
 
     @property
     def counts(self) -> InterfaceCounts:
         """A copy of the counts so far."""
-        received, sent, full, too_long, down, tagged = (int(count) for count in self._counts)
+        received, sent, full, too_long, link_down, tagged = (int(count) for count in self._counts)
         with suppress(OSError):
             if self.xdp is not None:
                 self._overrun, refused = self.xdp.dropped()
                 too_long += refused
             else:  # reading resets the kernel's count
-                told = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
-                self._overrun += struct.unpack("=II", told)[1]
-        return InterfaceCounts(received, sent, full, self._overrun, too_long, down, tagged)
+                statistics = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
+                self._overrun += struct.unpack("=II", statistics)[1]
+        return InterfaceCounts(received, sent, full, self._overrun, too_long, link_down, tagged)
 
-    def look_at_mtu(self, packet_bytes: int, *, again: bool = False) -> None:
-        """Log a warning if packets of `packet_bytes` do not pass here.
+    def check_mtu(self, packet_bytes: int, *, always: bool = False) -> None:
+        """Log a warning if packets of `packet_bytes` are too long for the interface.
 
-        Without `again`, only if the MTU has changed since the last look.
+        Without `always`, check only if the MTU has changed since the last check.
         """
         with suppress(OSError):  # the interface is gone
-            if self._mtu == (mtu := mtu_of(self.name)) and not again:
+            if self._mtu == (mtu := mtu_of(self.name)) and not always:
                 return
             self._mtu = mtu
-            why = too_long_for(self.name, packet_bytes)
-            if why is None and self.longest < FRAME_HEADER_BYTES + packet_bytes:
-                why = (
+            problem = too_long_for(self.name, packet_bytes)
+            if problem is None and self.longest < FRAME_HEADER_BYTES + packet_bytes:
+                problem = (
                     f"interface {self.name}: its MTU was smaller when the switch started, which receives no "
                     f"frames of more than {self.longest} bytes; start it again"
                 )
-            if why is not None:
-                _log.warning("port %d: %s", self.number, why)
+            if problem is not None:
+                _logger.warning("port %d: %s", self.number, problem)
 
     def close(self) -> None:
-        """Close the socket, and its ring with it: that keeps it open."""
+        """Close the socket and release its ring, which would keep it open."""
         if self.xdp is not None:
             self.xdp.close()
         self._slots = None
         self.socket.close()
 
     def _open(self, name: str, method: Method) -> tuple[Literal["xdp", "packet"], str]:
+        """Open a socket by the method; return the method and a text about it."""
         if not 0 < len(name.encode()) <= _NAME_BYTES:
             raise OSError(errno.ENODEV, "not an interface name")
-        why = "as asked"
+        reason = "as asked"
         if method != "packet":
             try:
                 self._use_xdp(XdpSocket(name))
             except OSError as error:
                 if method == "xdp":
                     raise
-                why = f"as AF_XDP failed: {error.strerror}"
+                reason = f"as AF_XDP failed: {error.strerror}"
             else:
                 return "xdp", self.xdp.mode if self.xdp else ""
         self.socket, size, number = _raw_socket(name)
         slots = np.frombuffer(mmap.mmap(self.socket.fileno(), size * number), np.uint8)
-        self._slots, self._state[Column.MEMORY] = slots, slots.ctypes.data
-        self._state[[Column.SLOT, Column.SLOTS]] = size, number
-        self.longest = size - _SLOT_BEGIN
-        return "packet", why
+        self._slots, self._state[InterfaceColumn.MEMORY] = slots, slots.ctypes.data
+        self._state[[InterfaceColumn.SLOT, InterfaceColumn.SLOTS]] = size, number
+        self.longest = size - _FRAME_OFFSET
+        return "packet", reason
 
     def _use_xdp(self, xdp: XdpSocket) -> None:
+        """Use a socket of AF_XDP, whose addresses go to the memory of compiled functions."""
         self.xdp, self.socket, self.longest = xdp, xdp.socket, xdp.longest
         state = self._state
-        state[Column.XDP], state[Column.MEMORY], state[Column.FILLED] = 1, xdp.memory, RING
-        state[Column.RX_PRODUCER : Column.RX + 1] = xdp.rx
-        state[[Column.FILL_PRODUCER, Column.FILL]] = xdp.fill.producer, xdp.fill.entries
-        state[Column.TX_PRODUCER : Column.TX + 1] = xdp.tx
-        state[Column.DONE_PRODUCER : Column.DONE + 1] = xdp.done
-        state[Column.FREE] = RING
+        state[InterfaceColumn.XDP], state[InterfaceColumn.MEMORY], state[InterfaceColumn.FILLED] = (
+            1,
+            xdp.memory,
+            RING,
+        )
+        state[InterfaceColumn.RX_PRODUCER : InterfaceColumn.RX + 1] = xdp.rx
+        state[[InterfaceColumn.FILL_PRODUCER, InterfaceColumn.FILL]] = xdp.fill.producer, xdp.fill.entries
+        state[InterfaceColumn.TX_PRODUCER : InterfaceColumn.TX + 1] = xdp.tx
+        state[InterfaceColumn.DONE_PRODUCER : InterfaceColumn.DONE + 1] = xdp.completion
+        state[InterfaceColumn.FREE_CHUNKS] = RING
         self._free[:] = CHUNK * np.arange(RING, 2 * RING)
 
 
 class InterfacePorts:
-    """All ports of a switch, on interfaces. `received` and `wires` are the memory of the compiled calls."""
+    """All ports of a switch, on interfaces. `received` and `wires` are the memory of compiled functions."""
 
     def __init__(self, interfaces: Mapping[int, str], *, batch: int = 1024, method: Method = "auto") -> None:
         """interfaces: names by switch port. batch: most frames that `receive` returns.
 
         Raises OSError naming the port and the interface that cannot be used.
         """
-        self.batch = self._most = batch
-        self._packet_bytes, self._look_s = 0, 0.0
+        self.batch = self._most_frames = batch
+        self._packet_bytes, self._next_mtu_check_s = 0, 0.0
         self.wires = new_wires(list(interfaces), batch)
-        self._ports: dict[int, InterfacePort] = {}
+        #: By switch port number.
+        self.ports: dict[int, InterfacePort] = {}
         try:
             for row, (number, name) in enumerate(interfaces.items()):
-                self._ports[number] = InterfacePort(number, name, method, self.wires, row)
+                self.ports[number] = InterfacePort(number, name, method, self.wires, row)
         except OSError:
             self.close()
             raise
-        self._make_room(0)
-
-    @property
-    def ports(self) -> Mapping[int, InterfacePort]:
-        """The ports by switch port number."""
-        return self._ports
+        self._allocate_buffers(0)
 
     @property
     def methods(self) -> dict[int, str]:
-        """How frames reach each port, in words."""
+        """By switch port: how frames reach it, for people."""
         families = {"xdp": "AF_XDP", "packet": "AF_PACKET"}
-        return {number: f"{families[port.method]}, {port.why}" for number, port in self._ports.items()}
+        return {number: f"{families[port.method]}, {port.why}" for number, port in self.ports.items()}
 
     @property
     def no_such_port(self) -> int:
@@ -207,28 +209,29 @@ class InterfacePorts:
     def resize(self, packet_bytes: int) -> None:
         """Accept frames with packets of `packet_bytes` from now on, for a new pipeline.
 
-        Warns of interfaces whose MTU is smaller: packets do not pass there.
-        AF_XDP's ports leave frames that are no packets of peelsum's to the kernel, unless the pipeline has
-        none either: packets without values. AF_PACKET has copies.
+        Logs a warning for each interface whose MTU is too small for them.
+        Ports by AF_XDP take only the frames of peelsum's packets, and the kernel gets the others; with a
+        pipeline without lanes, they take all frames. Ports by AF_PACKET get copies of all frames.
         """
-        self._make_room(packet_bytes)
+        self._allocate_buffers(packet_bytes)
         self._packet_bytes = packet_bytes
-        for port in self._ports.values():
-            port.look_at_mtu(packet_bytes, again=True)
+        for port in self.ports.values():
+            port.check_mtu(packet_bytes, always=True)
             if port.xdp is not None:
                 with suppress(OSError):  # the interface is gone
                     port.xdp.take(every_frame=packet_bytes <= HEADER_BYTES)
 
-    def look_at_mtus(self) -> None:
-        """Look, at most once a second, whether an interface's MTU has changed."""
-        if (now := time.monotonic()) >= self._look_s:
-            self._look_s = now + _LOOK_EVERY_S
-            for port in self._ports.values():
-                port.look_at_mtu(self._packet_bytes)
+    def check_mtus(self) -> None:
+        """Check, at most once a second, whether an interface's MTU has changed."""
+        if (now := time.monotonic()) >= self._next_mtu_check_s:
+            self._next_mtu_check_s = now + _MTU_CHECK_INTERVAL_S
+            for port in self.ports.values():
+                port.check_mtu(self._packet_bytes)
 
-    def _make_room(self, packet_bytes: int) -> None:
+    def _allocate_buffers(self, packet_bytes: int) -> None:
+        """Allocate the arrays for received frames with packets of `packet_bytes`."""
         stride = -(-max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES) // 64) * 64
-        self.batch = frames_of_a_turn(self._most, stride)
+        self.batch = frames_per_batch(self._most_frames, stride)
         self.received = Frames(
             np.zeros((self.batch, stride), np.uint8),
             np.zeros(self.batch, np.int32),
@@ -240,7 +243,7 @@ class InterfacePorts:
 
         The result may be empty and is valid until the next call. Other frames wait in the kernel.
         """
-        self.look_at_mtus()
+        self.check_mtus()
         frames, rows = self.received, self.wires.rows[list(ready)]
         share = max(1, self.batch // max(1, len(ready)))
         count = receive(self.wires, rows, share, frames.data, frames.length, frames.port)
@@ -252,14 +255,14 @@ class InterfacePorts:
 
     def close(self) -> None:
         """Close every port."""
-        for port in self._ports.values():
+        for port in self.ports.values():
             port.close()
 
 
 def best_method(name: str) -> tuple[Method, str]:
-    """Return how frames would reach a port on the interface `name`, and AF_XDP's mode or why it fails.
+    """Return which method a port on the interface `name` would use, and AF_XDP's mode or why it fails.
 
-    It is tried and undone. Raises OSError if neither works, naming the interface.
+    The sockets are opened and closed again. Raises OSError, naming the interface, if no method works.
     """
     try:
         xdp = XdpSocket(name)
@@ -274,9 +277,9 @@ def best_method(name: str) -> tuple[Method, str]:
 
 
 def without_offloads(name: str) -> None:
-    """Turn off an interface's offloads, as far as it has them and permits it.
+    """Turn off an interface's offloads, as far as it has them and permits that.
 
-    With offloads, the kernel delivers merged frames longer than any link allows, and unfinished checksums.
+    With offloads, the kernel delivers merged frames that exceed the MTU, and frames without checksums.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for command in _OFFLOADS:
@@ -287,15 +290,15 @@ def without_offloads(name: str) -> None:
 
 
 def _raw_socket(name: str) -> tuple[socket.socket, int, int]:
-    """Return a socket with a ring, the bytes of a slot and their number."""
+    """Return a socket of AF_PACKET with a ring, the bytes of a slot, and the number of slots."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     try:
         sock.setblocking(False)
         sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)
-        sock.setsockopt(_SOL_PACKET, _PACKET_VERSION, _SECOND_VERSION)
+        sock.setsockopt(_SOL_PACKET, _PACKET_VERSION, _TPACKET_V2)
         longest = mtu_of(name) + ETHERNET_HEADER_BYTES
-        size, number = _SHORT if _SLOT_BEGIN + longest <= _SHORT[0] else _LONG
+        size, number = _SMALL_SLOTS if _FRAME_OFFSET + longest <= _SMALL_SLOTS[0] else _LARGE_SLOTS
         ring = struct.pack("=IIII", _BLOCK_BYTES, size * number // _BLOCK_BYTES, size, number)
         sock.setsockopt(_SOL_PACKET, _PACKET_RX_RING, ring)
         sock.bind((name, _ETH_P_ALL))
@@ -305,7 +308,8 @@ def _raw_socket(name: str) -> tuple[socket.socket, int, int]:
     return sock, size, number
 
 
-def _error_text(what: str, error: OSError) -> str:
+def _error_text(subject: str, error: OSError) -> str:
+    """Return the text of an error about an interface, with a remedy."""
     match error.errno:
         case errno.EPERM | errno.EACCES:
             remedy = "raw sockets need root, or the capabilities CAP_NET_RAW and CAP_NET_ADMIN"
@@ -313,7 +317,7 @@ def _error_text(what: str, error: OSError) -> str:
             remedy = f"use one of {', '.join(_interfaces())}"
         case _:
             remedy = "choose another interface"
-    return f"interface {what}: {error.strerror}; {remedy}"
+    return f"interface {subject}: {error.strerror}; {remedy}"
 
 
 def _interfaces() -> list[str]:

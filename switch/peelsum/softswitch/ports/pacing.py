@@ -1,6 +1,6 @@
-"""Holds frames until their port may send them and their link's delay has passed.
+"""Keeps frames until they have left their port's queue and their link's delay has passed.
 
-Departure times come from `queues`, and the ports send the frames. Time is an argument.
+`queues` computes when they leave the queue, and the ports send them. Time is an argument.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, TICK_SHIFT, Queues
 
-#: Microseconds between sends, for fewer and larger system calls.
+#: Microseconds between two sends, so that there are fewer system calls with more frames each.
 PAUSE_US = 200
 
 #: v1model's ports have 9 bits.
@@ -23,12 +23,13 @@ Send = Callable[[Frames], None]
 
 
 class Pacer:
-    """Holds frames of ports with a queue or a delay, and passes a port's to `send` when due.
+    """Keeps the frames of ports with a queue or a delay, and passes them to `send` when they are due.
 
     Theory of operation: the queues compute departure times, as if every port sent bit by bit. A frame is due
-    its port's delay after that. A port's frames lie in order in a ring with as many rows as frames may wait,
-    and more if a delay needs them. Those that are due are sent together, about every `PAUSE_US`. So a port
-    keeps its rate over milliseconds, and due frames are also sent whenever a new one needs a row.
+    when its port's delay has passed after its departure. A port's frames wait in order in a ring, which has a
+    row for each frame that the queue may hold, and grows if a delay needs more. Frames that are due are sent
+    together, about every `PAUSE_US`, so a port has the right rate over milliseconds. They are also sent when
+    a new frame needs a row.
     """
 
     def __init__(self, queues: Queues | None, send: Send, delays_us: Mapping[int, int] | None = None) -> None:
@@ -37,56 +38,56 @@ class Pacer:
         rows = queues.limit if queues else QUEUE_LIMIT
         self._rings = {port: _Ring(port, rows) for port in sorted({*queued, *(delays_us or {})})}
         self._queued = frozenset(queued)
-        self._unqueued = np.ones(_PORTS, np.bool_)
-        self._unqueued[list(self._rings)] = False
+        self._is_unpaced = np.ones(_PORTS, np.bool_)
+        self._is_unpaced[list(self._rings)] = False
         for port, delay_us in (delays_us or {}).items():
             self.set_delay(port, delay_us)
         self._send = send
         self._paused_until = 0
 
     def set_delay(self, port: int, delay_us: int) -> None:
-        """Delay the frames that a port sends from now on; none overtakes an earlier one."""
+        """Set the delay of frames that a port sends from now on. Frames are never reordered."""
         self._rings[port].delay = delay_us << TICK_SHIFT
 
     def hold(self, frames: Frames, now_us: int) -> Frames:
-        """Keep the frames of ports with a queue or delay, which left the pipeline at `now_us`.
+        """Keep those of `frames` whose port has a queue or a delay; return the others.
 
-        Return the others.
+        now_us: when they left the pipeline.
         """
         for port, ring in self._rings.items():
             rows = np.flatnonzero(frames.port == port)
             if not rows.size:
                 continue
-            if ring.room < rows.size:
-                self._release(ring, now_us)
-            leave = frames.leave[rows] if port in self._queued and frames.leave is not None else None
-            ring.append(frames, rows, leave, now_us)
-        return frames.at(self._unqueued[frames.port])
+            if ring.free_rows < rows.size:
+                self._send_due(ring, now_us)
+            departures = frames.leave[rows] if port in self._queued and frames.leave is not None else None
+            ring.append(frames, rows, departures, now_us)
+        return frames.at(self._is_unpaced[frames.port])
 
     def release(self, now_us: int) -> None:
         """Send the frames that are due, unless frames were sent within `PAUSE_US`."""
         if now_us < self._paused_until:
             return
         for ring in self._rings.values():
-            if self._release(ring, now_us):
+            if self._send_due(ring, now_us):
                 self._paused_until = now_us + PAUSE_US
 
     def due_in(self, now_us: int) -> float | None:
         """Return the seconds until `release` has frames to send; None while none wait."""
-        waits = [ring.first_in(now_us) for ring in self._rings.values() if ring.count]
+        waits = [ring.next_due_us(now_us) for ring in self._rings.values() if ring.count]
         return max(min(waits), self._paused_until - now_us, 0) / 1e6 if waits else None
 
-    def _release(self, ring: _Ring, now_us: int) -> bool:
+    def _send_due(self, ring: _Ring, now_us: int) -> bool:
         """Send a ring's frames that are due; return whether there were any."""
-        gone = False
-        while (frames := ring.take(now_us)) is not None:
+        sent_any = False
+        while (frames := ring.take_due(now_us)) is not None:
             self._send(frames)
-            gone = True
-        return gone
+            sent_any = True
+        return sent_any
 
 
 class _Ring:
-    """A ring buffer of one port's frames, oldest first. `delay`: ticks between departure and arrival."""
+    """A ring buffer of one port's frames, oldest first. `delay`: ticks between departure and due time."""
 
     def __init__(self, port: int, rows: int) -> None:
         self.port = port
@@ -99,16 +100,16 @@ class _Ring:
         self.delay = 0
 
     @property
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """The number of free rows."""
         return self._rows - self.count
 
     def append(
-        self, frames: Frames, rows: NDArray[np.intp], leave: NDArray[np.uint64] | None, now_us: int
+        self, frames: Frames, rows: NDArray[np.intp], departures: NDArray[np.uint64] | None, now_us: int
     ) -> None:
-        """Add the frames in `rows`, which leave at `leave` ticks (None: now). Make room for them."""
-        due = self._due_times(rows.size, leave, np.uint64(_ticks(now_us)))
-        if self.room < rows.size:
+        """Add the frames in `rows`, which leave at `departures` ticks (None: now). Make room for them."""
+        due = self._due_times(rows.size, departures, np.uint64(_ticks(now_us)))
+        if self.free_rows < rows.size:
             self._grow(self.count + rows.size)
         width = frames.data.shape[1]
         if width > self._data.shape[1]:
@@ -116,58 +117,62 @@ class _Ring:
             wider[:, : self._data.shape[1]] = self._data
             self._data = wider
         start = (self._first + self.count) % self._rows
-        before_end, at_row = min(rows.size, self._rows - start), 0
-        for part, at in ((rows[:before_end], start), (rows[before_end:], 0)):
-            to = slice(at, at + part.size)
+        first_part, source_start = min(rows.size, self._rows - start), 0
+        for source_rows, start_row in ((rows[:first_part], start), (rows[first_part:], 0)):
+            target = slice(start_row, start_row + source_rows.size)
             if width == self._data.shape[1]:
-                np.take(frames.data, part, 0, out=self._data[to], mode="clip")  # no copy in between
+                np.take(
+                    frames.data, source_rows, 0, out=self._data[target], mode="clip"
+                )  # no copy in between
             else:
-                self._data[to, :width] = frames.data[part]
-            self._length[to] = frames.length[part]
-            self._due[to] = due[at_row : at_row + part.size]
-            at_row += part.size
+                self._data[target, :width] = frames.data[source_rows]
+            self._length[target] = frames.length[source_rows]
+            self._due[target] = due[source_start : source_start + source_rows.size]
+            source_start += source_rows.size
         self.count += rows.size
 
-    def _due_times(self, count: int, leave: NDArray[np.uint64] | None, now: np.uint64) -> NDArray[np.uint64]:
+    def _due_times(
+        self, count: int, departures: NDArray[np.uint64] | None, now: np.uint64
+    ) -> NDArray[np.uint64]:
         """Return when frames are due, uint64[count]: never before the frame ahead of them."""
         # Times wrap: compare them as signed differences from now.
-        ahead = np.zeros(count, np.int64) if leave is None else (leave - now).view(np.int64)
-        ahead = ahead + self.delay
+        delays = np.zeros(count, np.int64) if departures is None else (departures - now).view(np.int64)
+        delays = delays + self.delay
         if self.count:
             last = (self._first + self.count - 1) % self._rows
-            ahead[:1] = np.maximum(ahead[:1], (self._due[last : last + 1] - now).view(np.int64))
-        return np.maximum.accumulate(ahead).view(np.uint64) + now
+            delays[:1] = np.maximum(delays[:1], (self._due[last : last + 1] - now).view(np.int64))
+        return np.maximum.accumulate(delays).view(np.uint64) + now
 
     def _grow(self, rows: int) -> None:
         """Make at least `rows` rows, and put the frames at the first ones."""
         order = (self._first + np.arange(self._rows)) % self._rows
-        more = max(rows, 2 * self._rows) - self._rows
-        self._data = np.concatenate([self._data[order], np.zeros((more, self._data.shape[1]), np.uint8)])
-        self._length = np.concatenate([self._length[order], np.zeros(more, np.int32)])
-        self._due = np.concatenate([self._due[order], np.zeros(more, np.uint64)])
-        self._port = np.full(self._rows + more, self.port, np.int32)
-        self._first, self._rows = 0, self._rows + more
+        new_rows = max(rows, 2 * self._rows) - self._rows
+        self._data = np.concatenate([self._data[order], np.zeros((new_rows, self._data.shape[1]), np.uint8)])
+        self._length = np.concatenate([self._length[order], np.zeros(new_rows, np.int32)])
+        self._due = np.concatenate([self._due[order], np.zeros(new_rows, np.uint64)])
+        self._port = np.full(self._rows + new_rows, self.port, np.int32)
+        self._first, self._rows = 0, self._rows + new_rows
 
-    def take(self, now_us: int) -> Frames | None:
+    def take_due(self, now_us: int) -> Frames | None:
         """Remove and return the oldest frames that are due and lie in consecutive rows; None if none are.
 
         They are valid until the next `append`.
         """
-        span = slice(self._first, min(self._first + self.count, self._rows))
+        stored = slice(self._first, min(self._first + self.count, self._rows))
         # Times wrap: one is past if it is less than half the clock's range behind.
-        late = (np.uint64(_ticks(now_us)) - self._due[span]).view(np.int64)
-        gone = int(np.count_nonzero(late >= 0))
-        if not gone:
+        overdue = (np.uint64(_ticks(now_us)) - self._due[stored]).view(np.int64)
+        due_count = int(np.count_nonzero(overdue >= 0))
+        if not due_count:
             return None
-        rows = slice(self._first, self._first + gone)
-        self._first = (self._first + gone) % self._rows
-        self.count -= gone
+        rows = slice(self._first, self._first + due_count)
+        self._first = (self._first + due_count) % self._rows
+        self.count -= due_count
         return Frames(self._data[rows], self._length[rows], self._port[rows])
 
-    def first_in(self, now_us: int) -> int:
+    def next_due_us(self, now_us: int) -> int:
         """Return the microseconds until the oldest frame is due, 0 if it is."""
-        ahead = (int(self._due[self._first]) - _ticks(now_us)) % (1 << 64)
-        return -(-ahead >> TICK_SHIFT) if ahead < 1 << 63 else 0
+        remaining = (int(self._due[self._first]) - _ticks(now_us)) % (1 << 64)
+        return -(-remaining >> TICK_SHIFT) if remaining < 1 << 63 else 0
 
 
 def _ticks(now_us: int) -> int:

@@ -1,7 +1,7 @@
-"""The compiled calls that hold packets of UDP ports until their port may send them; see `pacing.Pacer`.
+"""The compiled counterpart of `pacing.Pacer`: it keeps packets of UDP ports until they have left the queue.
 
-Only ports with a rate hold packets, and no link has a delay. So no ring overflows: the queue drops what
-exceeds its limit, and packets that are due are sent before more are held.
+Only ports with a rate keep packets, and no link has a delay. So rings need no more rows than the queue's
+limit: the queue drops packets beyond it, and packets that are due are sent before more are added.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
 from peelsum.softswitch.ports.pacing import PAUSE_US
-from peelsum.softswitch.ports.udp_kernels import HELD, PORTS, Count, Outbox, Sockets, row_of, send
+from peelsum.softswitch.ports.udp_kernels import HELD, PORTS, SendBuffers, Sockets, UdpCount, row_of, send
 from peelsum.softswitch.runtime.queues import TICK_SHIFT
 from peelsum.wire import FRAME_HEADER_BYTES
 from peelsum.wire.system_calls import memcpy
 
-#: Result of `due_in` while no packet waits.
+#: Result of `due_in` if no packet waits.
 NEVER = 1 << 62
 
 
@@ -29,7 +29,7 @@ class Rings(NamedTuple):
     data: NDArray[np.uint8]  # [rings, rows, packet_bytes]
     due: NDArray[np.uint64]  # [rings, rows]: when each has left the port, in ticks
     first: NDArray[np.int64]  # [rings]
-    held: NDArray[np.int64]  # [rings]: packets
+    stored: NDArray[np.int64]  # [rings]: packets
     sockets: NDArray[np.int64]  # [rings]: the row of each ring's port among the sockets
     by_port: NDArray[np.int32]  # [PORTS]: a switch port's ring, or -1
     paused_until: NDArray[np.int64]  # [1]: in microseconds
@@ -43,7 +43,7 @@ def new_rings(ports: Sequence[int], rows: int, packet_bytes: int, sockets: Socke
         data=np.zeros((len(ports), rows, packet_bytes), np.uint8),
         due=np.zeros((len(ports), rows), np.uint64),
         first=np.zeros(len(ports), np.int64),
-        held=np.zeros(len(ports), np.int64),
+        stored=np.zeros(len(ports), np.int64),
         sockets=sockets.rows[list(ports)].astype(np.int64),
         by_port=by_port,
         paused_until=np.zeros(1, np.int64),
@@ -57,64 +57,64 @@ def hold(
     data: NDArray[np.uint8],
     length: NDArray[np.int32],
     port: NDArray[np.int32],
-    leave: NDArray[np.uint64],
+    departure: NDArray[np.uint64],
     frame_bytes: int,
 ) -> None:
-    """Keep the packets of ports with a rate, and mark their frames as held."""
+    """Copy the packets of ports with a rate into their rings, and set the port of their frames to HELD."""
     rows = rings.due.shape[1]
     for frame in range(length.shape[0]):
         ring = rings.by_port[port[frame]] if 0 <= port[frame] < PORTS else -1
         if ring < 0 or row_of(sockets, data[frame], length[frame], port[frame], frame_bytes) < 0:
             continue
         port[frame] = HELD
-        if rings.held[ring] == rows:
-            sockets.counts[rings.sockets[ring], Count.FULL] += 1
+        if rings.stored[ring] == rows:
+            sockets.counts[rings.sockets[ring], UdpCount.FULL] += 1
             continue
-        at = (rings.first[ring] + rings.held[ring]) % rows
+        slot = (rings.first[ring] + rings.stored[ring]) % rows
         source = np.int64(data[frame].ctypes.data) + FRAME_HEADER_BYTES
-        memcpy(rings.data[ring, at].ctypes.data, source, frame_bytes - FRAME_HEADER_BYTES)
-        rings.due[ring, at] = leave[frame]
-        rings.held[ring] += 1
+        memcpy(rings.data[ring, slot].ctypes.data, source, frame_bytes - FRAME_HEADER_BYTES)
+        rings.due[ring, slot] = departure[frame]
+        rings.stored[ring] += 1
 
 
 @compiled
-def crowded(rings: Rings, more: int) -> bool:
-    """Return whether some ring that holds packets might not have room for `more`."""
-    most = 0
-    for ring in range(rings.held.shape[0]):
-        most = max(most, rings.held[ring])
-    return most > 0 and most + more > rings.due.shape[1]
+def may_overflow(rings: Rings, more: int) -> bool:
+    """Return whether some ring that has packets might lack rows for `more` packets."""
+    longest = 0
+    for ring in range(rings.stored.shape[0]):
+        longest = max(longest, rings.stored[ring])
+    return longest > 0 and longest + more > rings.due.shape[1]
 
 
 @compiled
-def release(rings: Rings, sockets: Sockets, outbox: Outbox, now_us: int) -> int:
-    """Send the packets that are due; return `send`'s result."""
+def release(rings: Rings, sockets: Sockets, send_buffers: SendBuffers, now_us: int) -> int:
+    """Send the packets that are due; return -1, or the row of a port that refuses segments."""
     size, rows, filled = rings.data.shape[2], rings.due.shape[1], 0
     now = np.uint64(now_us) << np.uint64(TICK_SHIFT)
-    for row in range(outbox.end.shape[0]):
-        outbox.next[row] = outbox.end[row] = 0
-    for ring in range(rings.held.shape[0]):
+    for row in range(send_buffers.end.shape[0]):
+        send_buffers.next[row] = send_buffers.end[row] = 0
+    for ring in range(rings.stored.shape[0]):
         row, start = rings.sockets[ring], filled
-        while rings.held[ring] and np.int64(now - rings.due[ring, rings.first[ring]]) >= 0:
-            at = rings.first[ring]
-            outbox.parts[filled, 0] = np.int64(rings.data[ring, at].ctypes.data)
-            outbox.parts[filled, 1] = size
+        while rings.stored[ring] and np.int64(now - rings.due[ring, rings.first[ring]]) >= 0:
+            slot = rings.first[ring]
+            send_buffers.iovecs[filled, 0] = np.int64(rings.data[ring, slot].ctypes.data)
+            send_buffers.iovecs[filled, 1] = size
             filled += 1
-            rings.first[ring] = at + 1 if at + 1 < rows else 0
-            rings.held[ring] -= 1
-        outbox.next[row], outbox.end[row] = start, filled
+            rings.first[ring] = slot + 1 if slot + 1 < rows else 0
+            rings.stored[ring] -= 1
+        send_buffers.next[row], send_buffers.end[row] = start, filled
     if not filled:
         return -1
     rings.paused_until[0] = now_us + PAUSE_US
-    return send(sockets, outbox)
+    return send(sockets, send_buffers)
 
 
 @compiled
 def due_in(rings: Rings, now_us: int) -> int:
     """Return the microseconds until `release` should be called; NEVER while no packet waits."""
-    now, wait = np.uint64(now_us) << np.uint64(TICK_SHIFT), NEVER
-    for ring in range(rings.held.shape[0]):
-        if rings.held[ring]:
-            ahead = np.int64(rings.due[ring, rings.first[ring]] - now)
-            wait = min(wait, (max(0, int(ahead)) + (1 << TICK_SHIFT) - 1) >> TICK_SHIFT)
-    return max(wait, rings.paused_until[0] - now_us) if wait != NEVER else wait
+    now, wait_us = np.uint64(now_us) << np.uint64(TICK_SHIFT), NEVER
+    for ring in range(rings.stored.shape[0]):
+        if rings.stored[ring]:
+            remaining = np.int64(rings.due[ring, rings.first[ring]] - now)
+            wait_us = min(wait_us, (max(0, int(remaining)) + (1 << TICK_SHIFT) - 1) >> TICK_SHIFT)
+    return max(wait_us, rings.paused_until[0] - now_us) if wait_us != NEVER else wait_us

@@ -1,9 +1,9 @@
-"""The compiled calls of a switch's ports on interfaces: frames between the kernel's rings and batches.
+"""Compiled functions that receive and send the frames of all ports on interfaces of a switch.
 
-Theory of operation. A port of AF_XDP has four rings of descriptions, and chunks of memory for frames. One of
-AF_PACKET has a ring of slots, into which the kernel copies frames that arrive; those that leave go by one
-system call a batch. The version of its ring is the second: in the third, a frame waits until the kernel hands
-over its whole block, a millisecond and more. All memory is the caller's.
+Theory of operation. A port by AF_XDP has four rings of descriptors that it shares with the kernel, and chunks
+of memory for frames. A port by AF_PACKET has a ring of slots (TPACKET_V2), into which the kernel copies
+frames that arrive; one system call sends the frames of a batch. In TPACKET_V3, a frame would wait until its
+whole block is handed over, for a millisecond and more. The caller allocates all memory.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _PORTS = 512
 _LAST, _WORD = RING - 1, (1 << 32) - 1
 _BUSY, _TOO_LONG = 16, 90
 # Of struct tpacket2_hdr: bits of tp_status, and 32-bit words.
-_USER, _TAGGED = 1, 1 << 4
+_STATUS_USER, _STATUS_VLAN_VALID = 1, 1 << 4
 # Of struct xdp_desc: the bit of its options that another chunk of the frame follows.
-_MORE = 1
-_STATUS, _LENGTH, _KEPT, _BEGIN = 0, 1, 2, 3
+_MORE_CHUNKS = 1
+_STATUS_WORD, _LENGTH_WORD, _CAPTURED_WORD, _MAC_OFFSET_WORD = 0, 1, 2, 3
 _SOL_SOCKET, _SO_ERROR = 1, 4
 
 
-class Count(IntEnum):
+class InterfaceCount(IntEnum):
     """Columns of `Wires.counts`, with the meaning of `InterfaceCounts`' fields."""
 
     RECEIVED = 0
@@ -57,13 +57,13 @@ class Count(IntEnum):
     TAGGED = 5
 
 
-class Column(IntEnum):
-    """Columns of `Wires.state`: addresses of rings, and how far this process is in each."""
+class InterfaceColumn(IntEnum):
+    """Columns of `Wires.state`: addresses of the rings, and this process's indices in them."""
 
     DESCRIPTOR = 0
     XDP = 1  # 1 if the port is one of AF_XDP
     MEMORY = 2  # of chunks, or of slots
-    TAKEN = 3  # chunks, or slots, that this process has taken
+    TAKEN = 3  # received chunks that this process has consumed, or the index of its next slot
     RX_PRODUCER = 4
     RX_CONSUMER = 5
     RX = 6
@@ -73,14 +73,14 @@ class Column(IntEnum):
     TX_PRODUCER = 10
     TX_CONSUMER = 11
     TX = 12
-    PUT = 13  # chunks put into the ring of those that leave
+    PUT = 13  # chunks that this process has put into the transmit ring
     DONE_PRODUCER = 14
     DONE_CONSUMER = 15
     DONE = 16
     REAPED = 17
-    FREE = 18  # chunks in `Wires.free`
-    SEEN = 19  # chunks of the ring of those that leave that the kernel had taken when this process looked
-    VOID = 20  # chunks in that ring, its first ones, that were made invalid: the kernel skips them
+    FREE_CHUNKS = 18  # chunks in `Wires.free`
+    TX_TAKEN = 19  # chunks of the transmit ring that the kernel has taken, as of the last check
+    TX_INVALID = 20  # chunks at the front of the transmit ring that were made invalid: the kernel skips them
     SLOT = 21  # bytes of a slot
     SLOTS = 22
 
@@ -106,9 +106,9 @@ def new_wires(numbers: Sequence[int], frames: int) -> Wires:
     messages, parts = np.zeros((frames, 8), np.int64), np.zeros((frames, 2), np.int64)
     messages[:, 2], messages[:, 3] = parts.ctypes.data + 16 * np.arange(frames), 1
     return Wires(
-        state=np.zeros((len(numbers), len(Column)), np.int64),
+        state=np.zeros((len(numbers), len(InterfaceColumn)), np.int64),
         numbers=np.array(numbers, np.int32),
-        counts=np.zeros((len(numbers), len(Count)), np.int64),
+        counts=np.zeros((len(numbers), len(InterfaceCount)), np.int64),
         rows=rows,
         dropped=np.zeros(1, np.int64),
         free=np.zeros((len(numbers), RING), np.uint32),
@@ -121,79 +121,90 @@ def new_wires(numbers: Sequence[int], frames: int) -> Wires:
 @compiled
 def receive(wires: Wires, ready: NDArray[np.int32], share: int, data: NDArray[np.uint8],
             length: NDArray[np.int32], port: NDArray[np.int32]) -> int:  # fmt: skip
-    """Copy up to `share` frames of each of the rows `ready` into rows of `data`; return their number."""
+    """Copy up to `share` frames from each of the ports `ready` into rows of `data`; return their number."""
     count = 0
     for row in ready:
         most = min(share, data.shape[0] - count)
-        if wires.state[row, Column.XDP]:
-            got = _from_xdp(wires, row, data[count : count + most], length[count:])
+        if wires.state[row, InterfaceColumn.XDP]:
+            received = _receive_from_xdp(wires, row, data[count : count + most], length[count:])
         else:
-            got = _from_slots(wires, row, data[count : count + most], length[count:])
-        wires.counts[row, Count.RECEIVED] += got
-        port[count : count + got] = wires.numbers[row]
-        count += got
+            received = _receive_from_slots(wires, row, data[count : count + most], length[count:])
+        wires.counts[row, InterfaceCount.RECEIVED] += received
+        port[count : count + received] = wires.numbers[row]
+        count += received
     return count
 
 
 @compiled
-def _from_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
+def _receive_from_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
+    """Copy received frames from an AF_XDP port's ring into rows of `data`; return their number."""
     state, count = wires.state[row], 0
-    waiting = (np.int64(acquire(state[Column.RX_PRODUCER])) - state[Column.TAKEN]) & _WORD
-    if not waiting:
-        _forget_error(wires, row)
-    place, taken, size = 0, 0, np.int64(0)
-    while place < waiting and count < data.shape[0]:
-        entry = state[Column.RX] + 16 * ((state[Column.TAKEN] + place) & _LAST)
-        at, part = np.int64(load(entry, 0)), np.int64(load(entry, 2))
-        if size + part <= data.shape[1]:
-            memcpy(data[count].ctypes.data + size, state[Column.MEMORY] + at, part)
-        size += part
-        back = state[Column.FILL] + 8 * ((state[Column.FILLED] + place) & _LAST)
-        save(back, 0, np.uint32(at - at % CHUNK))
-        place += 1
-        if load(entry, 3) & _MORE:
+    available = (np.int64(acquire(state[InterfaceColumn.RX_PRODUCER])) - state[InterfaceColumn.TAKEN]) & _WORD
+    if not available:
+        _clear_socket_error(wires, row)
+    position, consumed, size = 0, 0, np.int64(0)
+    while position < available and count < data.shape[0]:
+        entry = state[InterfaceColumn.RX] + 16 * ((state[InterfaceColumn.TAKEN] + position) & _LAST)
+        chunk, chunk_bytes = np.int64(load(entry, 0)), np.int64(load(entry, 2))
+        if size + chunk_bytes <= data.shape[1]:
+            memcpy(data[count].ctypes.data + size, state[InterfaceColumn.MEMORY] + chunk, chunk_bytes)
+        size += chunk_bytes
+        fill_entry = state[InterfaceColumn.FILL] + 8 * ((state[InterfaceColumn.FILLED] + position) & _LAST)
+        save(fill_entry, 0, np.uint32(chunk - chunk % CHUNK))
+        position += 1
+        if load(entry, 3) & _MORE_CHUNKS:
             continue
         if size <= data.shape[1]:
             length[count] = size
             count += 1
         else:
-            wires.counts[row, Count.LONG] += 1
-        taken, size = place, np.int64(0)
-    state[Column.TAKEN] += taken
-    state[Column.FILLED] += taken
-    publish(state[Column.FILL_PRODUCER], np.uint32(state[Column.FILLED]))
-    publish(state[Column.RX_CONSUMER], np.uint32(state[Column.TAKEN]))
+            wires.counts[row, InterfaceCount.LONG] += 1
+        consumed, size = position, np.int64(0)
+    state[InterfaceColumn.TAKEN] += consumed
+    state[InterfaceColumn.FILLED] += consumed
+    publish(state[InterfaceColumn.FILL_PRODUCER], np.uint32(state[InterfaceColumn.FILLED]))
+    publish(state[InterfaceColumn.RX_CONSUMER], np.uint32(state[InterfaceColumn.TAKEN]))
     return count
 
 
 @compiled
-def _from_slots(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
-    state, counts, count, before = wires.state[row], wires.counts[row], 0, wires.state[row, Column.TAKEN]
+def _receive_from_slots(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
+    """Copy received frames from an AF_PACKET port's slots into rows of `data`; return their number."""
+    state, counts, count, first_taken = (
+        wires.state[row],
+        wires.counts[row],
+        0,
+        wires.state[row, InterfaceColumn.TAKEN],
+    )
     while count < data.shape[0]:
-        slot = state[Column.MEMORY] + state[Column.SLOT] * state[Column.TAKEN]
+        slot = state[InterfaceColumn.MEMORY] + state[InterfaceColumn.SLOT] * state[InterfaceColumn.TAKEN]
         status = acquire(slot)
-        if not status & _USER:
+        if not status & _STATUS_USER:
             break
-        size = np.int64(load(slot, _KEPT))
-        if status & _TAGGED:
-            counts[Count.TAGGED] += 1
-        elif size < np.int64(load(slot, _LENGTH)) or size > data.shape[1]:
-            counts[Count.LONG] += 1
+        size = np.int64(load(slot, _CAPTURED_WORD))
+        if status & _STATUS_VLAN_VALID:
+            counts[InterfaceCount.TAGGED] += 1
+        elif size < np.int64(load(slot, _LENGTH_WORD)) or size > data.shape[1]:
+            counts[InterfaceCount.LONG] += 1
         else:
-            memcpy(data[count].ctypes.data, slot + np.int64(load(slot, _BEGIN) & np.uint32(0xFFFF)), size)
+            memcpy(
+                data[count].ctypes.data,
+                slot + np.int64(load(slot, _MAC_OFFSET_WORD) & np.uint32(0xFFFF)),
+                size,
+            )
             length[count] = size
             count += 1
         publish(slot, np.uint32(0))
-        state[Column.TAKEN] = (state[Column.TAKEN] + 1) % state[Column.SLOTS]
-    if state[Column.TAKEN] == before and not count:
-        _forget_error(wires, row)
+        state[InterfaceColumn.TAKEN] = (state[InterfaceColumn.TAKEN] + 1) % state[InterfaceColumn.SLOTS]
+    if state[InterfaceColumn.TAKEN] == first_taken and not count:
+        _clear_socket_error(wires, row)
     return count
 
 
 @compiled
-def _forget_error(wires: Wires, row: int) -> None:
-    """Clear a socket's error, e.g. that its interface is down: it would be readable all the time."""
-    getsockopt(wires.state[row, Column.DESCRIPTOR], _SOL_SOCKET, _SO_ERROR, wires.error.ctypes.data,
+def _clear_socket_error(wires: Wires, row: int) -> None:
+    """Clear a socket's error, e.g. that its interface is down. Otherwise it would stay readable."""
+    getsockopt(wires.state[row, InterfaceColumn.DESCRIPTOR], _SOL_SOCKET, _SO_ERROR, wires.error.ctypes.data,
                wires.error.ctypes.data + 4)  # fmt: skip
 
 
@@ -203,149 +214,168 @@ def send(wires: Wires, data: NDArray[np.uint8], length: NDArray[np.int32], port:
 
     Return how many are for the controller, which are neither sent nor counted.
     """
-    for_cpu, here = 0, 0
+    for_cpu, for_ports = 0, 0
     for frame in range(length.shape[0]):
         for_cpu += port[frame] == CPU_PORT
-        here += 0 <= port[frame] < _PORTS and wires.rows[port[frame]] >= 0
+        for_ports += 0 <= port[frame] < _PORTS and wires.rows[port[frame]] >= 0
     for row in range(wires.numbers.shape[0]):
-        if wires.state[row, Column.XDP]:
-            _by_xdp(wires, row, data, length, port)
+        if wires.state[row, InterfaceColumn.XDP]:
+            _send_by_xdp(wires, row, data, length, port)
         else:
-            _by_message(wires, row, data, length, port)
-    wires.dropped[0] += length.shape[0] - for_cpu - here
+            _send_by_packet_socket(wires, row, data, length, port)
+    wires.dropped[0] += length.shape[0] - for_cpu - for_ports
     return for_cpu
 
 
 @compiled
 def unsent(wires: Wires) -> bool:
-    """Let the kernel send again what it left in rings; return whether there is more."""
-    left = False
+    """Tell the kernel to send what has remained in transmit rings; return whether something still remains."""
+    has_unsent = False
     for row in range(wires.numbers.shape[0]):
-        if wires.state[row, Column.XDP] and wires.state[row, Column.PUT] != wires.state[row, Column.SEEN]:
-            _kick(wires, row)
-            left |= (
-                wires.state[row, Column.PUT] - wires.state[row, Column.SEEN] > wires.state[row, Column.VOID]
+        if (
+            wires.state[row, InterfaceColumn.XDP]
+            and wires.state[row, InterfaceColumn.PUT] != wires.state[row, InterfaceColumn.TX_TAKEN]
+        ):
+            _kick_tx(wires, row)
+            has_unsent |= (
+                wires.state[row, InterfaceColumn.PUT] - wires.state[row, InterfaceColumn.TX_TAKEN]
+                > wires.state[row, InterfaceColumn.TX_INVALID]
             )
-    return left
+    return has_unsent
 
 
 @compiled
-def _by_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32],
+def _send_by_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32],
             port: NDArray[np.int32]) -> None:  # fmt: skip
-    state, counts, new = wires.state[row], wires.counts[row], False
+    """Send the frames of an AF_XDP port: copy them to free chunks, and tell the kernel."""
+    state, counts, has_new = wires.state[row], wires.counts[row], False
     for frame in range(length.shape[0]):
         if port[frame] != wires.numbers[row]:
             continue
         size = int(length[frame])
         chunks = (size + CHUNK - 1) // CHUNK
         if chunks > MOST_CHUNKS:
-            counts[Count.LONG] += 1
+            counts[InterfaceCount.LONG] += 1
             continue
-        if state[Column.VOID] or state[Column.FREE] < chunks:
-            _kick(wires, row)
-            _reap(wires, row)
-        if state[Column.VOID]:
-            counts[Count.DOWN] += 1
+        if state[InterfaceColumn.TX_INVALID] or state[InterfaceColumn.FREE_CHUNKS] < chunks:
+            _kick_tx(wires, row)
+            _reclaim_chunks(wires, row)
+        if state[InterfaceColumn.TX_INVALID]:
+            counts[InterfaceCount.DOWN] += 1
             continue
-        if state[Column.FREE] < chunks:
-            counts[Count.FULL] += 1
+        if state[InterfaceColumn.FREE_CHUNKS] < chunks:
+            counts[InterfaceCount.FULL] += 1
             continue
         for begin in range(0, size, CHUNK):
-            state[Column.FREE] -= 1
-            at, part = wires.free[row, state[Column.FREE]], min(CHUNK, size - begin)
-            memcpy(state[Column.MEMORY] + np.int64(at), data[frame].ctypes.data + begin, part)
-            entry = state[Column.TX] + 16 * (state[Column.PUT] & _LAST)
-            save(entry, 0, at)
-            save(entry, 2, np.uint32(part))
-            save(entry, 3, np.uint32(_MORE if begin + part < size else 0))
-            state[Column.PUT] += 1
-        new = True
-    if new:
-        _kick(wires, row)
-        _reap(wires, row)
+            state[InterfaceColumn.FREE_CHUNKS] -= 1
+            chunk, chunk_bytes = wires.free[row, state[InterfaceColumn.FREE_CHUNKS]], min(CHUNK, size - begin)
+            memcpy(
+                state[InterfaceColumn.MEMORY] + np.int64(chunk), data[frame].ctypes.data + begin, chunk_bytes
+            )
+            entry = state[InterfaceColumn.TX] + 16 * (state[InterfaceColumn.PUT] & _LAST)
+            save(entry, 0, chunk)
+            save(entry, 2, np.uint32(chunk_bytes))
+            save(entry, 3, np.uint32(_MORE_CHUNKS if begin + chunk_bytes < size else 0))
+            state[InterfaceColumn.PUT] += 1
+        has_new = True
+    if has_new:
+        _kick_tx(wires, row)
+        _reclaim_chunks(wires, row)
 
 
 @compiled
-def _kick(wires: Wires, row: int) -> None:
-    """Let the kernel send the ring's frames, of which it takes some tens a call; count those it has taken.
+def _kick_tx(wires: Wires, row: int) -> None:
+    """Tell the kernel to send the transmit ring's frames, some tens per call; count those that it has taken.
 
-    If the interface is down, they are made invalid and counted: they would leave when it comes back.
+    If the interface is down, the frames are made invalid and counted; otherwise they would be sent when it is
+    up again.
     """
     state, counts = wires.state[row], wires.counts[row]
-    publish(state[Column.TX_PRODUCER], np.uint32(state[Column.PUT]))
-    _look(wires, row)
-    while state[Column.SEEN] != state[Column.PUT]:
-        before = state[Column.SEEN]
-        done = sendto(state[Column.DESCRIPTOR], 0, 0, NO_WAIT, 0, 0)
-        problem = 0 if done >= 0 else errno()
-        _look(wires, row)
-        if state[Column.SEEN] <= before and problem != INTERRUPTED:
-            if problem not in (0, AGAIN, NO_BUFFERS, _BUSY):
-                counts[Count.DOWN] += _frames(
-                    state, state[Column.SEEN] + state[Column.VOID], state[Column.PUT]
+    publish(state[InterfaceColumn.TX_PRODUCER], np.uint32(state[InterfaceColumn.PUT]))
+    _count_taken(wires, row)
+    while state[InterfaceColumn.TX_TAKEN] != state[InterfaceColumn.PUT]:
+        taken_before = state[InterfaceColumn.TX_TAKEN]
+        result = sendto(state[InterfaceColumn.DESCRIPTOR], 0, 0, NO_WAIT, 0, 0)
+        error_number = 0 if result >= 0 else errno()
+        _count_taken(wires, row)
+        if state[InterfaceColumn.TX_TAKEN] <= taken_before and error_number != INTERRUPTED:
+            if error_number not in (0, AGAIN, NO_BUFFERS, _BUSY):
+                counts[InterfaceCount.DOWN] += _frames_between(
+                    state,
+                    state[InterfaceColumn.TX_TAKEN] + state[InterfaceColumn.TX_INVALID],
+                    state[InterfaceColumn.PUT],
                 )
-                _make_invalid(wires, row)
+                _invalidate_pending(wires, row)
             return
 
 
 @compiled
-def _look(wires: Wires, row: int) -> None:
-    """Count the frames that the kernel has taken from the ring of those that leave.
+def _count_taken(wires: Wires, row: int) -> None:
+    """Count the frames that the kernel has taken from the transmit ring since the last check.
 
-    It takes tens of chunks a call, and gives back those of a frame that the interface refuses.
+    The kernel may also give back the chunks of a frame that the interface refuses.
     """
     state = wires.state[row]
-    taken = (np.int64(acquire(state[Column.TX_CONSUMER])) - state[Column.SEEN]) & _WORD
+    taken = (np.int64(acquire(state[InterfaceColumn.TX_CONSUMER])) - state[InterfaceColumn.TX_TAKEN]) & _WORD
     if taken > _WORD >> 1:
         taken -= _WORD + 1
-        wires.counts[row, Count.SENT] -= _frames(state, state[Column.SEEN] + taken, state[Column.SEEN])
-    skipped = max(0, min(taken, state[Column.VOID]))
-    wires.counts[row, Count.SENT] += _frames(state, state[Column.SEEN] + skipped, state[Column.SEEN] + taken)
-    state[Column.SEEN] += taken
-    state[Column.VOID] -= skipped
+        wires.counts[row, InterfaceCount.SENT] -= _frames_between(
+            state, state[InterfaceColumn.TX_TAKEN] + taken, state[InterfaceColumn.TX_TAKEN]
+        )
+    skipped = max(0, min(taken, state[InterfaceColumn.TX_INVALID]))
+    wires.counts[row, InterfaceCount.SENT] += _frames_between(
+        state, state[InterfaceColumn.TX_TAKEN] + skipped, state[InterfaceColumn.TX_TAKEN] + taken
+    )
+    state[InterfaceColumn.TX_TAKEN] += taken
+    state[InterfaceColumn.TX_INVALID] -= skipped
 
 
 @compiled
-def _frames(state: NDArray[np.int64], first: int, end: int) -> int:
-    """Return how many frames end in places `first` to `end` of the ring of those that leave."""
+def _frames_between(state: NDArray[np.int64], first: int, end: int) -> int:
+    """Return how many frames end at positions `first` to `end - 1` of the transmit ring."""
     count = 0
-    for place in range(first, end):
-        count += not load(state[Column.TX] + 16 * (place & _LAST), 3) & _MORE
+    for position in range(first, end):
+        count += not load(state[InterfaceColumn.TX] + 16 * (position & _LAST), 3) & _MORE_CHUNKS
     return count
 
 
 @compiled
-def _make_invalid(wires: Wires, row: int) -> None:
-    """Take back the chunks of frames in the ring of those that leave."""
+def _invalidate_pending(wires: Wires, row: int) -> None:
+    """Make the frames in the transmit ring invalid, and free their chunks."""
     state = wires.state[row]
-    for place in range(state[Column.SEEN] + state[Column.VOID], state[Column.PUT]):
-        entry = state[Column.TX] + 16 * (place & _LAST)
-        wires.free[row, state[Column.FREE]] = load(entry, 0)
-        state[Column.FREE] += 1
+    for position in range(
+        state[InterfaceColumn.TX_TAKEN] + state[InterfaceColumn.TX_INVALID], state[InterfaceColumn.PUT]
+    ):
+        entry = state[InterfaceColumn.TX] + 16 * (position & _LAST)
+        wires.free[row, state[InterfaceColumn.FREE_CHUNKS]] = load(entry, 0)
+        state[InterfaceColumn.FREE_CHUNKS] += 1
         save(entry, 0, np.uint32(_WORD))
         save(entry, 3, np.uint32(0))
-    state[Column.VOID] = state[Column.PUT] - state[Column.SEEN]
+    state[InterfaceColumn.TX_INVALID] = state[InterfaceColumn.PUT] - state[InterfaceColumn.TX_TAKEN]
 
 
 @compiled
-def _reap(wires: Wires, row: int) -> None:
-    """Take back the chunks whose frames have left."""
+def _reclaim_chunks(wires: Wires, row: int) -> None:
+    """Free the chunks of frames that have been sent, which are in the completion ring."""
     state = wires.state[row]
-    done = (np.int64(acquire(state[Column.DONE_PRODUCER])) - state[Column.REAPED]) & _WORD
-    _look(wires, row)  # before their places in the ring of those that leave are taken again
-    for i in range(done):
-        entry = state[Column.DONE] + 8 * ((state[Column.REAPED] + i) & _LAST)
-        at = load(entry, 0)
-        if at != _WORD:  # some kernels return what was made invalid, too
-            wires.free[row, state[Column.FREE]] = at
-            state[Column.FREE] += 1
-    state[Column.REAPED] += done
-    publish(state[Column.DONE_CONSUMER], np.uint32(state[Column.REAPED]))
+    completed = (
+        np.int64(acquire(state[InterfaceColumn.DONE_PRODUCER])) - state[InterfaceColumn.REAPED]
+    ) & _WORD
+    _count_taken(wires, row)  # before their positions in the transmit ring are reused
+    for i in range(completed):
+        entry = state[InterfaceColumn.DONE] + 8 * ((state[InterfaceColumn.REAPED] + i) & _LAST)
+        chunk = load(entry, 0)
+        if chunk != _WORD:  # some kernels also return invalid chunks
+            wires.free[row, state[InterfaceColumn.FREE_CHUNKS]] = chunk
+            state[InterfaceColumn.FREE_CHUNKS] += 1
+    state[InterfaceColumn.REAPED] += completed
+    publish(state[InterfaceColumn.DONE_CONSUMER], np.uint32(state[InterfaceColumn.REAPED]))
 
 
 @compiled
-def _by_message(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32],
+def _send_by_packet_socket(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32],
                 port: NDArray[np.int32]) -> None:  # fmt: skip
+    """Send the frames of an AF_PACKET port, as many as possible with one system call."""
     count = 0
     for frame in range(length.shape[0]):
         if port[frame] == wires.numbers[row]:
@@ -361,25 +391,30 @@ def _by_message(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray
 @compiled
 def send_messages(wires: Wires, row: int, count: int) -> None:
     """Send the first `count` messages from a port of AF_PACKET; drop and count those that it refuses."""
-    at, counts, late = 0, wires.counts[row], True
+    next_message, counts, may_be_stale = 0, wires.counts[row], True
     first = np.int64(wires.messages.ctypes.data)
-    while at < count:
-        sent = sendmmsg(wires.state[row, Column.DESCRIPTOR], first + 64 * at, count - at, NO_WAIT)
-        problem = 0 if sent >= 0 else errno()
+    while next_message < count:
+        sent = sendmmsg(
+            wires.state[row, InterfaceColumn.DESCRIPTOR],
+            first + 64 * next_message,
+            count - next_message,
+            NO_WAIT,
+        )
+        error_number = 0 if sent >= 0 else errno()
         if sent > 0:
-            counts[Count.SENT] += sent
-            at += sent
-        elif problem == NO_BUFFERS:  # the queue was full for this frame; it may not be for the next
-            counts[Count.FULL] += 1
-            at += 1
-        elif problem == _TOO_LONG:  # for this interface
-            counts[Count.LONG] += 1
-            at += 1
-        elif problem == AGAIN:
-            counts[Count.FULL] += count - at
+            counts[InterfaceCount.SENT] += sent
+            next_message += sent
+        elif error_number == NO_BUFFERS:  # the queue was full for this frame; it may not be for the next
+            counts[InterfaceCount.FULL] += 1
+            next_message += 1
+        elif error_number == _TOO_LONG:  # for this interface
+            counts[InterfaceCount.LONG] += 1
+            next_message += 1
+        elif error_number == AGAIN:
+            counts[InterfaceCount.FULL] += count - next_message
             return
-        elif problem != INTERRUPTED and late:  # it may be of earlier, when the interface was down
-            late = False
-        elif problem != INTERRUPTED:
-            counts[Count.DOWN] += count - at
+        elif error_number != INTERRUPTED and may_be_stale:  # perhaps from when the interface was down
+            may_be_stale = False
+        elif error_number != INTERRUPTED:
+            counts[InterfaceCount.DOWN] += count - next_message
             return

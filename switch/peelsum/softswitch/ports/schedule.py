@@ -1,6 +1,6 @@
-"""A schedule of links whose rate and latency change, read from a TOML or CSV file.
+"""A schedule of changes of links' rates and delays, which is read from a TOML or CSV file.
 
-A change stays in force until the next one of the same port. Time is an argument.
+A change holds until the next one of the same port. Time is an argument.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from peelsum.reading import parse_toml, read_text
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.runtime.queues import LEAST_MBIT, MOST_MBIT
 
-#: Of a file; a change takes about 20.
-_MOST_BYTES = 16 << 20
+#: Most bytes of a file; a change takes about 20.
+_MOST_FILE_BYTES = 16 << 20
 
 #: The largest delay, in milliseconds.
 MOST_DELAY_MS = 60_000.0
@@ -26,12 +26,12 @@ _FIELDS = ("at_s", "mbit", "delay_ms", "port")
 
 @dataclass(frozen=True)
 class LinkState:
-    """Rate and delay of a port from some time on. Raises SoftswitchError for a value out of range."""
+    """The rate and the delay of a port. Raises SoftswitchError for a value out of range."""
 
     mbit: float | None = None
-    """Rate in Mbit/s; None leaves it as it is."""
+    """Rate in Mbit/s; None does not change it."""
     delay_ms: float | None = None
-    """Milliseconds from a frame's last bit to its arrival; None leaves it as it is."""
+    """Milliseconds from the departure of a frame's last bit to its arrival; None does not change it."""
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
@@ -41,11 +41,11 @@ class LinkState:
             if value is not None and not least <= value <= most:
                 raise SoftswitchError(f"{name}: {value:g} is out of range; use {least:g} to {most:g}")
 
-    def updated(self, later: LinkState) -> LinkState:
-        """Return this state with the values that `later` sets."""
+    def updated_by(self, change: LinkState) -> LinkState:
+        """Return this state with the values that `change` sets."""
         return LinkState(
-            self.mbit if later.mbit is None else later.mbit,
-            self.delay_ms if later.delay_ms is None else later.delay_ms,
+            self.mbit if change.mbit is None else change.mbit,
+            self.delay_ms if change.delay_ms is None else change.delay_ms,
         )
 
 
@@ -87,27 +87,28 @@ class LinkSchedule:
         return frozenset(change.port for change in self.changes if change.port is not None)
 
     def at(self, seconds: float, port: int) -> LinkState:
-        """Return the state of a port at a time; values that no change has set yet are None."""
+        """Return the state of a port at a time; a value that no change has set by then is None."""
         if self.repeat_s is None or seconds < self.repeat_s:
-            return self._changed(LinkState(), port, seconds)
-        return self._changed(self.always(port), port, seconds % self.repeat_s)
+            return self._state_after(LinkState(), port, seconds)
+        return self._state_after(self.final_state(port), port, seconds % self.repeat_s)
 
-    def always(self, port: int) -> LinkState:
-        """Return the state of a port after all changes: values that stay None are never set."""
-        return self._changed(LinkState(), port, math.inf)
+    def final_state(self, port: int) -> LinkState:
+        """Return the state of a port after all changes; a value that no change sets is None."""
+        return self._state_after(LinkState(), port, math.inf)
 
     def next_change(self, seconds: float) -> float | None:
         """Return the time of the first change after `seconds`; None if there is none."""
-        begun = 0.0 if self.repeat_s is None else seconds - seconds % self.repeat_s
+        cycle_start = 0.0 if self.repeat_s is None else seconds - seconds % self.repeat_s
         for change in self.changes:
-            if begun + change.at_s > seconds:
-                return begun + change.at_s
-        return None if self.repeat_s is None else begun + self.repeat_s + self.changes[0].at_s
+            if cycle_start + change.at_s > seconds:
+                return cycle_start + change.at_s
+        return None if self.repeat_s is None else cycle_start + self.repeat_s + self.changes[0].at_s
 
-    def _changed(self, state: LinkState, port: int, until_s: float) -> LinkState:
+    def _state_after(self, state: LinkState, port: int, until_s: float) -> LinkState:
+        """Return `state` after the changes of a port up to a time."""
         for change in self.changes:
             if change.at_s <= until_s and change.port in (None, port):
-                state = state.updated(change.state)
+                state = state.updated_by(change.state)
         return state
 
 
@@ -115,12 +116,12 @@ def load_schedule(path: Path) -> LinkSchedule:
     """Read a schedule from a file whose name ends in .toml or .csv.
 
     TOML has a table `[[change]]` for each change, with the keys at_s, mbit, delay_ms and port, of which only
-    at_s is required, and perhaps `repeat_s`. CSV has a line of these keys, then a line for each change.
-    Raises SoftswitchError naming file, value and remedy.
+    at_s is required. A top-level key `repeat_s` is optional. CSV has a line with these keys, then a line for
+    each change. Raises SoftswitchError, which names file, value and remedy.
     """
     try:
-        text = read_text(path, _MOST_BYTES)
-        table = parse_toml(text, _MOST_BYTES) if path.suffix == ".toml" else _from_csv(text)
+        text = read_text(path, _MOST_FILE_BYTES)
+        table = parse_toml(text, _MOST_FILE_BYTES) if path.suffix == ".toml" else _from_csv(text)
     except OSError as error:
         raise SoftswitchError(f"schedule: {path}: {error.strerror}; give a file that can be read") from error
     except ValueError as error:
@@ -137,6 +138,7 @@ def _from_csv(text: str) -> dict[str, Any]:
 
 
 def _schedule(table: Mapping[str, Any]) -> LinkSchedule:
+    """Return the schedule in a file's table. Raises SoftswitchError for unknown keys."""
     unknown = set(table) - {"change", "repeat_s"}
     if unknown:
         raise SoftswitchError(f"{min(unknown)!r} is unknown; use [[change]] and repeat_s")
@@ -149,6 +151,7 @@ def _schedule(table: Mapping[str, Any]) -> LinkSchedule:
 
 
 def _change(row: Mapping[str, Any], number: int) -> Change:
+    """Return the change in one row. number: its place in the file, for errors."""
     unknown = {str(key) for key in row} - set(_FIELDS)
     if unknown:
         raise SoftswitchError(f"change {number}: {min(unknown)!r} is unknown; use {', '.join(_FIELDS)}")

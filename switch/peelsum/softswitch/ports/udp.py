@@ -1,7 +1,7 @@
 """Switch ports on UDP sockets, one per port; they need no privilege and no network interface.
 
-A port learns its peer from hellos, which need the port's secret if it has one. It adds the Ethernet, IPv4 and
-UDP headers that the P4 program expects around each payload, and removes them again.
+A port learns its peer's address from hellos, which must prove the port's secret if it has one. It adds the
+Ethernet, IPv4 and UDP headers that the P4 program expects to each payload, and removes them when it sends.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 from peelsum.softswitch.ports.udp_kernels import (
     PORTS,
     SHARE,
-    Column,
-    Count,
-    Outbox,
+    SendBuffers,
     Sockets,
-    new_batch,
-    new_outbox,
+    UdpColumn,
+    UdpCount,
+    new_receive_buffers,
+    new_send_buffers,
     new_sockets,
     receive,
     send,
     sort,
 )
-from peelsum.softswitch.runtime.frames import Frames, frames_of_a_turn
+from peelsum.softswitch.runtime.frames import Frames, frames_per_batch
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES, FrameAddress, encapsulation
 from peelsum.wire.datagrams import MAX_DATAGRAM, Address, BatchSocket
 
@@ -47,13 +47,13 @@ class PortCounts:
     sent: int = 0
     """Datagrams sent to the peer."""
     hellos: int = 0
-    """Hellos accepted: their sources became the peer, or were it already."""
+    """Hellos that were accepted: their source is the peer from then on."""
     challenges: int = 0
-    """Hellos answered by a challenge, to prove the port's secret."""
+    """Hellos that were answered by a challenge to prove the port's secret."""
     refused: int = 0
-    """Hellos refused: with a wrong proof or without any, or while another peer sends."""
+    """Hellos that were refused: without a right proof, or while another host is an active peer."""
     foreign: int = 0
-    """Datagrams dropped because they came from another address than the peer's, or before any hello."""
+    """Datagrams dropped because they did not come from the peer's address."""
     unreachable: int = 0
     """Datagrams dropped because the port had no peer yet, or because the system had no route to it."""
     full: int = 0
@@ -61,15 +61,15 @@ class PortCounts:
     overrun: int = 0
     """Datagrams that the kernel dropped because the pipeline was too slow."""
     odd: int = 0
-    """Datagrams dropped because their length is not this pipeline's."""
+    """Datagrams dropped because their length is not that of the pipeline's packets."""
     lost_in: int = 0
-    """Received datagrams dropped on purpose, by the configured loss."""
+    """Received datagrams that the configured loss dropped."""
     lost_out: int = 0
-    """Datagrams dropped on purpose before they were sent, by the configured loss."""
+    """Datagrams that the configured loss dropped before they were sent."""
 
 
 class Loss:
-    """Chooses datagrams to lose: a random share, in which seed and n decide on the n-th datagram."""
+    """Chooses which datagrams to lose, at random. The seed decides for each datagram, by its number."""
 
     def __init__(self, share: float, seed: Sequence[int]) -> None:
         """share: 0 to 1. Raises ValueError otherwise."""
@@ -78,31 +78,31 @@ class Loss:
         self._share = share
         self._random = np.random.default_rng(seed)
 
-    def spares(self, count: int) -> NDArray[np.bool_]:
+    def survives(self, count: int) -> NDArray[np.bool_]:
         """Return which of the next `count` datagrams are not lost, bool[count]."""
         return np.asarray(self._random.random(count) >= self._share)
 
 
 class UdpPort:
-    """One switch port. Its peer is the source of the last accepted hello, or the port it was joined to.
+    """One switch port. Its peer is the source of the last accepted hello, or the port that it was joined to.
 
-    Its state is a row of the sockets that all ports of a switch share.
+    Its state is a row of `Sockets`, the memory that all ports of a switch share with compiled loops.
     """
 
     def __init__(self, sockets: Sockets, row: int, number: int, sock: BatchSocket, *, is_open: bool) -> None:
-        """is_open: whether it accepts every hello as long as it has no secret."""
+        """is_open: whether the port accepts every hello as long as it has no secret."""
         self.socket = sock
         self._state, self._peer, self._counts = sockets.state[row], sockets.peers[row], sockets.counts[row]
         self._secret = sockets.secrets[row]
-        self._state[Column.DESCRIPTOR], self._state[Column.NUMBER] = sock.fileno(), number
-        self._state[Column.OPEN] = is_open
-        self.follow_socket()
+        self._state[UdpColumn.DESCRIPTOR], self._state[UdpColumn.NUMBER] = sock.fileno(), number
+        self._state[UdpColumn.OPEN] = is_open
+        self.sync_segments()
 
     @property
     def counts(self) -> PortCounts:
         """A copy of the counts so far."""
-        told = {column.name.lower(): int(self._counts[column]) for column in Count}
-        return PortCounts(**told, overrun=self.socket.overruns)
+        counts = {column.name.lower(): int(self._counts[column]) for column in UdpCount}
+        return PortCounts(**counts, overrun=self.socket.overruns)
 
     @property
     def has_secret(self) -> bool:
@@ -110,12 +110,12 @@ class UdpPort:
         return bool(self._secret.any())
 
     def set_secret(self, secret: bytes) -> None:
-        """Replace the secret, 16 bytes; with another one, the port has no peer until a hello proves it.
+        """Replace the secret, 16 bytes; 16 zero bytes remove it.
 
-        16 zero bytes remove the secret.
+        If the secret changes, the port has no peer until a hello proves the new one.
         """
         replacement = np.frombuffer(secret, np.uint64)
-        if not self._state[Column.JOINED] and (replacement != self._secret).any():
+        if not self._state[UdpColumn.JOINED] and (replacement != self._secret).any():
             self._secret[:] = replacement
             self._peer[:] = 0
 
@@ -126,12 +126,15 @@ class UdpPort:
         """
         host, port = socket.inet_aton(socket.gethostbyname(address[0])), address[1].to_bytes(2, "big")
         self._peer[:] = np.frombuffer(_ADDRESS.pack(socket.AF_INET, port, host), np.uint64)
-        self._state[Column.JOINED] = 1
+        self._state[UdpColumn.JOINED] = 1
         self.socket.send_hello(address)
 
-    def follow_socket(self) -> None:
-        """Note how many packets the socket sends at once."""
-        self._state[Column.SEGMENTS], self._state[Column.OFFLOAD] = self.socket.segments, self.socket.offload
+    def sync_segments(self) -> None:
+        """Copy the number of packets per send from the socket to the memory of compiled loops."""
+        self._state[UdpColumn.SEGMENTS], self._state[UdpColumn.OFFLOAD] = (
+            self.socket.segments,
+            self.socket.offload,
+        )
 
 
 class UdpPorts:
@@ -161,7 +164,7 @@ class UdpPorts:
         loss: share of datagrams except hellos that each port loses in each direction, decided by `seed`.
         Raises ValueError for a share or a number out of range, OSError naming an address that is in use.
         """
-        self.batch = self._most = batch
+        self.batch = self._most_frames = batch
         numbers = list(numbers)
         for number in numbers:
             if not 0 <= number < PORTS:
@@ -171,26 +174,22 @@ class UdpPorts:
             number: (Loss(loss, (seed, number, 0)), Loss(loss, (seed, number, 1))) for number in numbers
         }
         self.lossy = loss > 0
-        self._ports: dict[int, UdpPort] = {}
+        #: By switch port number.
+        self.ports: dict[int, UdpPort] = {}
         try:
             for row, number in enumerate(numbers):
                 address = (host, _udp_port(base, number))
                 sock = BatchSocket.bind(address, HEADER_BYTES, burst=1, offload=offload)
-                self._ports[number] = UdpPort(self.sockets, row, number, sock, is_open=are_open)
+                self.ports[number] = UdpPort(self.sockets, row, number, sock, is_open=are_open)
         except OSError:
             self.close()
             raise
         self.resize(HEADER_BYTES)
 
     @property
-    def ports(self) -> Mapping[int, UdpPort]:
-        """The ports by switch port number."""
-        return self._ports
-
-    @property
     def listening(self) -> dict[int, int]:
         """UDP ports by switch port."""
-        return {number: port.socket.address[1] for number, port in self._ports.items()}
+        return {number: port.socket.address[1] for number, port in self.ports.items()}
 
     @property
     def unframed(self) -> int:
@@ -205,22 +204,22 @@ class UdpPorts:
     def resize(self, packet_bytes: int) -> None:
         """Accept and send datagrams of `packet_bytes` from now on, for a new pipeline."""
         self._frame_bytes = FRAME_HEADER_BYTES + packet_bytes
-        for port in self._ports.values():
+        for port in self.ports.values():
             port.socket.resize(packet_bytes)
-            port.follow_socket()
+            port.sync_segments()
         stride = -(-self._frame_bytes // 64) * 64
-        self.batch = frames_of_a_turn(self._most, stride)
+        self.batch = frames_per_batch(self._most_frames, stride)
         # A port may exceed its share of a batch by the contents of the largest datagram.
-        rows = self.batch + len(self._ports) * (SHARE + MAX_DATAGRAM // packet_bytes)
-        headers = [frame_header(number, packet_bytes) for number in self._ports]
-        self.received = new_batch(rows, stride, headers, packet_bytes)
-        self._outbox = new_outbox(rows, len(self._ports))
+        rows = self.batch + len(self.ports) * (SHARE + MAX_DATAGRAM // packet_bytes)
+        headers = [frame_header(number, packet_bytes) for number in self.ports]
+        self.received = new_receive_buffers(rows, stride, headers, packet_bytes)
+        self._send_buffers = new_send_buffers(rows, len(self.ports))
 
     def receive(self, ready: Sequence[int]) -> Frames:
         """Return frames that arrived on the ports `ready`, in order per port and in fair shares.
 
         The result may be empty and is valid until the next call. Other datagrams wait in the kernel.
-        Raises OSError for what waiting does not mend.
+        Raises OSError for permanent errors.
         """
         batch = self.received
         rows = self.sockets.rows[list(ready)]
@@ -228,7 +227,7 @@ class UdpPorts:
         if count < 0:
             raise OSError(-count, f"udp receive: {errno.errorcode.get(-count)}")
         frames = Frames(batch.data[:count], batch.length[:count], batch.port[:count])
-        return self._survivors(frames, Count.RECEIVED, Count.LOST_IN) if self.lossy else frames
+        return self._without_losses(frames, UdpCount.RECEIVED, UdpCount.LOST_IN) if self.lossy else frames
 
     def send(self, frames: Frames) -> None:
         """Send the packets in `frames` to the peers of their ports, in order per port.
@@ -236,43 +235,43 @@ class UdpPorts:
         Drop and count them if there is no peer or the send buffer is full.
         """
         if self.lossy:
-            frames = self._survivors(frames, None, Count.LOST_OUT)
-        outbox = self.outbox_for(len(frames))
-        sort(self.sockets, frames.data, frames.length, frames.port, outbox, self._frame_bytes)
-        if (row := send(self.sockets, outbox)) >= 0:
-            self.send_less(row)
+            frames = self._without_losses(frames, None, UdpCount.LOST_OUT)
+        send_buffers = self.send_buffers_for(len(frames))
+        sort(self.sockets, frames.data, frames.length, frames.port, send_buffers, self._frame_bytes)
+        if (row := send(self.sockets, send_buffers)) >= 0:
+            self.resend_smaller(row)
 
-    def send_less(self, row: int) -> None:
-        """Send the rest of the outbox, after the system has refused the segments of the port in `row`."""
+    def resend_smaller(self, row: int) -> None:
+        """Send what remains in the send buffers with fewer segments, after the port in `row` refused them."""
         while row >= 0:
-            port = self._ports[int(self.sockets.state[row, Column.NUMBER])]
-            port.socket.ask_less()
-            port.follow_socket()
-            row = send(self.sockets, self._outbox)
+            port = self.ports[int(self.sockets.state[row, UdpColumn.NUMBER])]
+            port.socket.reduce_segments()
+            port.sync_segments()
+            row = send(self.sockets, self._send_buffers)
 
-    def outbox_for(self, frames: int) -> Outbox:
-        """Return memory for sending up to `frames` frames."""
-        if frames > len(self._outbox.parts):
-            self._outbox = new_outbox(frames, len(self._ports))
-        return self._outbox
+    def send_buffers_for(self, frames: int) -> SendBuffers:
+        """Return memory to send up to `frames` frames."""
+        if frames > len(self._send_buffers.iovecs):
+            self._send_buffers = new_send_buffers(frames, len(self.ports))
+        return self._send_buffers
 
     def close(self) -> None:
         """Free every UDP port."""
-        for port in self._ports.values():
+        for port in self.ports.values():
             port.socket.close()
 
-    def _survivors(self, frames: Frames, passed: Count | None, lost: Count) -> Frames:
-        """Return the frames that are not lost on purpose; count the others at their port."""
-        kept = np.ones(len(frames), np.bool_)
+    def _without_losses(self, frames: Frames, delivered: UdpCount | None, lost: UdpCount) -> Frames:
+        """Return the frames without those that the configured loss drops, which are counted at their port."""
+        survives = np.ones(len(frames), np.bool_)
         for number, losses in self._losses.items():
             rows = np.flatnonzero(frames.port == number)
-            kept[rows] = losses[lost == Count.LOST_OUT].spares(rows.size)
-            gone = rows.size - np.count_nonzero(kept[rows])
+            survives[rows] = losses[lost == UdpCount.LOST_OUT].survives(rows.size)
+            lost_count = rows.size - np.count_nonzero(survives[rows])
             counts = self.sockets.counts[self.sockets.rows[number]]
-            counts[lost] += gone
-            if passed is not None:
-                counts[passed] -= gone
-        return frames.at(kept)
+            counts[lost] += lost_count
+            if delivered is not None:
+                counts[delivered] -= lost_count
+        return frames.at(survives)
 
 
 def _udp_port(base: int | Mapping[int, int] | None, number: int) -> int:
@@ -283,7 +282,7 @@ def _udp_port(base: int | Mapping[int, int] | None, number: int) -> int:
 
 
 def frame_header(number: int, packet_bytes: int) -> NDArray[np.uint8]:
-    """Return the 42 bytes of headers, from host `number` to the switch, of packets that enter there."""
+    """Return the 42 bytes of headers that port `number` puts before packets: from its host to the switch."""
     return np.frombuffer(encapsulation(packet_bytes, _address(number), _address(_SWITCH_NUMBER)), np.uint8)
 
 

@@ -1,21 +1,21 @@
-"""The compiled calls of a switch's UDP sockets: Python runs once a batch, not once a port.
+"""Compiled functions that receive, answer and send the datagrams of all UDP ports of a switch.
 
 Theory of operation. Each row of a batch has room for headers before its payload. A datagram may have up to
 128 packets. `receive` lets the kernel write their payloads into rows, and copies the port's headers before
-each. `sort` orders frames by port, and `send` lets the kernel gather their payloads. So neither copies a
-payload by itself. All memory is the caller's.
+each. `sort` orders frames by port, and `send` lets the kernel gather their payloads, so this code copies no
+payload. The caller allocates all memory.
 
 A port takes packets from its peer only. A hello (see `peelsum.wire.hello`) makes its source the peer:
 
 | the port | hello | proof |
 |---|---|---|
-| is joined to a peer | no answer | refuse it |
-| has a secret | challenge its source; answer the peer | right: accept the source; wrong: refuse it |
-| has none, and is open | accept the source | refuse it |
-| has none, and is not open | refuse it | refuse it |
+| is joined to a peer | do not answer | refuse |
+| has a secret | from the peer: answer; else: challenge the source | right: accept the source; wrong: refuse |
+| has no secret and is open | accept the source | refuse |
+| has no secret and is not open | refuse | refuse |
 
-As long as the peer sends, a right proof from another address is refused, too. A challenge is a hash of its
-source, so the switch stores nothing about hosts that have not proved the secret.
+While the peer sends packets, a right proof from another address is refused, too. A challenge is a keyed hash
+of its source, so the switch stores nothing about hosts that have not proved the secret.
 """
 
 from __future__ import annotations
@@ -32,30 +32,31 @@ from peelsum.compiling import compiled
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, PROOF_BYTES
 from peelsum.wire.hello import keyed_hash
 from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, nanoseconds, sendmsg
-from peelsum.wire.system_calls import receive as receive_datagram
+from peelsum.wire.system_calls import receive as receive_message
 
 #: v1model's ports have 9 bits.
 PORTS = 512
-#: Frames that a turn receives from each ready port, at least.
+#: The least number of packets that a batch receives from each ready port.
 SHARE = 8
-#: The most parts that Linux takes in one message.
-MOST_PARTS = 1024
-#: How long a peer must have sent nothing before another host can take its place, in nanoseconds.
+#: The most parts of one message: Linux's UIO_MAXIOV.
+MOST_IOVECS = 1024
+#: Nanoseconds without packets after which another host can take the peer's place.
 SILENCE_NS = 1_000_000_000
-#: A challenge is valid for this time to twice this time, in nanoseconds: a host may first compile the hash.
+#: A challenge is valid for between one and two times this, in nanoseconds: a host may have to compile the
+#: hash function first.
 _CHALLENGE_NS = 60_000_000_000
-#: The most datagrams without a packet for the pipeline that one call reads from a port.
-_PATIENCE = 64
-#: How a kernel or a network device says that it will not segment after all.
-_NO_OFFLOAD = (5, 22, 90, 95)  # EIO, EINVAL, EMSGSIZE, EOPNOTSUPP
-#: In place of a row: the frame is not one whole packet, its port does not exist, it is for the controller, or
-#: it is held until its port may send it.
+#: The most datagrams without packets from the peer that one call reads from a port.
+_MOST_IGNORED = 64
+#: Errors with which a kernel or a network device refuses to segment a send.
+_OFFLOAD_REFUSED = (5, 22, 90, 95)  # EIO, EINVAL, EMSGSIZE, EOPNOTSUPP
+#: Results of `row_of` that are no row: the frame is not one whole packet, its port does not exist, it is for
+#: the controller, or it waits in a ring.
 _UNFRAMED, _NO_SUCH_PORT, _FOR_CPU, _HELD = -1, -2, -3, -4
-#: In place of a port: the frame is held.
+#: Written over the port of a frame that waits in a ring.
 HELD = -1
 
 
-class Count(IntEnum):
+class UdpCount(IntEnum):
     """Columns of `Sockets.counts`, with the meaning of `PortCounts`' fields."""
 
     RECEIVED = 0
@@ -71,7 +72,7 @@ class Count(IntEnum):
     REFUSED = 10
 
 
-class Column(IntEnum):
+class UdpColumn(IntEnum):
     """Columns of `Sockets.state`."""
 
     DESCRIPTOR = 0
@@ -99,24 +100,24 @@ class Sockets(NamedTuple):
     secrets: NDArray[np.uint64]  # [ports, 2]; 0 without a secret
     key: NDArray[np.uint64]  # [2]: of the challenges
     challenge: NDArray[np.uint64]  # [1]: the one being sent
-    part: NDArray[np.int64]  # [2]: struct iovec of that
+    challenge_iovec: NDArray[np.int64]  # [2]: struct iovec of that
     clock: NDArray[np.int64]  # [2]: struct timespec
 
 
-class Batch(NamedTuple):
+class ReceiveBuffers(NamedTuple):
     """Frames as the sockets receive them."""
 
     data: NDArray[np.uint8]  # [rows, stride]
     length: NDArray[np.int32]  # [rows]: of a whole packet with its headers
     port: NDArray[np.int32]  # [rows]
-    parts: NDArray[np.int64]  # [rows, 2]: struct iovec of each row's payload
+    iovecs: NDArray[np.int64]  # [rows, 2]: struct iovec of each row's payload
     headers: NDArray[np.uint8]  # [ports, FRAME_HEADER_BYTES]
 
 
-class Outbox(NamedTuple):
-    """Memory for the order in which frames leave."""
+class SendBuffers(NamedTuple):
+    """The payloads to send, in order of their ports."""
 
-    parts: NDArray[np.int64]  # [frames, 2]: struct iovec of payloads, by port
+    iovecs: NDArray[np.int64]  # [frames, 2]: struct iovec of payloads, by port
     next: NDArray[np.int64]  # [ports]: the first part that is not sent yet
     end: NDArray[np.int64]  # [ports]: the part after a port's last one
 
@@ -127,9 +128,9 @@ def new_sockets(numbers: Sequence[int]) -> Sockets:
     rows[numbers] = np.arange(len(numbers))
     challenge = np.zeros(1, np.uint64)
     return Sockets(
-        state=np.zeros((len(numbers), len(Column)), np.int64),
+        state=np.zeros((len(numbers), len(UdpColumn)), np.int64),
         peers=np.zeros((len(numbers), 2), np.uint64),
-        counts=np.zeros((len(numbers), len(Count)), np.int64),
+        counts=np.zeros((len(numbers), len(UdpCount)), np.int64),
         rows=rows,
         dropped=np.zeros(2, np.int64),
         message=np.zeros(7, np.int64),
@@ -138,116 +139,121 @@ def new_sockets(numbers: Sequence[int]) -> Sockets:
         secrets=np.zeros((len(numbers), 2), np.uint64),
         key=np.frombuffer(token_bytes(16), np.uint64).copy(),
         challenge=challenge,
-        part=np.array([challenge.ctypes.data, challenge.nbytes], np.int64),
+        challenge_iovec=np.array([challenge.ctypes.data, challenge.nbytes], np.int64),
         clock=np.zeros(2, np.int64),
     )
 
 
-def new_batch(rows: int, stride: int, headers: Sequence[NDArray[np.uint8]], packet_bytes: int) -> Batch:
+def new_receive_buffers(
+    rows: int, stride: int, headers: Sequence[NDArray[np.uint8]], packet_bytes: int
+) -> ReceiveBuffers:
     """Return memory for `rows` frames of up to `stride` bytes, and each port's headers."""
     data = np.zeros((rows, stride), np.uint8)
-    parts = np.full((rows, 2), packet_bytes, np.int64)
-    parts[:, 0] = data.ctypes.data + FRAME_HEADER_BYTES + stride * np.arange(rows)
+    iovecs = np.full((rows, 2), packet_bytes, np.int64)
+    iovecs[:, 0] = data.ctypes.data + FRAME_HEADER_BYTES + stride * np.arange(rows)
     length = np.full(rows, FRAME_HEADER_BYTES + packet_bytes, np.int32)
-    return Batch(data, length, np.zeros(rows, np.int32), parts, np.stack(headers))
+    return ReceiveBuffers(data, length, np.zeros(rows, np.int32), iovecs, np.stack(headers))
 
 
-def new_outbox(frames: int, ports: int) -> Outbox:
+def new_send_buffers(frames: int, ports: int) -> SendBuffers:
     """Return memory for sending up to `frames` frames at once."""
-    return Outbox(np.zeros((frames, 2), np.int64), np.zeros(ports, np.int64), np.zeros(ports, np.int64))
+    return SendBuffers(np.zeros((frames, 2), np.int64), np.zeros(ports, np.int64), np.zeros(ports, np.int64))
 
 
 @compiled
-def receive(sockets: Sockets, ready: NDArray[np.int32], share: int, batch: Batch) -> int:
+def receive(sockets: Sockets, ready: NDArray[np.int32], share: int, batch: ReceiveBuffers) -> int:
     """Receive about `share` packets from each of the rows `ready`; answer hellos.
 
     Return the number of packets, or minus an error number.
     """
     count = 0
     for row in ready:
-        end, patience = count + share, _PATIENCE
-        while count < end and patience:
-            packets = _received_once(sockets, row, batch, count)
+        end, ignorable = count + share, _MOST_IGNORED
+        while count < end and ignorable:
+            packets = _receive_datagram(sockets, row, batch, count)
             if packets == -AGAIN:
                 break
             if packets < 0:
                 return packets
             if not packets:
-                patience -= 1
-            number = np.int32(sockets.state[row, Column.NUMBER])
-            for at in range(count, count + packets):
-                batch.port[at] = number
+                ignorable -= 1
+            number = np.int32(sockets.state[row, UdpColumn.NUMBER])
+            for frame in range(count, count + packets):
+                batch.port[frame] = number
                 for i in range(FRAME_HEADER_BYTES):
-                    batch.data[at, i] = batch.headers[row, i]
+                    batch.data[frame, i] = batch.headers[row, i]
             count += packets
     return count
 
 
 @compiled
-def _received_once(sockets: Sockets, row: int, batch: Batch, first: int) -> int:
-    """Receive a datagram into rows from `first` on; return its packets from the peer, or minus an error."""
+def _receive_datagram(sockets: Sockets, row: int, batch: ReceiveBuffers, first: int) -> int:
+    """Receive a datagram into rows from `first` on; return its packets, or minus an error number.
+
+    Packets that are not from the peer are counted, and 0 is returned.
+    """
     message, counts = sockets.message, sockets.counts
     message[0], message[1] = sockets.source.ctypes.data, 16
-    message[2] = np.int64(batch.parts.ctypes.data) + 16 * first
-    message[3] = min(MOST_PARTS, batch.parts.shape[0] - first)
+    message[2] = np.int64(batch.iovecs.ctypes.data) + 16 * first
+    message[3] = min(MOST_IOVECS, batch.iovecs.shape[0] - first)
     message[4] = sockets.control.ctypes.data
-    got = receive_datagram(sockets.state[row, Column.DESCRIPTOR], message)
-    if got <= 0:
-        return got if got else _take_hello(sockets, row)
-    if got == PROOF_BYTES:
-        return _take_proof(sockets, row, batch.data[first])
-    segment = sockets.control[4] if message[5] else got
-    size = batch.parts[first, 1]
-    packets = got // segment if segment == size and got <= message[3] * size else 0
-    counts[row, Count.ODD] += -(-got // segment) - packets
-    if not _from_peer(sockets, row):
-        counts[row, Count.FOREIGN] += packets
+    size = receive_message(sockets.state[row, UdpColumn.DESCRIPTOR], message)
+    if size <= 0:
+        return size if size else _handle_hello(sockets, row)
+    if size == PROOF_BYTES:
+        return _handle_proof(sockets, row, batch.data[first])
+    segment = sockets.control[4] if message[5] else size
+    packet_bytes = batch.iovecs[first, 1]
+    packets = size // segment if segment == packet_bytes and size <= message[3] * packet_bytes else 0
+    counts[row, UdpCount.ODD] += -(-size // segment) - packets
+    if not _is_from_peer(sockets, row):
+        counts[row, UdpCount.FOREIGN] += packets
         return 0
-    counts[row, Count.RECEIVED] += packets
+    counts[row, UdpCount.RECEIVED] += packets
     return int(packets)
 
 
 @compiled
-def _from_peer(sockets: Sockets, row: int) -> bool:
+def _is_from_peer(sockets: Sockets, row: int) -> bool:
     # The second half of a sockaddr_in is padding.
     return bool(sockets.source[0] == sockets.peers[row, 0])
 
 
 @compiled
-def _take_hello(sockets: Sockets, row: int) -> int:
-    """Take a hello: accept its source, challenge it or refuse it; return 0."""
+def _handle_hello(sockets: Sockets, row: int) -> int:
+    """Handle a hello: accept its source, challenge it or refuse it. Return 0, its number of packets."""
     state = sockets.state[row]
-    if state[Column.JOINED]:
-        state[Column.ANSWERED] |= _from_peer(sockets, row)
-    elif _from_peer(sockets, row) or (state[Column.OPEN] and not _has_secret(sockets, row)):
+    if state[UdpColumn.JOINED]:
+        state[UdpColumn.ANSWERED] |= _is_from_peer(sockets, row)
+    elif _is_from_peer(sockets, row) or (state[UdpColumn.OPEN] and not _has_secret(sockets, row)):
         _accept(sockets, row)
     elif _has_secret(sockets, row):
-        sockets.counts[row, Count.CHALLENGES] += 1
-        sockets.challenge[0] = _challenge(sockets, row, _period(sockets))
-        _sent_once(sockets, row, sockets.source, int(sockets.part.ctypes.data), 1)
+        sockets.counts[row, UdpCount.CHALLENGES] += 1
+        sockets.challenge[0] = _challenge(sockets, row, _current_period(sockets))
+        _send_datagram(sockets, row, sockets.source, int(sockets.challenge_iovec.ctypes.data), 1)
     else:
-        sockets.counts[row, Count.REFUSED] += 1
+        sockets.counts[row, UdpCount.REFUSED] += 1
     return 0
 
 
 @compiled
-def _take_proof(sockets: Sockets, row: int, frame: NDArray[np.uint8]) -> int:
-    """Take the proof in a frame's payload: accept its source or refuse it; return 0."""
-    period, proof, proves = _period(sockets), np.uint64(0), False
+def _handle_proof(sockets: Sockets, row: int, frame: NDArray[np.uint8]) -> int:
+    """Handle the proof in a frame's payload: accept its source or refuse it. Return 0 packets."""
+    period, proof, is_valid = _current_period(sockets), np.uint64(0), False
     for i in range(PROOF_BYTES):
         proof |= np.uint64(frame[FRAME_HEADER_BYTES + i]) << np.uint64(8 * i)
     for age in range(2):
         challenge = _challenge(sockets, row, period - age)
-        proves |= proof == keyed_hash(
+        is_valid |= proof == keyed_hash(
             sockets.secrets[row, 0], sockets.secrets[row, 1], challenge, np.uint64(0)
         )
     if (
-        not proves
+        not is_valid
         or not _has_secret(sockets, row)
-        or sockets.state[row, Column.JOINED]
-        or _in_use(sockets, row)
+        or sockets.state[row, UdpColumn.JOINED]
+        or _other_peer_is_active(sockets, row)
     ):
-        sockets.counts[row, Count.REFUSED] += 1
+        sockets.counts[row, UdpCount.REFUSED] += 1
     else:
         _accept(sockets, row)
     return 0
@@ -257,31 +263,31 @@ def _take_proof(sockets: Sockets, row: int, frame: NDArray[np.uint8]) -> int:
 def _accept(sockets: Sockets, row: int) -> None:
     """Make the source the peer, and answer it."""
     sockets.peers[row, 0], sockets.peers[row, 1] = sockets.source[0], sockets.source[1]
-    sockets.counts[row, Count.HELLOS] += 1
-    _note_activity(sockets, row)
-    _sent_once(sockets, row, sockets.peers[row], 0, 0)
+    sockets.counts[row, UdpCount.HELLOS] += 1
+    _mark_active(sockets, row)
+    _send_datagram(sockets, row, sockets.peers[row], 0, 0)
 
 
 @compiled
-def _in_use(sockets: Sockets, row: int) -> bool:
-    """Return whether another host than the source is the peer, and still sends.
+def _other_peer_is_active(sockets: Sockets, row: int) -> bool:
+    """Return whether another host than the source is the peer, and has sent packets within SILENCE_NS.
 
-    Counts are compared here, not when packets arrive: a peer is silent if none of its packets came between
-    two proofs of others that are SILENCE_NS apart.
+    To keep the receiving of packets fast, they have no time stamps. The peer counts as active at this call if
+    the port's count of packets has changed since the last one.
     """
     state = sockets.state[row]
-    if not sockets.peers[row, 0] or _from_peer(sockets, row):
+    if not sockets.peers[row, 0] or _is_from_peer(sockets, row):
         return False
-    if state[Column.RECEIVED] != sockets.counts[row, Count.RECEIVED]:
-        _note_activity(sockets, row)
-    return bool(nanoseconds(sockets.clock) - state[Column.ACTIVE_AT] < SILENCE_NS)
+    if state[UdpColumn.RECEIVED] != sockets.counts[row, UdpCount.RECEIVED]:
+        _mark_active(sockets, row)
+    return bool(nanoseconds(sockets.clock) - state[UdpColumn.ACTIVE_AT] < SILENCE_NS)
 
 
 @compiled
-def _note_activity(sockets: Sockets, row: int) -> None:
-    """Note that the peer is active now."""
-    sockets.state[row, Column.RECEIVED] = sockets.counts[row, Count.RECEIVED]
-    sockets.state[row, Column.ACTIVE_AT] = nanoseconds(sockets.clock)
+def _mark_active(sockets: Sockets, row: int) -> None:
+    """Record that the peer is active now."""
+    sockets.state[row, UdpColumn.RECEIVED] = sockets.counts[row, UdpCount.RECEIVED]
+    sockets.state[row, UdpColumn.ACTIVE_AT] = nanoseconds(sockets.clock)
 
 
 @compiled
@@ -297,40 +303,40 @@ def _challenge(sockets: Sockets, row: int, period: int) -> np.uint64:
 
 
 @compiled
-def _period(sockets: Sockets) -> int:
+def _current_period(sockets: Sockets) -> int:
     """Return the number of the current period of _CHALLENGE_NS."""
     return int(nanoseconds(sockets.clock) // _CHALLENGE_NS)
 
 
 @compiled
 def sort(sockets: Sockets, data: NDArray[np.uint8], length: NDArray[np.int32], port: NDArray[np.int32],
-         outbox: Outbox, frame_bytes: int) -> int:  # fmt: skip
-    """Put the payloads of frames that are one whole packet in order of their ports; count the others.
+         send_buffers: SendBuffers, frame_bytes: int) -> int:  # fmt: skip
+    """Put the payloads of frames into `send_buffers`, by port; count frames that are not one whole packet.
 
-    Return how many are for the controller, which are neither sent nor counted.
+    Return how many frames are for the controller, which are neither sent nor counted.
     """
     for_cpu = 0
-    for row in range(outbox.end.shape[0]):
-        outbox.end[row] = 0
+    for row in range(send_buffers.end.shape[0]):
+        send_buffers.end[row] = 0
     for frame in range(length.shape[0]):
         row = row_of(sockets, data[frame], length[frame], port[frame], frame_bytes)
         if row >= 0:
-            outbox.end[row] += 1
+            send_buffers.end[row] += 1
         elif row == _FOR_CPU:
             for_cpu += 1
         elif row != _HELD:
             sockets.dropped[-1 - row] += 1
     first = 0
-    for row in range(outbox.end.shape[0]):
-        outbox.next[row], first = first, first + outbox.end[row]
-        outbox.end[row] = outbox.next[row]
+    for row in range(send_buffers.end.shape[0]):
+        send_buffers.next[row], first = first, first + send_buffers.end[row]
+        send_buffers.end[row] = send_buffers.next[row]
     for frame in range(length.shape[0]):
         row = row_of(sockets, data[frame], length[frame], port[frame], frame_bytes)
         if row >= 0:
-            at = outbox.end[row]
-            outbox.parts[at, 0] = np.int64(data[frame].ctypes.data) + FRAME_HEADER_BYTES
-            outbox.parts[at, 1] = frame_bytes - FRAME_HEADER_BYTES
-            outbox.end[row] = at + 1
+            iovec = send_buffers.end[row]
+            send_buffers.iovecs[iovec, 0] = np.int64(data[frame].ctypes.data) + FRAME_HEADER_BYTES
+            send_buffers.iovecs[iovec, 1] = frame_bytes - FRAME_HEADER_BYTES
+            send_buffers.end[row] = iovec + 1
     return for_cpu
 
 
@@ -350,53 +356,53 @@ def row_of(sockets: Sockets, frame: NDArray[np.uint8], length: int, port: int, f
 
 
 @compiled
-def send(sockets: Sockets, outbox: Outbox) -> int:
-    """Send the ordered packets; return -1, or the row of a port whose system refuses its segments.
+def send(sockets: Sockets, send_buffers: SendBuffers) -> int:
+    """Send the packets in `send_buffers`; return -1, or the row of the first port that refuses segments.
 
-    A packet that does not fit a port's buffer, or has no peer, is dropped and counted.
+    Packets that do not fit a port's send buffer, or whose port has no peer, are dropped and counted.
     """
-    for row in range(outbox.end.shape[0]):
-        if outbox.next[row] < outbox.end[row] and _sent_all(sockets, row, outbox):
+    for row in range(send_buffers.end.shape[0]):
+        if send_buffers.next[row] < send_buffers.end[row] and _send_port(sockets, row, send_buffers):
             return row
     return -1
 
 
 @compiled
-def _sent_all(sockets: Sockets, row: int, outbox: Outbox) -> bool:
-    """Send a port's packets; return whether its system refuses the segments."""
+def _send_port(sockets: Sockets, row: int, send_buffers: SendBuffers) -> bool:
+    """Send a port's packets; return whether the kernel or the network device refuses the segments."""
     state, counts = sockets.state[row], sockets.counts[row]
-    if state[Column.JOINED] and not state[Column.ANSWERED]:
-        _sent_once(sockets, row, sockets.peers[row], 0, 0)
-    problem = 0 if sockets.peers[row, 0] else -1
-    while not problem and outbox.next[row] < outbox.end[row]:
-        first = outbox.next[row]
-        parts = min(state[Column.SEGMENTS], outbox.end[row] - first)
-        address = np.int64(outbox.parts.ctypes.data) + 16 * first
-        problem = _sent_once(sockets, row, sockets.peers[row], address, parts)
-        if problem in _NO_OFFLOAD and state[Column.OFFLOAD]:
+    if state[UdpColumn.JOINED] and not state[UdpColumn.ANSWERED]:
+        _send_datagram(sockets, row, sockets.peers[row], 0, 0)
+    error_number = 0 if sockets.peers[row, 0] else -1
+    while not error_number and send_buffers.next[row] < send_buffers.end[row]:
+        first = send_buffers.next[row]
+        iovecs = min(state[UdpColumn.SEGMENTS], send_buffers.end[row] - first)
+        address = np.int64(send_buffers.iovecs.ctypes.data) + 16 * first
+        error_number = _send_datagram(sockets, row, sockets.peers[row], address, iovecs)
+        if error_number in _OFFLOAD_REFUSED and state[UdpColumn.OFFLOAD]:
             return True
-        if not problem:
-            counts[Count.SENT] += parts
-            outbox.next[row] = first + parts
-    left = outbox.end[row] - outbox.next[row]
-    if problem in (AGAIN, NO_BUFFERS):
-        counts[Count.FULL] += left
+        if not error_number:
+            counts[UdpCount.SENT] += iovecs
+            send_buffers.next[row] = first + iovecs
+    unsent_count = send_buffers.end[row] - send_buffers.next[row]
+    if error_number in (AGAIN, NO_BUFFERS):
+        counts[UdpCount.FULL] += unsent_count
     else:
-        counts[Count.UNREACHABLE] += left
-    outbox.next[row] = outbox.end[row]
+        counts[UdpCount.UNREACHABLE] += unsent_count
+    send_buffers.next[row] = send_buffers.end[row]
     return False
 
 
 @compiled
-def _sent_once(sockets: Sockets, row: int, to: NDArray[np.uint64], parts: int, count: int) -> int:
+def _send_datagram(sockets: Sockets, row: int, address: NDArray[np.uint64], iovecs: int, count: int) -> int:
     """Send one datagram of `count` parts from a port to a sockaddr_in; return 0 or the error number."""
     message = sockets.message
-    message[0], message[1] = to.ctypes.data, 16
-    message[2], message[3], message[4], message[5] = parts, count, 0, 0
+    message[0], message[1] = address.ctypes.data, 16
+    message[2], message[3], message[4], message[5] = iovecs, count, 0, 0
     for _ in range(2):
-        if sendmsg(sockets.state[row, Column.DESCRIPTOR], message.ctypes.data, NO_WAIT) >= 0:
+        if sendmsg(sockets.state[row, UdpColumn.DESCRIPTOR], message.ctypes.data, NO_WAIT) >= 0:
             break
-        problem = errno()
-        if not is_late(problem):  # otherwise it is about an earlier datagram: send this one again
-            return problem
+        error_number = errno()
+        if not is_late(error_number):  # an error about an earlier datagram: send this one again
+            return error_number
     return 0

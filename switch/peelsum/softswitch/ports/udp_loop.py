@@ -1,7 +1,7 @@
-"""A switch's turns without the interpreter: its UDP ports, its program and the clock in one compiled loop.
+"""The compiled event loop over UDP ports: it receives, runs the program and sends, without the interpreter.
 
-Packets of ports with a rate are held, and sent when they are due. The loop also returns when the kernel
-refuses to send segments.
+Packets of ports with a rate wait in rings until they are due. The loop also returns when the kernel refuses
+to send segments.
 """
 
 from __future__ import annotations
@@ -13,61 +13,71 @@ import numpy as np
 from numba import typeof
 
 from peelsum.compiling import compiled
-from peelsum.softswitch.ports.pacing_kernels import (
-    Rings,
-    crowded,
-    due_in,
-    hold,
-    new_rings,
-    release,
-)
-from peelsum.softswitch.ports.turns import (
+from peelsum.softswitch.ports.compiled_loop import (
     CLOCK_MASK,
-    DONE,
+    FINISHED,
     FOR_CPU,
     WAKER,
     WOKEN,
-    At,
     CompiledLoop,
-    Leaving,
-    Loop,
+    LoopField,
+    LoopState,
+    OutputFrames,
     clock_us,
-    new_loop,
-    waited,
+    new_loop_state,
+    wait_for_ports,
+)
+from peelsum.softswitch.ports.pacing_kernels import (
+    Rings,
+    due_in,
+    hold,
+    may_overflow,
+    new_rings,
+    release,
 )
 from peelsum.softswitch.ports.udp import UdpPorts
-from peelsum.softswitch.ports.udp_kernels import SHARE, Batch, Outbox, Sockets, receive, send, sort
-from peelsum.softswitch.runtime.native import SIGNATURE, Entry, types
+from peelsum.softswitch.ports.udp_kernels import (
+    SHARE,
+    ReceiveBuffers,
+    SendBuffers,
+    Sockets,
+    receive,
+    send,
+    sort,
+)
+from peelsum.softswitch.runtime.native import SIGNATURE, CompiledProgram, types
 from peelsum.softswitch.runtime.queues import Queues
-from peelsum.softswitch.runtime.switch import State, Switch
+from peelsum.softswitch.runtime.switch import ProgramMemory, Switch
 
-#: Why the loop returned, beside `turns`: the kernel refuses segments of the port whose row is added to it.
-_REFUSED = FOR_CPU + 1
+#: A result of `run_loop`: the kernel refuses segments of a port, whose row is added to this number.
+_SEGMENTS_REFUSED = FOR_CPU + 1
 
 
-class _Memory(NamedTuple):
-    """All that a turn reads and writes."""
+class _UdpLoopMemory(NamedTuple):
+    """All memory that the loop reads and writes."""
 
     sockets: Sockets
-    batch: Batch
-    outbox: Outbox
-    state: State
+    batch: ReceiveBuffers
+    send_buffers: SendBuffers
+    state: ProgramMemory
     rings: Rings
-    leaving: Leaving
-    loop: Loop
+    output: OutputFrames
+    loop: LoopState
 
 
 def warm_up(ports: UdpPorts) -> None:
-    """Compile the loops ahead of use: no packet waits for them, nor a signal for a compiler."""
+    """Compile the loop, so that neither the first packet nor a signal waits for the compiler later."""
     ports.send(ports.receive([]))
-    byte, half, word = np.zeros((1, 1), np.uint8), np.zeros(1, np.uint32), np.zeros(1, np.uint64)
-    leaving = Leaving(byte, ports.received.length, ports.received.port, word)
-    state = State(memory=word, regs=half, wide=word, counts=word, groups=word, queues=word)
+    byte, word32, word64 = np.zeros((1, 1), np.uint8), np.zeros(1, np.uint32), np.zeros(1, np.uint64)
+    output = OutputFrames(byte, ports.received.length, ports.received.port, word64)
+    state = ProgramMemory(
+        memory=word64, regs=word32, wide=word64, counts=word64, groups=word64, queues=word64
+    )
     rings = new_rings([], 1, 1, ports.sockets)
-    outbox, loop = ports.outbox_for(0), new_loop([], 0)
-    memory = _Memory(ports.sockets, ports.received, outbox, state, rings, leaving, loop)
+    send_buffers, loop = ports.send_buffers_for(0), new_loop_state([], 0)
+    memory = _UdpLoopMemory(ports.sockets, ports.received, send_buffers, state, rings, output, loop)
     signature = types.FunctionType(SIGNATURE), cast(Any, typeof)(memory), types.int64
-    cast(Any, run_turns).compile(signature)
+    cast(Any, run_loop).compile(signature)
 
 
 class UdpLoop(CompiledLoop):
@@ -77,7 +87,7 @@ class UdpLoop(CompiledLoop):
         self,
         ports: UdpPorts,
         switch: Switch,
-        entry: Entry,
+        entry: CompiledProgram,
         queues: Queues | None,
         wakers: Sequence[int],
         started_ns: int,
@@ -88,83 +98,89 @@ class UdpLoop(CompiledLoop):
         """
         self._ports = ports
         sockets = [port.socket.fileno() for port in ports.ports.values()]
-        loop = new_loop([*wakers, *sockets], len(sockets))
+        loop = new_loop_state([*wakers, *sockets], len(sockets))
         super().__init__(switch, entry, loop, ports.received.data, ports.batch, started_ns)
-        paced, limit = (queues.ports, queues.limit) if queues else ([], 1)
-        self._rings = new_rings(paced, limit, int(ports.received.parts[0, 1]), ports.sockets)
-        self._held = len(paced) * limit
+        paced_ports, limit = (queues.ports, queues.limit) if queues else ([], 1)
+        self._rings = new_rings(paced_ports, limit, int(ports.received.iovecs[0, 1]), ports.sockets)
+        self._ring_rows = len(paced_ports) * limit
 
-    def take_turns(self, leaving: Leaving, wait_us: int) -> int:
-        """Take turns, see `CompiledLoop`."""
+    def run_compiled(self, output: OutputFrames, wait_us: int) -> int:
+        """Run the compiled loop; see `CompiledLoop`."""
         ports = self._ports
-        outbox = ports.outbox_for(max(len(leaving.data), self._held))
+        send_buffers = ports.send_buffers_for(max(len(output.data), self._ring_rows))
         state = self.switch.state
-        memory = _Memory(ports.sockets, ports.received, outbox, state, self._rings, leaving, self.loop)
-        because = run_turns(self.entry, memory, wait_us)
-        if because < _REFUSED:
-            return because
-        ports.send_less(because - _REFUSED)
-        return DONE
+        memory = _UdpLoopMemory(
+            ports.sockets, ports.received, send_buffers, state, self._rings, output, self.loop
+        )
+        reason = run_loop(self.entry, memory, wait_us)
+        if reason < _SEGMENTS_REFUSED:
+            return reason
+        ports.resend_smaller(reason - _SEGMENTS_REFUSED)
+        return FINISHED
 
 
 @compiled
-def run_turns(run: Callable[..., tuple[int, int]], memory: _Memory, wait_us: int) -> int:
-    """Take turns; return why they ended, _REFUSED plus the port's row, or minus an error number."""
+def run_loop(program: Callable[..., tuple[int, int]], memory: _UdpLoopMemory, wait_us: int) -> int:
+    """Process batches; return why they ended, _SEGMENTS_REFUSED plus a row, or minus an error number."""
     sockets, rings, loop = memory.sockets, memory.rings, memory.loop
     numbers = loop.numbers
     while True:
-        while numbers[At.NEXT] < numbers[At.COUNT]:
-            because = _forwarded(run, memory)
-            if because:
-                return because
+        while numbers[LoopField.NEXT] < numbers[LoopField.COUNT]:
+            reason = _process_batch(program, memory)
+            if reason:
+                return reason
         now_us = clock_us(loop)
         if now_us >= rings.paused_until[0]:
-            row = release(rings, sockets, memory.outbox, now_us)
+            row = release(rings, sockets, memory.send_buffers, now_us)
             if row >= 0:
-                return _REFUSED + row
-        if not numbers[At.TURNS]:
-            return DONE
-        numbers[At.TURNS] -= 1
+                return _SEGMENTS_REFUSED + row
+        if not numbers[LoopField.ITERATIONS]:
+            return FINISHED
+        numbers[LoopField.ITERATIONS] -= 1
         due_us = due_in(rings, now_us)
-        ready = waited(loop, min(due_us, wait_us))
+        ready = wait_for_ports(loop, min(due_us, wait_us))
         if ready == WAKER:
             return WOKEN
         if ready < 0:
             return ready
         if not ready and due_us >= wait_us:
-            return DONE
-        share = max(SHARE, numbers[At.BATCH] // max(1, ready))
+            return FINISHED
+        share = max(SHARE, numbers[LoopField.BATCH] // max(1, ready))
         count = receive(sockets, loop.ready[:ready], share, memory.batch)
         if count < 0:
             return count
-        numbers[At.NEXT], numbers[At.COUNT] = 0, count
+        numbers[LoopField.NEXT], numbers[LoopField.COUNT] = 0, count
 
 
 @compiled
-def _forwarded(run: Callable[..., tuple[int, int]], memory: _Memory) -> int:
-    """Run the program over received frames, as far as there is room, and send; return why it ended, or 0."""
-    sockets, batch, outbox, state, rings, leaving, loop = memory
-    numbers, (rows, stride) = loop.numbers, leaving.data.shape
+def _process_batch(program: Callable[..., tuple[int, int]], memory: _UdpLoopMemory) -> int:
+    """Run the program over received frames, as far as the output has room, and send what leaves.
+
+    Return 0, or why the loop must return.
+    """
+    sockets, batch, send_buffers, state, rings, output, loop = memory
+    numbers, (rows, stride) = loop.numbers, output.data.shape
     now_us = clock_us(loop)
-    if crowded(rings, (numbers[At.COUNT] - numbers[At.NEXT]) * numbers[At.COPIES]):
-        row = release(rings, sockets, outbox, now_us)
+    if may_overflow(rings, (numbers[LoopField.COUNT] - numbers[LoopField.NEXT]) * numbers[LoopField.COPIES]):
+        row = release(rings, sockets, send_buffers, now_us)
         if row >= 0:
-            return _REFUSED + row
-    done, left = run(
+            return _SEGMENTS_REFUSED + row
+    processed, output_count = program(
         batch.data.reshape(batch.data.size), np.uint64(batch.data.shape[1]), batch.length, batch.port,
-        np.uint64(numbers[At.NEXT]), np.uint64(numbers[At.COUNT]), np.uint64(now_us & CLOCK_MASK),
-        leaving.data.reshape(leaving.data.size), np.uint64(stride), leaving.length, leaving.port,
-        leaving.leave, np.uint64(rows), np.uint64(numbers[At.COPIES]),
+        np.uint64(numbers[LoopField.NEXT]), np.uint64(numbers[LoopField.COUNT]),
+        np.uint64(now_us & CLOCK_MASK),
+        output.data.reshape(output.data.size), np.uint64(stride), output.length, output.port,
+        output.leave, np.uint64(rows), np.uint64(numbers[LoopField.COPIES]),
         state.memory, state.regs, state.wide, state.counts, state.groups, state.queues,
     )  # fmt: skip
-    numbers[At.NEXT], numbers[At.LEFT] = done, left
-    size, length = batch.length[0], leaving.length[: numbers[At.LEFT]]
-    hold(rings, sockets, leaving.data, length, leaving.port, leaving.leave, size)
-    for_cpu = sort(sockets, leaving.data, length, leaving.port, outbox, size)
-    row = send(sockets, outbox)
+    numbers[LoopField.NEXT], numbers[LoopField.OUTPUT_COUNT] = processed, output_count
+    size, length = batch.length[0], output.length[: numbers[LoopField.OUTPUT_COUNT]]
+    hold(rings, sockets, output.data, length, output.port, output.leave, size)
+    for_cpu = sort(sockets, output.data, length, output.port, send_buffers, size)
+    row = send(sockets, send_buffers)
     if row >= 0:
-        return _REFUSED + row
+        return _SEGMENTS_REFUSED + row
     if for_cpu:
         return FOR_CPU
-    numbers[At.LEFT] = 0
+    numbers[LoopField.OUTPUT_COUNT] = 0
     return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
-from peelsum.softswitch.program.model import Field, Header, intrinsic
+from peelsum.softswitch.program.model import FieldDeclaration, Header, intrinsic
 from peelsum.softswitch.program.operations import (
     ActionParam,
     Binary,
@@ -43,22 +43,22 @@ class Scope:
     calculations: Mapping[str, Mapping[str, Any]]
     aliases: Mapping[str, FieldRef]
     signed: frozenset[tuple[int, int]]
-    """The action's number and the index of each parameter to which the program gives a negative number."""
+    """(action number, parameter index) of each parameter for which the program has a negative argument."""
     params: Sequence[ActionParam] = ()
 
     def inputs(self, calculation: Mapping[str, Any], where: str) -> Inputs:
         """Return a calculation's inputs: fields and constants."""
         inputs: list[tuple[FieldRef | None, int, int]] = []
-        for part in calculation["input"]:
-            if part["type"] == "field":
-                ref = self.field(part["value"])
-                inputs.append((ref, 0, self.declared(ref).bits))
-            elif part["type"] == "hexstr":
-                bits = int(part["bitwidth"])
-                inputs.append((None, bits_of(part["value"], bits), bits))
+        for item in calculation["input"]:
+            if item["type"] == "field":
+                field = self.field(item["value"])
+                inputs.append((field, 0, self.declared(field).bits))
+            elif item["type"] == "hexstr":
+                bits = int(item["bitwidth"])
+                inputs.append((None, bits_of(item["value"], bits), bits))
             else:
                 raise UnsupportedConstruct(
-                    f"{where}: input {part['type']}: not supported; use fields and constants"
+                    f"{where}: input {item['type']}: not supported; use fields and constants"
                 )
         return tuple(inputs)
 
@@ -76,8 +76,8 @@ class Scope:
 
     def last(self, stack: str, field: str) -> Expr:
         """Return a field of the element of a stack that was filled last."""
-        fields = [self.field((header, field)) for header in self.stacks[self.stack(stack)]]
-        return _chosen(StackCount(stack), 1, fields, Const(0))
+        candidates = [self.field((header, field)) for header in self.stacks[self.stack(stack)]]
+        return _select_by_index(StackCount(stack), 1, candidates, Const(0))
 
     def field(self, value: Sequence[str]) -> FieldRef:
         """Return the field that a [header, field] pair names. Raises BadProgram if it is not declared."""
@@ -86,7 +86,7 @@ class Scope:
             raise BadProgram(f"field {header}.{name}: is not declared; compile the program again")
         return FieldRef(header, name)
 
-    def declared(self, ref: FieldRef) -> Field:
+    def declared(self, ref: FieldRef) -> FieldDeclaration:
         """Return a field's declaration."""
         field = self.headers[ref.header].field(ref.field)
         assert field is not None  # `field` checked
@@ -126,6 +126,7 @@ class Scope:
         raise UnsupportedConstruct(f"{kind} {value} in an expression: not supported; leave it out")
 
     def _operation(self, item: Mapping[str, Any]) -> Expr:
+        """Return the expression of an operator and its operands."""
         op = item["op"]
         if op == "valid":
             return self._validity(item["right"])
@@ -135,9 +136,9 @@ class Scope:
             return Binary("&", last, Const((1 << 64) - 1))
         if op == "size_stack":
             return StackCount(self.stack(item["right"]["value"]))
-        if op == "access_field":  # of an element whose number is known only when the program runs
+        if op == "access_field":  # of a stack element whose index is computed at run time
             refs, index = self.element_fields(item)
-            return _chosen(index, 0, refs, Const(0))
+            return _select_by_index(index, 0, refs, Const(0))
         if op == "?":
             branches = (self.expression(item["left"]), self.expression(item["right"]))
             return Ternary(self.expression(item["cond"]), *branches)
@@ -148,15 +149,16 @@ class Scope:
         raise UnsupportedConstruct(f"operator {op}: not supported; leave it out of the program")
 
     def _validity(self, item: Mapping[str, Any]) -> Expr:
-        element = _dereference(item)
+        """Return whether a header is valid, or the stack element that is selected at run time."""
+        element = _stack_element(item)
         if element is None:
             return IsValid(self.header(item["value"]))
-        tests = [IsValid(header) for header in self.stacks[self.stack(element["left"]["value"])]]
-        return _chosen(self.expression(element["right"]), 0, tests, Bool(False))
+        validities = [IsValid(header) for header in self.stacks[self.stack(element["left"]["value"])]]
+        return _select_by_index(self.expression(element["right"]), 0, validities, Bool(False))
 
     def element_fields(self, item: Mapping[str, Any]) -> tuple[tuple[FieldRef, ...], Expr]:
-        """Return the fields that an `access_field` chooses from, one per element, and the index."""
-        element = _dereference(item["left"])
+        """Return the fields from which an `access_field` selects, one per stack element, and the index."""
+        element = _stack_element(item["left"])
         if element is None:
             raise UnsupportedConstruct("operator access_field: use it on elements of header stacks only")
         headers = [self.headers[name] for name in self.stacks[self.stack(element["left"]["value"])]]
@@ -165,22 +167,25 @@ class Scope:
 
 
 def bits_of(text: str, bits: int) -> int:
-    """Return a constant as p4c writes it, e.g. "-0x03"; a negative one in two's complement of `bits` bits."""
+    """Return a constant that p4c wrote, e.g.
+
+    "-0x03"; a negative number in two's complement of `bits` bits.
+    """
     number = int(text, 16)
     return number % (1 << bits) if number < 0 else number
 
 
-def _dereference(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the operation that chooses an element of a header stack; None if `item` is something else."""
+def _stack_element(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the operation in `item` that selects an element of a header stack; None for anything else."""
     while item.get("type") == "expression":
         item = item["value"]
-    found = item.get("op") in ("dereference_header_stack", "dereference_stack")
-    return item if found else None
+    is_element = item.get("op") in ("dereference_header_stack", "dereference_stack")
+    return item if is_element else None
 
 
-def _chosen(index: Expr, first: int, choices: Sequence[Expr], otherwise: Expr) -> Expr:
-    """Return an expression for choice number `index` - `first`, or `otherwise` if there are fewer."""
-    chain = otherwise
-    for number in range(len(choices) - 1, -1, -1):
-        chain = Ternary(Binary("==", index, Const(first + number)), choices[number], chain)
-    return chain
+def _select_by_index(index: Expr, first: int, candidates: Sequence[Expr], default: Expr) -> Expr:
+    """Return an expression with the value of `candidates[index - first]`, or of `default` out of range."""
+    expression = default
+    for number in range(len(candidates) - 1, -1, -1):
+        expression = Ternary(Binary("==", index, Const(first + number)), candidates[number], expression)
+    return expression

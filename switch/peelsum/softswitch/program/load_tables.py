@@ -12,43 +12,47 @@ from peelsum.softswitch.program.model import (
     ConstEntry,
     KeyValue,
     MatchKind,
-    Pipeline,
-    Table,
+    PipelineGraph,
+    TableDeclaration,
     TableKey,
     successors,
 )
 from peelsum.softswitch.program.operations import Action, FieldRef
 
-#: Number of the default action of tables that declare none, as P4_14's do: it does nothing.
+#: Action number of the default action of tables without one, as in P4_14. It does nothing.
 NO_ACTION = -1
 _KINDS = ("exact", "lpm", "ternary", "range")
 
 
-def load_pipeline(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action]) -> Pipeline:
+def load_pipeline(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action]) -> PipelineGraph:
     """Return one pipeline with its tables and conditionals."""
     for call in item.get("action_calls", ()):
         raise UnsupportedConstruct(f"action call {call.get('name')}: not supported; recompile with p4c")
     for profile in item.get("action_profiles", ()):
         raise UnsupportedConstruct(f"action profile {profile.get('name')}: not supported; use a plain table")
-    nodes: dict[str, Table | Conditional] = {}
-    for part in item["tables"]:
-        nodes[part["name"]] = _table(part, scope, actions)
-    for part in item["conditionals"]:
-        condition = scope.expression(part["expression"])
-        nodes[part["name"]] = Conditional(part["name"], condition, part["true_next"], part["false_next"])
-    _check_links(item["name"], item["init_table"], nodes)
-    return Pipeline(item["name"], item["init_table"], nodes)
+    nodes: dict[str, TableDeclaration | Conditional] = {}
+    for node in item["tables"]:
+        nodes[node["name"]] = _table(node, scope, actions)
+    for node in item["conditionals"]:
+        condition = scope.expression(node["expression"])
+        nodes[node["name"]] = Conditional(node["name"], condition, node["true_next"], node["false_next"])
+    _check_successors(item["name"], item["init_table"], nodes)
+    return PipelineGraph(item["name"], item["init_table"], nodes)
 
 
-def _check_links(name: str, start: str | None, nodes: Mapping[str, Table | Conditional]) -> None:
-    for target in [start, *(after for node in nodes.values() for after in successors(node))]:
+def _check_successors(
+    name: str, first: str | None, nodes: Mapping[str, TableDeclaration | Conditional]
+) -> None:
+    """Raise BadProgram if a node of a pipeline leads to one that is not declared."""
+    for target in [first, *(after for node in nodes.values() for after in successors(node))]:
         if target is not None and target not in nodes:
             raise BadProgram(
                 f"pipeline {name}: leads to {target}, which is not declared; compile the program again"
             )
 
 
-def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action]) -> Table:
+def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action]) -> TableDeclaration:
+    """Return a table. Raises UnsupportedConstruct for action profiles, meters and time-outs."""
     name = item["name"]
     if item["type"] != "simple":
         raise UnsupportedConstruct(
@@ -60,25 +64,25 @@ def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action])
         raise UnsupportedConstruct(f"table {name}: direct meter: not supported; leave it out")
     keys = tuple(_key(part, scope, name) for part in item["key"])
     default = item.get("default_entry") or {"action_id": NO_ACTION}
-    action, params = _call(default, actions, name)
+    action, params = _action_call(default, actions, name)
     if "action_ids" in item:
         numbers = tuple(int(number) for number in item["action_ids"])
     else:  # of P4_14, where names of actions are unique
-        ids = {declared.name: number for number, declared in actions.items()}
+        ids = {action_of_number.name: number for number, action_of_number in actions.items()}
         numbers = tuple(ids[text] for text in item["actions"])
     for number in numbers:
-        _declared(actions, number, name)
-    given = item["next_tables"]
-    by_name = dict(zip(item["actions"], numbers, strict=True))
+        _find_action(actions, number, name)
+    successors_by_name = item["next_tables"]
+    numbers_by_name = dict(zip(item["actions"], numbers, strict=True))
     if action == NO_ACTION and "base_default_next" in item:
-        given = {**given, "NoAction": item["base_default_next"]}
-        by_name = {**by_name, "NoAction": NO_ACTION}
-    by_hit = None
-    if "__HIT__" in given or "__MISS__" in given:
+        successors_by_name = {**successors_by_name, "NoAction": item["base_default_next"]}
+        numbers_by_name = {**numbers_by_name, "NoAction": NO_ACTION}
+    next_by_hit = None
+    if "__HIT__" in successors_by_name or "__MISS__" in successors_by_name:
         base = item.get("base_default_next")
-        by_hit = (given.get("__HIT__", base), given.get("__MISS__", base))
+        next_by_hit = (successors_by_name.get("__HIT__", base), successors_by_name.get("__MISS__", base))
     entries = item.get("entries")
-    return Table(
+    return TableDeclaration(
         name=name,
         keys=keys,
         size=int(item["max_size"]),
@@ -89,35 +93,40 @@ def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action])
         const_entries=None
         if entries is None
         else tuple(_entry(entry, keys, actions, name) for entry in entries),
-        next_by_action={by_name[key]: value for key, value in given.items() if key in by_name},
-        next_by_hit=by_hit,
+        next_by_action={
+            numbers_by_name[key]: value for key, value in successors_by_name.items() if key in numbers_by_name
+        },
+        next_by_hit=next_by_hit,
     )
 
 
 def _key(item: Mapping[str, Any], scope: Scope, table: str) -> TableKey:
+    """Return a field of a table's key."""
     kind = item["match_type"]
-    header, field_name = item["target"] if kind != "valid" else (item["target"], VALID)
-    if kind == "valid":  # P4_14's match on whether a header is there
+    header, field = item["target"] if kind != "valid" else (item["target"], VALID)
+    if kind == "valid":  # P4_14's match on the validity of a header
         kind = "exact"
     if kind not in _KINDS:
         raise UnsupportedConstruct(
             f"table {table}: match kind {kind}: not supported; use {', '.join(_KINDS)}"
         )
     mask = None if item.get("mask") is None else int(item["mask"], 16)
-    if field_name == VALID:
+    if field == VALID:
         ref, bits = FieldRef(scope.header(header), VALID), 1
     else:
         ref = scope.field(item["target"])
         bits = scope.declared(ref).bits
     if kind == "range" and bits > 64:
         raise UnsupportedConstruct(f"table {table}: range match on {bits} bits; use up to 64")
-    return TableKey(item.get("name") or f"{header}.{field_name}", ref, cast(MatchKind, kind), bits, mask)
+    return TableKey(item.get("name") or f"{header}.{field}", ref, cast(MatchKind, kind), bits, mask)
 
 
-def _call(item: Mapping[str, Any], actions: Mapping[int, Action], table: str) -> tuple[int, tuple[int, ...]]:
-    """Return the action's number and the parameters that an entry or a default entry gives to it."""
+def _action_call(
+    item: Mapping[str, Any], actions: Mapping[int, Action], table: str
+) -> tuple[int, tuple[int, ...]]:
+    """Return the action's number and the arguments in an entry or a default entry."""
     number, data = int(item["action_id"]), item.get("action_data", ())
-    action = _declared(actions, number, table)
+    action = _find_action(actions, number, table)
     if len(data) != len(action.params):
         raise BadProgram(
             f"table {table}: {len(data)} parameters for {action.name}, not {len(action.params)}; "
@@ -126,7 +135,7 @@ def _call(item: Mapping[str, Any], actions: Mapping[int, Action], table: str) ->
     return number, tuple(bits_of(value, param.bits) for value, param in zip(data, action.params, strict=True))
 
 
-def _declared(actions: Mapping[int, Action], number: int, table: str) -> Action:
+def _find_action(actions: Mapping[int, Action], number: int, table: str) -> Action:
     if number not in actions:
         raise BadProgram(f"table {table}: action {number} is not declared; compile the program again")
     return actions[number]
@@ -135,12 +144,14 @@ def _declared(actions: Mapping[int, Action], number: int, table: str) -> Action:
 def _entry(
     item: Mapping[str, Any], keys: tuple[TableKey, ...], actions: Mapping[int, Action], table: str
 ) -> ConstEntry:
-    values = tuple(_value(part, key, table) for part, key in zip(item["match_key"], keys, strict=True))
-    action, params = _call(item["action_entry"], actions, table)
+    values = tuple(_key_value(part, key, table) for part, key in zip(item["match_key"], keys, strict=True))
+    action, params = _action_call(item["action_entry"], actions, table)
     return ConstEntry(values, action, params, int(item.get("priority", 0)))
 
 
-def _value(item: Mapping[str, Any], key: TableKey, table: str) -> KeyValue:
+def _key_value(item: Mapping[str, Any], key: TableKey, table: str) -> KeyValue:
+    """Return one value of a const entry's key, in the form of its match kind."""
+
     def bits(name: str) -> int:
         return bits_of(item[name], key.bits)
 
@@ -149,8 +160,8 @@ def _value(item: Mapping[str, Any], key: TableKey, table: str) -> KeyValue:
             return bits("key")
         case "lpm":
             length = int(item["prefix_length"])
-            kept = (1 << key.bits) - (1 << key.bits - length)
-            return bits("key") & kept, length
+            prefix_mask = (1 << key.bits) - (1 << key.bits - length)
+            return bits("key") & prefix_mask, length
         case "ternary":
             return bits("key") & bits("mask"), bits("mask")
     if item["start"].startswith("-") and not item["end"].startswith("-"):

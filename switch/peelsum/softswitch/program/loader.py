@@ -17,28 +17,27 @@ from peelsum.softswitch.program.model import (
     Checksum,
     CounterArray,
     Extract,
-    Field,
+    FieldDeclaration,
     Header,
-    Pipeline,
+    PipelineGraph,
     Program,
     RegisterArray,
 )
 from peelsum.softswitch.program.operations import (
     Action,
-    AddHeader,
     Clone,
     CountAt,
     FieldRef,
     ReadRegister,
     Recirculate,
-    RemoveHeader,
     Resubmit,
+    SetValidity,
     WriteRegister,
     walk,
 )
 
-#: Sections that must be empty, and the P4 term for their items.
-_REFUSED = {
+#: Sections that must be empty, and what their items are called in errors.
+_UNSUPPORTED_SECTIONS = {
     "header_unions": "header union",
     "header_union_stacks": "header union stack",
     "parse_vsets": "parser value set",
@@ -50,19 +49,19 @@ _CORE_ERRORS = (
     *("NoError", "PacketTooShort", "NoMatch", "StackOutOfBounds"),
     *("HeaderTooShort", "ParserTimeout", "ParserInvalidArgument"),
 )
-#: Bits of the widest field: p4c's own limit. The compiler's work grows with the square of it.
-_WIDEST = 2048
+#: Most bits of a field, the same as p4c's limit. The compiler's time grows with their square.
+_MOST_FIELD_BITS = 2048
 _PIPELINES = ("ingress", "egress")
-_STANDARD = "standard_metadata"
-_NEEDED = ("ingress_port", "egress_spec", "egress_port")
+_STANDARD_METADATA = "standard_metadata"
+_REQUIRED_FIELDS = ("ingress_port", "egress_spec", "egress_port")
 
 
 def read(document: Mapping[str, Any], name: str) -> Program:
     """Return the program `name` in a BMv2 JSON document. Raises BadProgram or UnsupportedConstruct."""
-    for section, what in _REFUSED.items():
+    for section, noun in _UNSUPPORTED_SECTIONS.items():
         for item in document.get(section, ()):
-            shown = item.get("name", item) if isinstance(item, dict) else item
-            raise UnsupportedConstruct(f"{what} {shown}: not supported; leave it out of the program")
+            item_name = item.get("name", item) if isinstance(item, dict) else item
+            raise UnsupportedConstruct(f"{noun} {item_name}: not supported; leave it out of the program")
     headers = _headers(document)
     calculations = {item["name"]: item for item in document.get("calculations", ())}
     aliases = {alias: FieldRef(*target) for alias, target in document.get("field_aliases", ())}
@@ -71,13 +70,13 @@ def read(document: Mapping[str, Any], name: str) -> Program:
     if any(not table.get("default_entry") for item in document["pipelines"] for table in item["tables"]):
         actions[NO_ACTION] = Action(NO_ACTION, "NoAction", (), ())
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
-    nothing = Pipeline("none", None, {})
+    empty = PipelineGraph("none", None, {})
     program = Program(
         name=name,
         headers=headers,
-        parser=load_parser(_only(document, "parsers"), scope),
-        ingress=pipelines.get("ingress", nothing),
-        egress=pipelines.get("egress", nothing),
+        parser=load_parser(_single_item(document, "parsers"), scope),
+        ingress=pipelines.get("ingress", empty),
+        egress=pipelines.get("egress", empty),
         deparser=_deparser(document),
         actions=actions,
         registers=_registers(document),
@@ -86,14 +85,15 @@ def read(document: Mapping[str, Any], name: str) -> Program:
         errors=_errors(document),
         aliases=aliases,
         stacks=scope.stacks,
-        field_lists={int(item["id"]): _fields(item, scope) for item in document.get("field_lists", ())},
+        field_lists={int(item["id"]): _list_fields(item, scope) for item in document.get("field_lists", ())},
     )
     _check(program)
     return program
 
 
 def _headers(document: Mapping[str, Any]) -> dict[str, Header]:
-    types: dict[str, tuple[Field, ...]] = {}
+    """Return the header instances by name. Raises UnsupportedConstruct for varbit and too wide fields."""
+    types: dict[str, tuple[FieldDeclaration, ...]] = {}
     for item in document["header_types"]:
         fields = []
         for field_name, bits, *signed in item["fields"]:
@@ -101,11 +101,11 @@ def _headers(document: Mapping[str, Any]) -> dict[str, Header]:
                 raise UnsupportedConstruct(
                     f"varbit {item['name']}.{field_name}: not supported; give it a fixed width"
                 )
-            if not 1 <= int(bits) <= _WIDEST:
+            if not 1 <= int(bits) <= _MOST_FIELD_BITS:
                 raise UnsupportedConstruct(
-                    f"field {item['name']}.{field_name}: {bits} bits; use 1 to {_WIDEST}"
+                    f"field {item['name']}.{field_name}: {bits} bits; use 1 to {_MOST_FIELD_BITS}"
                 )
-            fields.append(Field(field_name, int(bits), bool(signed and signed[0])))
+            fields.append(FieldDeclaration(field_name, int(bits), bool(signed and signed[0])))
         types[item["name"]] = tuple(fields)
     headers: dict[str, Header] = {}
     for item in document["headers"]:
@@ -132,7 +132,7 @@ def _stacks(document: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _signed_parameters(document: Mapping[str, Any]) -> frozenset[tuple[int, int]]:
-    """Return the action's number and the index of each parameter to which the program gives a number < 0."""
+    """Return (action number, index) of each parameter for which the program has a negative argument."""
     tables = [table for pipeline in document["pipelines"] for table in pipeline["tables"]]
     calls = [table["default_entry"] for table in tables if table.get("default_entry")]
     calls += [entry["action_entry"] for table in tables for entry in table.get("entries", ())]
@@ -144,12 +144,17 @@ def _signed_parameters(document: Mapping[str, Any]) -> frozenset[tuple[int, int]
     )
 
 
-def _fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
-    """Return the metadata in a field list. Copies of a packet parse its headers again or keep them all."""
-    for part in item["elements"]:
-        if part["type"] != "field":
-            raise UnsupportedConstruct(f"field list {item['name']}: holds a {part['type']}; use fields only")
-    refs = [scope.field(part["value"]) for part in item["elements"]]
+def _list_fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
+    """Return the metadata fields of a field list.
+
+    Its packet fields are left out: a copy of the packet either keeps all headers or parses them again.
+    """
+    for element in item["elements"]:
+        if element["type"] != "field":
+            raise UnsupportedConstruct(
+                f"field list {item['name']}: holds a {element['type']}; use fields only"
+            )
+    refs = [scope.field(element["value"]) for element in item["elements"]]
     return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
 
 
@@ -165,15 +170,16 @@ def _registers(document: Mapping[str, Any]) -> dict[str, RegisterArray]:
 
 
 def _counters(document: Mapping[str, Any]) -> dict[str, CounterArray]:
+    """Return the counters by name; a direct counter has a cell for each entry of its table."""
     counters = {}
     tables = [
         table for pipe in document["pipelines"] if pipe["name"] in _PIPELINES for table in pipe["tables"]
     ]
-    sizes = {table["name"]: table for table in tables}
+    tables_by_name = {table["name"]: table for table in tables}
     for item in document.get("counter_arrays", ()):
         if item["is_direct"]:
-            bound = sizes[item["binding"]]
-            size = max(int(bound["max_size"]), len(bound.get("entries", ())))
+            table = tables_by_name[item["binding"]]
+            size = max(int(table["max_size"]), len(table.get("entries", ())))
             counters[item["name"]] = CounterArray(item["name"], size, item["binding"])
         else:
             counters[item["name"]] = CounterArray(item["name"], _size(item), None)
@@ -187,7 +193,7 @@ def _size(item: Mapping[str, Any]) -> int:
     return size
 
 
-def _only(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+def _single_item(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
     """Return the one item of a section. Raises UnsupportedConstruct if there are none or more."""
     if len(document[section]) != 1:
         raise UnsupportedConstruct(f"{section}: the program has {len(document[section])}; use exactly one")
@@ -196,7 +202,7 @@ def _only(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
 
 
 def _deparser(document: Mapping[str, Any]) -> tuple[str, ...]:
-    deparser = _only(document, "deparsers")
+    deparser = _single_item(document, "deparsers")
     for primitive in deparser.get("primitives", ()):
         raise UnsupportedConstruct(f"deparser: primitive {primitive.get('op')}: not supported; use emit only")
     return tuple(deparser["order"])
@@ -221,10 +227,12 @@ def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:
 
 def _check(program: Program) -> None:
     """Refuse a program that lacks parts of v1model, or that refers to undeclared names."""
-    standard = program.headers.get(_STANDARD)
-    for field_name in _NEEDED:
-        if standard is None or standard.field(field_name) is None:
-            raise BadProgram(f"{program.name}: no {_STANDARD}.{field_name}; compile for v1model (p4c-bm2-ss)")
+    standard_metadata = program.headers.get(_STANDARD_METADATA)
+    for field_name in _REQUIRED_FIELDS:
+        if standard_metadata is None or standard_metadata.field(field_name) is None:
+            raise BadProgram(
+                f"{program.name}: no {_STANDARD_METADATA}.{field_name}; compile for v1model (p4c-bm2-ss)"
+            )
     for name in program.deparser:
         if name not in program.headers:
             raise BadProgram(f"{program.name}: deparser emits {name}, which is not a header; compile again")
@@ -233,15 +241,16 @@ def _check(program: Program) -> None:
             raise UnsupportedConstruct(
                 f"header {header.name}: {header.bits} bits are not whole bytes; pad it"
             )
-    _check_state(program)
+    _check_references(program)
 
 
-def _check_state(program: Program) -> None:
+def _check_references(program: Program) -> None:
+    """Raise BadProgram if a statement refers to something that the program does not declare."""
     parser = tuple(op for state in program.parser.states.values() for op in state.ops)
     for node in walk((parser, *(action.body for action in program.actions.values()))):
         if isinstance(node, (ReadRegister, WriteRegister)) and node.register not in program.registers:
             raise BadProgram(f"register {node.register}: is not declared; compile the program again")
-        if isinstance(node, (AddHeader, RemoveHeader, Extract)) and program.headers[node.header].metadata:
+        if isinstance(node, (SetValidity, Extract)) and program.headers[node.header].metadata:
             raise BadProgram(f"header {node.header}: is metadata, in no packet; compile the program again")
         if isinstance(node, CountAt) and node.counter not in program.counters:
             raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")

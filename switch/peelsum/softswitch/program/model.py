@@ -17,8 +17,8 @@ MatchKind: TypeAlias = Literal["exact", "lpm", "ternary", "range"]
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """A field of a header type; a `signed` one holds two's complement."""
+class FieldDeclaration:
+    """A field of a header type. A `signed` field is in two's complement."""
 
     name: str
     bits: int
@@ -27,21 +27,21 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header instance. One with `metadata` accompanies the packet and is always valid."""
+    """A header instance. If it is `metadata`, it is not part of the packet and is always valid."""
 
     name: str
     type_name: str
-    fields: tuple[Field, ...]
+    fields: tuple[FieldDeclaration, ...]
     metadata: bool
 
     @property
     def bits(self) -> int:
         """The width of all fields together."""
-        return sum(part.bits for part in self.fields)
+        return sum(field.bits for field in self.fields)
 
-    def field(self, name: str) -> Field | None:
+    def field(self, name: str) -> FieldDeclaration | None:
         """Return the field called `name`, or None."""
-        return next((part for part in self.fields if part.name == name), None)
+        return next((field for field in self.fields if field.name == name), None)
 
 
 # --- parser ---------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ ParserOp: TypeAlias = Extract | ExtractNext | Require | Verify | Advance | Primi
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """An edge, taken if every masked part of the key equals its value; None as `values` matches any key."""
+    """A transition, taken if every masked part of the key equals its value, or always if `values` is None."""
 
     values: tuple[int, ...] | None
     masks: tuple[int, ...] | None
@@ -121,7 +121,7 @@ KeyValue: TypeAlias = "int | tuple[int, int]"
 
 @dataclass(frozen=True, slots=True)
 class TableKey:
-    """A field to match on; a `mask` is applied to the packet's value first."""
+    """A field of a table's key. The packet's value is first ANDed with `mask`, if there is one."""
 
     name: str
     target: FieldRef
@@ -132,7 +132,7 @@ class TableKey:
 
 @dataclass(frozen=True, slots=True)
 class ConstEntry:
-    """An entry that is part of the program. Of the entries that match, the lowest `priority` number wins."""
+    """An entry that the program declares. If several match, the lowest `priority` number wins."""
 
     keys: tuple[KeyValue, ...]
     action: int
@@ -141,7 +141,7 @@ class ConstEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableDeclaration:
     """A match-action table and its successors.
 
     `next_by_action` is keyed by action number. `next_by_hit` is (hit, miss) and takes precedence if given.
@@ -171,15 +171,15 @@ class Conditional:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class PipelineGraph:
     """Tables and conditionals by name; `start` is None if the pipeline is empty."""
 
     name: str
     start: str | None
-    nodes: Mapping[str, Table | Conditional]
+    nodes: Mapping[str, TableDeclaration | Conditional]
 
 
-def successors(node: Table | Conditional) -> list[str | None]:
+def successors(node: TableDeclaration | Conditional) -> list[str | None]:
     """Return the nodes that may follow a node; None is the pipeline's end."""
     if isinstance(node, Conditional):
         return [node.if_true, node.if_false]
@@ -202,7 +202,7 @@ class RegisterArray:
 
 @dataclass(frozen=True, slots=True)
 class CounterArray:
-    """Cells that count packets and bytes; in a direct counter, one per entry of `table`."""
+    """Cells that count packets and bytes. A direct counter has one cell per entry of `table`."""
 
     name: str
     size: int
@@ -228,8 +228,8 @@ class Program:
     name: str
     headers: Mapping[str, Header]
     parser: Parser
-    ingress: Pipeline
-    egress: Pipeline
+    ingress: PipelineGraph
+    egress: PipelineGraph
     deparser: tuple[str, ...]
     actions: Mapping[int, Action]
     registers: Mapping[str, RegisterArray]
@@ -240,13 +240,13 @@ class Program:
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The headers of each header stack, first element first."""
     field_lists: Mapping[int, tuple[FieldRef, ...]] = field(default_factory=dict)
-    """The metadata that a packet's copies keep, by the field list's number."""
+    """By number of the field list: the metadata that a clone, resubmitted or recirculated packet keeps."""
 
     @property
-    def tables(self) -> dict[str, Table]:
+    def tables(self) -> dict[str, TableDeclaration]:
         """Every table of both pipelines, including those that p4c made."""
         nodes = [*self.ingress.nodes.items(), *self.egress.nodes.items()]
-        return {name: node for name, node in nodes if isinstance(node, Table)}
+        return {name: node for name, node in nodes if isinstance(node, TableDeclaration)}
 
     def intrinsic(self, name: str) -> FieldRef | None:
         """Return the field that v1model calls `name` (e.g. 'intrinsic_metadata.mcast_grp'), or None."""

@@ -21,8 +21,8 @@ class FieldRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Element:
-    """In a loop over lanes: field number `first` + k * `step` of a header, in iteration k."""
+class FieldElement:
+    """A field of a header in a loop over lanes: in iteration k, field number `first` + k * `step`."""
 
     header: str
     first: int
@@ -31,13 +31,13 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class RegisterElement:
-    """In a loop over lanes: register number `first` + k * `step` of the program, in iteration k."""
+    """A register in a loop over lanes: in iteration k, register number `first` + k * `step`."""
 
     first: int
     step: int
 
 
-Target: TypeAlias = FieldRef | Element
+Target: TypeAlias = FieldRef | FieldElement
 AnyRegister: TypeAlias = "str | RegisterElement"
 
 
@@ -59,8 +59,8 @@ class Bool:
 class Param:
     """Parameter `index` of the current action: `bits` wide, from the matching entry of `table`.
 
-    `table` is empty in an action's own body, since several tables may share the action. A `signed` one of up
-    to 64 bits holds two's complement.
+    `table` is empty in the action's declaration, since several tables may share the action. A `signed`
+    parameter of up to 64 bits is in two's complement.
     """
 
     index: int
@@ -85,7 +85,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """`bits` bits of the packet, `offset` bits after the parsed part. Parsers only."""
+    """The `bits` bits of the packet that start `offset` bits after the parsed part. Only in parsers."""
 
     offset: int
     bits: int
@@ -93,7 +93,7 @@ class Lookahead:
 
 @dataclass(frozen=True, slots=True)
 class StackCount:
-    """How many elements of a header stack are filled, i.e. the index of `next`."""
+    """The number of filled elements of a header stack, which is the index of its `next`."""
 
     stack: str
 
@@ -126,7 +126,7 @@ class Ternary:
 
 Expr: TypeAlias = (
     FieldRef
-    | Element
+    | FieldElement
     | Const
     | Bool
     | Param
@@ -151,8 +151,8 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class AssignChosen:
-    """Store `value` in target number `index`, or nowhere if there are fewer."""
+class AssignIndexed:
+    """Store `value` in `targets[index]`; an index past the end stores nothing."""
 
     targets: tuple[Target, ...]
     index: Expr
@@ -201,17 +201,11 @@ class CountAt:
 
 
 @dataclass(frozen=True, slots=True)
-class AddHeader:
-    """Make a header valid; its fields become zero if it was invalid."""
+class SetValidity:
+    """Make a header valid or invalid. The fields of one that becomes valid are zero."""
 
     header: str
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveHeader:
-    """Make a header invalid."""
-
-    header: str
+    valid: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,19 +217,14 @@ class CopyHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
-    """Shift a header stack's elements `count` places up; the first ones become invalid."""
+class ShiftStack:
+    """Shift a header stack's elements `places` up, or down if it is negative: P4's push and pop.
+
+    Elements that are shifted out are lost, and those at the other end become invalid.
+    """
 
     stack: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pop:
-    """Shift a header stack's elements `count` places down; the last ones become invalid."""
-
-    stack: str
-    count: int
+    places: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +237,9 @@ class CopyStack:
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """Send a copy of the packet to the ports of clone session `session` at the end of the pipeline.
+    """Send a copy of the packet to the ports of clone session `session`, at the end of ingress or egress.
 
-    The copy keeps the metadata of field list number `fields`. Only the last call in a pipeline takes effect.
+    The copy keeps the metadata in field list number `fields`. Of several calls, only the last takes effect.
     """
 
     session: Expr
@@ -259,14 +248,14 @@ class Clone:
 
 @dataclass(frozen=True, slots=True)
 class Resubmit:
-    """Send the packet as it arrived through parser and ingress again, with a field list's metadata."""
+    """Send the packet, as it arrived, to the parser again. It keeps the metadata in field list `fields`."""
 
     fields: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recirculate:
-    """Send the packet that egress wrote through the switch again, with a field list's metadata."""
+    """Send the packet, as egress changed it, to the parser again. It keeps the metadata in list `fields`."""
 
     fields: int
 
@@ -293,16 +282,14 @@ class JumpIfZero:
 
 Primitive: TypeAlias = (
     Assign
-    | AssignChosen
+    | AssignIndexed
     | Hash
     | ReadRegister
     | WriteRegister
     | CountAt
-    | AddHeader
-    | RemoveHeader
+    | SetValidity
     | CopyHeader
-    | Push
-    | Pop
+    | ShiftStack
     | CopyStack
     | Clone
     | Resubmit
@@ -317,7 +304,7 @@ Primitive: TypeAlias = (
 class ActionParam:
     """A named parameter of an action.
 
-    BMv2 JSON does not say which are `signed`: those to which the program gives a negative number are.
+    BMv2 JSON does not declare signs: a parameter is `signed` if the program has a negative argument for it.
     """
 
     name: str
@@ -327,7 +314,7 @@ class ActionParam:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A list of primitives. `number` is unique in the program, `name` only within a table."""
+    """A list of primitives. `number` is unique in the program; `name` is unique only within a table."""
 
     number: int
     name: str

@@ -1,7 +1,6 @@
-"""The switch that the control plane and the data plane share.
+"""The state that the P4Runtime server and the data plane's loop share.
 
-It holds the running pipeline and the frames between a controller and that pipeline. The P4Runtime server is
-on one side, the loop of the data plane on the other.
+This is the running pipeline, and the frames on their way between a controller and that pipeline.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.softswitch.runtime.switch import Switch
 
-#: Frames that may wait for the data plane before `inject` refuses more.
-WAITING_LIMIT = 8192
+#: The most frames that may wait for the data plane; `inject` refuses more.
+INJECTED_LIMIT = 8192
 
 
 class SecretPort(Protocol):
-    """A port that can have a secret, which its host must then prove."""
+    """A port that can have a secret, which its host then must prove."""
 
     @property
     def has_secret(self) -> bool:
-        """Whether it has one."""
+        """Whether the port has a secret."""
 
     def set_secret(self, secret: bytes) -> None:
         """Replace the secret by these 16 bytes; 16 zero bytes remove it."""
 
 
 class Device:
-    """A switch with at most one running pipeline, which `install` replaces as a whole.
+    """A device of P4Runtime. It has at most one running pipeline, which `install` replaces.
 
     The loop of the data plane selects on `fileno()`, which is readable after `inject` or `install`. The loop
     then calls `take_injected()` and reads `switch` again. All methods may be called from any thread.
@@ -59,46 +58,42 @@ class Device:
         self.secret_ports = secret_ports
         #: Guards the replacement of the pipeline. A pipeline's state has a lock of its own.
         self.lock = RLock()
-        self._switch: Switch | None = None
-        self._waiting: deque[bytes] = deque()
+        #: The running pipeline; None before the first is installed.
+        self.switch: Switch | None = None
+        self._injected: deque[bytes] = deque()
         self._packet_in: Callable[[Sequence[bytes]], None] | None = None
-        self._woken, self._waker = socket.socketpair()
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
-
-    @property
-    def switch(self) -> Switch | None:
-        """The running pipeline, or None before the first is installed."""
-        return self._switch
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
 
     def build(self, program: Program) -> Switch:
         """Return a switch for the program in its initial state, without installing it."""
         return Switch(program, mode=self.mode, queues=self.queues)
 
     def install(self, switch: Switch) -> None:
-        """Replace the running pipeline and drop the frames that waited for the old one."""
+        """Replace the running pipeline, and drop the frames that wait for the old one."""
         with self.lock:
-            self._switch = switch
-            self._waiting.clear()
+            self.switch = switch
+            self._injected.clear()
         self._wake()
 
     def inject(self, frame: bytes) -> bool:
-        """Queue a frame to enter at the CPU port; return False if the queue is full and it is dropped."""
+        """Queue a frame that enters at the CPU port; return False if the queue was full and it is dropped."""
         with self.lock:
-            if len(self._waiting) >= WAITING_LIMIT:
+            if len(self._injected) >= INJECTED_LIMIT:
                 return False
-            self._waiting.append(frame)
+            self._injected.append(frame)
         self._wake()
         return True
 
     def take_injected(self) -> list[bytes]:
         """Return the frames waiting to enter at the CPU port, oldest first, and clear `fileno()`."""
         with suppress(OSError):  # BlockingIOError once all wake-ups are read
-            while self._woken.recv(4096):
+            while self._wake_reader.recv(4096):
                 pass
         with self.lock:
-            frames = list(self._waiting)
-            self._waiting.clear()
+            frames = list(self._injected)
+            self._injected.clear()
         return frames
 
     def on_packet_in(self, receiver: Callable[[Sequence[bytes]], None] | None) -> None:
@@ -113,14 +108,14 @@ class Device:
 
     def fileno(self) -> int:
         """Return a descriptor for select that is readable when the data plane has something to do."""
-        return self._woken.fileno()
+        return self._wake_reader.fileno()
 
     def close(self) -> None:
         """Close the descriptors. The pipeline's state stays readable."""
         self._packet_in = None
-        self._woken.close()
-        self._waker.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # full: already readable; closed: nothing waits
-            self._waker.send(b"\0")
+        with suppress(OSError):  # the buffer is full, so `fileno()` is readable; or the device is closed
+            self._wake_writer.send(b"\0")

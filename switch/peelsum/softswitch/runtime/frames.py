@@ -1,4 +1,4 @@
-"""Frames in bulk, as arrays: a switch's input and output."""
+"""Batches of frames as arrays: a switch's input and output."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Most bytes of the frames of a turn: more would leave the processor's cache before they are sent.
-_TURN_BYTES = 1_200_000
+#: Most bytes of the frames of a batch: more would leave the processor's cache before they are sent.
+_BATCH_BYTES = 1_200_000
 
 
-def frames_of_a_turn(most: int, stride: int) -> int:
-    """Return how many frames of `stride` bytes to receive in a turn, `most` if they are short."""
-    return max(1, min(most, _TURN_BYTES // stride))
+def frames_per_batch(most: int, stride: int) -> int:
+    """Return how many frames of up to `stride` bytes to receive at once; `most` if they are short."""
+    return max(1, min(most, _BATCH_BYTES // stride))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class Frames:
     port: NDArray[np.int32]
     """int32[n]: the port by which each frame arrived or leaves."""
     leave: NDArray[np.uint64] | None = None
-    """uint64[n]: the time at which each outgoing frame will have left its port's queue, in ticks."""
+    """uint64[n]: when the last bit of each outgoing frame leaves its port's queue, in ticks."""
 
     def __len__(self) -> int:
         return len(self.length)
 
-    def at(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> Frames:
-        """Return a copy of some of the frames."""
-        leave = None if self.leave is None else self.leave[which]
-        return Frames(self.data[which], self.length[which], self.port[which], leave)
+    def at(self, selection: NDArray[np.bool_] | NDArray[np.intp]) -> Frames:
+        """Return a copy of the frames that `selection` has."""
+        leave = None if self.leave is None else self.leave[selection]
+        return Frames(self.data[selection], self.length[selection], self.port[selection], leave)
 
     @classmethod
     def of(cls, frames: Sequence[tuple[int, bytes]]) -> Frames:

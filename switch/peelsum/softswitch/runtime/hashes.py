@@ -1,6 +1,6 @@
-"""The hash functions of simple_switch over bytes, for plain Python and for Numba (see `native`).
+"""The hash functions of simple_switch over the first `count` bytes of an array.
 
-Each takes an array of bytes and how many of them to hash.
+They run in plain Python and, as `native` compiles them, in Numba.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ _POLY_16, _POLY_32 = 0xA001, 0xEDB88320
 
 def crc16(data: Sequence[int], count: int) -> int:
     """Return CRC-16/ARC of the first `count` bytes."""
-    rest = _ZERO
+    remainder = _ZERO
     for i in range(count):
-        rest = rest ^ data[i]
+        remainder = remainder ^ data[i]
         for _ in range(8):
-            rest = (rest >> _ONE) ^ _POLY_16 if rest & _ONE != _ZERO else rest >> _ONE
-    return rest
+            remainder = (remainder >> _ONE) ^ _POLY_16 if remainder & _ONE != _ZERO else remainder >> _ONE
+    return remainder
 
 
 def crc32(data: Sequence[int], count: int) -> int:
     """Return the CRC-32 of Ethernet and zlib of the first `count` bytes."""
-    rest = _ONES
+    remainder = _ONES
     for i in range(count):
-        rest = rest ^ data[i]
+        remainder = remainder ^ data[i]
         for _ in range(8):
-            rest = (rest >> _ONE) ^ _POLY_32 if rest & _ONE != _ZERO else rest >> _ONE
-    return rest ^ _ONES
+            remainder = (remainder >> _ONE) ^ _POLY_32 if remainder & _ONE != _ZERO else remainder >> _ONE
+    return remainder ^ _ONES
 
 
 def csum16(data: Sequence[int], count: int) -> int:
@@ -45,10 +45,10 @@ def csum16(data: Sequence[int], count: int) -> int:
 
 def xor16(data: Sequence[int], count: int) -> int:
     """Return the XOR of the 16-bit words in the first `count` bytes."""
-    mixed = _ZERO
+    words_xor = _ZERO
     for i in range(count):
-        mixed = mixed ^ (data[i] << _EIGHT if i & _ONE == _ZERO else data[i])
-    return mixed
+        words_xor = words_xor ^ (data[i] << _EIGHT if i & _ONE == _ZERO else data[i])
+    return words_xor
 
 
 def identity(data: Sequence[int], count: int) -> int:

@@ -1,4 +1,4 @@
-"""The functions that generated code calls under Numba: unsigned 64-bit numbers, unaligned loads and stores.
+"""The functions that generated code calls when Numba compiles it; all numbers are unsigned, of 64 bits.
 
 `peelsum.softswitch.runtime.plain` has the same names for plain Python.
 """
@@ -33,9 +33,9 @@ def K(value: int) -> np.uint64:  # noqa: N802 - short, since generated code defi
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
-    """Compile a copy of a function in which its module's integer constants are unsigned 64-bit numbers.
+    """Compile a copy of a function, in which its module's integer constants are unsigned 64-bit numbers.
 
-    Numba computes in floats where an unsigned number meets a signed one. Plain Python calls the original.
+    With signed constants, Numba would convert unsigned numbers to floats.
     """
     names: dict[str, Any] = vars(sys.modules[function.__module__])
     typed = {name: K(value) if type(value) is int else value for name, value in names.items()}
@@ -47,8 +47,8 @@ find_first1, find_first = _kernel(lookups.find_first1), _kernel(lookups.find_fir
 hash_crc16, hash_crc32 = _kernel(hashes.crc16), _kernel(hashes.crc32)
 hash_csum16, hash_xor16 = _kernel(hashes.csum16), _kernel(hashes.xor16)
 hash_identity = _kernel(hashes.identity)
-enqueue, leave = _kernel(queues.enqueue), _kernel(queues.leave)
-waiting_time, standing = _kernel(queues.waiting_time), _kernel(queues.standing)
+enqueue, schedule_departure = _kernel(queues.enqueue), _kernel(queues.schedule_departure)
+waiting_time, burst_depth = _kernel(queues.waiting_time), _kernel(queues.burst_depth)
 
 #: Converts an array's element to an unsigned 64-bit number.
 number = np.uint64
@@ -64,18 +64,20 @@ SIGNATURE = types.UniTuple(types.uint64, 2)(
     *(_U8, _N, _I32, _I32, _N, _N, _N, _U8, _N, _I32, _I32, _U64, _N, _N),
     *(_U64, _U32, _U64, _U64, _U64, _U64),
 )
-#: If packets may go through the switch again, then also: clone sessions, waiting items, their bytes.
+#: For programs that clone, resubmit or recirculate, also: clone sessions, waiting items, their bytes.
 SIGNATURE_AGAIN = SIGNATURE.return_type(*SIGNATURE.args, _U64, _U64, _U8)
 
 
-class Entry(types.WrapperAddressProtocol):  # type: ignore[misc]
-    """A compiled program as a function pointer: a loop that calls it is not compiled for that program."""
+class CompiledProgram(types.WrapperAddressProtocol):  # type: ignore[misc]
+    """A compiled program as a function pointer, so that one compiled loop can call any program."""
 
     def __init__(self, run: Any) -> None:
-        """Take the machine code of a program whose packets go through it once."""
-        self._run = run  # keeps the code in memory
-        made = run.get_compile_result(SIGNATURE)
-        self._address = made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name)
+        """run: the machine code of a program that neither clones, resubmits nor recirculates."""
+        self._run = run  # so that the code stays in memory
+        compilation = run.get_compile_result(SIGNATURE)
+        self._address = compilation.library.get_pointer_to_function(
+            compilation.fndesc.llvm_cfunc_wrapper_name
+        )
 
     def __wrapper_address__(self) -> int:
         return int(self._address)
@@ -85,60 +87,64 @@ class Entry(types.WrapperAddressProtocol):  # type: ignore[misc]
         return SIGNATURE
 
 
-def _loader(bits: int) -> Any:
+def _load_intrinsic(bits: int) -> Any:
+    """Return a function that loads `bits` bits from an array of bytes, in network byte order."""
+
     @intrinsic
-    def load(context: Any, data: Any, at: Any) -> Any:
-        def generate(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _at(ctx, builder, signature.args[0], args[0], args[1], bits)
+    def load(context: Any, data: Any, offset: Any) -> Any:
+        def emit_code(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = _pointer_at(ctx, builder, signature.args[0], args[0], args[1], bits)
             value = builder.load(pointer, align=1)
             if bits > 8:
                 value = builder.bswap(value)
             return value if bits == 64 else builder.zext(value, ir.IntType(64))
 
-        return types.uint64(data, at), generate
+        return types.uint64(data, offset), emit_code
 
     return load
 
 
-def _storer(bits: int) -> Any:
+def _store_intrinsic(bits: int) -> Any:
+    """Return a function that stores `bits` bits to an array of bytes, in network byte order."""
+
     @intrinsic
-    def store(context: Any, out: Any, at: Any, value: Any) -> Any:
-        def generate(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _at(ctx, builder, signature.args[0], args[0], args[1], bits)
+    def store(context: Any, out: Any, offset: Any, value: Any) -> Any:
+        def emit_code(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = _pointer_at(ctx, builder, signature.args[0], args[0], args[1], bits)
             number = ctx.cast(builder, args[2], signature.args[2], types.uint64)
-            cut = number if bits == 64 else builder.trunc(number, ir.IntType(bits))
-            builder.store(cut if bits == 8 else builder.bswap(cut), pointer, align=1)
+            truncated = number if bits == 64 else builder.trunc(number, ir.IntType(bits))
+            builder.store(truncated if bits == 8 else builder.bswap(truncated), pointer, align=1)
             return ctx.get_dummy_value()
 
-        return types.void(out, at, value), generate
+        return types.void(out, offset, value), emit_code
 
     return store
 
 
-def _at(ctx: Any, builder: Any, kind: Any, array: Any, offset: Any, bits: int) -> Any:
+def _pointer_at(ctx: Any, builder: Any, kind: Any, array: Any, offset: Any, bits: int) -> Any:
     """Return a pointer to a number of `bits` bits, `offset` bytes into an array of bytes."""
     data = cgutils.create_struct_proxy(kind)(ctx, builder, value=array).data
     return builder.bitcast(builder.gep(data, [offset]), ir.IntType(bits).as_pointer())
 
 
-load8, load16, load32, load64 = map(_loader, (8, 16, 32, 64))
-store8, store16, store32, store64 = map(_storer, (8, 16, 32, 64))
+load8, load16, load32, load64 = map(_load_intrinsic, (8, 16, 32, 64))
+store8, store16, store32, store64 = map(_store_intrinsic, (8, 16, 32, 64))
 
 
 @intrinsic
-def copy(context: Any, out: Any, to: Any, data: Any, at: Any, count: Any) -> Any:
+def copy(context: Any, out: Any, out_offset: Any, data: Any, data_offset: Any, count: Any) -> Any:
     """Copy `count` bytes."""
 
-    def generate(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
-        target = _at(ctx, builder, signature.args[0], args[0], args[1], 8)
-        source = _at(ctx, builder, signature.args[2], args[2], args[3], 8)
+    def emit_code(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target = _pointer_at(ctx, builder, signature.args[0], args[0], args[1], 8)
+        source = _pointer_at(ctx, builder, signature.args[2], args[2], args[3], 8)
         cgutils.raw_memcpy(builder, target, source, args[4], 1)
         return ctx.get_dummy_value()
 
-    return types.void(out, to, data, at, count), generate
+    return types.void(out, out_offset, data, data_offset, count), emit_code
 
 
-def _maker(dtype: Any) -> Any:
+def _zeros_function(dtype: Any) -> Any:
     def array(count: Any) -> Any:
         """Return `count` zeros."""
         return np.zeros(count, dtype)
@@ -146,7 +152,7 @@ def _maker(dtype: Any) -> Any:
     return _jit(array)
 
 
-array8, array16, array32, array64 = map(_maker, (np.uint8, np.uint16, np.uint32, np.uint64))
+array8, array16, array32, array64 = map(_zeros_function, (np.uint8, np.uint16, np.uint32, np.uint64))
 _ZERO, _WIDTH = K(0), K(64)
 
 

@@ -1,4 +1,4 @@
-"""The functions that generated code calls in plain Python: integers, lists, and arrays of integers.
+"""The functions that generated code calls when plain Python runs it; all numbers are Python's integers.
 
 `peelsum.softswitch.runtime.native` has the same names for Numba.
 """
@@ -17,14 +17,15 @@ find_exact1, find_exact = lookups.find_exact1, lookups.find_exact
 find_first1, find_first = lookups.find_first1, lookups.find_first
 hash_crc16, hash_crc32 = hashes.crc16, hashes.crc32
 hash_csum16, hash_xor16, hash_identity = hashes.csum16, hashes.xor16, hashes.identity
-enqueue, standing, waiting_time, leave = queues.enqueue, queues.standing, queues.waiting_time, queues.leave
+enqueue, waiting_time = queues.enqueue, queues.waiting_time
+burst_depth, schedule_departure = queues.burst_depth, queues.schedule_departure
 
 #: Converts an array's element to an integer.
 number = int
 
 
-class Ints:
-    """An array whose elements are read as Python integers: arithmetic does not wrap silently."""
+class PythonIntegers:
+    """An array whose elements are read as Python integers, whose arithmetic does not wrap."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array
@@ -41,18 +42,21 @@ def K(value: int) -> int:  # noqa: N802 - short, since generated code defines ev
     return value
 
 
-def main(function: Any) -> Any:
-    """Return `run` for NumPy arguments: it wraps the arrays that generated code computes with."""
+def _with_python_integers(argument: Any) -> Any:
+    """Return an argument whose numbers are Python's; frames stay arrays of bytes."""
+    if isinstance(argument, np.ndarray):
+        return argument if argument.dtype == np.uint8 else PythonIntegers(argument)
+    return int(argument)
 
-    def wrapped(data: Any, stride: Any, length: Any, port: Any, *rest: Any) -> tuple[int, int]:
-        given = [
-            Ints(part) if isinstance(part, np.ndarray) and part.dtype != np.uint8 else part for part in rest
-        ]
-        scalars = [int(part) if isinstance(part, np.integer) else part for part in given]
-        result: tuple[int, int] = function(data, int(stride), Ints(length), Ints(port), *scalars)
+
+def with_python_integers(function: Any) -> Any:
+    """Return a generated function that takes NumPy arguments, and computes with Python integers."""
+
+    def run(*arguments: Any) -> tuple[int, int]:
+        result: tuple[int, int] = function(*map(_with_python_integers, arguments))
         return result
 
-    return wrapped
+    return run
 
 
 def array8(count: int) -> list[int]:
@@ -63,30 +67,36 @@ def array8(count: int) -> list[int]:
 array16 = array32 = array64 = array8
 
 
-def _loader(size: int) -> Callable[[NDArray[np.uint8], int], int]:
-    def load(data: NDArray[np.uint8], at: int) -> int:
+def _load_function(size: int) -> Callable[[NDArray[np.uint8], int], int]:
+    """Return a function that loads `size` bytes."""
+
+    def load(data: NDArray[np.uint8], offset: int) -> int:
         """Return some bytes as a number, most significant byte first."""
-        return int.from_bytes(data[at : at + size].tobytes(), "big")
+        return int.from_bytes(data[offset : offset + size].tobytes(), "big")
 
     return load
 
 
-def _storer(size: int) -> Callable[[NDArray[np.uint8], int, int], None]:
-    def store(out: NDArray[np.uint8], at: int, value: int) -> None:
+def _store_function(size: int) -> Callable[[NDArray[np.uint8], int, int], None]:
+    """Return a function that stores `size` bytes."""
+
+    def store(out: NDArray[np.uint8], offset: int, value: int) -> None:
         """Store the lowest bytes of `value`, most significant byte first."""
-        kept = value & (1 << 8 * size) - 1
-        out[at : at + size] = np.frombuffer(kept.to_bytes(size, "big"), np.uint8)
+        truncated = value & (1 << 8 * size) - 1
+        out[offset : offset + size] = np.frombuffer(truncated.to_bytes(size, "big"), np.uint8)
 
     return store
 
 
-load8, load16, load32, load64 = map(_loader, (1, 2, 4, 8))
-store8, store16, store32, store64 = map(_storer, (1, 2, 4, 8))
+load8, load16, load32, load64 = map(_load_function, (1, 2, 4, 8))
+store8, store16, store32, store64 = map(_store_function, (1, 2, 4, 8))
 
 
-def copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], at: int, count: int) -> None:
+def copy(
+    out: NDArray[np.uint8], out_offset: int, data: NDArray[np.uint8], data_offset: int, count: int
+) -> None:
     """Copy `count` bytes."""
-    out[to : to + count] = data[at : at + count]
+    out[out_offset : out_offset + count] = data[data_offset : data_offset + count]
 
 
 def shl(value: int, count: int) -> int:

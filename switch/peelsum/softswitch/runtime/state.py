@@ -1,12 +1,13 @@
 """Registers, counters and multicast groups of a running switch, for the control plane.
 
-They are views of the arrays that generated code uses; every access holds the switch's lock.
+Their memory is the arrays that generated code uses, so every access holds the switch's lock.
 """
 
 from __future__ import annotations
 
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,22 +19,36 @@ from peelsum.softswitch.runtime.locks import FairLock
 _WORD = (1 << 64) - 1
 
 
-class Register:
+class _CellArray:
+    """Cells of a running switch that have a name and are read and written one by one."""
+
+    def __init__(self, name: str, size: int, cells: NDArray[Any], lock: FairLock) -> None:
+        self.name, self.size = name, size
+        self._cells, self._lock = cells, lock
+
+    def values(self) -> NDArray[Any]:
+        """Return a consistent copy of all cells; of a counter, uint64[size, 2] of packets and bytes."""
+        with self._lock:
+            return self._cells.copy()
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < self.size:
+            raise InvalidEntry(f"{self.name}: index {index} is not in 0..{self.size - 1}")
+        return index
+
+
+class Register(_CellArray):
     """A register array of `size` cells of `bits` bits."""
 
-    def __init__(
-        self, name: str, plan: RegisterPlan, cells: NDArray[np.uint32 | np.uint64], lock: FairLock
-    ) -> None:
-        self.name = name
-        self.size = plan.size
+    def __init__(self, name: str, plan: RegisterPlan, memory: NDArray[Any], lock: FairLock) -> None:
+        cells = memory[plan.base : plan.base + plan.size * plan.step : plan.step]
+        super().__init__(name, plan.size, cells, lock)
         self.bits = plan.bits
-        self._cells = cells[plan.base : plan.base + plan.size * plan.step : plan.step]
-        self._lock = lock
 
     def read(self, index: int) -> int:
         """Return a cell's value. Raises InvalidEntry for an index out of range."""
         with self._lock:
-            return int(self._cells[_checked(self.name, index, self.size)])
+            return int(self._cells[self._checked(index)])
 
     def write(self, index: int, value: int) -> None:
         """Set a cell. Raises InvalidEntry for an index out of range or a value that does not fit."""
@@ -42,41 +57,29 @@ class Register:
                 f"register {self.name}: {value} does not fit {self.bits} bits; use a smaller value"
             )
         with self._lock:
-            self._cells[_checked(self.name, index, self.size)] = value
-
-    def values(self) -> NDArray[np.uint32 | np.uint64]:
-        """Return a consistent copy of all cells."""
-        with self._lock:
-            return self._cells.copy()
+            self._cells[self._checked(index)] = value
 
 
-class Counter:
+class IndirectCounter(_CellArray):
     """An indirect counter of `size` cells. As in BMv2, each always counts both packets and bytes."""
 
-    def __init__(self, name: str, plan: CounterPlan, cells: NDArray[np.uint64], lock: FairLock) -> None:
-        self.name = name
-        self.size = plan.size
-        self._cells = cells[plan.base : plan.base + 2 * plan.size].reshape(-1, 2)
-        self._lock = lock
+    def __init__(self, name: str, plan: CounterPlan, memory: NDArray[np.uint64], lock: FairLock) -> None:
+        cells = memory[plan.base : plan.base + 2 * plan.size].reshape(-1, 2)
+        super().__init__(name, plan.size, cells, lock)
 
     def read(self, index: int) -> tuple[int, int]:
         """Return a cell's packets and bytes. Raises InvalidEntry for an index out of range."""
         with self._lock:
-            packets, octets = self._cells[_checked(self.name, index, self.size)]
+            packets, octets = self._cells[self._checked(index)]
             return int(packets), int(octets)
 
     def write(self, index: int, packets: int, octets: int) -> None:
         """Set a cell. Raises InvalidEntry for an index out of range."""
         with self._lock:
-            self._cells[_checked(self.name, index, self.size)] = packets & _WORD, octets & _WORD
-
-    def values(self) -> NDArray[np.uint64]:
-        """Return a consistent copy of all cells: uint64[size, 2] of packets and bytes."""
-        with self._lock:
-            return self._cells.copy()
+            self._cells[self._checked(index)] = packets & _WORD, octets & _WORD
 
 
-class Groups:
+class ReplicationGroups:
     """Multicast groups or clone sessions: each is a list of (port, instance), served in the order given.
 
     Generated code reads `memory`: for group g, elements 2 g and 2 g + 1 hold the index of its first replica
@@ -84,10 +87,10 @@ class Groups:
     """
 
     def __init__(self, lock: FairLock, what: str = "multicast group", limit: int = 1 << 16) -> None:
-        """what: the noun for one in errors. limit: all numbers are below it."""
+        """what: the noun for a group in errors. limit: all numbers of groups are below it."""
         self.what, self.limit = what, limit
         self._groups: dict[int, tuple[tuple[int, int], ...]] = {}
-        self._sizes: Tally[int] = Tally()
+        self._sizes: Counter[int] = Counter()
         self._lock = lock
         self._used = 2 * self.limit
         self.memory = np.zeros(self._used + 256, np.uint64)
@@ -102,18 +105,18 @@ class Groups:
             if not 0 <= port < 1 << 16 or not 0 <= instance < 1 << 16:
                 raise InvalidEntry(f"{self.what} {group}: ({port}, {instance}) does not fit 16 bits each")
         with self._lock:
-            self._forget(group)
+            self._remove(group)
             self._groups[group] = tuple((port, instance) for port, instance in replicas)
             self._sizes[len(replicas)] += 1
-            self._place(group)
+            self._store(group)
 
     def delete(self, group: int) -> None:
         """Remove a group. Raises NoSuchEntry."""
         with self._lock:
             self.get(group)
-            self._forget(group)
+            self._remove(group)
             self.memory[2 * group : 2 * group + 2] = 0
-            self._measure()
+            self._update_most_copies()
 
     def get(self, group: int) -> tuple[tuple[int, int], ...]:
         """Return a group's replicas. Raises NoSuchEntry."""
@@ -130,41 +133,38 @@ class Groups:
         with self._lock:
             return sorted(self._groups)
 
-    def _place(self, group: int) -> None:
+    def _store(self, group: int) -> None:
+        """Write a new group behind the others, or compact the memory if it is full."""
         replicas = self._groups[group]
         if self._used + 2 * len(replicas) > len(self.memory):
-            self._pack()
+            self._compact()
         else:
             self._write(group)
-        self._measure()
+        self._update_most_copies()
 
     def _write(self, group: int) -> None:
+        """Append a group's replicas to the memory, and point the group at them."""
         replicas = self._groups[group]
         self.memory[2 * group : 2 * group + 2] = self._used, len(replicas)
         end = self._used + 2 * len(replicas)
         self.memory[self._used : end] = np.array(replicas, np.uint64).reshape(-1)
         self._used = end
 
-    def _pack(self) -> None:
-        """Write all groups into new memory with spare room, leaving out replaced ones."""
+    def _compact(self) -> None:
+        """Write all groups into new memory with free space, without the replicas of replaced groups."""
         needed = 2 * self.limit + 2 * sum(map(len, self._groups.values()))
         self.memory = np.zeros(2 * needed - 2 * self.limit + 256, np.uint64)
         self._used = 2 * self.limit
         for group in self._groups:
             self._write(group)
 
-    def _forget(self, group: int) -> None:
-        replaced = self._groups.pop(group, None)
-        if replaced is not None:
-            self._sizes[len(replaced)] -= 1
-            if not self._sizes[len(replaced)]:
-                del self._sizes[len(replaced)]
+    def _remove(self, group: int) -> None:
+        """Remove a group, if it exists, from the counts of sizes."""
+        replicas = self._groups.pop(group, None)
+        if replicas is not None:
+            self._sizes[len(replicas)] -= 1
+            if not self._sizes[len(replicas)]:
+                del self._sizes[len(replicas)]
 
-    def _measure(self) -> None:
+    def _update_most_copies(self) -> None:
         self.most_copies = max(1, *self._sizes) if self._sizes else 1
-
-
-def _checked(name: str, index: int, size: int) -> int:
-    if not 0 <= index < size:
-        raise InvalidEntry(f"{name}: index {index} is not in 0..{size - 1}")
-    return index

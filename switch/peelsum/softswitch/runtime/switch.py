@@ -1,4 +1,4 @@
-"""A running switch: frames in, frames out, and state that the control plane reads and writes.
+"""A running P4 program: frames in, frames out, and state that the control plane reads and writes.
 
 It has no sockets and no clock: time is an argument, and ports are numbers.
 """
@@ -12,23 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.codegen import generate
-from peelsum.softswitch.compiler.emit_again import MOST_ITEMS, REFUSED
+from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, REFUSED_COUNT
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.runtime.compiled import as_it_is, machine_code
+from peelsum.softswitch.runtime.compiled import interpreted, machine_code
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.locks import FairLock
-from peelsum.softswitch.runtime.native import Entry
+from peelsum.softswitch.runtime.native import CompiledProgram
 from peelsum.softswitch.runtime.queues import Queues
-from peelsum.softswitch.runtime.state import Counter, Groups, Register
+from peelsum.softswitch.runtime.state import IndirectCounter, Register, ReplicationGroups
 from peelsum.softswitch.runtime.tables import Table
 
-#: The clock that programs see (48 bits of microseconds) wraps at this.
+#: The clock of programs counts microseconds modulo this.
 _CLOCK_WRAP = 1 << 48
 _Scalar = TypeVar("_Scalar", np.uint32, np.uint64)
 
 
-class State(NamedTuple):
+class ProgramMemory(NamedTuple):
     """The memory of a running program, for compiled loops."""
 
     memory: NDArray[np.uint64]  # of tables
@@ -42,11 +42,11 @@ class State(NamedTuple):
 class Switch:
     """A running program and its state, which is initially zero and without entries.
 
-    mode: "numba" runs machine code, "python" runs the generated text, thousands of times slower. A program
-    that would take too long to compile is run as text, too, and `mode` says so.
-    roll: False leaves loops over lanes unrolled, for comparison.
-    queues: frames that leave by one of their ports pass through its queue.
-    `lock` is held while a batch is processed and during every access to state.
+    mode: "numba" runs machine code; "python" interprets the generated code, thousands of times slower. A
+    program that would take too long to compile is interpreted, too: then the attribute `mode` is "python".
+    roll: False keeps statements for each lane instead of loops, for tests that compare both.
+    queues: the queues of ports that have a rate.
+    The attribute `lock` is held while a batch is processed, and during every access to state.
     """
 
     def __init__(
@@ -62,39 +62,39 @@ class Switch:
         self.program = program
         self.lock = FairLock()
         self._generated = generated = generate(program, roll, queues is not None)
-        places = generated.places
-        plans = places.registers.values()
+        layout = generated.layout
+        plans = layout.registers.values()
         self._memory = _zeros((plan.end for plan in generated.tables.values()), np.uint64)
         self._regs = _zeros((p.base + p.size * p.step for p in plans if not p.wide), np.uint32)
         self._wide = _zeros((p.base + p.size * p.step for p in plans if p.wide), np.uint64)
-        self._counts = _zeros((p.base + 2 * p.size for p in places.counters.values()), np.uint64)
+        self._counts = _zeros((p.base + 2 * p.size for p in layout.counters.values()), np.uint64)
         self.tables = {
             name: Table(program, plan, self._memory, self.lock) for name, plan in generated.tables.items()
         }
         self.registers = {
             name: Register(name, plan, self._wide if plan.wide else self._regs, self.lock)
-            for name, plan in places.registers.items()
+            for name, plan in layout.registers.items()
         }
         self.counters = {
-            name: Counter(name, plan, self._counts, self.lock)
-            for name, plan in places.counters.items()
+            name: IndirectCounter(name, plan, self._counts, self.lock)
+            for name, plan in layout.counters.items()
             if program.counters[name].table is None
         }
-        for name, plan in places.direct.items():
+        for name, plan in layout.direct.items():
             self.tables[name].attach_counts(self._counts[plan.base : plan.base + 2 * plan.size])
-        self.groups = Groups(self.lock)
+        self.groups = ReplicationGroups(self.lock)
         #: Clone sessions, which have numbers of their own.
-        self.sessions = Groups(self.lock, "clone session", 1 << 15)
-        self._again = np.zeros(generated.again, np.uint64)
-        self._again_bytes = np.zeros(0, np.uint8)
+        self.sessions = ReplicationGroups(self.lock, "clone session", 1 << 15)
+        self._pass_queue = np.zeros(generated.queue_words, np.uint64)
+        self._queued_bytes = np.zeros(0, np.uint8)
         self._queues = (queues or Queues({})).memory
-        self._out = Room()
+        self._output = OutputBuffers()
         code = machine_code(generated, program.name) if mode == "numba" else None
         self.mode = "python" if code is None else "numba"
-        self._run = as_it_is(generated) if code is None else code
-        #: For compiled loops; None if the program is not compiled, or packets may go through it again.
-        self.entry = None if code is None or generated.again else Entry(code)
-        #: The most bytes by which a frame grows.
+        self._run = interpreted(generated) if code is None else code
+        #: For compiled loops; None if the program is interpreted, or clones, resubmits or recirculates.
+        self.entry = None if code is None or generated.queue_words else CompiledProgram(code)
+        #: The most bytes by which a frame can become longer.
         self.growth = generated.growth
 
     def process(self, frames: Frames, now_us: int) -> Frames:
@@ -103,45 +103,48 @@ class Switch:
         Outgoing frames keep the order of incoming ones, and copies that of their group. The returned arrays
         are valid until the next call. Raises InvalidEntry if the shapes of `frames`' arrays disagree.
         """
-        data, length, port = _checked(frames)
+        data, length, port = _checked_arrays(frames)
         count, stride = data.shape
         out_stride = stride + self.growth
         with self.lock:
-            room = self._out
+            output = self._output
             copies = max(self.groups.most_copies, self.sessions.most_copies)
-            room.prepare(max(count, copies), out_stride)
-            done = sent = 0
+            output.prepare(max(count, copies), out_stride)
+            processed = written = 0
             while True:
-                done, more = self._run(
-                    data.reshape(-1), stride, length, port, done, count, now_us % _CLOCK_WRAP,
-                    room.data[sent * out_stride :], out_stride, room.length[sent:], room.port[sent:],
-                    room.leave[sent:], room.rows - sent, copies,
+                processed, produced = self._run(
+                    data.reshape(-1), stride, length, port, processed, count, now_us % _CLOCK_WRAP,
+                    output.data[written * out_stride :], out_stride, output.length[written:],
+                    output.port[written:], output.leave[written:], output.rows - written, copies,
                     self._memory, self._regs, self._wide, self._counts, self.groups.memory,
-                    self._queues, *self._state_again(out_stride),
+                    self._queues, *self._multi_pass_arguments(out_stride),
                 )  # fmt: skip
-                done, sent = int(done), sent + int(more)
-                if done >= count:
-                    return room.frames(sent, out_stride)
-                room.grow(sent, max(2 * room.rows, sent + copies), out_stride)
+                processed, written = int(processed), written + int(produced)
+                if processed >= count:
+                    return output.frames(written, out_stride)
+                output.grow(written, max(2 * output.rows, written + copies), out_stride)
 
     @property
-    def state(self) -> State:
-        """The state, to be used only while `lock` is held: a change of groups may replace their memory."""
+    def state(self) -> ProgramMemory:
+        """The memory of the program.
+
+        Use it only while `lock` is held: a change of groups may replace theirs.
+        """
         groups = self.groups.memory
-        return State(self._memory, self._regs, self._wide, self._counts, groups, self._queues)
+        return ProgramMemory(self._memory, self._regs, self._wide, self._counts, groups, self._queues)
 
-    def _state_again(self, stride: int) -> tuple[NDArray[Any], ...]:
-        """Return the further arguments of code whose packets may go through the switch again."""
-        if not self._generated.again:
+    def _multi_pass_arguments(self, stride: int) -> tuple[NDArray[Any], ...]:
+        """Return the additional arguments of a program that clones, resubmits or recirculates."""
+        if not self._generated.queue_words:
             return ()
-        if self._again_bytes.size < MOST_ITEMS * stride:
-            self._again_bytes = np.zeros(MOST_ITEMS * stride, np.uint8)
-        return self.sessions.memory, self._again, self._again_bytes
+        if self._queued_bytes.size < MOST_ITEMS * stride:
+            self._queued_bytes = np.zeros(MOST_ITEMS * stride, np.uint8)
+        return self.sessions.memory, self._pass_queue, self._queued_bytes
 
     @property
-    def cut_short(self) -> int:
-        """How many clones, resubmits and recirculations were refused: their frame had made too many."""
-        return int(self._again[REFUSED]) if self._generated.again else 0
+    def refused_passes(self) -> int:
+        """The number of clones, resubmissions and recirculations that exceeded the limit of their frame."""
+        return int(self._pass_queue[REFUSED_COUNT]) if self._generated.queue_words else 0
 
     @property
     def source(self) -> str:
@@ -149,33 +152,29 @@ class Switch:
         return self._generated.source
 
 
-class Room:
+class OutputBuffers:
     """The arrays for outgoing frames, reused from batch to batch and enlarged as needed."""
 
     def __init__(self) -> None:
-        self.data: NDArray[np.uint8] = np.zeros(0, np.uint8)
-        self.length: NDArray[np.int32] = np.zeros(0, np.int32)
-        self.port: NDArray[np.int32] = np.zeros(0, np.int32)
-        self.leave: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.rows = 0
+        self._allocate(0, 0)
+
+    def _allocate(self, data_bytes: int, rows: int) -> None:
+        """Replace all arrays by new ones of these sizes."""
+        self.data = np.empty(data_bytes, np.uint8)
+        self.length, self.port = np.empty(rows, np.int32), np.empty(rows, np.int32)
+        self.leave = np.empty(rows, np.uint64)
 
     def prepare(self, rows: int, stride: int) -> None:
         """Make room for at least `rows` frames of `stride` bytes; the contents are lost."""
-        rows = max(rows, self.rows)
-        if rows * stride > self.data.size or rows > self.length.size:
-            self.data = np.empty(max(rows * stride, self.data.size), np.uint8)
-            self.length = np.empty(rows, np.int32)
-            self.port = np.empty(rows, np.int32)
-            self.leave = np.empty(rows, np.uint64)
-        self.rows = rows
+        self.rows = max(rows, self.rows)
+        if self.rows * stride > self.data.size or self.rows > self.length.size:
+            self._allocate(max(self.rows * stride, self.data.size), self.rows)
 
     def grow(self, used: int, rows: int, stride: int) -> None:
-        """Make room for `rows` frames and keep the first `used` ones."""
+        """Make room for `rows` frames of `stride` bytes, and keep the first `used` frames."""
         data, length, port, leave = self.data, self.length, self.port, self.leave
-        self.data = np.empty(rows * stride, np.uint8)
-        self.length = np.empty(rows, np.int32)
-        self.port = np.empty(rows, np.int32)
-        self.leave = np.empty(rows, np.uint64)
+        self._allocate(rows * stride, rows)
         self.data[: used * stride] = data[: used * stride]
         self.length[:used], self.port[:used], self.leave[:used] = length[:used], port[:used], leave[:used]
         self.rows = rows
@@ -187,17 +186,17 @@ class Room:
 
 
 def _zeros(ends: Iterable[int], dtype: type[_Scalar]) -> NDArray[_Scalar]:
-    """Return zeros up to the last of `ends`."""
+    """Return as many zeros as the largest of `ends`."""
     cells = max(ends, default=0)
     try:
         return np.zeros(cells, dtype)
-    except (MemoryError, ValueError):  # the latter if no machine can have as many
+    except (MemoryError, ValueError):  # NumPy raises ValueError if the size exceeds the address space
         raise UnsupportedConstruct(
             f"program: no memory for {cells} cells of tables, registers or counters; make them smaller"
         ) from None
 
 
-def _checked(frames: Frames) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:
+def _checked_arrays(frames: Frames) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:
     """Return the arrays, contiguous. Raises InvalidEntry if shapes disagree or a length exceeds its row."""
     data = np.ascontiguousarray(frames.data, np.uint8)
     length = np.ascontiguousarray(frames.length, np.int32)

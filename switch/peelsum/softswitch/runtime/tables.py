@@ -1,6 +1,6 @@
-"""A table's entries for the control plane, mirrored into the memory that generated code looks up.
+"""A table's entries for the control plane, and their rows in the memory that generated code searches.
 
-`Table` checks entries, refuses duplicates and keeps the order in which entries are tried.
+`Table` checks entries, refuses duplicates, and keeps the entries in the order in which they are tried.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableEntry:
     """A table entry. If several match a packet, the largest `priority` wins, then the longest prefix.
 
-    Only tables with ternary or range keys use priorities. Among equals, the oldest entry wins.
+    Only tables with ternary or range keys use priorities. Of entries with equal rank, the oldest one wins.
     """
 
     keys: Match
@@ -39,12 +39,12 @@ class Entry:
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
-    """An entry with the number of its direct counter, its rank and its row; `slot` is its place if hashed."""
+class _StoredEntry:
+    """An entry, the number of its direct counter, its rank, and its row; in an exact table also its slot."""
 
-    entry: Entry
+    entry: TableEntry
     number: int
-    order: tuple[int, int, int]
+    rank: tuple[int, int, int]
     words: list[int]
     slot: int = 0
 
@@ -56,41 +56,41 @@ class Table:
         self._plan = plan
         self._memory = memory
         self._lock = lock
-        self._spec = plan.table
-        self._actions = {program.actions[n].name: program.actions[n] for n in self._spec.actions}
-        default = program.actions[self._spec.default_action]
+        self._declaration = plan.table
+        self._actions = {program.actions[n].name: program.actions[n] for n in self._declaration.actions}
+        default = program.actions[self._declaration.default_action]
         self._actions.setdefault(default.name, default)
-        self._held: dict[tuple[Match, int], _Held] = {}
-        self._in_order: list[_Held] = []
-        self._slots: dict[int, _Held] = {}
+        self._stored: dict[tuple[Match, int], _StoredEntry] = {}
+        self._ranked: list[_StoredEntry] = []
+        self._slots: dict[int, _StoredEntry] = {}
         self._free_numbers: list[int] = []
         self._serial = 0
-        self._needs_priority = any(key.kind in ("ternary", "range") for key in self._spec.keys)
+        self._has_priorities = any(key.kind in ("ternary", "range") for key in self._declaration.keys)
         self._counts: NDArray[np.uint64] | None = None
-        self._put_default(default, self._spec.default_params)
-        const_entries = self._spec.const_entries or ()
+        self._write_default(default, self._declaration.default_params)
+        const_entries = self._declaration.const_entries or ()
         last = max((entry.priority for entry in const_entries), default=0)
         for const in const_entries:
-            priority = last + 1 - const.priority if self._needs_priority else 0
-            self._insert(Entry(const.keys, program.actions[const.action].name, const.params, priority))
+            priority = last + 1 - const.priority if self._has_priorities else 0
+            self._insert(TableEntry(const.keys, program.actions[const.action].name, const.params, priority))
 
     @property
     def name(self) -> str:
         """The table's full name, as in P4Info."""
-        return self._spec.name
+        return self._declaration.name
 
     @property
     def keys(self) -> tuple[TableKey, ...]:
         """The match key's fields, in order."""
-        return self._spec.keys
+        return self._declaration.keys
 
     @property
     def size(self) -> int:
         """The number of entries that the table can hold."""
-        return self._spec.size
+        return self._declaration.size
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._stored)
 
     # --- control ----------------------------------------------------------------------------------
 
@@ -101,54 +101,54 @@ class Table:
         (lpm) or (low, high) (range).
         """
         with self._lock:
-            self._refuse_if_const()
-            self._insert(Entry(tuple(keys), action, tuple(params), priority))
+            self._check_mutable()
+            self._insert(TableEntry(tuple(keys), action, tuple(params), priority))
 
     def modify(self, keys: Match, action: str, params: Sequence[int] = (), priority: int = 0) -> None:
         """Set an entry's action and parameters. Raises InvalidEntry or NoSuchEntry."""
         with self._lock:
-            self._refuse_if_const()
-            entry = Entry(tuple(keys), action, tuple(params), priority)
-            held = self._find(entry.keys, priority)
+            self._check_mutable()
+            entry = TableEntry(tuple(keys), action, tuple(params), priority)
+            stored = self._find(entry.keys, priority)
             code, words = self._action_words(action, entry.params)
-            held.entry = entry
-            held.words[ROW_ACTION] = code
-            held.words[ROW_PARAMS : self._plan.key_offset] = words
-            self._rewrite(held)
+            stored.entry = entry
+            stored.words[ROW_ACTION] = code
+            stored.words[ROW_PARAMS : self._plan.key_offset] = words
+            self._update_row(stored)
 
     def delete(self, keys: Match, priority: int = 0) -> None:
         """Remove an entry. Raises InvalidEntry or NoSuchEntry."""
         with self._lock:
-            self._refuse_if_const()
-            held = self._find(tuple(keys), priority)
-            self._take_out(held)
-            del self._held[self._identity(held.entry)], self._in_order[self._position(held)]
-            self._free_numbers.append(held.number)
+            self._check_mutable()
+            stored = self._find(tuple(keys), priority)
+            self._remove_row(stored)
+            del self._stored[self._identity(stored.entry)], self._ranked[self._position(stored)]
+            self._free_numbers.append(stored.number)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TableEntry]:
         """Return all entries, in the order in which they are tried."""
         with self._lock:
-            return [held.entry for held in self._in_order]
+            return [stored.entry for stored in self._ranked]
 
-    def entry(self, keys: Match, priority: int = 0) -> Entry:
+    def entry(self, keys: Match, priority: int = 0) -> TableEntry:
         """Return the entry with these keys. Raises InvalidEntry or NoSuchEntry."""
         with self._lock:
             return self._find(tuple(keys), priority).entry
 
     @property
     def default(self) -> tuple[str, tuple[int, ...]]:
-        """Action and parameters for packets that match no entry."""
+        """The action and its arguments for packets that match no entry."""
         with self._lock:
             return self._default
 
     def set_default(self, action: str, params: Sequence[int] = ()) -> None:
         """Replace the default action. Raises InvalidEntry, e.g. if the program declares it const."""
         with self._lock:
-            if self._spec.const_default:
+            if self._declaration.const_default:
                 raise InvalidEntry(
                     f"table {self.name}: the default action is const; change the program instead"
                 )
-            self._put_default(self._action(action), tuple(params))
+            self._write_default(self._action(action), tuple(params))
 
     # --- direct counters --------------------------------------------------------------------------
 
@@ -162,80 +162,89 @@ class Table:
         Raises NoSuchEntry, or InvalidEntry if the table has no direct counter.
         """
         with self._lock:
-            cells, at = self._cells(keys, priority)
+            cells, at = self._counter_cells(keys, priority)
             return int(cells[at]), int(cells[at + 1])
 
     def write_counter(self, keys: Match, packets: int, octets: int, priority: int = 0) -> None:
         """Set an entry's direct counter. Raises as `read_counter` does."""
         with self._lock:
-            cells, at = self._cells(keys, priority)
+            cells, at = self._counter_cells(keys, priority)
             cells[at], cells[at + 1] = packets & _WORD, octets & _WORD
 
-    def _cells(self, keys: Match, priority: int) -> tuple[NDArray[np.uint64], int]:
+    def _counter_cells(self, keys: Match, priority: int) -> tuple[NDArray[np.uint64], int]:
         if self._counts is None:
             raise InvalidEntry(f"table {self.name}: has no direct counter; declare one in the program")
         return self._counts, 2 * self._find(tuple(keys), priority).number
 
     # --- rules ------------------------------------------------------------------------------------
 
-    def _refuse_if_const(self) -> None:
-        if self._spec.const_entries is not None:
+    def _check_mutable(self) -> None:
+        """Raise InvalidEntry if entries are const, or the table has no key."""
+        if self._declaration.const_entries is not None:
             raise InvalidEntry(f"table {self.name}: its entries are const; change the program instead")
-        if not self._spec.keys:
+        if not self._declaration.keys:
             raise InvalidEntry(
                 f"table {self.name}: has no key and so no entries; set its default action instead"
             )
 
-    def _insert(self, entry: Entry) -> None:
+    def _insert(self, entry: TableEntry) -> None:
+        """Add an entry, of the program or of the control plane."""
         self._check_keys(entry.keys)
         code, params = self._action_words(entry.action, entry.params)
-        if self._identity(entry) in self._held:
-            raise DuplicateEntry(f"table {self.name}: {_shown(entry.keys)} already exists; modify it instead")
-        room = len(self._spec.const_entries) if self._spec.const_entries is not None else self.size
-        if len(self._held) >= room:
+        if self._identity(entry) in self._stored:
+            raise DuplicateEntry(
+                f"table {self.name}: {_format_keys(entry.keys)} already exists; modify it instead"
+            )
+        capacity = (
+            len(self._declaration.const_entries) if self._declaration.const_entries is not None else self.size
+        )
+        if len(self._stored) >= capacity:
             raise TableFull(
                 f"table {self.name}: all {self.size} entries are taken; delete some or enlarge it"
             )
-        number = self._free_numbers.pop() if self._free_numbers else len(self._held)
-        held = _Held(
-            entry, number, self._order(entry), [code, number, *params, *self._match_words(entry.keys)]
+        number = self._free_numbers.pop() if self._free_numbers else len(self._stored)
+        stored = _StoredEntry(
+            entry, number, self._rank(entry), [code, number, *params, *self._match_words(entry.keys)]
         )
-        self._held[self._identity(entry)] = held
-        insort(self._in_order, held, key=lambda other: other.order)
+        self._stored[self._identity(entry)] = stored
+        insort(self._ranked, stored, key=lambda other: other.rank)
         if self._counts is not None:
             self._counts[2 * number : 2 * number + 2] = 0
-        self._place(held)
+        self._write_row(stored)
 
-    def _find(self, keys: Match, priority: int) -> _Held:
+    def _find(self, keys: Match, priority: int) -> _StoredEntry:
         self._check_keys(keys)
-        held = self._held.get((keys, priority if self._needs_priority else 0))
-        if held is None:
-            raise NoSuchEntry(f"table {self.name}: no entry {_shown(keys)}; insert it first")
-        return held
+        stored = self._stored.get((keys, priority if self._has_priorities else 0))
+        if stored is None:
+            raise NoSuchEntry(f"table {self.name}: no entry {_format_keys(keys)}; insert it first")
+        return stored
 
-    def _identity(self, entry: Entry) -> tuple[Match, int]:
-        return entry.keys, entry.priority if self._needs_priority else 0
+    def _identity(self, entry: TableEntry) -> tuple[Match, int]:
+        return entry.keys, entry.priority if self._has_priorities else 0
 
-    def _order(self, entry: Entry) -> tuple[int, int, int]:
+    def _rank(self, entry: TableEntry) -> tuple[int, int, int]:
+        """Return the sort key of a new entry: priority, then prefix length, then age."""
         self._serial += 1
-        prefixes = sum(
-            part[1]
-            for part, key in zip(entry.keys, self._spec.keys, strict=True)
-            if key.kind == "lpm" and isinstance(part, tuple)
+        prefix_bits = sum(
+            key_value[1]
+            for key_value, key in zip(entry.keys, self._declaration.keys, strict=True)
+            if key.kind == "lpm" and isinstance(key_value, tuple)
         )
         return (
-            (-entry.priority, -prefixes, self._serial)
-            if self._needs_priority
-            else (-prefixes, 0, self._serial)
+            (-entry.priority, -prefix_bits, self._serial)
+            if self._has_priorities
+            else (-prefix_bits, 0, self._serial)
         )
 
     def _check_keys(self, keys: Match) -> None:
-        if len(keys) != len(self._spec.keys):
-            raise InvalidEntry(f"table {self.name}: {len(keys)} keys given; it has {len(self._spec.keys)}")
-        for part, key in zip(keys, self._spec.keys, strict=True):
-            problem = _problem(part, key)
-            if problem:
-                raise InvalidEntry(f"table {self.name}: key {key.name}: {problem}")
+        if len(keys) != len(self._declaration.keys):
+            raise InvalidEntry(
+                f"table {self.name}: {len(keys)} keys given; it has {len(self._declaration.keys)}"
+            )
+        for key_value, key in zip(keys, self._declaration.keys, strict=True):
+            key_error = _key_error(key_value, key)
+            if key_error:
+                raise InvalidEntry(f"table {self.name}: key {key.name}: {key_error}")
 
     def _action(self, name: str) -> Action:
         if name not in self._actions:
@@ -244,6 +253,7 @@ class Table:
         return self._actions[name]
 
     def _action_words(self, name: str, params: Sequence[int]) -> tuple[int, list[int]]:
+        """Return an action's code in a row, and the words of its arguments. Raises InvalidEntry."""
         action = self._action(name)
         if len(params) != len(action.params):
             raise InvalidEntry(f"action {name}: {len(params)} parameters given; it has {len(action.params)}")
@@ -256,14 +266,15 @@ class Table:
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def _put_default(self, action: Action, params: tuple[int, ...]) -> None:
+    def _write_default(self, action: Action, params: tuple[int, ...]) -> None:
         code, words = self._action_words(action.name, params)
         self._default = (action.name, params)
         row = self._plan.default_row
         self._memory[row : row + self._plan.key_offset] = np.array([code, 0, *words], np.uint64)
 
     def _match_words(self, keys: Match) -> list[int]:
-        values, masks = zip(*map(_value_and_mask, keys, self._spec.keys), strict=True)
+        """Return the words of a key in a row: values, with masks and ranges if it is not exact."""
+        values, masks = zip(*map(_value_and_mask, keys, self._declaration.keys), strict=True)
         if self._plan.exact:
             return self._plan.key_words(values)
         packed = zip(self._plan.key_words(values), self._plan.key_words(masks), strict=True)
@@ -272,104 +283,105 @@ class Table:
             words += [values[number], masks[number]]
         return words
 
-    def _place(self, held: _Held) -> None:
+    def _write_row(self, stored: _StoredEntry) -> None:
         """Write a new entry to the memory."""
         if self._plan.exact:
-            slot = self._home(held)
+            slot = self._home_slot(stored)
             while slot in self._slots:
                 slot = slot + 1 & self._plan.capacity - 1
-            self._put_hashed(held, slot)
+            self._write_hashed_row(stored, slot)
             return
-        memory, count = self._memory, len(self._in_order)
-        row, end, step = self._row(self._position(held)), self._row(count), self._plan.row_words
+        memory, count = self._memory, len(self._ranked)
+        row, end, step = self._row(self._position(stored)), self._row(count), self._plan.row_words
         memory[row + step : end] = memory[row : end - step]
-        memory[row : row + step] = np.array(held.words, np.uint64)
+        memory[row : row + step] = np.array(stored.words, np.uint64)
         memory[self._plan.region] = count
 
-    def _rewrite(self, held: _Held) -> None:
+    def _update_row(self, stored: _StoredEntry) -> None:
         """Write a changed entry's row to the memory."""
-        row = self._slot_row(held.slot) if self._plan.exact else self._row(self._position(held))
-        self._memory[row : row + self._plan.row_words] = np.array(held.words, np.uint64)
+        row = self._slot_row(stored.slot) if self._plan.exact else self._row(self._position(stored))
+        self._memory[row : row + self._plan.row_words] = np.array(stored.words, np.uint64)
 
-    def _take_out(self, held: _Held) -> None:
+    def _remove_row(self, stored: _StoredEntry) -> None:
         """Remove an entry from the memory."""
         if self._plan.exact:
-            self._take_out_hashed(held)
+            self._remove_hashed_row(stored)
             return
-        memory, count = self._memory, len(self._in_order)
-        row, end, step = self._row(self._position(held)), self._row(count), self._plan.row_words
+        memory, count = self._memory, len(self._ranked)
+        row, end, step = self._row(self._position(stored)), self._row(count), self._plan.row_words
         memory[row : end - step] = memory[row + step : end]
         memory[self._plan.region] = count - 1
 
-    def _position(self, held: _Held) -> int:
-        return bisect_left(self._in_order, held.order, key=lambda other: other.order)
+    def _position(self, stored: _StoredEntry) -> int:
+        return bisect_left(self._ranked, stored.rank, key=lambda other: other.rank)
 
     def _row(self, position: int) -> int:
         return self._plan.region + 1 + position * self._plan.row_words
 
-    # Open addressing with linear probing: an entry takes the first free slot from its home on.
+    # Open addressing with linear probing: an entry takes its home slot, or the first free one after it.
 
-    def _home(self, held: _Held) -> int:
-        return hash_words(held.words[self._plan.key_offset :]) & self._plan.capacity - 1
+    def _home_slot(self, stored: _StoredEntry) -> int:
+        return hash_words(stored.words[self._plan.key_offset :]) & self._plan.capacity - 1
 
     def _slot_row(self, slot: int) -> int:
         return self._plan.region + slot * self._plan.row_words
 
-    def _put_hashed(self, held: _Held, slot: int) -> None:
-        self._slots[slot], held.slot = held, slot
-        self._rewrite(held)
+    def _write_hashed_row(self, stored: _StoredEntry, slot: int) -> None:
+        self._slots[slot], stored.slot = stored, slot
+        self._update_row(stored)
 
-    def _take_out_hashed(self, held: _Held) -> None:
-        """Empty an entry's slot. Move later entries up that a probe would now miss, until a free slot."""
-        last = self._plan.capacity - 1
-        hole = slot = held.slot
-        while (other := self._slots.get(slot := slot + 1 & last)) is not None:
-            if slot - self._home(other) & last >= slot - hole & last:
-                self._put_hashed(other, hole)
-                hole = slot
-        del self._slots[hole]
-        row = self._slot_row(hole)
+    def _remove_hashed_row(self, stored: _StoredEntry) -> None:
+        """Remove an entry's row, and move entries after it that a lookup would no longer find."""
+        slot_mask = self._plan.capacity - 1
+        free_slot = slot = stored.slot
+        while (other := self._slots.get(slot := slot + 1 & slot_mask)) is not None:
+            if slot - self._home_slot(other) & slot_mask >= slot - free_slot & slot_mask:
+                self._write_hashed_row(other, free_slot)
+                free_slot = slot
+        del self._slots[free_slot]
+        row = self._slot_row(free_slot)
         self._memory[row : row + self._plan.row_words] = 0
 
 
-def _problem(part: KeyValue, key: TableKey) -> str | None:
-    """Return why a key value does not fit its field; None if it does."""
-    top = (1 << key.bits) - 1
+def _key_error(value_or_pair: KeyValue, key: TableKey) -> str | None:
+    """Return the error of a key value that does not fit its field; None if it fits."""
+    largest = (1 << key.bits) - 1
     if key.kind == "exact":
-        if not isinstance(part, int):
-            return f"{part} is not a single value, as an exact match needs"
-        return None if 0 <= part <= top else f"{part} does not fit {key.bits} bits"
-    if not isinstance(part, tuple) or len(part) != 2:
-        return f"{part} is not a pair, as {_PAIRS[key.kind]}"
-    value, second = part
-    if not 0 <= value <= top:
+        if not isinstance(value_or_pair, int):
+            return f"{value_or_pair} is not a single value, as an exact match needs"
+        return None if 0 <= value_or_pair <= largest else f"{value_or_pair} does not fit {key.bits} bits"
+    if not isinstance(value_or_pair, tuple) or len(value_or_pair) != 2:
+        return f"{value_or_pair} is not a pair, as {_PAIR_FORMS[key.kind]}"
+    value, second = value_or_pair
+    if not 0 <= value <= largest:
         return f"{value} does not fit {key.bits} bits"
     if key.kind == "lpm":
         if not 0 <= second <= key.bits:
             return f"prefix length {second} is not in 0..{key.bits}"
-        return "has bits beyond its prefix; clear them" if value & top >> second else None
-    if not 0 <= second <= top:
+        return "has bits beyond its prefix; clear them" if value & largest >> second else None
+    if not 0 <= second <= largest:
         return f"{second} does not fit {key.bits} bits"
     if key.kind == "ternary":
         return "has bits outside its mask; clear them" if value & ~second else None
     return f"the range {value}..{second} is empty; swap its ends" if value > second else None
 
 
-_PAIRS = {
+_PAIR_FORMS = {
     "lpm": "(value, prefix length) for lpm",
     "ternary": "(value, mask) for ternary",
     "range": "(low, high) for range",
 }
 
 
-def _value_and_mask(part: KeyValue, key: TableKey) -> tuple[int, int]:
-    if isinstance(part, int):
-        return part, (1 << key.bits) - 1
-    value, second = part
+def _value_and_mask(value_or_pair: KeyValue, key: TableKey) -> tuple[int, int]:
+    """Return a key value as (value, mask); that of a range as (low, high)."""
+    if isinstance(value_or_pair, int):
+        return value_or_pair, (1 << key.bits) - 1
+    value, second = value_or_pair
     if key.kind == "lpm":
         return value, (1 << key.bits) - (1 << key.bits - second)
     return value, second
 
 
-def _shown(keys: Match) -> str:
-    return "(" + ", ".join(str(part) for part in keys) + ")"
+def _format_keys(keys: Match) -> str:
+    return "(" + ", ".join(str(key_value) for key_value in keys) + ")"
