@@ -1,0 +1,209 @@
+"""`make artifact`: measure every claim of the README on this machine, and say whether it holds.
+
+Prints a line for each claim: its words, the expected range, the measured value and the verdict. Status 1 says
+that a claim fails. The README may hold no number that is not in a claim (tests/docs/test_claims.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from peelsum.processes.progress import shown_on_stderr, taking_time
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Words of the README, and the command and the range that check them."""
+
+    name: str
+    text: str
+    """The words, as the README has them."""
+    command: str
+    """Words after `python -m`. If it has --json, its output is parsed."""
+    measure: Callable[[Any], float]
+    """Returns the measured value; gets the command's output."""
+    least: float = -math.inf
+    most: float = math.inf
+    """The claim holds from `least` to `most`."""
+    needs_root: bool = False
+
+    @property
+    def expected(self) -> str:
+        """The range as text."""
+        if self.least == self.most:
+            return f"{self.least:g}"
+        parts = [f"at least {self.least:g}" if math.isfinite(self.least) else ""]
+        parts.append(f"at most {self.most:g}" if math.isfinite(self.most) else "")
+        return ", ".join(filter(None, parts))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was measured for a claim. `measured` is None if there is no value; `verdict` then says why."""
+
+    claim: str
+    text: str
+    command: str
+    expected: str
+    measured: float | None
+    verdict: str
+    failed: bool = False
+
+
+def _density(density: float, ways: str) -> str:
+    """Return the command that simulates sums of `density`; their network time depends on no machine."""
+    where = f"--network simulated --support uniform --density {density} --mbit 200 --elements 1048576"
+    run = "--calm 1 --attempts 1 --again --out build/artifact --json"
+    return f"benchmarks density --way {ways} {where} {run}"
+
+
+def _network_speedup(way: str) -> Callable[[Any], float]:
+    return lambda rows: _only(rows, way=way, mbit=200.0)["network_speedup"]
+
+
+def _over_gloo(gbps: float) -> Callable[[Any], float]:
+    return lambda rows: _only(rows, path="switch", gbps=gbps)["speedup_over_gloo"]
+
+
+def _only(rows: Iterable[Any], **where: object) -> Any:
+    """Return the first row with these values."""
+    return next(row for row in rows if all(row.get(name) == value for name, value in where.items()))
+
+
+def _wrong(simulation: Any) -> int:
+    return sum(job["wrong"] for job in simulation["jobs"])
+
+
+DEMO = "peelsum.cli demo --json"
+LOSSY_DEMO = "peelsum.cli demo --steps 5 --loss 0.02 --json"
+SPARSE = _density(0.05, "compact,sketch,lhc,lhc_best")
+RING = _density(1.0, "ring")
+TRAIN = "peelsum.cli bench train --steps 5 --warm-ups 2 --json"
+CLAIMS = (
+    Claim(
+        "exact", "equals gloo's sum of the same integers, bit for bit", DEMO,
+        lambda demo: demo["exact"] and demo["tensors_checked"] > 0, 1, 1,
+    ),
+    Claim("bytes", "11 times fewer bytes", DEMO, lambda demo: demo["bytes_ratio"], 10, 13),
+    Claim("cells", "1.3 cells", DEMO, lambda demo: demo["cells"] / demo["candidates"], 1.29, 1.35),
+    Claim("lost", "2% of the packets lost", LOSSY_DEMO, lambda demo: demo["exact"], 1, 1),
+    Claim(
+        "racks", "across racks", "peelsum.cli simulate --workers 64 --loss 0.01 --elements 65536 --json",
+        _wrong, 0, 0,
+    ),
+    Claim(
+        "compact", "5% of elements non-zero, a sum is 11.8 times faster", SPARSE,
+        _network_speedup("compact"), 11.2, 12.4,
+    ),
+    Claim("sketch", "10.3 times faster as a sketch", SPARSE, _network_speedup("sketch"), 9.8, 10.8),
+    Claim("lhc", "3.9 times faster as LHC's program sends it", SPARSE, _network_speedup("lhc"), 3.7, 4.1),
+    Claim("lhc_best", "11.3 times faster by LHC at best", SPARSE, _network_speedup("lhc_best"), 10.8, 11.9),
+    Claim("ring", "0.68 times as fast in a ring", RING, _network_speedup("ring"), 0.65, 0.71),
+    Claim(
+        "slow_links", "8.7 times as fast as with gloo at 0.1 Gbit/s", f"{TRAIN} --model lstm --gbps 0.1,1",
+        _over_gloo(0.1), 4, needs_root=True,
+    ),
+    Claim(
+        "fast_links", "3.2 times at 1 Gbit/s", f"{TRAIN} --model lstm --gbps 0.1,1",
+        _over_gloo(1.0), 1.3, needs_root=True,
+    ),
+    Claim(
+        "dense_models", "gloo is faster for VGG19 at 10 Gbit/s", f"{TRAIN} --model vgg19 --gbps 10",
+        _over_gloo(10.0), most=1.1, needs_root=True,
+    ),
+    Claim(
+        "program", "the same packets and counters", "pytest -q tests/behaviour/test_slot.py",
+        lambda text: "passed" in text and "failed" not in text, 1, 1,
+    ),
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str], run: Callable[[str], Any] | None = None) -> int:
+    """Check the claims, print a line for each, and return the exit status. `run`: instead of processes."""
+    parser = argparse.ArgumentParser("python -m benchmarks.artifact", description=__doc__)
+    names = [claim.name for claim in CLAIMS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="names of claims")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    options = parser.parse_args(arguments)
+    claims = [claim for claim in CLAIMS if claim.name in options.only]
+    started, verdicts = time.monotonic(), list[Verdict]()
+    if not options.json:
+        print(_line("claim", "expected", "measured", "verdict"), flush=True)
+    for verdict in check(claims, run or run_command):
+        verdicts.append(verdict)
+        if not options.json:
+            measured = "-" if verdict.measured is None else f"{verdict.measured:.4g}"
+            print(_line(verdict.text, verdict.expected, measured, verdict.verdict), flush=True)
+    failures = sum(verdict.failed for verdict in verdicts)
+    minutes = (time.monotonic() - started) / 60
+    if options.json:
+        print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
+    else:
+        print(f"{len(verdicts)} claims, {failures} failed, in {minutes:.0f} minutes")
+    return int(failures > 0)
+
+
+def check(claims: Sequence[Claim], run: Callable[[str], Any]) -> Iterable[Verdict]:
+    """Yield the verdict of each claim, in order; a command that several claims share runs once."""
+    outputs = dict[str, Any]()
+    for done, claim in enumerate(claims):
+        if claim.needs_root and os.geteuid():
+            yield _verdict(claim, None, "not run: needs root, for gloo's links")
+            continue
+        if claim.command not in outputs:
+            with taking_time(f"claim {done + 1} of {len(claims)}, {claim.name}", shown_on_stderr()):
+                outputs[claim.command] = _output(run, claim.command)
+        output = outputs[claim.command]
+        if isinstance(output, CommandError):
+            yield _verdict(claim, None, f"FAILS: {output}", failed=True)
+            continue
+        measured = float(claim.measure(output))
+        holds = claim.least <= measured <= claim.most
+        yield _verdict(claim, measured, "holds" if holds else "FAILS", failed=not holds)
+
+
+def _verdict(claim: Claim, measured: float | None, verdict: str, *, failed: bool = False) -> Verdict:
+    command = f"python -m {claim.command}"
+    return Verdict(claim.name, claim.text, command, claim.expected, measured, verdict, failed)
+
+
+class CommandError(Exception):
+    """A command ended with an error. The message is its status and its last line."""
+
+
+def _output(run: Callable[[str], Any], command: str) -> Any:
+    try:
+        return run(command)
+    except CommandError as error:
+        return error
+
+
+def run_command(command: str) -> Any:
+    """Run a command in the checkout; return its output, parsed if it is JSON. Raises CommandError."""
+    words = [sys.executable, "-m", *shlex.split(command)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise CommandError(f"status {done.returncode}: {last}")
+    return json.loads(done.stdout) if "--json" in words else done.stdout
+
+
+def _line(text: str, expected: str, measured: str, verdict: str) -> str:
+    return f"{text:52} {expected:27} {measured:>8}  {verdict}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""The README's numbers are claims of `make artifact`, which says of each whether it holds here."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.artifact import CLAIMS, CommandError, main
+
+ROOT = Path(__file__).parents[2]
+#: Numbers that claim nothing: names, versions and options.
+NAMES = re.compile(r"Python 3\.11|Debian 12|arXiv 2402\.07529|NSDI'21|Apache-2\.0|^\d\. ", re.MULTILINE)
+
+
+def prose(page):
+    """Return the text of a page without code, targets of links and names that have digits."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "", page, flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`", "", re.sub(r"\]\([^)]*\)", "]", text))
+    return NAMES.sub("", text)
+
+
+def unclaimed(page):
+    """Return the numbers of a page that are in no claim's words."""
+    text = " ".join(prose(page).split())
+    for claim in CLAIMS:
+        text = text.replace(claim.text, "")
+    return re.findall(r"(?<![\w.])\d[\d.,]*\b%?", text)
+
+
+def test_every_claim_is_in_the_readme_and_no_other_number():
+    page = (ROOT / "README.md").read_text()
+    text = " ".join(prose(page).split())
+    assert [claim.text for claim in CLAIMS if claim.text not in text] == []
+    assert unclaimed(page) == []
+
+
+def test_a_number_without_a_claim_is_seen():
+    assert unclaimed("12.5 times faster, `at 3`, [4](5.md), 2% of the packets lost") == ["12.5", "4"]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_the_number_that_the_readme_prints_is_within_the_claim_s_range(claim):
+    printed = re.findall(r"\d+(?:\.\d+)?(?= times| cells)", claim.text)
+    assert all(claim.least <= float(number) <= claim.most for number in printed)
+
+
+def rows_for(command):
+    """Return an output of a command with which all its claims hold."""
+    if command.startswith("peelsum.cli demo"):
+        return {"exact": True, "tensors_checked": 9, "bytes_ratio": 11.5, "cells": 130, "candidates": 100}
+    if command.startswith("peelsum.cli simulate"):
+        return {"jobs": [{"wrong": 0}]}
+    if command.startswith("pytest"):
+        return "5 passed"
+    if "bench train" in command:
+        slow = 0.9 if "vgg19" in command else 8.7
+        return [{"path": "switch", "gbps": gbps, "speedup_over_gloo": slow} for gbps in (0.1, 1.0, 10.0)]
+    speedups = {"compact": 11.8, "sketch": 10.3, "lhc": 3.9, "lhc_best": 11.3, "ring": 0.68}
+    return [{"way": way, "mbit": 200.0, "network_speedup": speedup} for way, speedup in speedups.items()]
+
+
+@pytest.fixture
+def as_root(monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+
+
+def test_claims_that_hold_end_with_status_0_and_share_commands(as_root, capsys):
+    commands = []
+
+    def run(command):
+        commands.append(command)
+        return rows_for(command)
+
+    assert main(["--json"], run) == 0
+    verdicts = json.loads(capsys.readouterr().out)
+    assert [verdict["verdict"] for verdict in verdicts] == ["holds"] * len(CLAIMS)
+    assert len(commands) == len(set(commands)) < len(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "shown"),
+    [
+        ("exact", {"exact": False, "tensors_checked": 9}, "0  FAILS"),
+        ("exact", {"exact": True, "tensors_checked": 0}, "0  FAILS"),
+        ("bytes", {"bytes_ratio": 9.9}, "9.9  FAILS"),
+        ("racks", {"jobs": [{"wrong": 0}, {"wrong": 3}]}, "3  FAILS"),
+        ("dense_models", [{"path": "switch", "gbps": 10.0, "speedup_over_gloo": 1.2}], "1.2  FAILS"),
+        ("program", "1 failed, 4 passed", "0  FAILS"),
+        ("ring", CommandError("status 1: no memory"), "-  FAILS: status 1: no memory"),
+    ],
+)
+def test_a_claim_that_fails_ends_with_status_1(as_root, capsys, name, output, shown):
+    def run(command):
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+    assert main(["--only", name], run) == 1
+    out = capsys.readouterr().out
+    assert shown in out
+    assert "1 claims, 1 failed" in out
+
+
+def test_without_root_what_needs_it_is_not_run(monkeypatch, capsys):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert main(["--only", "slow_links"], lambda command: pytest.fail(command)) == 0
+    assert "not run: needs root" in capsys.readouterr().out
+
+
+def test_a_command_that_fails_is_named_with_its_last_line():
+    from benchmarks.artifact import run_command
+
+    with pytest.raises(CommandError, match=r"status 2: .*--nothing"):
+        run_command("benchmarks.artifact --nothing")
+
+
+def test_the_citation_has_the_package_s_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert str(citation["version"]) == version[1]
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
