@@ -31,10 +31,12 @@ class Claim:
     name: str
     text: str
     """The words, as the README has them."""
+    quantity: str
+    """What is measured."""
     command: str
     """Words after `python -m`. If it has --json, its output is parsed."""
     measure: Callable[[Any], float]
-    """Returns the measured value; gets the command's output."""
+    """Returns the quantity; gets the command's output."""
     least: float = -math.inf
     most: float = math.inf
     """The claim holds from `least` to `most`."""
@@ -45,9 +47,9 @@ class Claim:
         """The range as text."""
         if self.least == self.most:
             return f"{self.least:g}"
-        parts = [f"at least {self.least:g}" if math.isfinite(self.least) else ""]
-        parts.append(f"at most {self.most:g}" if math.isfinite(self.most) else "")
-        return ", ".join(filter(None, parts))
+        if not math.isfinite(self.most):
+            return f"{self.least:g} or more"
+        return f"{self.least:g} to {self.most:g}" if math.isfinite(self.least) else f"{self.most:g} or less"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Verdict:
 
     claim: str
     text: str
+    quantity: str
     command: str
     expected: str
     measured: float | None
@@ -91,41 +94,60 @@ DEMO = "peelsum.cli demo --json"
 LOSSY_DEMO = "peelsum.cli demo --steps 5 --loss 0.02 --json"
 SPARSE = _density(0.05, "compact,sketch,lhc,lhc_best")
 RING = _density(1.0, "ring")
+DENSE_TIME, GLOO_TIME = "network time, dense / this", "iteration, gloo / peelsum"
 TRAIN = "peelsum.cli bench train --steps 5 --warm-ups 2 --json"
 CLAIMS = (
     Claim(
-        "exact", "equals gloo's sum of the same integers, bit for bit", DEMO,
+        "exact", "equals gloo's sum of the same integers, bit for bit", "1 if all sums are equal", DEMO,
         lambda demo: demo["exact"] and demo["tensors_checked"] > 0, 1, 1,
     ),
-    Claim("bytes", "11 times fewer bytes", DEMO, lambda demo: demo["bytes_ratio"], 10, 13),
-    Claim("cells", "1.3 cells", DEMO, lambda demo: demo["cells"] / demo["candidates"], 1.29, 1.35),
-    Claim("lost", "2% of the packets lost", LOSSY_DEMO, lambda demo: demo["exact"], 1, 1),
     Claim(
-        "racks", "across racks", "peelsum.cli simulate --workers 64 --loss 0.01 --elements 65536 --json",
-        _wrong, 0, 0,
+        "bytes", "11 times fewer bytes", "bytes, dense / sketch", DEMO,
+        lambda demo: demo["bytes_ratio"], 10, 13,
     ),
     Claim(
-        "compact", "5% of elements non-zero, a sum is 11.8 times faster", SPARSE,
+        "cells", "1.3 cells for each candidate", "cells / candidates", DEMO,
+        lambda demo: demo["cells"] / demo["candidates"], 1.29, 1.35,
+    ),
+    Claim(
+        "lost", "With 2% of the packets lost", "1 if all sums are equal", LOSSY_DEMO,
+        lambda demo: demo["exact"], 1, 1,
+    ),
+    Claim(
+        "racks", "change no bit of the sum", "wrong words, 64 workers, 1% lost",
+        "peelsum.cli simulate --workers 64 --loss 0.01 --elements 65536 --json", _wrong, 0, 0,
+    ),
+    Claim(
+        "compact", "5% of elements non-zero, a sum is 11.8 times faster", DENSE_TIME, SPARSE,
         _network_speedup("compact"), 11.2, 12.4,
     ),
-    Claim("sketch", "10.3 times faster as a sketch", SPARSE, _network_speedup("sketch"), 9.8, 10.8),
-    Claim("lhc", "3.9 times faster as LHC's program sends it", SPARSE, _network_speedup("lhc"), 3.7, 4.1),
-    Claim("lhc_best", "11.3 times faster by LHC at best", SPARSE, _network_speedup("lhc_best"), 10.8, 11.9),
-    Claim("ring", "0.68 times as fast in a ring", RING, _network_speedup("ring"), 0.65, 0.71),
     Claim(
-        "slow_links", "8.7 times as fast as with gloo at 0.1 Gbit/s", f"{TRAIN} --model lstm --gbps 0.1,1",
-        _over_gloo(0.1), 4, needs_root=True,
+        "sketch", "10.3 times faster as a sketch", DENSE_TIME, SPARSE, _network_speedup("sketch"), 9.8, 10.8
     ),
     Claim(
-        "fast_links", "3.2 times at 1 Gbit/s", f"{TRAIN} --model lstm --gbps 0.1,1",
-        _over_gloo(1.0), 1.3, needs_root=True,
+        "lhc", "3.9 times faster as LHC's program sends it", DENSE_TIME, SPARSE,
+        _network_speedup("lhc"), 3.7, 4.1,
     ),
     Claim(
-        "dense_models", "gloo is faster for VGG19 at 10 Gbit/s", f"{TRAIN} --model vgg19 --gbps 10",
-        _over_gloo(10.0), most=1.1, needs_root=True,
+        "lhc_best", "11.3 times faster by LHC at best", DENSE_TIME, SPARSE,
+        _network_speedup("lhc_best"), 10.8, 11.9,
+    ),
+    Claim("ring", "0.68 times as fast in a ring", DENSE_TIME, RING, _network_speedup("ring"), 0.65, 0.71),
+    Claim(
+        "slow_links", "8.7 times as fast as with gloo at 0.1 Gbit/s", GLOO_TIME,
+        f"{TRAIN} --model lstm --gbps 0.1,1", _over_gloo(0.1), 4, needs_root=True,
     ),
     Claim(
-        "program", "the same packets and counters", "pytest -q tests/behaviour/test_slot.py",
+        "fast_links", "3.2 times at 1 Gbit/s", GLOO_TIME,
+        f"{TRAIN} --model lstm --gbps 0.1,1", _over_gloo(1.0), 1.3, needs_root=True,
+    ),
+    Claim(
+        "dense_models", "gloo is faster for VGG19 at 10 Gbit/s", GLOO_TIME,
+        f"{TRAIN} --model vgg19 --gbps 10", _over_gloo(10.0), most=1.1, needs_root=True,
+    ),
+    Claim(
+        "program", "the same packets and counters", "1 if all tests pass",
+        "pytest -q tests/behaviour/test_slot.py",
         lambda text: "passed" in text and "failed" not in text, 1, 1,
     ),
 )  # fmt: skip
@@ -141,12 +163,13 @@ def main(arguments: Sequence[str], run: Callable[[str], Any] | None = None) -> i
     claims = [claim for claim in CLAIMS if claim.name in options.only]
     started, verdicts = time.monotonic(), list[Verdict]()
     if not options.json:
-        print(_line("claim", "expected", "measured", "verdict"), flush=True)
+        print(_line("claim", "quantity", "expected", "measured", "verdict"), flush=True)
     for verdict in check(claims, run or run_command):
         verdicts.append(verdict)
         if not options.json:
             measured = "-" if verdict.measured is None else f"{verdict.measured:.4g}"
-            print(_line(verdict.text, verdict.expected, measured, verdict.verdict), flush=True)
+            words = (verdict.text, verdict.quantity, verdict.expected, measured, verdict.verdict)
+            print(_line(*words), flush=True)
     failures = sum(verdict.failed for verdict in verdicts)
     minutes = (time.monotonic() - started) / 60
     if options.json:
@@ -177,7 +200,7 @@ def check(claims: Sequence[Claim], run: Callable[[str], Any]) -> Iterable[Verdic
 
 def _verdict(claim: Claim, measured: float | None, verdict: str, *, failed: bool = False) -> Verdict:
     command = f"python -m {claim.command}"
-    return Verdict(claim.name, claim.text, command, claim.expected, measured, verdict, failed)
+    return Verdict(claim.name, claim.text, claim.quantity, command, claim.expected, measured, verdict, failed)
 
 
 class CommandError(Exception):
@@ -201,8 +224,8 @@ def run_command(command: str) -> Any:
     return json.loads(done.stdout) if "--json" in words else done.stdout
 
 
-def _line(text: str, expected: str, measured: str, verdict: str) -> str:
-    return f"{text:52} {expected:27} {measured:>8}  {verdict}"
+def _line(text: str, quantity: str, expected: str, measured: str, verdict: str) -> str:
+    return f"{text:52} {quantity:33} {expected:12} {measured:>8}  {verdict}"
 
 
 if __name__ == "__main__":
