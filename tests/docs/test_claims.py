@@ -1,5 +1,6 @@
 """The README's numbers are claims of `make artifact`, which says of each whether it holds here."""
 
+import csv
 import json
 import re
 import subprocess
@@ -141,3 +142,32 @@ torch.distributed.destroy_process_group()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout == "[[1.0, 0.0, -2.5, 0.5]] 1\n", done.stderr
+
+
+def committed_rows(claim):
+    """Return the committed rows of the experiment that checks a claim, or None if it has none."""
+    if "density" in claim.command:
+        lines = (ROOT / "docs/results/experiments/density/rows.csv").read_text().splitlines()
+        density = "1.0" if claim.name == "ring" else "0.05"
+        where = {"density": density, "network": "simulated", "support": "uniform"}
+        rows = [row for row in csv.DictReader(lines[1:]) if all(row[name] == where[name] for name in where)]
+        return [
+            row | {"mbit": float(row["mbit"]), "network_speedup": float(row["network_speedup"])}
+            for row in rows
+        ]
+    runs = json.loads((ROOT / "benchmarks/results/train.json").read_text())
+    model = re.search(r"--model (\w+)", claim.command)
+    return model and next(rows for command, rows in runs.items() if f"--model {model[1]} --gbps" in command)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_the_readme_prints_the_committed_rows_numbers(claim):
+    """As far as a claim has such rows; it holds on them, too."""
+    rows = committed_rows(claim)
+    if rows is None:
+        assert claim.name in {"exact", "bytes", "cells", "lost", "racks", "program"}
+        return
+    measured = claim.measure(rows)
+    assert claim.least <= measured <= claim.most
+    for printed in re.findall(r"(\d+(?:\.\d+)?) times", claim.text):
+        assert abs(float(printed) - measured) <= 0.5 * 10.0 ** -len(printed.partition(".")[2]) + 1e-9
