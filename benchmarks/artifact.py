@@ -189,7 +189,7 @@ def main(arguments: Sequence[str], run: Callable[[str], Any] | None = None) -> i
     if options.json:
         print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
     else:
-        print(f"{len(verdicts)} claims, {failures} failed, in {minutes:.0f} minutes")
+        print(f"claims: {len(verdicts)}, failed: {failures}, minutes: {minutes:.0f}")
     return int(failures > 0)
 
 

@@ -108,7 +108,7 @@ def test_a_claim_that_fails_ends_with_status_1(as_root, capsys, name, output, sh
     assert main(["--only", name], run) == 1
     out = capsys.readouterr().out
     assert shown in out
-    assert "1 claims, 1 failed" in out
+    assert "claims: 1, failed: 1, minutes: 0" in out
 
 
 def test_without_root_what_needs_it_is_not_run(monkeypatch, capsys):
