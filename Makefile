@@ -1,4 +1,4 @@
-# make setup | demo | test | test-system | test-all | mutants | check | docs | bench | experiments — everything happens in .venv, from this folder's own files.
+# make setup | demo | test | test-system | test-all | mutants | check | docs | bench | experiments | artifact — everything happens in .venv, from this folder's own files.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -13,7 +13,7 @@ PYTEST := $(BIN)/pytest -q --maxprocesses 8 --dist loadfile --no-loadscope-reord
 # One process more than there are processors, because many tests wait.
 TEST_PROCESSES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)' 2>/dev/null || echo logical)
 
-.PHONY: setup demo test test-system test-slow test-all test-torch test-trainers gpu mutants check docs format bench experiments clean
+.PHONY: setup demo test test-system test-slow test-all test-torch test-trainers gpu mutants check docs format bench experiments artifact clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -89,6 +89,10 @@ bench: $(VENV)/.installed
 EXPERIMENTS := $(notdir $(patsubst %/,%,$(wildcard docs/results/experiments/*/)))
 experiments: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(EXPERIMENTS)
+
+# Every claim of the README, measured here: make artifact ARTIFACT="--only exact bytes"
+artifact: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.artifact $(ARTIFACT)
 
 $(VENV)/.installed: $(INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "python: $$($(PYTHON) -V) is too old; peelsum needs 3.11 or later: make PYTHON=python3.11" >&2; exit 2; }
