@@ -280,12 +280,13 @@ def test_the_first_chunk_of_a_sum_is_probed_after_twice_the_time_of_first_answer
 
 
 @pytest.mark.parametrize(
-    ("tries", "wait"), [(2, 0.0015), (4, 0.0015), (5, 0.003), (6, 0.006), (12, 0.1), (100, 0.1)]
+    ("tries", "least", "wait"),
+    [(2, 0.01, 0.0015), (4, 0.01, 0.0015), (5, 0.01, 0.01), (6, 0.001, 0.006), (99, 0.01, 0.024)],
 )
 def test_a_chunk_that_stays_lost_while_others_are_answered_backs_off_after_four_tries(
-    tries: int, wait: float
+    tries: int, least: float, wait: float
 ) -> None:
     worker = lossy_start([5])
-    state = worker.state
+    state, worker.limits = worker.state, worker.limits._replace(least=least)
     state.tries[5], state.sent_at[5], state.clock[Clock.QUIET_SINCE] = tries, 1.0, 2.0
     assert worker.next_timer() == pytest.approx(1.0 + wait)

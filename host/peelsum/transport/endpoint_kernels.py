@@ -53,8 +53,10 @@ PROBE_RATIO = 1.5
 FIRST_RATIO = 2.0
 #: The share of a longer first answer's time that is expected of the next one.
 FIRST_KEPT = 0.75
-#: How often a chunk is retransmitted without backing off while other chunks are answered.
+#: How often a chunk is retransmitted before each try waits longer, up to 16 times.
 EAGER_TRIES = 4
+#: Workers that send a RESEND of one chunk at once, from the third try on.
+SENDERS = 8
 #: Usual round-trip times that the answer to a retransmission takes at least. A sooner one answers an
 #: earlier packet.
 SOONEST = 0.5
@@ -438,7 +440,7 @@ def _due(clock: NDArray[np.float64], sent: float, tries: int, limits: Limits) ->
         return float(max(sent, quiet) + min(limits.most, wait))
     wait = max(probe, sent - quiet)
     if tries > EAGER_TRIES:
-        wait = max(wait, limits.least, probe * 2.0 ** min(tries - EAGER_TRIES, 30))
+        wait = max(wait, limits.least, probe * 2.0 ** min(tries - EAGER_TRIES, 4))
     return float(sent + min(limits.most, wait))
 
 
@@ -519,13 +521,18 @@ def _probes(state: WorkerState) -> int:
 def _kind(cursors: Numbers, position: int, tries: int, cause: int) -> int:
     """Return the kind of a retransmission: a RETRY at first, which leaves partial sums in the switch.
 
-    The second time, the worker whose turn it is sends a RESEND, and the others a RETRY: the RESENDs of all
-    would reach the server. From the third time on, all send a RESEND.
+    Then workers take turns, one and later eight at a time: they send a RESEND, the others a RETRY, because
+    the RESENDs of many workers would fill the server's port. The server requests the other contributions of a
+    chunk that later ones have overtaken. At the end of a sum nothing is later: from the third time on, all
+    send a RESEND.
     """
-    own_turn = (position & 0xFFFFFFFF) % cursors[Cursor.PLACES] == cursors[Cursor.PLACE]
-    if cause == NEEDED or tries > 1 or (tries == 1 and own_turn):
+    at_end = position + REORDERING > cursors[Cursor.HIGHEST]
+    if cause == NEEDED or (tries > 1 and at_end) or tries > 2 * EAGER_TRIES:
         return RESEND
-    return RETRY
+    senders = 1 if tries == 1 else SENDERS
+    first = (position & 0xFFFFFFFF) + SENDERS * max(0, tries - 2)
+    in_turn = (cursors[Cursor.PLACE] - first) % cursors[Cursor.PLACES] < senders
+    return RESEND if tries and in_turn else RETRY
 
 
 @compiled

@@ -118,7 +118,7 @@ class Limits(NamedTuple):
     """The job's window, and times in seconds."""
 
     window: int  # most outstanding chunks
-    least: float  # the least wait before a chunk's fifth retransmission
+    least: float  # the least wait of a chunk that was retransmitted many times
     most: float  # the longest wait before a retransmission
     patience: float  # the wait for the first answer
 

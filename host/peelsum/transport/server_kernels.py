@@ -116,7 +116,8 @@ def _answer(state: JobState, row: int, sender: int, who: Members, now: float, ga
     """Queue the result of a complete chunk for the worker that requests it, or for all.
 
     All get it if a switch still held a sum of several, or if the worker in turn sent a RESEND: the RESULT
-    probably did not pass a switch, whose slot drops the others' RETRYs. At most one per `gap` goes to all.
+    probably did not pass a switch, whose slot drops the others' RETRYs. All get it, too, if another worker
+    requested it before. At most one per `gap` goes to all.
     """
     counts = state.counts
     counts[Count.DUPLICATES] += 1
@@ -126,7 +127,10 @@ def _answer(state: JobState, row: int, sender: int, who: Members, now: float, ga
     several = _several(who, state.expected)
     places = _lowest_bit(state.expected[rack] + 1)
     in_turn = get(state.packets[row], CHUNK_ID) % places == worker
-    to_all = (several or (in_turn and places > 1)) and now - state.repeated_at[row] >= gap
+    by_another = state.asked[row] not in (0, sender + 1)
+    to_all = several or by_another or (in_turn and places > 1)
+    to_all = to_all and now - state.repeated_at[row] >= gap
+    state.asked[row] = state.asked[row] or sender + 1
     if several and not to_all:
         counts[Count.REPLIES_WITHHELD] += 1
         return
@@ -170,6 +174,7 @@ def _merge(state: JobState, row: int, packet: Words, who: Members, now: float, g
         copy(packet, kept)
     elif contained:
         state.counts[Count.DUPLICATES] += 1
+        _hasten(state, row, now, gap, True)
         return
     elif not disjoint and not get(packet, FLAGS) & OR:
         state.counts[Count.OVERLAPS] += 1  # a sum cannot be separated into its contributions
@@ -188,26 +193,27 @@ def _merge(state: JobState, row: int, packet: Words, who: Members, now: float, g
         return
     if not begun:
         state.since[row] = now
-    _hasten(state, row, now, gap)
+    _hasten(state, row, now, gap, False)
 
 
 @compiled
-def _hasten(state: JobState, row: int, now: float, gap: float) -> None:
-    """Request the missing parts of an overdue chunk at its first part: later chunks are complete.
+def _hasten(state: JobState, row: int, now: float, gap: float, again: bool) -> None:
+    """Request the missing parts of a chunk that later ones have overtaken, at its first part and repeats.
 
     With one switch, a part of such a chunk left the slot by a RESEND, so the slot is empty and only workers
-    have the rest. With two levels, another switch may hold it.
+    have the rest. With two levels, another switch may still hold a sum.
     """
     cursors = state.cursors
     overdue = cursors[Cursor.SETTLED] and state.position[row] + OVERDUE <= cursors[Cursor.ANCHOR]
-    if not overdue or state.asked[row]:
+    first = state.asked[row] == 0
+    if not overdue or not (first or (again and now - state.repeated_at[row] >= gap)):
         return
-    state.asked[row] = 1
-    if not cursors[Cursor.SUM_FLAG]:
-        owe(state, row, 0, OWE_NEED)
-        return
-    _owe_resends(state, row)
-    state.deadline[row] = now + gap
+    state.asked[row], state.repeated_at[row] = max(1, state.asked[row]), now
+    if first and cursors[Cursor.SUM_FLAG]:
+        _owe_resends(state, row)
+        state.deadline[row] = now + gap
+    else:
+        owe(state, row, state.expected.shape[0] - 1, OWE_NEED)
 
 
 @compiled
@@ -281,6 +287,7 @@ def _complete(state: JobState, row: int, in_switch: bool, now: float) -> None:
     put(packet, FLAGS, get(packet, FLAGS) & ~SPINE | state.cursors[Cursor.SUM_FLAG])
     state.counts[Count.CHUNKS_IN_SWITCH if in_switch else Count.CHUNKS_AT_SERVER] += 1
     state.done[row] = True
+    state.repeated_at[row], state.asked[row] = -np.inf, 0
     state.deadline[row] = np.inf
     cursors[Cursor.ANCHOR] = max(cursors[Cursor.ANCHOR], state.position[row])
     if not cursors[Cursor.FIRST] <= state.position[row] < cursors[Cursor.RUN]:

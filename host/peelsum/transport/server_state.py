@@ -98,8 +98,10 @@ class JobState(NamedTuple):
     done: NDArray[np.bool_]  # [rows]
     deadline: NDArray[np.float64]  # [rows]: when to ask for missing packets; infinity for never
     since: NDArray[np.float64]  # [rows]: when the first part arrived
-    asked: NDArray[np.int64]  # [rows]: number of requests sent
-    repeated_at: NDArray[np.float64]  # [rows]: when the result was last sent to all again
+    asked: NDArray[
+        np.int64
+    ]  # [rows]: number of requests sent; once complete, 1 + the worker that requested it first
+    repeated_at: NDArray[np.float64]  # [rows]: when a result was last sent to all again, or requested early
     owed: NDArray[np.int64]  # [rows, racks]: the packets to send: OWE_* and workers' bits
     queued: NDArray[np.bool_]  # [rows]
     queue: NDArray[np.int64]  # [rows]: ring of rows that owe something
