@@ -74,9 +74,9 @@ def without_loss(*, slow: bool = False) -> float:
 
 
 @pytest.mark.parametrize("slow", [False, True], ids=["equal", "slow link"])
-@pytest.mark.parametrize(("loss", "least"), [(0.001, 0.9), (0.01, 0.5), (0.05, 0.25)])
+@pytest.mark.parametrize(("loss", "least"), [(0.001, 0.9), (0.01, 0.5), (0.05, 0.15)])
 def test_random_loss_leaves_this_share_of_the_goodput(loss: float, least: float, slow: bool) -> None:
-    """With a timer at the end of a sum, or windows that losses shrink, less than half of it is left."""
+    """With a timer at the end of a sum, less than a third of it was left even at 0.1%."""
     job = {"stragglers": SLOW} if slow else {}
     shares = [without_loss(slow=slow) / summed(loss, seed, **job).seconds for seed in SEEDS]
     assert np.median(shares) >= least, shares

@@ -26,6 +26,9 @@ SPAN = 128
 #: Round-trip times in shortest ones. Above the first, half of the window waits in a queue. Only above the
 #: second, lost packets may have found a full queue.
 QUEUE, FULL_QUEUE = 2.0, 4.0
+#: The share of W_max up to which queues do not limit the window. It leaves room for four tries, and software
+#: switches need full batches.
+UNLIMITED = 0.25
 
 
 class Number(IntEnum):
@@ -33,7 +36,7 @@ class Number(IntEnum):
 
     SIZE = 0
     MOST = 1
-    START = 2  # the size at the start, which queues do not limit
+    START = 2  # the size up to which queues do not limit it
     THRESHOLD = 3  # above it, the window grows by one per window
     CUT_UNTIL = 4  # no cut before this chunk is the oldest
     COUNTED_UNTIL = 5  # losses are counted until this chunk is sent
@@ -48,7 +51,8 @@ Numbers = NDArray[np.float64]
 def new_numbers(most: int, start: int) -> Numbers:
     """Return the numbers of a window of `start` chunks, at most `most`."""
     numbers = np.zeros(len(Number))
-    numbers[[Number.SIZE, Number.START]] = min(most, start)
+    numbers[Number.SIZE] = min(most, start)
+    numbers[Number.START] = max(numbers[Number.SIZE], most * UNLIMITED)
     numbers[[Number.MOST, Number.THRESHOLD]] = most
     return numbers
 
@@ -113,7 +117,8 @@ class CongestionWindow:
     A single loss does not cut it: a result needs all workers' packets, so each worker would be slowed by
     every worker's noise. But what waits in a queue delays retransmissions, and the oldest lost chunk holds up
     all chunks that are W_max later. So once packets are lost, and until W_max chunks pass without a loss, the
-    window is what fills the path twice: as many chunks as answered in `QUEUE` shortest round trips.
+    window is what fills the path twice, as many chunks as answered in `QUEUE` shortest round trips, or
+    `UNLIMITED` if that is more.
     """
 
     def __init__(self, most: int, start: int) -> None:

@@ -503,7 +503,8 @@ def expire(state: WorkerState, now: float, limits: Limits) -> None:
     state.counts[Count.TIMEOUTS] += queued
     if lost:
         base, end = cursors[Cursor.BASE], cursors[Cursor.NEXT]
-        congestion.on_losses(state.congestion, lost, base, end, _round_trip(clock))
+        # No round trip: a chunk that a timer takes for lost may be late, so it does not end the growth.
+        congestion.on_losses(state.congestion, lost, base, end)
 
 
 @compiled
