@@ -76,7 +76,7 @@ def without_loss(*, slow: bool = False) -> float:
 @pytest.mark.parametrize("slow", [False, True], ids=["equal", "slow link"])
 @pytest.mark.parametrize(("loss", "least"), [(0.001, 0.9), (0.01, 0.5), (0.05, 0.15)])
 def test_random_loss_leaves_this_share_of_the_goodput(loss: float, least: float, slow: bool) -> None:
-    """With a timer at the end of a sum, less than a third of it was left even at 0.1%."""
+    """Windows that losses shrink and tries that follow timers left 0.38 at 1% and 0.11 at 5%."""
     job = {"stragglers": SLOW} if slow else {}
     shares = [without_loss(slow=slow) / summed(loss, seed, **job).seconds for seed in SEEDS]
     assert np.median(shares) >= least, shares
@@ -89,10 +89,10 @@ def test_bursts_of_losses_and_reordering_leave_this_share_of_the_goodput(link, l
 
 
 @pytest.mark.parametrize("chunks", [1, 8])
-@pytest.mark.parametrize(("loss", "times"), [(0.001, 2.0), (0.01, 5.0), (0.05, 12.0)])
+@pytest.mark.parametrize(("loss", "times"), [(0.001, 2.0), (0.01, 3.0), (0.05, 8.0)])
 def test_the_end_of_a_sum_waits_for_round_trips_not_for_timers(
     chunks: int, loss: float, times: float
 ) -> None:
-    """200 sums end 200 times where no later packet reveals a loss; each then waited for 0.1 s."""
+    """200 sums end 200 times where no later packet reveals a loss; each then waits for a timer, up to 0.1 s."""
     sums = {"elements": LANES * chunks, "sums": 200}
     assert summed(loss, 1, **sums).seconds <= times * summed(0.0, 1, **sums).seconds
