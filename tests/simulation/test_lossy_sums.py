@@ -93,6 +93,6 @@ def test_bursts_of_losses_and_reordering_leave_this_share_of_the_goodput(link, l
 def test_the_end_of_a_sum_waits_for_round_trips_not_for_timers(
     chunks: int, loss: float, times: float
 ) -> None:
-    """200 sums end 200 times where no later packet reveals a loss; each then waits for a timer, up to 0.1 s."""
+    """200 sums end 200 times where no later packet reveals a loss. By a timer, each could take 0.1 s."""
     sums = {"elements": LANES * chunks, "sums": 200}
     assert summed(loss, 1, **sums).seconds <= times * summed(0.0, 1, **sums).seconds
