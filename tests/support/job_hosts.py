@@ -77,7 +77,7 @@ def chunks_of(packets: Iterable[np.void], *kinds: Kind) -> list[int]:
 
 def lossy_start(lost: list[int]) -> WorkerEndpoint:
     """Send 32 chunks at 0; at 0.001, answer all but the lost ones, which are resent. The timer is 4 ms."""
-    endpoint = sending(64, window=128, initial_window=32)
+    endpoint = sending(200, window=128, initial_window=32)
     endpoint.receive(np.concatenate([result(c) for c in range(32) if c not in lost]), 0.001)
     assert chunks_of(sent(endpoint, 0.001), Kind.RETRY) == lost
     return endpoint

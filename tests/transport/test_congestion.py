@@ -41,9 +41,9 @@ def test_a_window_that_lost_more_than_half_is_halved_whatever_was_before() -> No
     window = CongestionWindow(1600, 1600)
     cut(window, 0)
     window.on_losses(400, 2000, 3000)
-    assert (window.size, window.cuts) == (400, 1)
+    assert (window.size, window.cuts) == (800, 1)
     window.on_losses(1, 2000, 3000)
-    assert (window.size, window.cuts) == (200, 2)
+    assert (window.size, window.cuts) == (400, 2)
 
 
 def test_losses_are_counted_by_what_was_sent_however_long_the_oldest_is_missing() -> None:
@@ -65,14 +65,42 @@ def test_half_of_a_few_may_be_lost_by_chance() -> None:
     assert window.cuts == 1
 
 
-def test_a_loss_leaves_a_quarter_of_the_largest_window_which_grows_back_at_once() -> None:
-    window = CongestionWindow(400, 400)
-    window.on_losses(0, 0, 400)
-    assert window.size == 400
-    window.on_losses(1, 0, 400)
-    assert (window.size, window.cuts) == (100, 0)
-    window.on_results(100, False, 400, 500)
-    assert window.size == 200
+@pytest.mark.parametrize(("round_trip", "cuts"), [(4.0, 0), (4.1, 1)])
+def test_heavy_loss_cuts_only_if_round_trips_show_a_queue(round_trip: float, cuts: int) -> None:
+    window = CongestionWindow(128, 128)
+    window.on_losses(65, 0, 128, round_trip)
+    assert (window.cuts, window.size) == (cuts, 128 >> cuts)
+
+
+def test_random_loss_does_not_shrink_a_window_that_fills_the_path() -> None:
+    """Half of the round trip is the path, the other half may be a queue."""
+    window = CongestionWindow(400, 100)
+    for end in range(100, 40_000, 100):
+        window.on_losses(5, end - 100, end, 1.5)
+        window.on_results(100, False, end, end + 100, 1.5)
+    assert (window.size, window.cuts) == (400, 0)
+
+
+@pytest.mark.parametrize(("round_trip", "size"), [(2.0, 1000), (3.0, 666), (5.0, 400), (50.0, 250)])
+def test_a_loss_leaves_what_fills_the_path_twice_and_no_less_than_a_quarter(
+    round_trip: float, size: int
+) -> None:
+    window = CongestionWindow(1000, 128)
+    window.on_results(1000, False, 0, 128)
+    window.on_losses(1, 0, 1000, round_trip)
+    assert (window.size, window.cuts) == (size, 0)
+
+
+def test_after_a_loss_a_queue_ends_the_growth_until_a_whole_window_passed_without_one() -> None:
+    window = CongestionWindow(1000, 250)
+    window.on_losses(1, 0, 128, 1.0)
+    window.on_results(100, False, 128, 300, 2.0)
+    assert window.size == 350, "no queue yet"
+    for base in (300, 1127):
+        window.on_results(100, False, base, base + 350, 2.1)
+        assert window.size == 350
+    window.on_results(350, False, 1128, 1478, 2.1)
+    assert window.size == 351, "the queue was found: growth by one per window"
 
 
 @pytest.mark.parametrize("shares", [(300, 20), (20, 300), (160, 160)])

@@ -83,7 +83,7 @@ def test_a_lost_resend_is_known_by_the_answer_to_what_was_sent_after_it() -> Non
     endpoint = lossy_start([5, 9])
     endpoint.receive(np.concatenate([result(c) for c in range(32, 40)]), 0.0015)
     assert sent(endpoint, 0.00151)[0]["kind"] == Kind.CONTRIBUTION, "sent at the same time, not after"
-    endpoint.receive(np.concatenate([result(c) for c in range(40, 63)]), 0.0025)
+    endpoint.receive(np.concatenate([result(c) for c in range(40, 96)]), 0.0025)
     again = [(p["kind"], p["chunk_id"]) for p in sent(endpoint, 0.0025) if p["kind"] != Kind.CONTRIBUTION]
     assert again == [(Kind.RETRY, 5), (Kind.RESEND, 9)], "chunk 9 is worker 0's to take out of the switch"
     assert endpoint.stats().lost == 2, "each once: only its first try tells of the network's room"
@@ -157,14 +157,13 @@ def test_a_resend_is_lost_when_later_packets_are_answered_after_half_a_round_tri
     assert [chunk for chunk in resent if chunk == 5] == again
 
 
-def test_silence_does_not_count_as_loss_so_the_window_stays() -> None:
-    """Others may still be computing. A result that came meanwhile shows that the chunk was lost."""
+def test_neither_silence_nor_a_loss_shrinks_the_window() -> None:
     silent, answered = (sending(128, window=128, initial_window=64) for _ in range(2))
     answered.receive(result(1), 0.001)
     for worker in (silent, answered):
         worker.expire(0.2)
         assert sent(worker, 0.2)[0]["kind"] == Kind.RETRY
-    assert (silent.stats().window, answered.stats().window) == (64, 32)
+    assert (silent.stats().window, answered.stats().window) == (64, 65)
 
 
 def probing() -> tuple[WorkerEndpoint, int]:
@@ -242,14 +241,52 @@ def average(round_trips: list[float]) -> float:
         [0.2, 0.1],
     ],
 )
-def test_the_timer_is_four_times_the_average_within_its_bounds(round_trips: list[float]) -> None:
-    clock = after(round_trips).state.clock
+def test_the_end_of_a_sum_is_probed_after_one_and_a_half_average_round_trips(
+    round_trips: list[float],
+) -> None:
+    worker = after(round_trips)
+    now, clock = sum(round_trips), worker.state.clock
     usual = average(round_trips)
     assert clock[Clock.USUAL] == pytest.approx(usual, rel=1e-9)
-    assert clock[Clock.TIMEOUT] == pytest.approx(min(0.1, max(0.002, 4 * usual)), rel=1e-9)
     assert clock[Clock.RTT_LEAST] == pytest.approx(min(round_trips))
     assert clock[Clock.RTT_MOST] == pytest.approx(max(round_trips))
+    worker.limit_window(2)
+    (chunk,) = chunks_of(sent(worker, now))
+    later = now + min(round_trips)
+    worker.state.clock[Clock.QUIET_SINCE] = later  # as if another chunk had been answered
+    assert worker.next_timer() == pytest.approx(later + min(0.1, 1.5 * usual))
+    assert let_expire(worker) == pytest.approx(later + min(0.1, 1.5 * usual))
+    assert chunks_of(sent(worker, later + 1.5 * usual), Kind.RETRY) == [chunk]
 
 
-def test_before_the_first_sample_the_timer_is_the_patience_for_the_first_answer() -> None:
-    assert after([]).state.clock[Clock.TIMEOUT] == TIMERS.first_answer
+def test_before_the_first_sample_the_wait_is_the_patience_for_the_first_answer() -> None:
+    worker = after([])
+    sent(worker, 0.0)
+    assert worker.next_timer() == TIMERS.first_answer
+
+
+def test_the_first_chunk_of_a_sum_is_probed_after_twice_the_time_of_first_answers() -> None:
+    """Others may compute until they send theirs, which the time includes. It forgets a long one slowly."""
+    worker, now = WorkerEndpoint(replace(WORKER_CONFIG, timers=TIMERS), 0), 0.0
+    expected = 0.0
+    for chunk, first_answer in enumerate([0.01, 0.04, 0.001, 0.001, 0.5, 0.001]):
+        worker.submit(np.zeros(LANES, np.uint32), "add")
+        assert chunks_of(sent(worker, now)) == [chunk]
+        if chunk:
+            assert worker.next_timer() == pytest.approx(now + min(TIMERS.first_answer, 2 * expected))
+        worker.receive(result(chunk), now + first_answer)
+        expected = max(first_answer, 0.75 * expected)
+        now += 1.0
+
+
+@pytest.mark.parametrize(
+    ("tries", "least", "wait"),
+    [(2, 0.01, 0.0015), (4, 0.01, 0.0015), (5, 0.01, 0.01), (6, 0.001, 0.006), (99, 0.01, 0.024)],
+)
+def test_a_chunk_that_stays_lost_while_others_are_answered_backs_off_after_four_tries(
+    tries: int, least: float, wait: float
+) -> None:
+    worker = lossy_start([5])
+    state, worker.limits = worker.state, worker.limits._replace(least=least)
+    state.tries[5], state.sent_at[5], state.clock[Clock.QUIET_SINCE] = tries, 1.0, 2.0
+    assert worker.next_timer() == pytest.approx(1.0 + wait)

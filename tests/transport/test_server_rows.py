@@ -126,7 +126,7 @@ def test_a_server_misled_at_its_start_follows_the_job_within_its_patience(joins_
 def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_the_run_is(
     workers: int,
 ) -> None:
-    config = replace(CONFIG, workers=workers)
+    config, late = replace(CONFIG, workers=workers), workers - 1
     joining = config.joining_chunks
     assert joining == (1 if workers == 3 else 3)
     for newest in (RUN, 2**31 + RUN, 2**32 - 1000):
@@ -139,10 +139,12 @@ def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_
         for now in (1.0, 1.1):
             for chunk in range(joining):
                 for _ in range(2):
-                    server.receive(partial(chunk, 0b010, 1, sender=1), now)
+                    server.receive(partial(chunk, 1 << late, 1, sender=late), now)
         answers = sent(server, 1.1)
         assert {int(packet["chunk_id"]) for packet in answers} == set(range(joining))
-        assert all(packet["sender"] == 1 and packet["lanes"].tolist() == [42] * LANES for packet in answers)
+        assert all(
+            packet["sender"] == late and packet["lanes"].tolist() == [42] * LANES for packet in answers
+        )
 
 
 def test_a_chunk_is_asked_for_so_often_and_again_when_a_packet_of_it_comes() -> None:
@@ -189,15 +191,15 @@ def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on() -> Non
     assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
 
 
-@pytest.mark.parametrize(("bitmap", "to"), [(0b010, 1), (0b110, EVERYONE)])
+@pytest.mark.parametrize(("bitmap", "to"), [(0b001, 0), (0b110, EVERYONE)])
 def test_a_chunk_in_the_row_of_one_that_was_answered_is_answered_at_once(bitmap: int, to: int) -> None:
     server = server_at(100)
-    server.receive(partial(100, bitmap, 1, sender=1), 1.0)
+    server.receive(partial(100, bitmap, 1, sender=0), 1.0)
     assert [int(packet["sender"]) for packet in sent(server)] == [to]
     server.receive(partial(100 + WINDOW, 0b111, 1), 1.0)
     server.receive(partial(100 + ROWS, 0b111, 7), 1.0)
     assert len(sent(server)) == 2
-    server.receive(partial(100 + ROWS, bitmap, 1, sender=1), 1.0)
+    server.receive(partial(100 + ROWS, bitmap, 1, sender=0), 1.0)
     (answer,) = sent(server)
     assert (answer["sender"], answer["chunk_id"], answer["lanes"].tolist()) == (to, 100 + ROWS, [7] * LANES)
     assert server.stats().replies_withheld == 0

@@ -23,20 +23,23 @@ class Timers:
     """Timers of workers and servers, in seconds."""
 
     first_answer: float = 0.1
-    """A worker's wait while nothing has come back: other workers may still be computing."""
-    resend_least: float = 0.0002
-    """Lower bound of a worker's measured resend timer.
+    """A worker's longest wait while nothing has come back: other workers may still be computing.
 
-    It may be short: in silence, a worker retransmits one chunk only.
+    Once it has measured how long first answers take, it waits for twice that time.
+    """
+    resend_least: float = 0.0002
+    """A worker's least wait before a chunk's further retransmissions, after the fifth.
+
+    Earlier waits follow the measured round trips.
     """
     resend_most: float = 0.1
-    """Upper bound of a worker's resend timer and of its back-off."""
+    """A worker's longest wait before a retransmission."""
     need: float = 0.01
     """How long the server leaves a chunk incomplete before it asks for the missing parts."""
     need_most: float = 0.5
     """Upper bound of the server's back-off."""
     reply_gap: float = 0.0001
-    """Shortest time between two replies of the server about one chunk: to one worker, or to all."""
+    """Shortest time between two results of one chunk that the server sends to all again."""
     linger: float = 2.0
     """How long a worker that has all its results waits for the others before it leaves."""
     stall: float = 30.0

@@ -1,4 +1,4 @@
-"""The congestion window of a worker: additive increase, multiplicative decrease.
+"""The congestion window of a worker: additive increase, multiplicative decrease, limited by queues.
 
 Its numbers are an array that compiled loops change, too.
 """
@@ -23,9 +23,12 @@ KEPT = 0.5
 TOLERATED_LOSS = 0.5
 #: Losses are counted over at least this many chunks, because half of a few may be lost by chance.
 SPAN = 128
-#: The share of W_max that may be unanswered right after a loss. The rest is room to send new chunks while the
-#: lost ones are retransmitted, each try taking a round trip.
-AFTER_LOSS = 0.25
+#: Round-trip times in shortest ones. Above the first, half of the window waits in a queue. Only above the
+#: second, lost packets may have found a full queue.
+QUEUE, FULL_QUEUE = 2.0, 4.0
+#: The share of W_max up to which queues do not limit the window. It leaves room for four tries, and software
+#: switches need full batches.
+UNLIMITED = 0.25
 
 
 class Number(IntEnum):
@@ -33,12 +36,13 @@ class Number(IntEnum):
 
     SIZE = 0
     MOST = 1
-    AFTER_LOSS = 2
+    START = 2  # the size up to which queues do not limit it
     THRESHOLD = 3  # above it, the window grows by one per window
     CUT_UNTIL = 4  # no cut before this chunk is the oldest
     COUNTED_UNTIL = 5  # losses are counted until this chunk is sent
     TOLERATED = 6  # losses that are still taken for noise
     CUTS = 7
+    LOSSY_UNTIL = 8  # queues limit the window until this chunk is the oldest
 
 
 Numbers = NDArray[np.float64]
@@ -48,8 +52,8 @@ def new_numbers(most: int, start: int) -> Numbers:
     """Return the numbers of a window of `start` chunks, at most `most`."""
     numbers = np.zeros(len(Number))
     numbers[Number.SIZE] = min(most, start)
+    numbers[Number.START] = max(numbers[Number.SIZE], most * UNLIMITED)
     numbers[[Number.MOST, Number.THRESHOLD]] = most
-    numbers[Number.AFTER_LOSS] = max(most * AFTER_LOSS, min(LEAST, most))
     return numbers
 
 
@@ -60,27 +64,36 @@ def size(numbers: Numbers) -> int:
 
 
 @compiled
-def on_results(numbers: Numbers, results: int, marked: bool, base: int, end: int) -> None:
+def on_results(
+    numbers: Numbers, results: int, marked: bool, base: int, end: int, round_trip: float = 0.0
+) -> None:
     """See `CongestionWindow.on_results`."""
     if marked:
         _cut(numbers, KEPT_ON_MARK if numbers[Number.CUTS] else KEPT, base, end)
         return
-    slow = numbers[Number.SIZE] >= numbers[Number.THRESHOLD]
-    grown = numbers[Number.SIZE] + (results / numbers[Number.SIZE] if slow else float(results))
+    size = numbers[Number.SIZE]
+    if base < numbers[Number.LOSSY_UNTIL] and round_trip > QUEUE:
+        enough = max(size, numbers[Number.START])
+        numbers[Number.THRESHOLD] = min(numbers[Number.THRESHOLD], enough)
+        if size == enough:
+            return
+    grown = size + (float(results) if size < numbers[Number.THRESHOLD] else results / size)
     numbers[Number.SIZE] = min(grown, numbers[Number.MOST])
 
 
 @compiled
-def on_losses(numbers: Numbers, lost: int, base: int, end: int) -> None:
+def on_losses(numbers: Numbers, lost: int, base: int, end: int, round_trip: float = 0.0) -> None:
     """See `CongestionWindow.on_losses`."""
     if end >= numbers[Number.COUNTED_UNTIL]:
         span = max(size(numbers), SPAN)
         numbers[Number.COUNTED_UNTIL], numbers[Number.TOLERATED] = end + span, TOLERATED_LOSS * span
     numbers[Number.TOLERATED] -= lost
-    if numbers[Number.TOLERATED] < 0:
+    if numbers[Number.TOLERATED] < 0 and not 0 < round_trip <= FULL_QUEUE:
         _cut(numbers, KEPT, base, end)
-    if lost:
-        numbers[Number.SIZE] = min(numbers[Number.SIZE], numbers[Number.AFTER_LOSS])
+    if lost and round_trip > 0:
+        numbers[Number.LOSSY_UNTIL] = end + numbers[Number.MOST]
+        enough = max(numbers[Number.START], QUEUE * numbers[Number.SIZE] / round_trip)
+        numbers[Number.SIZE] = min(numbers[Number.SIZE], enough)
 
 
 @compiled
@@ -97,11 +110,15 @@ def _cut(numbers: Numbers, kept: float, base: int, end: int) -> None:
 class CongestionWindow:
     """The number of chunks that may be unanswered: cwnd <= W_max.
 
-    An ECN mark cuts it to `KEPT_ON_MARK`, or the first time to `KEPT`. Losing more than half of a window at
-    the first try cuts it to `KEPT`. There is at most one cut per window. It grows by one per result below
-    the last cut, and by one per window above it. A single loss does not cut it: a result needs all workers'
-    packets, so each worker would be slowed by every worker's noise. It limits the window to `AFTER_LOSS`,
-    from which it soon grows again.
+    It grows by one per result below the threshold, and by one per window above it. An ECN mark cuts it to
+    `KEPT_ON_MARK`, or the first time to `KEPT`. Losing more than half of a window at the first try cuts it to
+    `KEPT`, if round trips show a queue that may have been full. There is at most one cut per window.
+
+    A single loss does not cut it: a result needs all workers' packets, so each worker would be slowed by
+    every worker's noise. But what waits in a queue delays retransmissions, and the oldest lost chunk holds up
+    all chunks that are W_max later. So once packets are lost, and until W_max chunks pass without a loss, the
+    window is what fills the path twice, as many chunks as answered in `QUEUE` shortest round trips, or
+    `UNLIMITED` if that is more.
     """
 
     def __init__(self, most: int, start: int) -> None:
@@ -110,7 +127,7 @@ class CongestionWindow:
 
     def limit(self, most: int) -> None:
         """Limit the window to `most` chunks from now on."""
-        limited = [Number.MOST, Number.SIZE]
+        limited = [Number.MOST, Number.SIZE, Number.START]
         self.numbers[limited] = np.minimum(self.numbers[limited], most)
 
     @property
@@ -123,10 +140,13 @@ class CongestionWindow:
         """How often it was cut."""
         return int(self.numbers[Number.CUTS])
 
-    def on_results(self, results: int, marked: bool, base: int, end: int) -> None:
-        """Adjust to new results, `marked` if any had an ECN mark. Chunks [base, end) are outstanding."""
-        on_results(self.numbers, results, marked, base, end)
+    def on_results(self, results: int, marked: bool, base: int, end: int, round_trip: float = 0.0) -> None:
+        """Adjust to new results, `marked` if any had an ECN mark. Chunks [base, end) are outstanding.
 
-    def on_losses(self, lost: int, base: int, end: int) -> None:
-        """Adjust to `lost` chunks lost at their first try. Chunks [base, end) are outstanding."""
-        on_losses(self.numbers, lost, base, end)
+        round_trip: the last one, in shortest ones; 0 if unknown.
+        """
+        on_results(self.numbers, results, marked, base, end, round_trip)
+
+    def on_losses(self, lost: int, base: int, end: int, round_trip: float = 0.0) -> None:
+        """Adjust to `lost` chunks lost at their first try; otherwise as `on_results`."""
+        on_losses(self.numbers, lost, base, end, round_trip)

@@ -6,14 +6,15 @@ submission. `base` is the oldest chunk without its result, W the most chunks out
 | event | action |
 |---|---|
 | chunk < base + W, unanswered < cwnd <= W | CONTRIBUTION, once |
-| nothing received for `first_answer` since the oldest chunk was sent | retransmit it alone, backing off |
-| no new result for the measured timer | retransmit the oldest chunk, backing off; more if that helped |
+| nothing received since the oldest chunk was sent, for twice a first answer's time | retransmit it alone |
+| no new result for one and a half round trips | retransmit the oldest chunk; more if that helped |
 | the result of the third chunk after a contributed one | retransmit the earlier chunk |
-| the result of a packet sent after a retransmission, or none for half that timer | retransmit again |
-| first retransmission of a chunk; second, if it is another worker's turn | RETRY |
+| the result of a packet sent after the first retransmission, or none for one and a half round trips | again |
+| no result of a chunk for one and a half round trips after a later one | again; in silence, backing off |
+| first retransmission of a chunk; later ones, if it is another worker's turn | RETRY |
 | any other | RESEND |
 | RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or on CE is cut |
-| chunks were lost at the first try | cwnd is W / 4 at the most, or halves if they are more than half |
+| chunks were lost at the first try | cwnd is at most what fills the path twice; see `congestion` |
 | RESULT with FIN of a chunk sent without FIN | refuse it, report that a worker left |
 | NEED naming this worker, sent chunk >= base - W | RESEND, even if already answered |
 | joined | go on at `layout.run_start` |

@@ -47,9 +47,16 @@ RETRY, RESEND = int(Kind.RETRY), int(Kind.RESEND)
 OR, CE, FIN, SPINE, OWNED = map(int, (Flag.OR, Flag.CE, Flag.FIN, Flag.SPINE, Flag.OWNED))
 #: A contribution counts as lost once the chunk this many positions later has its result.
 REORDERING = 3
-#: The resend timer in usual round-trip times, and its share for chunks known to be lost.
-TIMEOUT_RATIO = 4.0
-LOST_BEFORE = 0.5
+#: Usual round-trip times without an answer after which a chunk is retransmitted.
+PROBE_RATIO = 1.5
+#: The same in first answers' times, for the oldest chunk, while nothing has come back since it was sent.
+FIRST_RATIO = 2.0
+#: The share of a longer first answer's time that is expected of the next one.
+FIRST_KEPT = 0.75
+#: How often a chunk is retransmitted before each try waits longer, up to 16 times.
+EAGER_TRIES = 4
+#: Workers that send a RESEND of one chunk at once, from the third try on.
+SENDERS = 8
 #: Usual round-trip times that the answer to a retransmission takes at least. A sooner one answers an
 #: earlier packet.
 SOONEST = 0.5
@@ -77,7 +84,7 @@ def contribute(state: WorkerState, window: int, limit: int, now: float) -> tuple
     room = min(room, congestion.size(state.congestion) - unanswered, limit, rows - first)
     left = count = max(0, room)
     if left and cursors[Cursor.BASE] == cursors[Cursor.NEXT]:
-        state.clock[Clock.QUIET_SINCE] = now
+        state.clock[Clock.QUIET_SINCE] = state.clock[Clock.BEGAN] = now
     while left:
         tensor = state.tensors[cursors[Cursor.TENSOR_PACKED] % state.tensors.shape[0]]
         if tensor[Column.COLLECTIVE] == GATHER:
@@ -107,7 +114,7 @@ def gather(state: WorkerState, now: float, out: Words) -> int:
         if unanswered >= congestion.size(state.congestion) or not (of_all or base > tensor[Column.START]):
             break
         if base == position:
-            state.clock[Clock.QUIET_SINCE] = now
+            state.clock[Clock.QUIET_SINCE] = state.clock[Clock.BEGAN] = now
         row = position % state.packets.shape[0]
         _pack(state, tensor, 1, now)
         packet = state.packets[row]
@@ -204,9 +211,17 @@ def take(state: WorkerState, rows: Words, identity: Identity, now: float, limits
     if gained:
         base, end = cursors[Cursor.BASE], cursors[Cursor.NEXT]
         state.clock[Clock.MOVED] = now if base < cursors[Cursor.END] else np.inf
-        congestion.on_results(state.congestion, gained, counts[Count.MARKED] > marked, base, end)
+        round_trip = _round_trip(state.clock)
+        congestion.on_results(state.congestion, gained, counts[Count.MARKED] > marked, base, end, round_trip)
         if counts[Count.LOST] > lost:
-            congestion.on_losses(state.congestion, counts[Count.LOST] - lost, base, end)
+            congestion.on_losses(state.congestion, counts[Count.LOST] - lost, base, end, round_trip)
+
+
+@compiled
+def _round_trip(clock: NDArray[np.float64]) -> float:
+    """Return the last round-trip time in shortest ones; 0 if unknown."""
+    least = clock[Clock.RTT_LEAST]
+    return float(clock[Clock.RTT_LAST] / least) if 0 < least < np.inf else 0.0
 
 
 @compiled
@@ -270,6 +285,8 @@ def _accept(state: WorkerState, packet: Words, position: int, now: float, limits
         counts[Count.MARKED] += 1
     clock, sent, kind = state.clock, state.sent_at[row], get(state.packets[row], KIND)
     clock[Clock.QUIET_SINCE] = now
+    if clock[Clock.BEGAN] < np.inf:
+        _first_answer(clock, state.tries[row], now)
     if kind == CONTRIBUTION and not get(state.packets[row], FLAGS) & OWNED:
         cursors[Cursor.HIGHEST] = max(cursors[Cursor.HIGHEST], position)
     if kind == RETRY and state.tries[row] == 0:  # nothing was sent
@@ -277,7 +294,7 @@ def _accept(state: WorkerState, packet: Words, position: int, now: float, limits
     if state.tries[row] == 0 or now - sent > SOONEST * clock[Clock.USUAL]:
         clock[Clock.ANSWERED] = max(clock[Clock.ANSWERED], sent)
     if state.tries[row] == 0:  # Karn: the answer to a retransmitted chunk gives no sample
-        _sample(clock, max(0.0, now - sent), limits)
+        _sample(clock, max(0.0, now - sent))
     return True
 
 
@@ -323,15 +340,16 @@ def _settle(state: WorkerState, packet: Words, position: int, now: float) -> Non
 
 
 @compiled
-def _sample(clock: NDArray[np.float64], rtt: float, limits: Limits) -> None:
-    """Add a measured round-trip time to the statistics and to the resend timer.
+def _sample(clock: NDArray[np.float64], rtt: float) -> None:
+    """Add a measured round-trip time to the statistics and to the usual one.
 
-    A round trip involves all workers, and may mostly consist of waiting for a slow one. So the estimate
-    follows the short times, down fast and up slowly, and the timer is a multiple of it.
+    A round trip involves all workers, and may mostly consist of waiting for a slow one. So the usual time
+    follows the short ones, down fast and up slowly.
     """
     clock[Clock.RTT_LEAST] = min(clock[Clock.RTT_LEAST], rtt)
     clock[Clock.RTT_MOST] = max(clock[Clock.RTT_MOST], rtt)
     clock[Clock.RTT_SUM] += rtt
+    clock[Clock.RTT_LAST] = rtt
     clock[Clock.RTT_SAMPLES] += 1
     usual = clock[Clock.USUAL]
     if usual < 0:
@@ -341,7 +359,6 @@ def _sample(clock: NDArray[np.float64], rtt: float, limits: Limits) -> None:
     else:
         usual += (min(rtt, 2 * usual) - usual) / 128
     clock[Clock.USUAL] = usual
-    clock[Clock.TIMEOUT] = min(limits.most, max(limits.least, TIMEOUT_RATIO * usual))
 
 
 @compiled
@@ -401,7 +418,8 @@ def _advance(state: WorkerState, now: float) -> None:
         if state.answered[row] or state.queued[row]:
             continue
         sent, first = state.sent_at[row], state.tries[row] == 0
-        if first or (sent < clock[Clock.ANSWERED] and now - sent > SOONEST * clock[Clock.USUAL]):
+        overtaken = sent < clock[Clock.ANSWERED] and now - sent > SOONEST * clock[Clock.USUAL]
+        if first or (state.tries[row] == 1 and overtaken):
             _enqueue(state, position, OWN_DOUBT)
             state.counts[Count.LOST] += first
 
@@ -410,16 +428,36 @@ def _advance(state: WorkerState, now: float) -> None:
 def _due(clock: NDArray[np.float64], sent: float, tries: int, limits: Limits) -> float:
     """Return when to retransmit a chunk that was sent at `sent` and not answered.
 
-    Each new result restarts the timer (RFC 6298, 5.3): while results arrive, later ones reveal the lost
-    chunks, and the others are queued somewhere. Without results the wait doubles, up to `limits.most`. After
-    the first retransmission it does not yet: that was a RETRY, which does not recover all losses.
+    While chunks that were sent once are answered, later results reveal the lost ones, so each new result
+    starts their wait again (RFC 6298, 5.3). The end of a sum has no later result, so it is probed after a
+    round trip (RFC 9002, 6.2; RFC 8985, 7). In silence each wait is as long as the silence before it.
     """
-    silence = sent - clock[Clock.QUIET_SINCE]
-    if tries == 0 and silence >= 0:
-        return sent + limits.patience
-    wait = clock[Clock.TIMEOUT] * (LOST_BEFORE if tries else 1.0)
-    wait = wait if tries == 1 else max(wait, silence)
-    return float(max(sent, clock[Clock.QUIET_SINCE]) + min(limits.most, wait))
+    quiet, probe = clock[Clock.QUIET_SINCE], _probe_after(clock, limits)
+    if tries == 0 and sent >= quiet:
+        return float(sent + min(limits.patience, FIRST_RATIO * clock[Clock.FIRST_ANSWER]))
+    if tries <= 1:
+        wait = max(probe, tries * (sent - quiet) / 2)
+        return float(max(sent, quiet) + min(limits.most, wait))
+    wait = max(probe, sent - quiet)
+    if tries > EAGER_TRIES:
+        wait = max(wait, limits.least, probe * 2.0 ** min(tries - EAGER_TRIES, 4))
+    return float(sent + min(limits.most, wait))
+
+
+@compiled
+def _probe_after(clock: NDArray[np.float64], limits: Limits) -> float:
+    """Return how long a chunk may be unanswered before it counts as lost, in seconds."""
+    usual = clock[Clock.USUAL]
+    return float(PROBE_RATIO * usual if usual >= 0 else limits.patience / 2)
+
+
+@compiled
+def _first_answer(clock: NDArray[np.float64], tries: int, now: float) -> None:
+    """Note how long the first answer after an idle time took: other workers may have been computing."""
+    if tries == 0:
+        before = FIRST_KEPT * clock[Clock.FIRST_ANSWER] if clock[Clock.RTT_SAMPLES] else 0.0
+        clock[Clock.FIRST_ANSWER] = max(now - clock[Clock.BEGAN], before)
+    clock[Clock.BEGAN] = np.inf
 
 
 @compiled
@@ -458,13 +496,15 @@ def expire(state: WorkerState, now: float, limits: Limits) -> None:
         due = (tries > 0 or oldest) and _due(clock, sent, tries, limits) <= now
         if due and oldest:
             probes = _probes(state)
-        if due or (queued < probes and now - sent >= clock[Clock.TIMEOUT]):
+        if due or (queued < probes and now - sent >= _probe_after(clock, limits)):
             lost += tries == 0 and clock[Clock.QUIET_SINCE] > sent
             _enqueue(state, position, OWN_DOUBT)
             queued += 1
     state.counts[Count.TIMEOUTS] += queued
     if lost:
-        congestion.on_losses(state.congestion, lost, cursors[Cursor.BASE], cursors[Cursor.NEXT])
+        base, end = cursors[Cursor.BASE], cursors[Cursor.NEXT]
+        # No round trip: a chunk that a timer takes for lost may be late, so it does not end the growth.
+        congestion.on_losses(state.congestion, lost, base, end)
 
 
 @compiled
@@ -482,13 +522,18 @@ def _probes(state: WorkerState) -> int:
 def _kind(cursors: Numbers, position: int, tries: int, cause: int) -> int:
     """Return the kind of a retransmission: a RETRY at first, which leaves partial sums in the switch.
 
-    The second time, the worker whose turn it is sends a RESEND, and the others a RETRY: the RESENDs of all
-    would reach the server. From the third time on, all send a RESEND.
+    Then workers take turns, one and later eight at a time: they send a RESEND, the others a RETRY, because
+    the RESENDs of many workers would fill the server's port. The server requests the other contributions of a
+    chunk that later ones have overtaken. At the end of a sum nothing is later: from the third time on, all
+    send a RESEND.
     """
-    own_turn = (position & 0xFFFFFFFF) % cursors[Cursor.PLACES] == cursors[Cursor.PLACE]
-    if cause == NEEDED or tries > 1 or (tries == 1 and own_turn):
+    at_end = position + REORDERING > cursors[Cursor.HIGHEST]
+    if cause == NEEDED or (tries > 1 and at_end) or tries > 2 * EAGER_TRIES:
         return RESEND
-    return RETRY
+    senders = 1 if tries == 1 else SENDERS
+    first = (position & 0xFFFFFFFF) + SENDERS * max(0, tries - 2)
+    in_turn = (cursors[Cursor.PLACE] - first) % cursors[Cursor.PLACES] < senders
+    return RESEND if tries and in_turn else RETRY
 
 
 @compiled

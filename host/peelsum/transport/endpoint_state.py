@@ -70,13 +70,15 @@ class Clock(IntEnum):
 
     QUIET_SINCE = 0  # when a new result last arrived, or the wait for one began
     USUAL = 1  # the RTT without slow workers, negative before the first sample
-    TIMEOUT = 2  # the resend timer made from it
-    RTT_LEAST = 3
-    RTT_MOST = 4
+    RTT_LEAST = 2
+    RTT_MOST = 3
+    RTT_LAST = 4
     RTT_SUM = 5
     RTT_SAMPLES = 6
     ANSWERED = 7  # when the latest of the answered packets was sent
     MOVED = 8  # when a new result last arrived, or chunks were first outstanding; infinity if none are
+    BEGAN = 9  # when the first chunk after an idle time was sent; infinity once any is answered
+    FIRST_ANSWER = 10  # how long the first answer after an idle time takes
 
 
 class Column(IntEnum):
@@ -116,8 +118,8 @@ class Limits(NamedTuple):
     """The job's window, and times in seconds."""
 
     window: int  # most outstanding chunks
-    least: float  # bounds of the measured resend timer
-    most: float
+    least: float  # the least wait of a chunk that was retransmitted many times
+    most: float  # the longest wait before a retransmission
     patience: float  # the wait for the first answer
 
 
@@ -160,8 +162,8 @@ def new_state(config: JobConfig, worker_id: int, congestion: NDArray[np.float64]
     clock = np.zeros(len(Clock))
     clock[[Clock.QUIET_SINCE, Clock.ANSWERED]] = -np.inf
     clock[Clock.USUAL] = -1.0
-    clock[Clock.TIMEOUT] = config.timers.first_answer
-    clock[[Clock.RTT_LEAST, Clock.MOVED]] = np.inf
+    clock[Clock.FIRST_ANSWER] = config.timers.first_answer
+    clock[[Clock.RTT_LEAST, Clock.MOVED, Clock.BEGAN]] = np.inf
     return WorkerState(
         packets=np.zeros((rows, HEADER_WORDS + config.lanes), np.uint32),
         answered=np.zeros(rows, np.bool_),

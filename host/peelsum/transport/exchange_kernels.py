@@ -27,7 +27,17 @@ from peelsum.transport.server_state import JobState, Waits
 from peelsum.wire import PROOF_BYTES, SECRET_BYTES
 from peelsum.wire.datagrams import REPORTED, BatchSocket
 from peelsum.wire.hello import keyed_hash
-from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, poll, receive, seconds, send
+from peelsum.wire.system_calls import (
+    AGAIN,
+    NO_BUFFERS,
+    NO_WAIT,
+    errno,
+    is_late,
+    ppoll,
+    receive,
+    seconds,
+    send,
+)
 
 #: Packets taken from the sender at once.
 BATCH = 64
@@ -130,7 +140,10 @@ def exchange(stations: tuple[Station, ...], polled: NDArray[np.int64], until: fl
             if station_due <= now:
                 expire(state, now, limits)
             due = min(due, station_due)
-        if now >= until or (due > now and not arrived and not waited_for(polled, min(due, until) - now)):
+        if now >= until:
+            return 0, 0
+        patience = 0.0 if arrived else min(due, until) - now
+        if patience > 0 and not waited_for(polled, patience, stations[0].wire.clock):
             return 0, 0
 
 
@@ -306,10 +319,14 @@ def waited(wire: Wire, patience: float) -> bool:
     """Wait for the socket up to `patience` seconds; return False if a signal or the waker ended the wait."""
     wire.polled[0] = expected(wire)
     wire.polled[1] = (wire.waker & 0xFFFFFFFF) | _IN << 32
-    return waited_for(wire.polled, patience) and not wire.polled[1] >> _RETURNED
+    return waited_for(wire.polled, patience, wire.clock) and not wire.polled[1] >> _RETURNED
 
 
 @compiled
-def waited_for(polled: NDArray[np.int64], patience: float) -> bool:
-    """Wait for any of struct pollfd[n] up to `patience` seconds; return False if a signal ended the wait."""
-    return int(poll(polled.ctypes.data, len(polled), int(np.ceil(1000 * max(0.0, patience))))) >= 0
+def waited_for(polled: NDArray[np.int64], patience: float, timeout: NDArray[np.int64]) -> bool:
+    """Wait for any of struct pollfd[n] up to `patience` seconds; return False if a signal ended the wait.
+
+    timeout: memory for a struct timespec. Probes are due after fractions of a millisecond.
+    """
+    timeout[0], timeout[1] = divmod(int(np.ceil(1e9 * max(0.0, patience))), 1_000_000_000)
+    return int(ppoll(polled.ctypes.data, len(polled), timeout.ctypes.data, 0)) >= 0

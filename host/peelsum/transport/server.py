@@ -10,7 +10,8 @@ one level of switches and for two.
 | event | action |
 |---|---|
 | malformed; another job, generation or kind; unknown workers, racks or level | drop, count |
-| chunk is complete and kept | RESULT to the sender, or to all if P is several; once per `reply_gap` at most |
+| chunk is complete and kept | RESULT to the sender, or to all if P is several or it was the sender's turn |
+| a chunk three later is complete; first part, or H contains P | request the missing parts at once |
 | chunk not within (N - W, N + W] | drop, count; see `server_rows` |
 | P and H disjoint | acc += d (or \\|= d), H \\|= P |
 | P contains H | acc = d, H = P |

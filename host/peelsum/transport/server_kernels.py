@@ -40,6 +40,8 @@ RACKS = -1
 #: All workers are told of chunks whose results only the owners got: once there are so many, or so many
 #: seconds after the first; so many chunks before are told of again.
 TOLD_TOGETHER, TOLD_AFTER, TOLD_AGAIN = 16, 0.0005, 48
+#: An incomplete chunk is overdue once the chunk so many later is complete.
+OVERDUE = 3
 #: Bits of `JobState.owed`. Each lower bit is a worker of the rack to which the result is owed.
 OWE_ALL, OWE_RESEND = 1 << MAX_WORKERS, 2 << MAX_WORKERS
 OWE_SPINE_RESEND, OWE_NEED = 4 << MAX_WORKERS, 8 << MAX_WORKERS
@@ -82,7 +84,7 @@ def take(
                 state.deadline[row] = now + pause(state.asked[row], waits.need, waits.need_most)
             if get(packet, FLAGS) & FIN:
                 state.clock[Clock.FIN] = now
-            _merge(state, row, packet, Members(bitmap, rack), now)
+            _merge(state, row, packet, Members(bitmap, rack), now, waits.reply_gap)
 
 
 @compiled
@@ -111,19 +113,29 @@ def _part(who: Members, rack: int, expected: int) -> int:
 
 @compiled
 def _answer(state: JobState, row: int, sender: int, who: Members, now: float, gap: float) -> None:
-    """Queue a reply about a complete chunk, at most one per `gap` seconds to a worker, or to all."""
+    """Queue the result of a complete chunk for the worker that requests it, or for all.
+
+    All get it if a switch still held a sum of several, or if the worker in turn sent a RESEND: the RESULT
+    probably did not pass a switch, whose slot drops the others' RETRYs. All get it, too, if another worker
+    requested it before. At most one per `gap` goes to all.
+    """
     counts = state.counts
     counts[Count.DUPLICATES] += 1
     rack, worker = divmod(sender, MAX_WORKERS)
     if rack >= state.expected.shape[0] or not state.expected[rack] >> worker & 1:
         return
-    # A switch that still held a sum of several workers: the RESULT probably did not pass it.
-    to_all = _several(who, state.expected)
-    number = state.answered_at.shape[1] - 1 if to_all else sender
-    if now - state.answered_at[row, number] < gap:
+    several = _several(who, state.expected)
+    places = _lowest_bit(state.expected[rack] + 1)
+    in_turn = get(state.packets[row], CHUNK_ID) % places == worker
+    by_another = state.asked[row] not in (0, sender + 1)
+    to_all = several or by_another or (in_turn and places > 1)
+    to_all = to_all and now - state.repeated_at[row] >= gap
+    state.asked[row] = state.asked[row] or sender + 1
+    if several and not to_all:
         counts[Count.REPLIES_WITHHELD] += 1
         return
-    state.answered_at[row, number] = now
+    if to_all:
+        state.repeated_at[row] = now
     owe(state, row, rack, OWE_ALL if to_all else 1 << worker)
 
 
@@ -151,7 +163,7 @@ def owe(state: JobState, row: int, rack: int, what: int) -> None:
 
 
 @compiled
-def _merge(state: JobState, row: int, packet: Words, who: Members, now: float) -> None:
+def _merge(state: JobState, row: int, packet: Words, who: Members, now: float, gap: float) -> None:
     """Merge a complete or partial sum into the chunk's H and acc; `who` is P of the theory of operation."""
     have, expected = state.have[row], state.expected
     begun, disjoint, contains, contained = _compare(have, expected, who)
@@ -162,6 +174,7 @@ def _merge(state: JobState, row: int, packet: Words, who: Members, now: float) -
         copy(packet, kept)
     elif contained:
         state.counts[Count.DUPLICATES] += 1
+        _hasten(state, row, now, gap, True)
         return
     elif not disjoint and not get(packet, FLAGS) & OR:
         state.counts[Count.OVERLAPS] += 1  # a sum cannot be separated into its contributions
@@ -177,8 +190,39 @@ def _merge(state: JobState, row: int, packet: Words, who: Members, now: float) -
         complete, complete_on_arrival = True, False
     if complete:
         _complete(state, row, complete_on_arrival, now)
-    elif not begun:
+        return
+    if not begun:
         state.since[row] = now
+    _hasten(state, row, now, gap, False)
+
+
+@compiled
+def _hasten(state: JobState, row: int, now: float, gap: float, again: bool) -> None:
+    """Request the missing parts of a chunk that later ones have overtaken, at its first part and repeats.
+
+    With one switch, a part of such a chunk left the slot by a RESEND, so the slot is empty and only workers
+    have the rest. With two levels, another switch may still hold a sum.
+    """
+    cursors = state.cursors
+    overdue = cursors[Cursor.SETTLED] and state.position[row] + OVERDUE <= cursors[Cursor.ANCHOR]
+    first = state.asked[row] == 0
+    if not overdue or not (first or (again and now - state.repeated_at[row] >= gap)):
+        return
+    state.asked[row], state.repeated_at[row] = max(1, state.asked[row]), now
+    if first and cursors[Cursor.SUM_FLAG]:
+        _owe_resends(state, row)
+        state.deadline[row] = now + gap
+    else:
+        owe(state, row, state.expected.shape[0] - 1, OWE_NEED)
+
+
+@compiled
+def _owe_resends(state: JobState, row: int) -> None:
+    """Queue requests to the switches for their partial sums of a chunk."""
+    if state.cursors[Cursor.SUM_FLAG]:
+        owe(state, row, 0, OWE_SPINE_RESEND)
+    for rack in range(state.expected.shape[0]):
+        owe(state, row, rack, OWE_RESEND)
 
 
 @compiled
@@ -243,6 +287,7 @@ def _complete(state: JobState, row: int, in_switch: bool, now: float) -> None:
     put(packet, FLAGS, get(packet, FLAGS) & ~SPINE | state.cursors[Cursor.SUM_FLAG])
     state.counts[Count.CHUNKS_IN_SWITCH if in_switch else Count.CHUNKS_AT_SERVER] += 1
     state.done[row] = True
+    state.repeated_at[row], state.asked[row] = -np.inf, 0
     state.deadline[row] = np.inf
     cursors[Cursor.ANCHOR] = max(cursors[Cursor.ANCHOR], state.position[row])
     if not cursors[Cursor.FIRST] <= state.position[row] < cursors[Cursor.RUN]:
@@ -288,10 +333,7 @@ def expire(state: JobState, now: float, window: int, need: float, most: float) -
         if not current(state.cursors, state.position[row], window):
             state.deadline[row] = np.inf  # until a packet of the chunk arrives
             continue
-        if state.cursors[Cursor.SUM_FLAG]:
-            owe(state, row, 0, OWE_SPINE_RESEND)
-        for rack in range(racks):
-            owe(state, row, rack, OWE_RESEND)
+        _owe_resends(state, row)
         if state.asked[row]:
             owe(state, row, racks - 1, OWE_NEED)
         state.asked[row] += 1

@@ -63,7 +63,7 @@ def _hand_over(state: JobState, row: int, position: int) -> None:
     state.done[row] = False
     state.deadline[row] = np.inf
     state.asked[row] = 0
-    state.answered_at[row] = -np.inf
+    state.repeated_at[row] = -np.inf
     state.owed[row] = 0
 
 

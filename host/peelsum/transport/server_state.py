@@ -98,9 +98,10 @@ class JobState(NamedTuple):
     done: NDArray[np.bool_]  # [rows]
     deadline: NDArray[np.float64]  # [rows]: when to ask for missing packets; infinity for never
     since: NDArray[np.float64]  # [rows]: when the first part arrived
-    asked: NDArray[np.int64]  # [rows]: number of requests sent
-    # [rows, worker numbers + 1]: when the worker was last sent the result; last element: all, again
-    answered_at: NDArray[np.float64]
+    asked: NDArray[
+        np.int64
+    ]  # [rows]: number of requests sent; once complete, 1 + the worker that requested it first
+    repeated_at: NDArray[np.float64]  # [rows]: when a result was last sent to all again, or requested early
     owed: NDArray[np.int64]  # [rows, racks]: the packets to send: OWE_* and workers' bits
     queued: NDArray[np.bool_]  # [rows]
     queue: NDArray[np.int64]  # [rows]: ring of rows that owe something
@@ -131,7 +132,7 @@ def new_state(config: JobConfig) -> JobState:
         deadline=np.full(rows, np.inf),
         since=np.zeros(rows),
         asked=np.zeros(rows, np.int64),
-        answered_at=np.full((rows, numbers + 1), -np.inf),
+        repeated_at=np.full(rows, -np.inf),
         owed=np.zeros((rows, racks), np.int64),
         queued=np.zeros(rows, np.bool_),
         queue=np.zeros(rows, np.int64),

@@ -101,7 +101,8 @@ class SimulatedLink:
         steps = [(0.0, spec.gbps), *spec.changes]
         self._rate_at = np.array([ps(at) for at, _ in steps], np.int64)
         self._byte_ps = np.array([_BYTE_PS / gbps for _, gbps in steps])
-        self._key = np.uint64((seed * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03) % (1 << 64))
+        # Multiples of the seed would shift one sequence of draws, so that neighbouring seeds lose alike.
+        self._key = np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0]
         self._delay = ps(spec.delay_s)
         if spec.cross:
             self._numbers[State.CROSS_AT] = 1

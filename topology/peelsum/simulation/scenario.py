@@ -77,17 +77,17 @@ class TimersSection(Section):
     """`[jobs.timers]`: see `peelsum.transport.Timers`; seconds."""
 
     first_answer: float = Timers.first_answer
-    """A worker's wait while nothing has come back."""
+    """A worker's longest wait while nothing has come back."""
     resend_least: float = Timers.resend_least
-    """Lower bound of a worker's measured resend timer."""
+    """A worker's least wait before a chunk's further retransmissions, after the fifth."""
     resend_most: float = Timers.resend_most
-    """Upper bound of a worker's resend timer."""
+    """A worker's longest wait before a retransmission."""
     need: float = Timers.need
     """How long the server leaves a chunk incomplete before it asks for the missing parts."""
     need_most: float = Timers.need_most
     """Upper bound of the server's back-off."""
     reply_gap: float = Timers.reply_gap
-    """Shortest time between two replies of the server to one worker about one chunk."""
+    """Shortest time between two results of one chunk that the server sends to all again."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

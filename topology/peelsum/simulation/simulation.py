@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from peelsum.simulation.engine import Engine
 from peelsum.simulation.hosts import OnSum, ServerHost, WorkerHost
+from peelsum.simulation.links import LinkSpec, SimulatedLink
 from peelsum.simulation.scenario import Job, Scenario
 from peelsum.simulation.switches import (
     Admission,
@@ -139,12 +140,18 @@ class RunningJob:
 class Simulation:
     """A scenario's network in virtual time. All its randomness comes from the scenario's seed.
 
-    step_ps: batch no more than so much time, for tests; results do not depend on it.
+    step_ps: batch no more than so much time, for tests; results do not depend on it. link: as of `Engine`.
     """
 
-    def __init__(self, scenario: Scenario, *, step_ps: int | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        step_ps: int | None = None,
+        link: Callable[[LinkSpec, int, int], SimulatedLink] = SimulatedLink,
+    ) -> None:
         self.scenario = scenario
-        self.engine = Engine(scenario.seed, step_ps=step_ps)
+        self.engine = Engine(scenario.seed, step_ps=step_ps, link=link)
         random = np.random.default_rng(scenario.seed)
         self.jobs = [_running(scenario, n, job, random) for n, job in enumerate(scenario.jobs, 1)]
         self.switches: list[SummingSwitch] = []
