@@ -22,11 +22,11 @@ from benchmarks import figures
 from benchmarks import page as pages
 from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan, text
 from benchmarks.rows import Run, measure_missing, of_plan, printed_rows, read
-from peelsum.extras import missing
-from peelsum.processes.interrupts import Interruption
-from peelsum.processes.progress import taking_time
-from peelsum.processes.reports import told
-from peelsum.processes.user_errors import delivered, reported
+from peelsum.extras import missing_extra_message
+from peelsum.processes.interrupts import InterruptContext
+from peelsum.processes.progress import reporting_progress
+from peelsum.processes.reports import progress_reporter
+from peelsum.processes.user_errors import check_stdout, exit_on_errors
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     verb, words = (
         (arguments[0], arguments[1:]) if arguments[:1] and arguments[0] in verbs else ("run", arguments)
     )
-    with delivered(), reported(ExperimentError), Interruption():
+    with check_stdout(), exit_on_errors(ExperimentError), InterruptContext():
         options, others = _parser().parse_known_args(words)
         verbs[verb](options, _given(others))
 
@@ -90,12 +90,12 @@ def _measured(
     name: str, measurement: Run, options: argparse.Namespace, failed: list[str], executor: Executor | None
 ) -> list[dict[str, Value]]:
     """Measure, write page and figures, print the table unless --json; return rows, and add to `failed`."""
-    experiment, tell, before = load(measurement.source), told(), len(failed)
+    experiment, tell, before = load(measurement.source), progress_reporter(), len(failed)
     folder, done = options.out / experiment.name, 0
     outcomes = measure_missing(measurement, folder / "rows.csv", executor)
     total = next(outcomes)
     try:
-        with taking_time(experiment.name, lambda said: tell(f"{said}, {done} of {total} points")):
+        with reporting_progress(experiment.name, lambda said: tell(f"{said}, {done} of {total} points")):
             for outcome in outcomes:
                 done += 1
                 if isinstance(outcome, str):
@@ -129,7 +129,7 @@ def _cluster(scheduler: str, stack: ExitStack) -> Executor:
     try:
         from distributed import Client
     except ModuleNotFoundError:
-        raise ExperimentError(missing("distributed", "cluster")) from None
+        raise ExperimentError(missing_extra_message("distributed", "cluster")) from None
     try:
         client: Any = stack.enter_context(Client(scheduler, timeout="10s"))  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:

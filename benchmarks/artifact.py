@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from peelsum.processes.progress import shown_on_stderr, taking_time
+from peelsum.processes.progress import reporting_progress, shown_on_stderr
 
 ROOT = Path(__file__).parents[1]
 
@@ -201,7 +201,7 @@ def check(claims: Sequence[Claim], run: Callable[[str], Any]) -> Iterable[Verdic
             yield _verdict(claim, None, "not run: needs root, for gloo's links")
             continue
         if claim.command not in outputs:
-            with taking_time(f"claim {done + 1} of {len(claims)}, {claim.name}", shown_on_stderr()):
+            with reporting_progress(f"claim {done + 1} of {len(claims)}, {claim.name}", shown_on_stderr()):
                 outputs[claim.command] = _output(run, claim.command)
         output = outputs[claim.command]
         if isinstance(output, CommandError):

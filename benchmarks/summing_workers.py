@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
-from peelsum.processes import Child, ProcessError, hear, say
-from peelsum.processes.reports import told_of_compiling
-from peelsum.processes.user_errors import reported
+from peelsum.processes import Child, ProcessError, receive_from_parent, send_to_parent
+from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.user_errors import exit_on_errors
 from peelsum.transport import TransportError
 from peelsum.transport.seats import plug_in
 
@@ -46,21 +46,21 @@ def started(stack: ExitStack, seats: Iterable[Mapping[str, Any]], *, elements: i
 def one_sum(workers: Sequence[Child], late_s: float = 0.0) -> list[dict[str, Any]]:
     """Begin a sum at all workers, at the last one later; return the seconds and wrong words of each."""
     for worker in workers[:-1]:
-        worker.tell(again=True)
+        worker.send(again=True)
     time.sleep(late_s)
-    workers[-1].tell(again=True)
+    workers[-1].send(again=True)
     return [_line(worker) for worker in workers]
 
 
 def ended(workers: Sequence[Child]) -> list[dict[str, Any]]:
     """Let the workers leave their job; return each one's counters."""
     for worker in workers:
-        worker.tell(again=False)
+        worker.send(again=False)
     return [_line(worker) for worker in workers]
 
 
 def _line(worker: Child) -> dict[str, Any]:
-    line = worker.next_line(_PATIENCE_S)
+    line = worker.next_message(_PATIENCE_S)
     if line is None:
         raise ProcessError(f"{worker.name}: ended before it finished; run again, it may have been stopped")
     return line
@@ -84,17 +84,17 @@ def run(seat: Mapping[str, Any], *, elements: int, seed: int) -> None:
     with plug_in(seat) as summation:
         words = words_of(elements, seed, summation.worker_id)
         right = expected(elements, seed, summation.workers)
-        say(ready=True)
-        while hear()["again"]:
+        send_to_parent(ready=True)
+        while receive_from_parent()["again"]:
             started = time.perf_counter()
             (total,) = summation.sum_words([Part(words, "add")])
             elapsed = time.perf_counter() - started
-            say(seconds=elapsed, wrong=int(np.count_nonzero(total != right)))
+            send_to_parent(seconds=elapsed, wrong=int(np.count_nonzero(total != right)))
         stats = summation.stats()
-    say(**asdict(stats))
+    send_to_parent(**asdict(stats))
 
 
 if __name__ == "__main__":
-    told_of_compiling(child=True)
-    with reported(TransportError):
+    compile_progress_reporter(child=True)
+    with exit_on_errors(TransportError):
         run(**json.loads(sys.argv[1]))

@@ -36,7 +36,7 @@ class ProcessSwitch(Switch):
         """Start the process; P4Runtime then listens at `self.p4runtime`."""
         interfaces = {port: intf.name for port, intf in self.intfs.items() if port}
         for name in interfaces.values():
-            without_offloads(self, self.python, name)
+            disable_offloads(self, self.python, name)
         port = free_port()
         self.p4runtime = f"127.0.0.1:{port}"
         self.process = subprocess.Popen(
@@ -88,7 +88,7 @@ class Star(Topo):
             self.addLink(self.addHost(f"h{port}", ip=f"10.0.0.{port}/24", mac=mac), switch, port2=port)
 
 
-def without_offloads(node, python, interface):
+def disable_offloads(node, python, interface):
     """Disable offloads, whose merged packets and missing checksums a switch process could not handle."""
     code = f'from peelsum.softswitch.ports.interfaces import without_offloads as o; o("{interface}")'
     node.cmd(python, "-c", f"'{code}'")
@@ -188,7 +188,7 @@ def main():
     try:
         net.start()
         for host in net.hosts:
-            without_offloads(host, ProcessSwitch.python, host.defaultIntf().name)
+            disable_offloads(host, ProcessSwitch.python, host.defaultIntf().name)
             host.setARP(SWITCH_IP, SWITCH_MAC)
         exact = work(net, ProcessSwitch.python, window)
         if options.cli:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.control.cluster import Requests
+from peelsum.control.cluster import RequestServer
 
 #: A worker that holds all of them, and forks a child as a data loader does. Both end with the input.
 WORKER = """
@@ -67,7 +67,7 @@ class Killed:
 
     def __init__(self, open_: ExitStack) -> None:
         listening = open_.enter_context(socket.create_server(("127.0.0.1", 0)))
-        self.requests = open_.enter_context(Requests(listening, "job 1"))
+        self.requests = open_.enter_context(RequestServer(listening, "job 1"))
         address = str(listening.getsockname()[1])
         worker = open_.enter_context(
             subprocess.Popen(

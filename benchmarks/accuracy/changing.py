@@ -27,13 +27,13 @@ from peelsum.compress import (
     Measurement,
     Method,
     MethodChosen,
-    Next,
+    StepPlan,
     SwitchPath,
     carrier_of,
 )
-from peelsum.compress import Traffic as StepTraffic
+from peelsum.compress import StepTraffic as StepTraffic
 from peelsum.compress.collectives import Bytes, Route, StepExchanges
-from peelsum.compress.costs import directly
+from peelsum.compress.costs import direct_cost
 from peelsum.compress.decisions import compressor_of
 from peelsum.summation import Part, Words
 
@@ -111,7 +111,7 @@ class ChangingTraining(Training):
     ) -> None:
         self._network, self._path = network, SwitchPath()
         self._by_method: dict[tuple[int, Method, float], CompressedSum] = {}
-        self._fixed = None if isinstance(by, Flexible) else Next(*by, False, {})
+        self._fixed = None if isinstance(by, Flexible) else StepPlan(*by, False, {})
         super().__init__(setting)
         self._exchanges = [StepExchanges() for _ in range(setting.workers)]
         self._elements = sum(parameter.numel() for parameter in self.subject.model.parameters())
@@ -133,7 +133,7 @@ class ChangingTraining(Training):
         self._traffic: StepTraffic | None = None
 
     @property
-    def plan(self) -> Next:
+    def plan(self) -> StepPlan:
         """What the next step does."""
         if self._decider is not None:
             return self._decider.next
@@ -196,7 +196,7 @@ class ChangingTraining(Training):
         for carrier, probe in decider.next.probe_words.items():
             for kind, count in (("small", int(carrier in decider.next.small)), ("probe", probe)):
                 switch = self._path.hops, self._path.words(count)
-                sent = directly(self.setting.workers, count, _FEW_WORDS) if carrier == "group" else switch
+                sent = direct_cost(self.setting.workers, count, _FEW_WORDS) if carrier == "group" else switch
                 if count:
                     asked[f"{carrier}_{kind}_s"] = _seconds(link, *sent)
         self._traffic = self._exchanges[0].traffic(self._elements, 1) if self._last else None

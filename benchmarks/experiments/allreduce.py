@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from benchmarks import Column, Experiment, Size
 from peelsum.allreduce.plan import FORMS
-from peelsum.bench.allreduce import sums
+from peelsum.bench.allreduce import measure_sums
 from peelsum.wire import COMPILED_LANES, DEFAULT_LANES, MAX_WORKERS
 
 EXPERIMENT = Experiment(
-    measure=sums,
+    measure=measure_sums,
     columns={
         "size_bytes": Column("size of the dense float32 tensor"),
         "ranks": Column("workers that summed; a trace has its own"),

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import Column, Experiment, Size
 from benchmarks.rivals.lhc import LhcLayout, lhc_step, lhc_variants, published_lhc, smallest_lhc
 from peelsum.bench.codec import SUPPORTS, Measured, Support, fastest
-from peelsum.bench.codec.rows import WAYS, Drawn, draw, ours, row_of
+from peelsum.bench.codec.rows import WAYS, RandomTensor, codec_row, measure_form, random_tensor
 from peelsum.codec import fixed_point
 
 #: A tensor to warm up with: small, and so sparse that LHC's layout recovers everything and its loops run.
@@ -37,18 +37,18 @@ def measure(
     seed: int, elements: int, density: float, support: Any, cells: float, device: str
 ) -> Iterator[dict[str, Any]]:
     """Measure one tensor in every form, LHC's first, after compiling all loops."""
-    drawn = draw(support, elements, density, seed, device)
-    list(_rows(draw(*WARM_UP, 0, device), cells))
+    drawn = random_tensor(support, elements, density, seed, device)
+    list(_rows(random_tensor(*WARM_UP, 0, device), cells))
     yield from _rows(drawn, cells)
 
 
-def _rows(drawn: Drawn, cells: float) -> Iterator[dict[str, Any]]:
+def _rows(drawn: RandomTensor, cells: float) -> Iterator[dict[str, Any]]:
     lhc = {row["form"]: row for row in lhc_rows(drawn)}
-    for row in (*lhc.values(), *(ours(drawn, form, index, cells) for form, index in WAYS)):
+    for row in (*lhc.values(), *(measure_form(drawn, form, index, cells) for form, index in WAYS)):
         yield {"cells_per_non_zero": None, **row, **_ratios(row, lhc)}
 
 
-def lhc_rows(drawn: Drawn) -> Iterator[dict[str, Any]]:
+def lhc_rows(drawn: RandomTensor) -> Iterator[dict[str, Any]]:
     """Yield the rows of LHC's layout: of the published size, the smallest that recovers all, and the fastest.
 
     On a GPU, also the published size with an index of one bit, as LHC's CUDA program has it.
@@ -68,7 +68,7 @@ def lhc_rows(drawn: Drawn) -> Iterator[dict[str, Any]]:
     measured["lhc_best"] = best_lhc(lhc_variants(count, smallest), step, *measured.values())
     for form, (layout, timed) in measured.items():
         rounds = layout.peeled(drawn.positions).rounds
-        row = row_of(drawn, form, "bitmap" if layout.index_bits == 1 else "four_bit", timed, rounds)
+        row = codec_row(drawn, form, "bitmap" if layout.index_bits == 1 else "four_bit", timed, rounds)
         yield {**row, "cells_per_non_zero": round(layout.cells / count, 3)}
 
 

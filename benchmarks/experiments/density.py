@@ -32,7 +32,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import SERIES, Column, Experiment, Plot, Published, Size, Value
-from peelsum.bench.allreduce import Case, compared
+from peelsum.bench.allreduce import Case, measure_cases
 from peelsum.topology import Star
 
 
@@ -50,7 +50,7 @@ def measure(
     if network == "simulated":
         return simulated(seed, density, way, support, elements, mbit, workers)
     cases = [Case(elements, 1.0, "dense", seed), Case(elements, density, way, seed)]  # type: ignore[arg-type]
-    dense, row = compared(cases, Star(workers, rate_mbit=mbit), iterations=3, warmups=1)
+    dense, row = measure_cases(cases, Star(workers, rate_mbit=mbit), iterations=3, warmups=1)
     return {
         "speedup": dense["time_us"] / row["time_us"],
         "network_speedup": dense["network_us"] / row["network_us"],

@@ -31,7 +31,7 @@ from peelsum.summation import Part
 from peelsum.topology.errors import TopologyError
 from peelsum.transport import AggregationServer, JobConfig, SwitchSummation, TransportError, job_config
 from peelsum.transport.warming import warm_up
-from peelsum.wire import COMPILED_LANES, FRAME_HEADER_BYTES, fields_of, packet_bytes
+from peelsum.wire import COMPILED_LANES, FRAME_HEADER_BYTES, packet_bytes, packet_fields
 from peelsum.wire.datagrams import Address, BatchSocket
 
 _STALL_S = 30.0
@@ -253,7 +253,7 @@ def _serve(
             sock.send_hello()  # a switch sends to a port's host once it has heard of it
         now = time.monotonic()
         while (burst := sock.receive()) is not None:
-            job_ids = fields_of(burst.packets, lanes)["job_id"]
+            job_ids = packet_fields(burst.packets, lanes)["job_id"]
             for job_id, server in servers.items():
                 server.receive(np.ascontiguousarray(burst.packets[job_ids == job_id]), now)
         for server in servers.values():

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import Column, Experiment, Size
 from peelsum.allreduce import Allreduce
-from peelsum.bench.alone import Alone
+from peelsum.bench.alone import LoopbackSummation
 from peelsum.bench.devices import require_gpu
 
 _STEPS, _WARM_STEPS = 100, 5
@@ -30,7 +30,7 @@ def bucket_us(device: str, tensors: int, elements: int, steps: int = _STEPS) -> 
     there = torch.device(device)
     if there.type == "cuda":
         require_gpu()
-    allreduce = Allreduce(Alone(), forms="dense", implementation="gpu")
+    allreduce = Allreduce(LoopbackSummation(), forms="dense", implementation="gpu")
     bucket = list(torch.randn(tensors, elements, device=there))
     seconds = []
     for number in range(steps + _WARM_STEPS):

@@ -31,7 +31,7 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
 
     from peelsum.codec import SketchLayout
     from peelsum.codec.gpu.device import GpuDevice
-    from peelsum.codec.segments import Segment, Table
+    from peelsum.codec.segments import Segment, SegmentTable
 
     there = torch.device(device)
     gpu = GpuDevice(there)
@@ -51,11 +51,11 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
     if there.type == "cuda":
         torch.cuda.reset_peak_memory_stats(there)
     before = allocated(there)
-    table = Table([Segment(elements, sparse=True)])
+    table = SegmentTable([Segment(elements, sparse=True)])
     codec, scales = gpu.segments(table, [values], [None], 1), room(table.scale_words)
     index_us, union = us(lambda: codec.write_scales(scales)), codec.write_scales(scales)
     codec.read_scales(scales.cpu().numpy().view("uint32"))
-    count = codec.place(union)[1]
+    count = codec.set_candidates(union)[1]
     layout = SketchLayout.sized(count, seed)
     numbers, sums, cells = room(count), room(count), room(layout.cells)
 
@@ -67,9 +67,9 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
 
     def read() -> None:
         segments = gpu.segments(table, [results], [results], 1)
-        segments.use(codec.fields, codec.scales)
-        segments.place(union)
-        segments.read(numbers[:0], numbers, 1)
+        segments.set_scales(codec.fields, codec.scales)
+        segments.set_candidates(union)
+        segments.decode(numbers[:0], numbers, 1)
 
     numbers_us, positions = us(encode), encode()
     peel_us = us(lambda: gpu.sketch_decode(layout, cells, positions, sums))

@@ -42,9 +42,9 @@ def read(name: str) -> dict[str, Value]:
 
 def rate(lanes: int) -> float:
     """Return the gigabits of words per second that the softswitch sums in memory, on one core."""
-    from peelsum.bench.switch.rows import measured
+    from peelsum.bench.switch.rows import measure_switch
 
-    packets_per_s: float = measured("memory", lanes, 4, 0.5)["packets_per_s"]
+    packets_per_s: float = measure_switch("memory", lanes, 4, 0.5)["packets_per_s"]
     return 32 * lanes * packets_per_s / 1e9
 
 

@@ -45,7 +45,7 @@ def left_over(support: Support, lanes: int, cells: float, seeds: int) -> dict[st
         where = positions(support, ELEMENTS, DENSITY, np.random.default_rng([seed, ELEMENTS]))
         lhc = LhcLayout(max(round(where.size * cells / lanes), 1), seed, lanes).peeled(where)
         ours = peel_sketch(SketchLayout.sized(where.size, seed, cells), where)
-        outcomes.append((lhc.left / where.size, lhc.rounds, ours.left / where.size, ours.rounds))
+        outcomes.append((lhc.left_over / where.size, lhc.rounds, ours.left_over / where.size, ours.rounds))
     means = np.mean(outcomes, axis=0).round(6).tolist()
     return {"failed": None, **dict(zip(FIGURES, means, strict=True))}
 
@@ -56,7 +56,7 @@ def not_peeled(support: Support, density: float, seeds: int) -> dict[str, float 
     for seed in range(seeds):
         where = positions(support, AIM_ELEMENTS, density, np.random.default_rng([seed, AIM_ELEMENTS]))
         layout = SketchLayout.sized(where.size, seed, AIM_CELLS)
-        failed += peel_sketch(layout, where).left > 0
+        failed += peel_sketch(layout, where).left_over > 0
     return {"failed": failed, **dict.fromkeys(FIGURES)}
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import Column, Experiment, Size
-from peelsum.allreduce import Choice, Settings
-from peelsum.allreduce.costs import Seen
+from peelsum.allreduce import Choice, PlanSettings
+from peelsum.allreduce.costs import UnionCounts
 from peelsum.allreduce.protocol import Round, Rounds, SumProtocol, Sums
 from peelsum.bench.codec import TimedDevice, require_memory, tensor
 from peelsum.bench.codec.rows import Form, fewest_words
-from peelsum.bench.codec.timing import NotExactError, format_of, protocol_of, require_exact
+from peelsum.bench.codec.timing import NotExactError, fixed_point_format, require_exact, two_round_protocol
 from peelsum.codec import FixedPoint, occupied, warm_up
 from peelsum.summation import Words
 
@@ -149,7 +149,7 @@ def _rows(
         exact += values
     seen = _seen(tensors)
     for way, (form, index) in OURS.items():
-        choice = fewest_words(form, index, elements, seen, Settings())
+        choice = fewest_words(form, index, elements, seen, PlanSettings())
         run = _fastest(partial(_exchange, choice, tensors), exact)
         assert run.fixed is not None
         require_exact(tensors, run.decoded, run.fixed)
@@ -160,12 +160,12 @@ def _rows(
         yield {"way": way, "arithmetic": "float32", **_figures(run)}
 
 
-def _seen(tensors: list[Floats]) -> Seen:
+def _seen(tensors: list[Floats]) -> UnionCounts:
     """Return what the workers know of a union that is that of the last step."""
     used = np.zeros(tensors[0].size, np.bool_)
     for values in tensors:
         used |= values != 0
-    return Seen(tuple(occupied(np.flatnonzero(used)).tolist()))
+    return UnionCounts(tuple(occupied(np.flatnonzero(used)).tolist()))
 
 
 def _figures(run: _Run) -> dict[str, Any]:
@@ -194,10 +194,10 @@ def _message(rival: Rival, values: Floats, others: list[Any], seed: int) -> _Run
 
 def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
     """Run all workers' protocols; the first worker's encoding and decoding count."""
-    device, likely = TimedDevice.of("cpu"), int(_seen(tensors).candidates)
+    device, likely = TimedDevice.of("cpu"), int(_seen(tensors).cost_estimates)
 
     def begin(values: Floats) -> tuple[SumProtocol, Rounds, Round]:
-        protocol = protocol_of(device, choice, values, Settings(), len(tensors), seed, likely)
+        protocol = two_round_protocol(device, choice, values, PlanSettings(), len(tensors), seed, likely)
         rounds = protocol.rounds()
         return protocol, rounds, next(rounds)
 
@@ -216,9 +216,9 @@ def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
         advanced, seconds = _timed(lambda: _advanced(going[:1], copies))  # noqa: B023
         decode_s += seconds
         going = advanced + _advanced(going[1:], copies[1:])
-    (decoded,), seconds = _timed(lambda: first.codec.read(first.dense, first.sparse, 1))
+    (decoded,), seconds = _timed(lambda: first.codec.decode(first.dense, first.sparse, 1))
     seconds += decode_s
-    return _Run(4 * words, 4 * words, (encode_s, combine_s, seconds), decoded, format_of(first))
+    return _Run(4 * words, 4 * words, (encode_s, combine_s, seconds), decoded, fixed_point_format(first))
 
 
 def _copied(sums: Sums) -> Sums:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks import Column, Experiment, Size
 from peelsum.allreduce import Allreduce, NetworkModel, RequestedValues, TensorResult
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench.alone import Alone
+from peelsum.bench.alone import LoopbackSummation
 from peelsum.bench.codec.timing import NotExactError
 
 STEPS = 30
@@ -63,7 +63,7 @@ def _bursts(elements: int, rng: np.random.Generator) -> NDArray[np.int64]:
 
 def measure(seed: int, elements: int, sequence: str, network: str, way: RequestedValues) -> dict[str, Any]:
     """Return the figures of one sequence. Raises NotExactError if a sum differs from the tensor."""
-    backend = Alone()
+    backend = LoopbackSummation()
     reduce = Allreduce(backend, values=way, network=NETWORKS[network])
     words, bounds, count, worst, dense, exchanges = 0, 0.0, 0, 0.0, 0, 0
     for where in supports(sequence, elements, seed):

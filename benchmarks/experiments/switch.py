@@ -25,11 +25,11 @@ import numpy as np
 from benchmarks import Column, Experiment, Plot, Series, Size
 from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch.load_hosts import RingHosts
-from peelsum.bench.switch.rows import compared
+from peelsum.bench.switch.rows import measure_switches
 from peelsum.compiling import compiled
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.ring_kernels import InterfaceColumn as Ring
-from peelsum.softswitch.ports.ring_kernels import Wires, send_messages
+from peelsum.softswitch.ports.ring_kernels import InterfaceRings, send_messages
 from peelsum.softswitch.ports.xdp import CHUNK, RING
 from peelsum.switch_settings import Method
 from peelsum.topology import namespaces
@@ -46,7 +46,7 @@ def measure(seed: int, lanes: int, workers: int, seconds: float) -> Any:
     """Measure every switch, and the forwarder."""
     methods: tuple[Method, ...] = ("xdp", "packet")
     forwarders = {f"{method}_forwarder": partial(forwarded, method=method) for method in methods}
-    return compared(lanes, workers, seconds, forwarders)
+    return measure_switches(lanes, workers, seconds, forwarders)
 
 
 def forwarded(lanes: int, workers: int, seconds: float, method: Method) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _forward(connection: Connection, name: str, method: Method) -> None:
 
 
 @compiled
-def _by_chunks(wires: Wires) -> int:
+def _by_chunks(wires: InterfaceRings) -> int:
     """Send chunks that have arrived, and give back those that have left; return how many arrived."""
     state = wires.state[0]
     count = (np.int64(acquire(state[Ring.RX_PRODUCER])) - state[Ring.TAKEN]) & _WORD
@@ -125,19 +125,19 @@ def _by_chunks(wires: Wires) -> int:
     publish(state[Ring.TX_PRODUCER], np.uint32(state[Ring.PUT]))
     while np.int64(acquire(state[Ring.TX_CONSUMER])) != state[Ring.PUT] & _WORD:
         sendto(state[Ring.DESCRIPTOR], 0, 0, NO_WAIT, 0, 0)
-    done = (np.int64(acquire(state[Ring.DONE_PRODUCER])) - state[Ring.REAPED]) & _WORD
+    done = (np.int64(acquire(state[Ring.COMPLETION_PRODUCER])) - state[Ring.RECLAIMED]) & _WORD
     for i in range(done):
-        at = np.int64(load(state[Ring.DONE] + 8 * ((state[Ring.REAPED] + i) & _LAST), 0))
+        at = np.int64(load(state[Ring.DONE] + 8 * ((state[Ring.RECLAIMED] + i) & _LAST), 0))
         save(state[Ring.FILL] + 8 * ((state[Ring.FILLED] + i) & _LAST), 0, np.uint32(at - at % CHUNK))
-    state[Ring.REAPED] += done
+    state[Ring.RECLAIMED] += done
     state[Ring.FILLED] += done
-    publish(state[Ring.DONE_CONSUMER], np.uint32(state[Ring.REAPED]))
+    publish(state[Ring.COMPLETION_CONSUMER], np.uint32(state[Ring.RECLAIMED]))
     publish(state[Ring.FILL_PRODUCER], np.uint32(state[Ring.FILLED]))
     return int(count)
 
 
 @compiled
-def _by_slots(wires: Wires) -> int:
+def _by_slots(wires: InterfaceRings) -> int:
     """Send the frames that have arrived, and give their slots back; return their number."""
     state, count = wires.state[0], 0
     while count < wires.parts.shape[0]:

@@ -14,7 +14,15 @@ from peelsum.allreduce import Allreduce, Summation
 from peelsum.bench.allreduce import settings_of, wrong_elements
 from peelsum.bench.alone import LANES
 from peelsum.bench.point import Point
-from peelsum.bench.which_form import STEADY, STEPS, WINDOW, FormTime, automatic, predictions, simulated
+from peelsum.bench.which_form import (
+    STEADY,
+    STEPS,
+    WINDOW,
+    FormTime,
+    chosen_form,
+    predict_forms,
+    simulate_forms,
+)
 from peelsum.topology import Star
 from peelsum.transport.seats import plug_in
 
@@ -30,10 +38,10 @@ def measure(
 ) -> Iterator[dict[str, Value]]:
     """Yield a row for each density."""
     points = [Point(elements, density, gbps, rtt_ms / 1e3, workers=2, seed=seed) for density in density_each]
-    in_virtual_time = ((point, simulated(point)) for point in points)
+    in_virtual_time = ((point, simulate_forms(point)) for point in points)
     for point, forms in over_links(points) if level == "links" else in_virtual_time:
         ms = {form_time.form: form_time.ms or 0.0 for form_time in forms}
-        fastest, auto = min(ms, key=lambda form: ms[form]), automatic(point)
+        fastest, auto = min(ms, key=lambda form: ms[form]), chosen_form(point)
         yield {
             "density": point.density,
             **{f"{form}_ms": took for form, took in ms.items()},
@@ -61,7 +69,10 @@ def over_links(points: Sequence[Point]) -> Iterator[tuple[Point, list[FormTime]]
         seats = list(pool.map(lambda seat: plug_in(asdict(seat)), star.seats))
         try:
             for point in points:
-                yield point, [_measured(point, prediction, seats, pool) for prediction in predictions(point)]
+                yield (
+                    point,
+                    [_measured(point, prediction, seats, pool) for prediction in predict_forms(point)],
+                )
         finally:
             for seat in seats:
                 seat.close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peelsum.compress.costs import LinkModel, SwitchPath, rounds
+from peelsum.compress.costs import LinkModel, SwitchPath, tree_rounds
 from peelsum.simulation.scenario import Scenario
 from peelsum.simulation.simulation import frame_bytes
 from peelsum.simulation.trains import SimulationError
@@ -71,7 +71,7 @@ def parts(scenario: Scenario, algorithm: str) -> Parts:
     if algorithm in ("peelsum", "switchml"):
         return _through_switches(scenario, algorithm, LinkModel(hop_s, network.gbps))
     far = 2 if network.racks == 1 else 4  # links between two hosts that are farthest apart
-    levels, share = rounds(workers), 2 * (workers - 1) / workers
+    levels, share = tree_rounds(workers), 2 * (workers - 1) / workers
     # Round the ring; one hop per rack leads to another rack.
     tour = 2 * (workers - network.racks) + far * network.racks
     times, hops = {

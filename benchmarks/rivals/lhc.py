@@ -29,7 +29,7 @@ from benchmarks.rivals import lhc_loops as loops
 from peelsum import buffers
 from peelsum.bench.codec.device import TimedDevice
 from peelsum.bench.codec.peeling import Peeled, peel
-from peelsum.bench.codec.timing import Measured, require_exact, sent_words
+from peelsum.bench.codec.timing import Measured, require_exact, words_on_host
 from peelsum.codec import FixedPoint
 from peelsum.codec.threads import each
 
@@ -188,7 +188,7 @@ def smallest_lhc(
     layout = LhcLayout(1, seed, lanes, index_bits)
     rows = max(layout.heaviest_lane(positions), 1)
     while (layout := replace(layout, rows=rows)).cells <= max(elements, lanes):
-        if not layout.peeled(positions).left:
+        if not layout.peeled(positions).left_over:
             return layout
         rows = max(rows + 1, int(rows * _ROWS_STEP))
     return None
@@ -221,30 +221,30 @@ def lhc_step(
     clock, codec, there = device.clock, device.codec, device.place(values)
     lhc = _on(device, layout)
     started = clock()
-    sent = sent_words(lhc.index(there), codec)
+    sent = words_on_host(lhc.index(there), codec)
     encode_s = clock() - started
     arrived = sent.copy()
     started = clock()
-    summed = codec.placed(arrived)
+    summed = codec.to_device(arrived)
     sketch, counts = lhc.encode(there, fixed, summed)
-    sent = sent_words(sketch, codec)
+    sent = words_on_host(sketch, codec)
     encode_s += clock() - started
     arrived = sent.copy()
     started = clock()
-    decoded, unpeeled = lhc.decode(codec.placed(arrived), counts, summed, fixed, values.size)
-    codec.settle()
+    decoded, unpeeled = lhc.decode(codec.to_device(arrived), counts, summed, fixed, values.size)
+    codec.synchronize()
     decode_s = clock() - started
     if unpeeled:
         started = clock()
         positions, integers = lhc.left_over(there, fixed, summed)
-        sent = sent_words(integers, codec)
+        sent = words_on_host(integers, codec)
         encode_s += clock() - started
         arrived = sent.copy()
         started = clock()
-        lhc.complete(decoded, positions, codec.placed(arrived), fixed)
-        codec.settle()
+        lhc.complete(decoded, positions, codec.to_device(arrived), fixed)
+        codec.synchronize()
         decode_s += clock() - started
-    require_exact([values], codec.on_host(decoded), fixed)
+    require_exact([values], codec.to_host(decoded), fixed)
     return Measured(layout.words(values.size) + unpeeled, encode_s, decode_s, None, unpeeled)
 
 

@@ -266,7 +266,7 @@ def _lhc_steps(tensors: Tensors) -> list[tuple[float, list[int]]]:
     tables = []
     for layout in layouts:
         runs = [lhc_step(device, layout, union, fixed) for _ in range(_TIMED)]
-        unpeeled = runs[0].left
+        unpeeled = runs[0].left_over
         words = [runs[0].words - unpeeled, unpeeled] if unpeeled else [runs[0].words]
         tables.append((min(run.codec_s for run in runs), words))
     return tables

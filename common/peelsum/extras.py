@@ -17,6 +17,6 @@ def install_command(package: str, extra: str) -> str:
     return command
 
 
-def missing(package: str, extra: str) -> str:
+def missing_extra_message(package: str, extra: str) -> str:
     """Return the error message for a missing package: how to install the extra that contains it."""
     return f"{package}: is not installed; run: {install_command(package, extra)}"

@@ -20,7 +20,7 @@ class _HasFileno(Protocol):
 _tracked: WeakSet[_HasFileno] = WeakSet()
 
 
-def keep_from_children(opened: _HasFileno) -> None:
+def close_in_forked_children(opened: _HasFileno) -> None:
     """Replace `opened` by the null device in every child that is forked while it is open.
 
     A child can close `opened` as usual. Children that C code forks still inherit the descriptor.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 #: A series is all messages with the same text before their last colon. Seconds until the first message of a
 #: series is shown, and then between two messages; the interval doubles each time.
 FIRST_AFTER_S, INTERVAL_S = 1.0, 10.0
 
 
-def throttled(show: Tell) -> Tell:
+def throttled(show: ProgressCallback) -> ProgressCallback:
     """Return a function that forwards progress messages to `show`, less and less often."""
     due: dict[str, tuple[float, float]] = {}
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
-T = TypeVar("T", bound="Settings")
+T = TypeVar("T", bound="CommandSettings")
 
 
 class OptionError(ValueError):
@@ -55,7 +55,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Settings:
+class CommandSettings:
     """Base class of settings. Its constructor raises OptionError for a value that is out of range."""
 
     def __post_init__(self) -> None:

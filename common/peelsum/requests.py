@@ -13,9 +13,9 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from peelsum.forks import keep_from_children
+from peelsum.forks import close_in_forked_children
 from peelsum.reading import parse_json
-from peelsum.tls import Identity
+from peelsum.tls import TlsIdentity
 from peelsum.tls.identity import CLOSED_EARLY, closed_early
 
 #: Size limits of a request and of a response, including the line end.
@@ -64,7 +64,7 @@ def ask(
     *,
     connect_s: float,
     answer_s: float,
-    identity: Identity | None,
+    identity: TlsIdentity | None,
 ) -> tuple[socket.socket, bytes]:
     """Connect to a controller and send a request; return the open connection and the line of the response.
 
@@ -78,14 +78,14 @@ def ask(
         connection.settimeout(answer_s)
         if identity is not None:
             connection = _wrap_in_tls(connection, identity, controller[0])
-        keep_from_children(connection)
+        close_in_forked_children(connection)
         return connection, _exchange(connection, encode_line(values), secured=identity is not None)
     except BaseException:
         connection.close()
         raise
 
 
-def _wrap_in_tls(connection: socket.socket, identity: Identity, host: str) -> ssl.SSLSocket:
+def _wrap_in_tls(connection: socket.socket, identity: TlsIdentity, host: str) -> ssl.SSLSocket:
     """Do the TLS handshake as a client. Raises OSError."""
     try:
         return identity.context(server=False).wrap_socket(connection, server_hostname=host)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from peelsum.options import Option, OptionError, Settings
+from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.wire import CPU_PORT
 from peelsum.wire.datagrams import Address
 
@@ -116,7 +116,7 @@ _P4RUNTIME = Option("Where P4Runtime listens; port 0 chooses a free one.")
 
 
 @dataclass(frozen=True)
-class SwitchSettings(Settings):
+class SwitchSettings(CommandSettings):
     """The ports of a switch, their links, and where its P4Runtime server listens."""
 
     ports: Annotated[int, Option("Number of switch ports, numbered from 1.", 1, CPU_PORT - 1)] = 8
@@ -126,7 +126,7 @@ class SwitchSettings(Settings):
     udp_ports: Annotated[Mapping[int, int], _UDP_PORTS] = field(default_factory=dict)
     host: Annotated[str, Option("Address of the UDP ports.")] = "127.0.0.1"
     interfaces: Annotated[Mapping[int, str], _INTERFACES] = field(default_factory=dict)
-    ports_by: Annotated[Method, _PORT_METHOD] = "auto"
+    port_method: Annotated[Method, _PORT_METHOD] = "auto"
     peer_addresses: Annotated[Mapping[int, Address], _PEER_ADDRESSES] = field(default_factory=dict)
     loss: Annotated[float, _LOSS] = 0.0
     """Share of datagrams except hellos."""

@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from sums_of_floats import DTYPES, FAR, SLOW, check, typed, workers_of
 
 from peelsum.allreduce import Allreduce, History, NetworkModel, PlanMismatchError
-from peelsum.allreduce.levels import Levels
+from peelsum.allreduce.levels import BlockExponents
 from peelsum.allreduce.plan import Choice, Layout, TensorPlan
 
 WORKERS = 3
@@ -209,10 +209,10 @@ def table(elements: int, block: int) -> Any:
 
 def test_exponents_of_blocks_of_another_size() -> None:
     """A larger block has the largest field in it; smaller ones all have that of theirs. So restored ones."""
-    levels, key = Levels(), ("g", 1000)
+    levels, key = BlockExponents(), ("g", 1000)
     levels.of((key,), table(1000, 32))[:] = np.arange(32)
     assert levels.of((key,), table(1000, 256)).tolist() == [7, 15, 23, 31]
-    levels = Levels.restored(levels.saved())
+    levels = BlockExponents.restored(levels.saved())
     assert levels.of((key,), table(1000, 128)).tolist() == [7, 7, 15, 15, 23, 23, 31, 31]
     levels.forget(key)
     assert not levels.of((key,), table(1000, 128)).any()
@@ -221,7 +221,7 @@ def test_exponents_of_blocks_of_another_size() -> None:
 @given(arrays(np.int32, st.integers(0, 12), elements=st.integers(-1, 300)))
 def test_any_array_is_restored_as_it_was_saved_or_refused(array: Any) -> None:
     with suppress(ValueError):
-        restored = Levels.restored({"g": array})
+        restored = BlockExponents.restored({"g": array})
         np.testing.assert_array_equal(restored.saved().get("g", np.empty(0, np.int32)), array)
 
 
@@ -232,10 +232,10 @@ def test_any_array_is_restored_as_it_was_saved_or_refused(array: Any) -> None:
 )  # fmt: skip
 def test_fields_that_are_not_those_of_a_tensors_blocks_are_refused(array: list[int]) -> None:
     with pytest.raises(ValueError, match=rf"'g' has {len(array)} fields"):
-        Levels.restored({"g": np.array(array, np.int32)})
+        BlockExponents.restored({"g": np.array(array, np.int32)})
 
 
 def test_a_saved_block_of_any_size_takes_no_more_memory_than_the_tensor() -> None:
     saved = np.concatenate([np.array([1000, 2**40], np.int64).view(np.int32), np.array([7], np.int32)])
-    levels = Levels.restored({"g": saved})
+    levels = BlockExponents.restored({"g": saved})
     assert levels.of((("g", 1000),), table(1000, 32)).tolist() == [7] * 32

@@ -21,7 +21,7 @@ from peelsum.allreduce import (
     TensorPlan,
     costs,
 )
-from peelsum.allreduce.plan import FORMS, Settings, agreed, agreement_words
+from peelsum.allreduce.plan import FORMS, PlanSettings, agreed, agreement_words
 from peelsum.codec import CodecError, Implementation
 
 ONES = np.ones((4, 5), np.float32)
@@ -209,7 +209,7 @@ def test_digests_agree_exactly_when_equal() -> None:
 
 
 def test_digest_is_the_same_in_every_process() -> None:
-    plan = Plan((TensorPlan("g", (2, 3), "float32", Choice("dense")),), 4, 256, Settings())
+    plan = Plan((TensorPlan("g", (2, 3), "float32", Choice("dense")),), 4, 256, PlanSettings())
     assert f"{plan.digest:#018x}" == "0x6b9d151d935ffa8e"
     assert str(plan) == "0x6b9d151d935ffa8e (sum over 4 workers of 'g' float32[2, 3] dense)"
 
@@ -239,7 +239,7 @@ def test_bits_of_an_index_where_no_elements_are(implementation: Implementation, 
 
 
 def test_only_some_forms_travel_with_the_index():
-    seen = costs.Seen.uniform(100_000, 0.01)
+    seen = costs.UnionCounts.uniform(100_000, 0.01)
     for ahead, forms in ((False, set(FORMS)), (True, {"dense", "sketch"})):
-        found = costs.candidates(100_000, seen, Settings(), ahead=ahead)
+        found = costs.cost_estimates(100_000, seen, PlanSettings(), ahead=ahead)
         assert {one.choice.form for one in found} == forms

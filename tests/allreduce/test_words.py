@@ -13,7 +13,7 @@ from sums_of_floats import FAR, SLOW, check, workers_of
 
 from peelsum.allreduce import Allreduce, BitmapIndex, BlockIndex, BloomIndex, Choice, NetworkModel
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import Candidate, lower_bound_bits
+from peelsum.allreduce.costs import CostEstimate, lower_bound_bits
 
 N, STEPS = 1 << 16, 30
 LARGE = 1 << 20
@@ -29,10 +29,10 @@ def forced(monkeypatch: pytest.MonkeyPatch, index: Any, form: Any = "compact") -
     """Give every sparse tensor this index, from the first step on."""
     own = Chooser._find_cheapest
 
-    def choose(chooser: Any, asked: Any, *rest: Any) -> Candidate:
+    def choose(chooser: Any, asked: Any, *rest: Any) -> CostEstimate:
         if asked == "dense":
             return own(chooser, asked, *rest)
-        return Candidate(Choice(form, index), words=0, exchanges=1, codec_s=0)  # ahead is no faster
+        return CostEstimate(Choice(form, index), words=0, exchanges=1, codec_s=0)  # ahead is no faster
 
     monkeypatch.setattr(Chooser, "_find_cheapest", choose)
 

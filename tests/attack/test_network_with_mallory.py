@@ -16,7 +16,7 @@ from virtual_network import Faults, VirtualNetwork
 
 from peelsum.spec import SpecSwitch
 from peelsum.transport import JobConfig
-from peelsum.wire import EVERYONE, Kind, fields_of
+from peelsum.wire import EVERYONE, Kind, packet_fields
 from peelsum.wire.clock import NEVER_TICKS
 
 VICTIM, HERS = 1, 2
@@ -53,7 +53,7 @@ class BuggedSwitch(SpecSwitch):
     def _forged(self, payload: bytes, port: int) -> bytes:
         """Return a variation of `payload`, half the time one that the switch accepts for her own job."""
         batch = np.frombuffer(bytearray(payload), np.uint8)[None]
-        (fields,) = fields_of(batch, LANES)
+        (fields,) = packet_fields(batch, LANES)
         draw = self.mallory
         fields["lanes"] = draw.randrange(1 << 32)
         if draw.random() < 0.5:

@@ -25,7 +25,18 @@ from benchmarks.accuracy.rows import compared, fastest
 from benchmarks.accuracy.shares import SharesError, divide
 from benchmarks.accuracy.subjects import SUBJECTS, SubjectName, make_subject
 from benchmarks.accuracy.training import Run, Setting, train
-from peelsum.compress import DENSE, DGC, QSGD, LinkModel, PackedIntegers, Step, TopK, cost, costs, registered
+from peelsum.compress import (
+    DENSE,
+    DGC,
+    QSGD,
+    LinkModel,
+    PackedIntegers,
+    TopK,
+    Workload,
+    cost,
+    costs,
+    registered,
+)
 from peelsum.summation import Part
 
 LABELS = np.repeat(np.arange(10), 50)
@@ -209,7 +220,9 @@ def test_dense_gradients_take_the_planner_s_fastest_path() -> None:
     for gbps in (0.1, 100.0):
         link = LinkModel(1e-3, gbps)
         path = fastest(finished(compress_s=1.0, elements=100_000), link)
-        rows = costs(Step(100_000, 1.0, 4, link), [method for method in DENSE if method != "dense_switch"])
+        rows = costs(
+            Workload(100_000, 1.0, 4, link), [method for method in DENSE if method != "dense_switch"]
+        )
         assert path.network_s == pytest.approx(rows[0].seconds)
         assert path.name == rows[0].method.replace("dense_", "float ")
 
@@ -219,7 +232,7 @@ def test_gathered_values_take_the_planner_s_time() -> None:
     run = finished(
         "top-k", kind="indexed", payload_bytes=4 * 8 * 1000, traffic=Traffic(exchanges=10**6, parts=10**6)
     )
-    step = Step(100_000, 0.01, 4, link, select_s=0.0)
+    step = Workload(100_000, 0.01, 4, link, select_s=0.0)
     assert fastest(run, link).name == "all_gather"
     assert fastest(run, link).network_s == pytest.approx(cost("top_k_all_gather", step).seconds)
 

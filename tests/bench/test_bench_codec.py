@@ -94,9 +94,9 @@ def test_the_command_prints_medians_and_all_rows_as_json() -> None:
 
 def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(bench.CodecBenchError, match=r"--density: 0.6 is too dense.* use at most 0\.5"):
-        bench.draw("columns", N, 0.6, 0, "cpu")
+        bench.random_tensor("columns", N, 0.6, 0, "cpu")
     with pytest.raises(bench.CodecBenchError, match=r"--density: .* no non-zeros; increase"):
-        bench.draw("uniform", 64, 1e-6, 0, "cpu")
+        bench.random_tensor("uniform", 64, 1e-6, 0, "cpu")
     monkeypatch.setattr(device, "free_bytes", lambda: 2**30)
     require_memory(2**25, 0.01)
     with pytest.raises(NotEnoughMemoryError, match=r"--elements: 67,108,864 .* use at most 42,"):

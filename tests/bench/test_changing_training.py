@@ -18,7 +18,7 @@ from compressors import Books
 from benchmarks.accuracy import changing
 from benchmarks.accuracy.changing import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over
 from benchmarks.accuracy.training import Setting, train
-from peelsum.compress import METHODS, Flexible, LinkModel, Step, cost
+from peelsum.compress import METHODS, Flexible, LinkModel, Workload, cost
 
 SETTING = Setting("digits", "top-k", workers=3, seed=2, steps=12)
 ELEMENTS = 38_282
@@ -39,7 +39,7 @@ def test_a_fixed_method_takes_what_the_cost_model_says(method: Any, ratio: float
         for _ in range(2):
             training.step()
         exchange_s = (training.seconds - began) / 2 - COMPUTE_S - (SELECT_S if ratio < 1 else 0)
-    step = Step(ELEMENTS, ratio, 3, steady(0), select_s=0.0, headers=1, few_words=2**12)
+    step = Workload(ELEMENTS, ratio, 3, steady(0), select_s=0.0, headers=1, few_words=2**12)
     expected = cost(method, step)
     # The model has one tensor, and no packet that is not full.
     assert exchange_s == pytest.approx(expected.latency_s + expected.transfer_s, rel=0.15)
@@ -72,7 +72,9 @@ def test_books_close_from_method_to_method(monkeypatch: pytest.MonkeyPatch) -> N
     script = itertools.cycle(METHODS)
     with ChangingTraining(Setting("digits", "top-k", 2), steady, ("dense_ring", 1.0)) as training:
         for method in itertools.islice(script, len(METHODS)):
-            training._fixed = changing.Next(method, 1.0 if method.startswith("dense") else 0.01, False, {})
+            training._fixed = changing.StepPlan(
+                method, 1.0 if method.startswith("dense") else 0.01, False, {}
+            )
             training.step()
     for memory in training._memories:
         memory.balance()

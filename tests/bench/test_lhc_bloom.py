@@ -47,7 +47,7 @@ def test_the_fewest_words_recover_everything(density: float) -> None:
     best, program = fewest_words(positions, N), smallest_lhc(positions, N, index_bits=1)
     assert best is not None
     assert program is not None
-    assert best.layout.peeled(best.candidates).left == 0
+    assert best.layout.peeled(best.candidates).left_over == 0
     assert np.isin(positions, best.candidates).all()
     assert best.words < program.words(N)
     # A bitmap where it takes fewer bits than any filter.

@@ -57,9 +57,9 @@ def test_recovers_what_parallel_peeling_recovers(
 ) -> None:
     values, positions = tensor("uniform", 6001, 0.3, 2)
     layout = LhcLayout(rows, seed=7, index_bits=index_bits)
-    left_over = layout.peeled(positions).left
+    left_over = layout.peeled(positions).left_over
     assert (left_over > 0) == (rows < 60)
-    assert lhc_step(cuda, layout, values, FIXED).left == left_over
+    assert lhc_step(cuda, layout, values, FIXED).left_over == left_over
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_peeling_does_not_depend_on_the_order_of_programs() -> None:
                 there, index = on_device(values), lhc.index(on_device(values))
                 sketch, counts = lhc.encode(there, FIXED, index)
                 out, left_over = lhc.decode(sketch, counts, index, FIXED, len(values))
-            assert left_over == layout.peeled(positions).left
+            assert left_over == layout.peeled(positions).left_over
             assert (left_over > 0) == (rows == 5)
             ends.append(bits(out).tolist())
         assert all(end == ends[0] for end in ends)

@@ -64,8 +64,8 @@ def test_index_counts_workers_and_overflows_at_sixteen() -> None:
 def test_what_is_left_over_is_what_parallel_peeling_leaves(rows: int) -> None:
     values, fixed = drawn(200_000, 0.2, 1)
     layout = LhcLayout(rows, seed=3)
-    left_over = layout.peeled(np.flatnonzero(values)).left
-    assert lhc_step(TimedDevice.of("cpu"), layout, values, fixed).left == left_over
+    left_over = layout.peeled(np.flatnonzero(values)).left_over
+    assert lhc_step(TimedDevice.of("cpu"), layout, values, fixed).left_over == left_over
     assert (left_over > 0) == (rows < 400)
 
 
@@ -83,7 +83,7 @@ def test_every_table_that_is_tried_gives_the_exact_values(elements: int, density
         sketch, counts = layout.encode(values, fixed, index)
         out, missing = layout.decode(sketch, counts, index, fixed, elements)
         at, integers = layout.left_over(values, fixed, index)
-        assert len(at) == missing == layout.peeled(positions).left
+        assert len(at) == missing == layout.peeled(positions).left_over
         layout.complete(out, at, integers, fixed)
         np.testing.assert_array_equal(out, expected)
         measured = lhc_step(TimedDevice.of("cpu"), layout, values, fixed)
@@ -110,16 +110,16 @@ def test_the_smallest_layout_recovers_all_and_one_of_fewer_rows_does_not() -> No
     positions = np.flatnonzero(drawn(300_000, 0.05, 2)[0])
     layout = smallest_lhc(positions, 300_000)
     assert layout is not None
-    assert layout.peeled(positions).left == 0
-    assert LhcLayout(int(layout.rows / 1.06)).peeled(positions).left > 0
+    assert layout.peeled(positions).left_over == 0
+    assert LhcLayout(int(layout.rows / 1.06)).peeled(positions).left_over > 0
     assert smallest_lhc(np.arange(300_000), 300_000) is None
 
 
 def test_a_table_without_room_for_its_fullest_lane_cannot_be_peeled() -> None:
     """Lanes are independent: candidates in one lane share as many cells as the table has rows."""
     positions = np.arange(0, 50 * 1024, 1024)
-    assert LhcLayout(49).peeled(positions).left > 0
-    assert LhcLayout(400).peeled(positions).left == 0
+    assert LhcLayout(49).peeled(positions).left_over > 0
+    assert LhcLayout(400).peeled(positions).left_over == 0
 
 
 def test_words_are_half_a_byte_an_element_and_the_table() -> None:

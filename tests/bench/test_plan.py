@@ -14,13 +14,13 @@ import pytest
 from command_line import peelsum
 
 from benchmarks.experiments import plan_simulated
-from peelsum.allreduce import Choice, InvalidRequestError, NetworkModel, Settings
+from peelsum.allreduce import Choice, InvalidRequestError, NetworkModel, PlanSettings
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.plan import Layout, TensorPlan
-from peelsum.bench.codec import add_to_history, seen
+from peelsum.bench.codec import add_to_history, expected_statistics
 from peelsum.bench.plan import method_rows, plan, step_of
 from peelsum.bench.point import Point
-from peelsum.compress import AXES, METHODS, LinkModel, Step, crossovers
+from peelsum.compress import AXES, METHODS, LinkModel, Workload, crossovers
 
 SLOW = Point(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform")
 
@@ -31,8 +31,8 @@ def test_the_choice_is_what_an_allreduce_takes(gbps: float, rtt: float) -> None:
     request = Point(1 << 20, 0.01, gbps, rtt, 4, "rows")
     chooser = Chooser(network=request.network)
     tensor = TensorPlan("g", (1 << 20,), "float32", Choice("dense"))
-    add_to_history(chooser, Layout([tensor]), seen("rows", 1 << 20, 0.01))
-    (chosen,), ahead = chooser.choose([tensor], Settings())
+    add_to_history(chooser, Layout([tensor]), expected_statistics("rows", 1 << 20, 0.01))
+    (chosen,), ahead = chooser.choose([tensor], PlanSettings())
     assert plan(request)["choice"]["form"] == chosen.choice.form
     assert (plan(request)["choice"]["exchanges"] == 1) == ahead
     assert plan(request)["choice"]["index"] == (chosen.choice.index.form if chosen.choice.index else "none")
@@ -150,7 +150,7 @@ def test_methods_are_compared_and_dense_is_advised_where_it_wins(
 ) -> None:
     request = Point(1 << 20, 0.3, gbps, 1e-4, 4, "uniform", ratio)
     planned = plan(request)
-    assert planned["methods"] == method_rows(Step(1 << 20, ratio, 4, LinkModel(5e-5, gbps)))
+    assert planned["methods"] == method_rows(Workload(1 << 20, ratio, 4, LinkModel(5e-5, gbps)))
     assert planned["advice"].startswith(start)
     assert {change["axis"] for change in planned["crossovers"]} <= set(AXES)
     assert [change.at for change in crossovers(step_of(request), "gbps")] == [

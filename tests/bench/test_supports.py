@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.experiments import recovery
-from peelsum.bench.codec import SUPPORTS, Support, seen, tensor
+from peelsum.bench.codec import SUPPORTS, Support, expected_statistics, tensor
 from peelsum.codec import occupied
 
 N = 1 << 20
@@ -16,7 +16,7 @@ N = 1 << 20
 @pytest.mark.parametrize("density", [0.01, 0.2])
 def test_formulas_foretell_blocks_that_hold_non_zeros(support: Support, density: float) -> None:
     counts = np.mean([occupied(tensor(support, N, density, seed)[1]) for seed in range(4)], axis=0)
-    np.testing.assert_allclose(seen(support, N, density).occupied, counts, rtol=0.05)
+    np.testing.assert_allclose(expected_statistics(support, N, density).occupied, counts, rtol=0.05)
 
 
 @pytest.mark.parametrize("support", SUPPORTS)

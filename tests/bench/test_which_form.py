@@ -12,7 +12,7 @@ from benchmarks.experiments.which_form import over_links
 from peelsum.allreduce import Allreduce
 from peelsum.allreduce.plan import FORMS
 from peelsum.bench import which_form
-from peelsum.bench.alone import Alone
+from peelsum.bench.alone import LoopbackSummation
 from peelsum.bench.point import Point
 
 POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3, workers=2)
@@ -35,7 +35,7 @@ def test_long_exchanges_take_as_long_as_if_all_of_them_were_simulated(
 
 
 def test_a_simulated_step_is_exact_and_takes_its_codec_its_words_and_its_round_trips() -> None:
-    forms = which_form.simulated(POINT)
+    forms = which_form.simulate_forms(POINT)
     assert [form.form for form in forms] == list(FORMS)
     for form in forms:
         assert form.wrong == 0
@@ -47,8 +47,8 @@ def test_a_simulated_step_is_exact_and_takes_its_codec_its_words_and_its_round_t
 
 
 def test_other_links_change_no_step_in_memory_unless_they_change_the_index() -> None:
-    near = which_form.simulated(POINT)
-    far = which_form.simulated(replace(POINT, rtt=8e-3))
+    near = which_form.simulate_forms(POINT)
+    far = which_form.simulate_forms(replace(POINT, rtt=8e-3))
     assert [form.codec_ms for form in far] == [form.codec_ms for form in near]
     assert all(there.ms > here.ms + 2.9 for here, there in zip(near, far, strict=True))
 
@@ -64,11 +64,11 @@ def test_every_step_has_other_non_zeros_at_the_same_density() -> None:
     "point", [POINT, Point(1 << 16, 0.5, 100.0, 1e-4), Point(1 << 16, 0.2, 0.1, 1e-4)], ids=str
 )
 def test_the_automatic_form_is_that_of_an_allreduce(point: Point) -> None:
-    reduce = Allreduce(Alone(), network=point.network)
+    reduce = Allreduce(LoopbackSummation(), network=point.network)
     for number in range(3):
         (union,) = replace(point, workers=1).tensors(number)
         form = reduce.sum({"gradient": union})["gradient"].form
-    assert which_form.automatic(point) == form
+    assert which_form.chosen_form(point) == form
 
 
 @pytest.mark.usefixtures("forked_children")
@@ -97,7 +97,7 @@ def test_the_map_has_a_square_for_each_point_and_marks_where_auto_is_slower() ->
     figure = Figure()
     fill(figure, pd.DataFrame(points, columns=columns).assign(rtt_ms="5.0", elements="1024"))
     few, many = figure.axes
-    assert [axes.get_title() for axes in figure.axes] == ["2^10 elements, 1.0%", "2^10 elements, 20.0%"]
+    assert [axes.get_title() for axes in figure.axes] == ["1,024 elements, 1%", "1,024 elements, 20%"]
     assert [len(axes.patches) for axes in figure.axes] == [2, 1]
     assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["1.25x"]
     assert few.patches[0].get_facecolor() != few.patches[1].get_facecolor() == many.patches[0].get_facecolor()

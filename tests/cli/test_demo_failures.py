@@ -16,7 +16,7 @@ from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.cli.demo import command
 from peelsum.cli.demo.worker import GlooCheck, GlooError, InexactSumError
 from peelsum.processes import Child, ProcessError
-from peelsum.processes.interrupts import Interruption
+from peelsum.processes.interrupts import InterruptContext
 from peelsum.topology import Star
 
 #: A worker whose gloo gets one bit wrong.
@@ -104,12 +104,12 @@ def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
 def test_a_worker_stopped_while_starting_is_named(monkeypatch):
     def star_behind_a_stopped_worker(*arguments, **settings):
         os.kill(hands._workers[1]._process.pid, signal.SIGSTOP)
-        assert hands._workers[0].has_line(PATIENCE_S)
+        assert hands._workers[0].has_message(PATIENCE_S)
         return Star(*arguments, **settings)
 
     monkeypatch.setattr(command, "Star", star_behind_a_stopped_worker)
     expected = r"^worker 1: no answer within 4 s; check whether it is stopped, or give this machine fewer"
     with ExitStack() as stack:
-        hands = command.Processes(stack, Interruption(), 4.0)
+        hands = command.Processes(stack, InterruptContext(), 4.0)
         with pytest.raises(ProcessError, match=expected):
             hands.start(command.DemoSettings(workers=2, steps=3))

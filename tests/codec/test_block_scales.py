@@ -24,7 +24,7 @@ from peelsum.codec import device
 from peelsum.codec.cpu.scales import decode_scales, encode_scales, powers_of_two
 from peelsum.codec.reference import scales as reference
 from peelsum.codec.scales import ZERO
-from peelsum.codec.segments import Segment, Table
+from peelsum.codec.segments import Segment, SegmentTable
 
 SIZES = [1, 31, 32, 33, 1023, 1025, 8193]
 IMPLEMENTATIONS = ["reference", "cpu"]
@@ -41,7 +41,7 @@ def drawn(n: int, worker: int, octaves: int) -> Any:
 
 def agreed(implementation: Any, tensors: list[list[Any]], block: int) -> Any:
     """Return a codec that has read the words of all workers, each with its list of tensors."""
-    table = Table([Segment(values.size, sparse=False, block=block) for values in tensors[0]])
+    table = SegmentTable([Segment(values.size, sparse=False, block=block) for values in tensors[0]])
     segments, out = device(implementation).segments, [None] * len(table)
     codecs = [segments(table, values, out, len(tensors)) for values in tensors]
     ored = np.zeros(table.scale_words, np.uint32)

@@ -21,7 +21,7 @@ from peelsum.codec.gpu.index import index as write_index
 from peelsum.codec.gpu.segments import GpuSegments
 from peelsum.codec.reference import index as reference_index
 from peelsum.codec.reference import sketch as reference_sketch
-from peelsum.codec.segments import Segment, Table
+from peelsum.codec.segments import Segment, SegmentTable
 
 __all__ = ["poisoned_allocations"]
 
@@ -149,7 +149,7 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
 
 
 def test_rows_are_kept_as_long_as_their_table() -> None:
-    table = Table([Segment(70, sparse=False)])
+    table = SegmentTable([Segment(70, sparse=False)])
     first, second = (GpuSegments(table, [torch.zeros(70, device=DEVICE)], [None], 1) for _ in range(2))
     assert first._rows is second._rows
     kept = weakref.ref(table)
@@ -160,14 +160,14 @@ def test_rows_are_kept_as_long_as_their_table() -> None:
 
 def test_an_error_comes_before_results_are_written_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch writes all of them, so that the host can go through the step again."""
-    table = Table([Segment(40, sparse=False), Segment(70, sparse=True)])
+    table = SegmentTable([Segment(40, sparse=False), Segment(70, sparse=True)])
     whole = torch.ones(110, device=DEVICE)
     tensors = list(whole.split([40, 70]))
     codec = GpuSegments(table, tensors, tensors, 1)
     words = poisoned(table.scale_words)
     bitmap = codec.write_scales(words)
     codec.read_scales(bits(words))
-    counts, launches = codec.place(bitmap), []
+    counts, launches = codec.set_candidates(bitmap), []
     monkeypatch.setattr(launch, "run", lambda kernel, *rest, **options: launches.append(kernel))
-    codec.read(*(torch.zeros(count, dtype=torch.int32, device=DEVICE) for count in counts), 1)
+    codec.decode(*(torch.zeros(count, dtype=torch.int32, device=DEVICE) for count in counts), 1)
     assert len(launches) == 1

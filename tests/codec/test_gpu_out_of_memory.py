@@ -140,7 +140,7 @@ def test_sums_beyond_32_bits_that_find_no_room_leave_tensors_as_they_were() -> N
         pair.scale = 1e4
         shortage = Shortage(last - back - 1 if last else 1000, lasting=True)
         results = pair.sum(shortage)
-        assert results[0].ahead
+        assert results[0].one_round
         assert results[0]["a"].total_at.dtype in (np.int64, torch.int64)
         assert shortage.struck == bool(last)
         last = last or shortage.count

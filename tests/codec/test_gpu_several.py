@@ -15,7 +15,7 @@ from peelsum.codec.gpu import launch
 from peelsum.codec.gpu import segments as gpu_segments
 from peelsum.codec.gpu.memory import DeviceMemory
 from peelsum.codec.gpu.segments import GpuSegments
-from peelsum.codec.segments import Segment, Table
+from peelsum.codec.segments import Segment, SegmentTable
 
 pytestmark = pytest.mark.skipif(
     REAL and torch.cuda.device_count() < 2, reason="torch makes fake tensors only of GPUs that are there"
@@ -33,7 +33,7 @@ def test_a_step_lies_on_the_first_tensors_device(monkeypatch: pytest.MonkeyPatch
 
 
 def test_results_lie_on_their_tensors_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table([Segment(99, sparse=False)] * 3)
+    table = SegmentTable([Segment(99, sparse=False)] * 3)
     monkeypatch.setattr(launch, "run", lambda *arguments, **options: None)
     monkeypatch.setattr(gpu_segments, "_rows", lambda table, stream: gpu_segments.Rows(*[None] * 3, 0, 0))
     monkeypatch.setattr(gpu_segments, "stream_of", lambda device: (device, 0))
@@ -43,7 +43,7 @@ def test_results_lie_on_their_tensors_devices(monkeypatch: pytest.MonkeyPatch) -
         codec._row_numbers = values[0], values[0]
         codec._union = codec._bases = values[0]
         codec._counts = [values[0]] * 2
-        results = codec.read(values[0], values[0], 1)
+        results = codec.decode(values[0], values[0], 1)
     assert [one.device for one in results] == [one.device for one in values]
 
 

@@ -19,8 +19,8 @@ from poison import Guarded
 from peelsum.codec import (
     BLOCK_SIZES,
     BloomLayout,
+    CodecDevice,
     CodecError,
-    Device,
     FixedPoint,
     block_words,
     device,
@@ -68,7 +68,7 @@ def set_bits(words: Words) -> list[int]:
     return np.flatnonzero(np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")).tolist()
 
 
-def filtered(ops: Device, layout: BloomLayout, index: Words, elements: int, first: int = 0) -> Words:
+def filtered(ops: CodecDevice, layout: BloomLayout, index: Words, elements: int, first: int = 0) -> Words:
     """Return what passes a filter of an index; the guards of both arrays must survive."""
     words, out = Guarded(layout.words), Guarded(index.size)
     ops.bloom_encode(layout, index, words.array, first)
@@ -91,7 +91,7 @@ def test_bitmap(density: float) -> None:
 
 
 @pytest.mark.parametrize("density", DENSITIES)
-def test_positions(ops: Device, density: float) -> None:
+def test_positions(ops: CodecDevice, density: float) -> None:
     for n in ends(ops):
         where = np.flatnonzero(drawn(n, density))
         words = packed(np.isin(np.arange(n), where))
@@ -114,7 +114,7 @@ def test_the_last_positions_are_written_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("block", [2, 4, 8, 16, 32, 64, 128, 1024, 4096, 2**14])
-def test_blocks(ops: Device, block: int) -> None:
+def test_blocks(ops: CodecDevice, block: int) -> None:
     for n in ends(ops):
         for density in (0.0, 0.001, 0.1, 1.0) if ends(ops) is ENDS else (0.01,):
             where = np.flatnonzero(drawn(n, density))
@@ -137,13 +137,13 @@ def test_occupied_blocks_are_counted(count: Callable[[Any], Any], density: float
 
 
 @pytest.mark.parametrize("density", DENSITIES)
-def test_bits_of_candidates(ops: Device, density: float) -> None:
+def test_bits_of_candidates(ops: CodecDevice, density: float) -> None:
     for n in ends(ops):
         mask, chosen = drawn(n, density) != 0, np.random.default_rng(n).random(n) < 0.5
         gathered_and_scattered(ops, mask, chosen)
 
 
-def gathered_and_scattered(ops: Device, mask: NDArray[np.bool_], chosen: NDArray[np.bool_]) -> None:
+def gathered_and_scattered(ops: CodecDevice, mask: NDArray[np.bool_], chosen: NDArray[np.bool_]) -> None:
     bits, out = Guarded(index_words(int(mask.sum()))), Guarded(index_words(mask.size))
     ops.gather_bits(packed(chosen), packed(mask), bits.array)
     bits.check(packed(chosen[mask]))
@@ -161,7 +161,7 @@ def test_the_last_word_may_have_any_number_of_candidates(words: int) -> None:
 
 
 @pytest.mark.parametrize(("density", "hashes"), [(0.0, 7), (0.001, 1), (0.001, 32), (0.1, 2)])
-def test_a_filter_lets_everything_pass_that_is_in_it(ops: Device, density: float, hashes: int) -> None:
+def test_a_filter_lets_everything_pass_that_is_in_it(ops: CodecDevice, density: float, hashes: int) -> None:
     """And what the reference lets pass."""
     for n in ends(ops):
         where = np.flatnonzero(drawn(n, density))
@@ -187,14 +187,14 @@ def test_false_positives_are_as_rare_as_promised() -> None:
             assert passed / n == pytest.approx(2.0**-hashes, rel=0.1)
 
 
-def test_a_filter_too_small_lets_all_pass(ops: Device) -> None:
+def test_a_filter_too_small_lets_all_pass(ops: CodecDevice) -> None:
     n = 10_007
     index = packed(np.arange(n) % 3 == 0)
     passed = filtered(ops, BloomLayout(3, 1, 7), index, n)
     np.testing.assert_array_equal(passed, packed(np.ones(n, np.bool_)))
 
 
-def test_filter_places_are_those_of_the_definition(ops: Device) -> None:
+def test_filter_places_are_those_of_the_definition(ops: CodecDevice) -> None:
     """Compare the layout with one computed in Python's integers, far beyond 2**31 elements."""
     layout = BloomLayout(5, 11, 2**63 + 12345)
     for element in (0, 31, 1000, 2**31 + 7, 2**38 + 45):

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peelsum.codec import Device, device, threads
+from peelsum.codec import CodecDevice, device, threads
 from peelsum.codec.cpu import segments as cpu_segments
 from peelsum.codec.cpu.vectors import HAS_AVX512
-from peelsum.codec.segments import ROW, Segment, Table
+from peelsum.codec.segments import ROW, Segment, SegmentTable
 
 REFERENCE = device("reference")
 #: Around a row, a word of rows, a block of floats, and a vector.
@@ -20,12 +20,12 @@ DENSITIES = [0.0, 0.001, 0.02, 0.04, 0.3, 1.0]
 GUARD = 64
 
 
-def tables(rng: np.random.Generator) -> Table:
+def tables(rng: np.random.Generator) -> SegmentTable:
     sizes = rng.choice(SIZES, int(rng.integers(1, 12))).tolist()
     if rng.random() < 0.1:
         sizes = [1 + m * 7 % 100 for m in range(90)]
     dense = int(rng.integers(0, len(sizes) + 1))
-    return Table([Segment(n, s >= dense, 2 ** int(rng.integers(5, 16))) for s, n in enumerate(sizes)])
+    return SegmentTable([Segment(n, s >= dense, 2 ** int(rng.integers(5, 16))) for s, n in enumerate(sizes)])
 
 
 def drawn(n: int, rng: np.random.Generator) -> Any:
@@ -40,26 +40,26 @@ def drawn(n: int, rng: np.random.Generator) -> Any:
 class Guarded:
     """An array of garbage on a device, between guards."""
 
-    def __init__(self, ops: Device, count: int, dtype: Any) -> None:
+    def __init__(self, ops: CodecDevice, count: int, dtype: Any) -> None:
         self._ops, self._before = ops, np.full(count + 2 * GUARD, 0x5A5A5A5A, np.int32).view(dtype)
-        self._all = ops.placed(self._before.copy())
+        self._all = ops.to_device(self._before.copy())
         self.array = self._all[GUARD : GUARD + count]
 
     def check(self) -> None:
         for part in (slice(GUARD), slice(len(self.array) + GUARD, None)):
-            after = self._ops.on_host(self._all[part]).view(np.int32)
+            after = self._ops.to_host(self._all[part]).view(np.int32)
             np.testing.assert_array_equal(after, self._before[part].view(np.int32))
 
 
-def run(ops: Device, table: Table, seed: int, workers: int) -> list[Any]:
+def run(ops: CodecDevice, table: SegmentTable, seed: int, workers: int) -> list[Any]:
     """Go through a step of one worker among several; return everything that its codec writes."""
-    rng, host = np.random.default_rng(seed), ops.on_host
+    rng, host = np.random.default_rng(seed), ops.to_host
     arrays = [drawn(n, rng) for n in table.elements.tolist()]
     if seed % 2:  # the tensors lie end to end
-        whole = ops.placed(np.concatenate(arrays))
+        whole = ops.to_device(np.concatenate(arrays))
         values = [whole[a:b] for a, b in zip(table.begins, table.begins[1:], strict=False)]
     else:
-        values = [ops.placed(array.copy()) for array in arrays]
+        values = [ops.to_device(array.copy()) for array in arrays]
     # Where results go: an array of the caller's between guards, over the values, or a new array.
     rooms = [Guarded(ops, n, np.float32) for n in table.elements.tolist()]
     kinds = rng.integers(3, size=len(table)) if seed % 4 else np.zeros(len(table), int)
@@ -75,7 +75,7 @@ def run(ops: Device, table: Table, seed: int, workers: int) -> list[Any]:
         union[first:end] |= np.packbits(others, bitorder="little").view(np.uint32)
     codec.read_scales(host(words.array).copy())
     for candidates in (union | bitmap[::-1] & union, union):  # placed again, as if an index was refined
-        dense, sparse = codec.place(ops.placed(candidates.copy()))
+        dense, sparse = codec.set_candidates(ops.to_device(candidates.copy()))
     written = Guarded(ops, dense + sparse, np.int32)
     codec.write_dense(written.array[:dense])
     codec.gather(written.array[dense:])
@@ -87,8 +87,8 @@ def run(ops: Device, table: Table, seed: int, workers: int) -> list[Any]:
     some_values = codec.values_at(some) + np.float32(0)  # -0.0 may be 0.0 by now
     other = some[rng.random(some.size) < 0.5]
     corrected = other, rng.standard_normal(other.size).astype(np.float32)
-    totals = ops.placed(sums[:dense]), ops.placed(sums[dense:])
-    results = codec.read(*totals, workers, corrected if seed % 3 else None)
+    totals = ops.to_device(sums[:dense]), ops.to_device(sums[dense:])
+    results = codec.decode(*totals, workers, corrected if seed % 3 else None)
     for result, requested in zip(results, out, strict=True):
         assert requested is None or result is requested
     for guarded in (written, words, *rooms):
@@ -113,7 +113,7 @@ def run(ops: Device, table: Table, seed: int, workers: int) -> list[Any]:
     ]
 
 
-def compare(ops: Device, table: Table, seed: int, workers: int) -> None:
+def compare(ops: CodecDevice, table: SegmentTable, seed: int, workers: int) -> None:
     for ours, theirs in zip(
         run(ops, table, seed, workers), run(REFERENCE, table, seed, workers), strict=True
     ):
@@ -121,7 +121,7 @@ def compare(ops: Device, table: Table, seed: int, workers: int) -> None:
 
 
 @pytest.fixture(params=["vectors", "cpu", "gpu"])
-def codec_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+def codec_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CodecDevice:
     """Return the CPU, as with and as without AVX-512 (the loops then run as Python); or the GPU."""
     if request.param == "gpu":
         pytest.importorskip("gpu_device")
@@ -137,7 +137,7 @@ def codec_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_words_and_results_are_those_of_the_reference(codec_device: Device, seed: int) -> None:
+def test_words_and_results_are_those_of_the_reference(codec_device: CodecDevice, seed: int) -> None:
     compare(codec_device, tables(np.random.default_rng(seed)), seed, [1, 2, 3, 32][seed % 4])
 
 
@@ -171,7 +171,9 @@ def test_pieces_over_several_cores_change_nothing(
     rng = np.random.default_rng(seed)
     sizes = rng.choice([33, 4097, 32767, 32768, 32769, 65536, 100_001], 4)
     dense = int(rng.integers(0, 5))
-    table = Table([Segment(int(n), s >= dense, 2 ** int(rng.integers(5, 16))) for s, n in enumerate(sizes)])
+    table = SegmentTable(
+        [Segment(int(n), s >= dense, 2 ** int(rng.integers(5, 16))) for s, n in enumerate(sizes)]
+    )
     pieces = len(cpu_segments._pieces(table)[0])
     assert pieces >= (len(sizes) if sizes.max() <= 2**15 else len(sizes) + 1)
     calls, work = [], cpu_segments.write_magnitudes
@@ -181,7 +183,7 @@ def test_pieces_over_several_cores_change_nothing(
 
 
 def test_a_table_has_the_begins_of_rows_and_blocks() -> None:
-    table = Table([Segment(70, False, 64), Segment(1, True), Segment(33, True, 32)])
+    table = SegmentTable([Segment(70, False, 64), Segment(1, True), Segment(33, True, 32)])
     assert (table.dense, table.scale_words, table.words) == (1, 3 + 2 + 1 + 2, 3)
     assert table.first_words.tolist() == [0, 1, 3]
     assert table.segment_of_row.tolist() == [0, 0, 0, 1, 2, 2]

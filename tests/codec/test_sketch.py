@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from poison import Guarded
 
-from peelsum.codec import SUB_TABLES, CodecError, Device, SketchLayout, device, threads
+from peelsum.codec import SUB_TABLES, CodecDevice, CodecError, SketchLayout, device, threads
 from peelsum.codec.layout import MIX_STEP, mix
 from peelsum.codec.reference import sketch as reference
 
@@ -42,7 +42,7 @@ SUPPORTS = pytest.mark.parametrize("support", [uniform, rows, columns, everythin
 
 
 def encoded(
-    ops: Device, layout: SketchLayout, where: NDArray[np.int64], values: NDArray[np.int32]
+    ops: CodecDevice, layout: SketchLayout, where: NDArray[np.int64], values: NDArray[np.int32]
 ) -> NDArray[np.uint32]:
     sketch = np.empty(layout.cells, np.uint32)
     ops.sketch_encode(layout, where, values, sketch)
@@ -50,7 +50,7 @@ def encoded(
 
 
 def decoded_with_left_over_round(
-    ops: Device,
+    ops: CodecDevice,
     layout: SketchLayout,
     sketch: NDArray[np.uint32],
     where: NDArray[np.int64],
@@ -88,7 +88,7 @@ def cells_of(layout: SketchLayout, element: int) -> list[int]:
 @SUPPORTS
 @pytest.mark.parametrize("cells_per_candidate", [1.6, 1.3, 0.14])
 def test_decode_inverts_encode_for_any_support(
-    ops: Device, support: Support, cells_per_candidate: float
+    ops: CodecDevice, support: Support, cells_per_candidate: float
 ) -> None:
     for n in (0, 1, 31, 997) if getattr(ops, "interpreted", False) else (0, 1, 31, 997, 4096):
         rng = np.random.default_rng(n)
@@ -105,7 +105,7 @@ def test_decode_inverts_encode_for_any_support(
 
 @SUPPORTS
 @pytest.mark.parametrize("workers", [1, 4])
-def test_encoding_is_linear_over_the_union(ops: Device, support: Support, workers: int) -> None:
+def test_encoding_is_linear_over_the_union(ops: CodecDevice, support: Support, workers: int) -> None:
     rng, n = np.random.default_rng(workers), 803
     supports = [support(rng, n) for _ in range(workers)]
     dense = np.zeros((workers, n), np.int32)
@@ -125,7 +125,9 @@ def test_encoding_is_linear_over_the_union(ops: Device, support: Support, worker
 
 @pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=["cpu", "reference"])
 @pytest.mark.parametrize(("count", "left"), [(2**16, 0), (2**16 + 1, 2**16 + 1)])
-def test_a_segment_with_more_than_65_536_candidates_is_left_over(ops: Device, count: int, left: int) -> None:
+def test_a_segment_with_more_than_65_536_candidates_is_left_over(
+    ops: CodecDevice, count: int, left: int
+) -> None:
     """The other segment of the sketch is peeled."""
     rng, layout = np.random.default_rng(0), SketchLayout(2**15, 11, 2)
     drawn = np.array([cells_of(layout, i)[0] // layout.segment_cells for i in range(150_000)])
@@ -139,7 +141,7 @@ def test_a_segment_with_more_than_65_536_candidates_is_left_over(ops: Device, co
 
 
 @pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=["cpu", "reference"])
-def test_a_cell_may_hold_65_536_candidates(ops: Device) -> None:
+def test_a_cell_may_hold_65_536_candidates(ops: CodecDevice) -> None:
     """They fill the bits that count them."""
     layout = SketchLayout(1, 0, 2)
     segments = [cells_of(layout, i)[0] // 3 for i in range(140_000)]
@@ -185,7 +187,7 @@ def test_ends_of_peeling(count: int) -> None:
 
 @pytest.mark.parametrize(("segments", "width"), [(1, 200), (2, 90), (16, 6), (128, 2)])
 def test_every_segment_is_a_sketch_of_its_own(
-    ops: Device, segments: int, width: int, monkeypatch: pytest.MonkeyPatch
+    ops: CodecDevice, segments: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if several cores share them."""
     if getattr(ops, "interpreted", False) and segments > 16:
@@ -208,7 +210,7 @@ def test_every_segment_is_a_sketch_of_its_own(
         np.testing.assert_array_equal(left[np.isin(left, part)], unpeeled)
 
 
-def test_each_element_adds_its_sign_once_to_each_sub_table(ops: Device) -> None:
+def test_each_element_adds_its_sign_once_to_each_sub_table(ops: CodecDevice) -> None:
     layout = SketchLayout(120, 3)
     for element in (0, 23, 24, 1000, 2**33 + 11):
         sketch = encoded(ops, layout, np.array([element]), np.array([1], np.int32))

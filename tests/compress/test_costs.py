@@ -20,20 +20,20 @@ from peelsum.compress import (
     Memory,
     Method,
     StarTopK,
-    Step,
     SwitchPath,
     TopK,
     VarTopK,
+    Workload,
     cost,
     costs,
     crossovers,
 )
-from peelsum.compress.costs import CompressConfigError, all_reduce_cost, directly
+from peelsum.compress.costs import CompressConfigError, all_reduce_cost, direct_cost
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 LINK = LinkModel(1e-3, 0.1)
 WORD_S = 32 / 0.1e9
-STEP = Step(1_000_000, 0.01, 4, LinkModel(1e-3, 1.0), select_s=0.0)
+STEP = Workload(1_000_000, 0.01, 4, LinkModel(1e-3, 1.0), select_s=0.0)
 
 
 class Clocks:
@@ -106,8 +106,8 @@ def test_an_exchange_costs_its_messages_and_its_words_on_the_busiest_link(worker
         seconds = messages * LINK.latency_s + sent * WORD_S
         assert network(LINK, workers).seconds(words, 1) == pytest.approx(seconds, rel=1e-9)
     assert all_reduce_cost(workers, words, few=True) == (1, words * (workers - 1))
-    assert directly(workers, words, words) == (1, words * (workers - 1))
-    assert directly(workers, words, words - 1) == (2, pytest.approx(2 * words * (workers - 1) / workers))
+    assert direct_cost(workers, words, words) == (1, words * (workers - 1))
+    assert direct_cost(workers, words, words - 1) == (2, pytest.approx(2 * words * (workers - 1) / workers))
 
 
 def test_a_switch_sends_whole_packets_and_at_most_a_window_in_a_round_trip() -> None:
@@ -176,7 +176,7 @@ def test_the_switch_s_exchanges_and_words_are_those_of_a_sum(
         first, *others = workers.recorded(
             [{"x": rng.standard_normal(elements, np.float32)} for _ in range(4)]
         )
-    model = cost(method, Step(elements, ratio, 4, LinkModel(1.0, 1.0), headers=1))
+    model = cost(method, Workload(elements, ratio, 4, LinkModel(1.0, 1.0), headers=1))
     assert len(first) == model.latency_s / 2 + election
     words = sum(size for parts in first for _, size in parts)
     assert words == pytest.approx(model.words, rel=0.02, abs=130)
@@ -198,7 +198,7 @@ def test_at_a_crossover_two_methods_take_the_same_time(axis: str) -> None:
         assert costs(at(axis, one.at * 1.01))[0].method == one.above
 
 
-def at(axis: str, value: float) -> Step:
+def at(axis: str, value: float) -> Workload:
     if axis in ("gbps", "latency_s"):
         return replace(STEP, link=replace(STEP.link, **{axis: value}))
     return replace(STEP, **{axis: round(value) if axis == "elements" else value})

@@ -11,7 +11,7 @@ from network_model import World
 pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.allreduce import LocalSummation
-from peelsum.compress import DENSE, CompressedSum, Flexible, LinkModel, Memory, Next
+from peelsum.compress import DENSE, CompressedSum, Flexible, LinkModel, Memory, StepPlan
 from peelsum.compress.decisions import compressor_of
 
 WORKERS, ELEMENTS = 2, 60
@@ -29,7 +29,7 @@ class Group:
         self.seats = [(seat, Memory()) for seat in LocalSummation.group(WORKERS)]
         self.sums: dict[tuple[str, float], list[CompressedSum]] = {}
 
-    def step(self, step: int, plan: Next) -> None:
+    def step(self, step: int, plan: StepPlan) -> None:
         """Sum a gradient of every worker, as the step's decision says."""
         given = np.random.default_rng(step).standard_normal((WORKERS, ELEMENTS)).astype(np.float32)
         given *= np.float32(self.spike if step == SPIKE_AT else 1.0)

@@ -22,8 +22,8 @@ from peelsum.compress import (
     Method,
     MethodCandidate,
     MethodChosen,
-    Step,
-    Traffic,
+    StepTraffic,
+    Workload,
     candidate_loss,
     carrier_of,
     choose_candidate,
@@ -89,7 +89,7 @@ def test_a_decider_goes_on_from_what_another_saved() -> None:
         for _ in range(20):
             assert first.next == second.next
             measured = Measurement(2e-3, 3e-3, 4e-3, 5e-3, 0.1, 1e-3, 1e-3, 0.3)
-            traffic = Traffic(ELEMENTS, 1, 12.0, 1e5, 2.0, 100.0)
+            traffic = StepTraffic(ELEMENTS, 1, 12.0, 1e5, 2.0, 100.0)
             assert first.observe(measured, traffic) == second.observe(measured, traffic)
 
 
@@ -98,7 +98,7 @@ def test_a_gradient_of_another_size_is_decided_for() -> None:
     decider = Decider(Flexible(explore_steps=1), ELEMENTS, WORKERS)
     for _ in range(40):
         measured = Measurement(6e-3, 0.0, 7e-3, 0.0, exchange_s=0.2, compress_s=1e-4, gain=0.5)
-        decider.observe(measured, Traffic(elements=1000, sums=30, messages=180, words=1500))
+        decider.observe(measured, StepTraffic(elements=1000, sums=30, messages=180, words=1500))
     assert decider.next.method in DENSE
 
 
@@ -132,7 +132,7 @@ def test_what_is_in_use_is_the_best_of_all_candidates_by_the_true_times(prefer: 
 
 
 def seconds(world: World, method: Method, ratio: float, link: LinkModel) -> float:
-    one = cost(method, Step(ELEMENTS, ratio, WORKERS, link, select_s=world.select_s))
+    one = cost(method, Workload(ELEMENTS, ratio, WORKERS, link, select_s=world.select_s))
     return one.seconds + world.compute_s
 
 

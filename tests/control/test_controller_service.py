@@ -35,7 +35,7 @@ class Running:
 
     def until(self, kind):
         """Read events until one of this kind; return its text."""
-        while (event := self.child.next_line(PATIENCE_S))["kind"] != kind:
+        while (event := self.child.next_message(PATIENCE_S))["kind"] != kind:
             pass
         return event["text"]
 

@@ -15,7 +15,7 @@ from peelsum.control.cluster.requests import (
     LEASE_TIMEOUT_S,
     MAX_CONNECTIONS,
     REQUEST_TIMEOUT_S,
-    Requests,
+    RequestServer,
 )
 from peelsum.requests import encode_line
 
@@ -28,7 +28,7 @@ def place():
 
 @pytest.fixture
 def requests(place):
-    with Requests(place, "job 1") as served:
+    with RequestServer(place, "job 1") as served:
         yield served
 
 
@@ -149,7 +149,7 @@ def test_without_descriptors_a_connection_is_accepted_later(place, link):
             return place.accept()
 
     full = Full()
-    with Requests(full, "job 1") as requests:
+    with RequestServer(full, "job 1") as requests:
         link(ask(8))
         await_start(requests)
         assert requests.holder == "process 8 of 127.0.0.1"

@@ -41,7 +41,7 @@ class Holder:
     def __init__(self, job):
         self.told, self.job = [], job
         self.jobs = JobController(tell=lambda event: self.told.append(event))
-        self.jobs.hold(job)
+        self.jobs.acquire_lease(job)
         self.generation = self.jobs.admit_job(job)["generation"]
         self.told.clear()
 
@@ -187,7 +187,7 @@ def test_a_held_job_is_refused_to_others_until_its_holder_ends(held, switch, job
     with monkeypatch.context() as patched:
         patched.setattr("peelsum.control.session._RELEASE_S", 0.0)
         with closing(JobController()) as other, pytest.raises(LeaseHeldError, match=refusal):
-            other.hold(job)
+            other.acquire_lease(job)
         with (
             Primary(switch.address, patience_s=PATIENCE_S) as other,
             pytest.raises(LeaseHeldError, match=refusal),
@@ -197,11 +197,11 @@ def test_a_held_job_is_refused_to_others_until_its_holder_ends(held, switch, job
         switch.stop()
         switch.start()
         with closing(JobController()) as other:
-            other.hold(job)
+            other.acquire_lease(job)
             assert held.poll() == ["ended"]
     held.close()
     with closing(JobController()) as other:
-        other.hold(job)
+        other.acquire_lease(job)
 
 
 @pytest.mark.parametrize("job_id", [3, 4])
@@ -217,7 +217,7 @@ def test_a_pipeline_with_other_jobs_is_not_replaced(held, switch, description, j
         with pytest.raises(
             DescriptionError, match=r"pipeline_lanes: 64: .* another program, of 32 lanes, with jobs 3; evict"
         ):
-            jobs.hold(wide)
+            jobs.acquire_lease(wide)
 
 
 def test_bmv2_gets_its_tables_back_too(tmp_path, description):

@@ -135,12 +135,12 @@ def test_a_request_without_end_is_cut(served, monkeypatch):
 
 def test_beyond_loopback_only_with_tls(tmp_path):
     pytest.importorskip("cryptography", reason="cryptography is not installed")
-    from peelsum.tls import Identity, Role, certificates
+    from peelsum.tls import Role, TlsIdentity, certificates
 
     with pytest.raises(TlsError, match=r"metrics: 0\.0\.0\.0 is beyond loopback"):
         MetricsServer(("0.0.0.0", 0), PARTS["switch"], dict)
     switch, viewer = (
-        Identity.read(certificates.make(tmp_path, role, name=role)) for role in (Role.SWITCH, Role.VIEWER)
+        TlsIdentity.read(certificates.make(tmp_path, role, name=role)) for role in (Role.SWITCH, Role.VIEWER)
     )
     with MetricsServer(("0.0.0.0", 0), PARTS["switch"], dict, switch) as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")

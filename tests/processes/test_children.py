@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.processes import Child, Signalled
-from peelsum.processes.interrupts import Interrupted, Interruption
+from peelsum.processes import Child, SignalWaiter
+from peelsum.processes.interrupts import InterruptContext, Interrupted
 
 
 def ended(program: str) -> Child:
     """A child that ran a Python program to its end."""
     child = Child("part", [sys.executable, "-c", program])
-    assert child.has_line(30)
+    assert child.has_message(30)
     return child
 
 
@@ -41,14 +41,14 @@ def test_a_killed_child_is_told_of_by_its_signal() -> None:
     child = Child("part", [sys.executable, "-c", "import signal; print('{}', flush=True); signal.pause()"])
     assert child.ready() == {}
     os.kill(child.pid, signal.SIGKILL)
-    assert child.has_line(30)
+    assert child.has_message(30)
     assert child.exit_report() == "part: ended by SIGKILL"
     child.stop()
 
 
 def test_a_signal_is_remembered_until_it_was_waited_for() -> None:
     before = signal.getsignal(signal.SIGUSR2)
-    signalled = Signalled(signal.SIGUSR2)
+    signalled = SignalWaiter(signal.SIGUSR2)
     try:
         assert not signalled.wait(0)
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -83,6 +83,6 @@ def test_an_interrupt_while_a_child_starts_ends_it(monkeypatch) -> None:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(subprocess, "Popen", Interrupting)
-    with Interruption(), pytest.raises(Interrupted, match="SIGTERM"):
+    with InterruptContext(), pytest.raises(Interrupted, match="SIGTERM"):
         Child("sleeper", ["sleep", "1000"], foreign=True)
     assert [process.returncode for process in started] == [-signal.SIGKILL]

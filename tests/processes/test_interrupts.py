@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.cli.demo.command import Processes
-from peelsum.processes.interrupts import SIGNALS, Interrupted, Interruption
+from peelsum.processes.interrupts import SIGNALS, InterruptContext, Interrupted
 
 DEMO = [sys.executable, "-m", "peelsum.cli", "demo", "--workers", "2", "--steps", "100000"]
 #: Put ahead of everything else in a process: Ctrl-C when the command line's own imports begin.
@@ -43,10 +43,10 @@ os.environ.setdefault("BENCH", str(os.getpgid(0)))
 """
 IN_BENCH_SWITCH = """\
 from peelsum.bench.switch import rows as bench_switch
-from peelsum.processes.user_errors import reported
-from peelsum.processes.interrupts import Interruption
+from peelsum.processes.user_errors import exit_on_errors
+from peelsum.processes.interrupts import InterruptContext
 
-with reported(), Interruption():
+with exit_on_errors(), InterruptContext():
     bench_switch.{}
 """
 
@@ -66,7 +66,9 @@ def test_ctrl_c_while_importing_shows_no_traceback(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "part", ["measured('memory', 32, 1, 0.01)", "_first_packet_seconds(32)"], ids=["row", "first packet"]
+    "part",
+    ["measure_switch('memory', 32, 1, 0.01)", "_first_packet_seconds(32)"],
+    ids=["row", "first packet"],
 )
 def test_ctrl_c_while_a_measurement_starts_shows_no_traceback(tmp_path, part):
     (tmp_path / "sitecustomize.py").write_text(WHILE_A_CHILD_STARTS)
@@ -85,7 +87,7 @@ def test_ctrl_c_while_a_measurement_starts_shows_no_traceback(tmp_path, part):
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_raises_and_later_ones_leave_the_clean_up_alone(number):
     before = [signal.getsignal(each) for each in SIGNALS]
-    with Interruption():
+    with InterruptContext():
         with pytest.raises(Interrupted) as raised:
             signal.raise_signal(number)
         for later in SIGNALS:
@@ -96,7 +98,7 @@ def test_the_first_signal_raises_and_later_ones_leave_the_clean_up_alone(number)
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_that_c_has_swallowed_is_raised_again():
-    with Interruption() as interruption:
+    with InterruptContext() as interruption:
         interruption.check()
         ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGTERM))()
         with pytest.raises(Interrupted, match="SIGTERM"):
@@ -111,7 +113,7 @@ def test_a_signal_that_c_has_swallowed_is_raised_again():
 def test_ignored_signals_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Interruption() as interruption:
+        with InterruptContext() as interruption:
             signal.raise_signal(signal.SIGHUP)
             interruption.check()
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

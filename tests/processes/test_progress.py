@@ -10,7 +10,7 @@ from patience import PATIENCE_S
 
 from peelsum.compiling import progress as compiling
 from peelsum.processes import Child, ProcessError
-from peelsum.processes.progress import shown_on_stderr, taking_time
+from peelsum.processes.progress import reporting_progress, shown_on_stderr
 
 #: Busy until told to go on; says so all the while.
 BUSY = """
@@ -43,7 +43,7 @@ def child():
 
 def test_a_child_that_says_what_it_is_busy_with_is_waited_for(child, monkeypatch):
     told = []
-    monkeypatch.setattr(Child, "on_work", staticmethod(told.append))
+    monkeypatch.setattr(Child, "on_progress", staticmethod(told.append))
     busy = child(BUSY)
     while not told:  # it has started, and beats from now on
         assert busy.running
@@ -78,7 +78,7 @@ def test_messages_that_are_alike_are_shown_once_in_a_while(capsys, monkeypatch):
 
 
 def test_what_takes_two_seconds_is_shown(capsys):
-    with taking_time("waiting", shown_on_stderr()):
+    with reporting_progress("waiting", shown_on_stderr()):
         deadline = time.monotonic() + PATIENCE_S
         while not (shown := capsys.readouterr().err) and time.monotonic() < deadline:
             time.sleep(0.05)

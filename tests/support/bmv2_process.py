@@ -8,7 +8,7 @@ import grpc
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.topology.bmv2 import held_tcp_port
+from peelsum.topology.bmv2 import reserved_tcp_port
 
 BMV2 = "simple_switch_grpc"
 
@@ -18,7 +18,7 @@ def running_bmv2(log_file, address=None):
     """The P4Runtime address of a fresh BMv2, a free one unless given; skips where it is not installed."""
     if shutil.which(BMV2) is None:
         pytest.skip(f"{BMV2} is not on PATH")
-    with held_tcp_port() as grpc_port, held_tcp_port() as thrift_port:
+    with reserved_tcp_port() as grpc_port, reserved_tcp_port() as thrift_port:
         process, address = _started(log_file, address or f"127.0.0.1:{grpc_port}", thrift_port)
         try:
             with grpc.insecure_channel(address) as channel:

@@ -7,7 +7,7 @@ from threading import Event, Thread
 
 from device_state import rows
 
-from peelsum.control.cluster import Cluster, Requests, Store, answer_all, listening
+from peelsum.control.cluster import Cluster, RequestServer, Store, listening_socket, serve_requests
 from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.entries import salt
@@ -110,12 +110,12 @@ def answering(cluster, identity=None):
     """Yield the address where a cluster's controller responds to requests, in a thread."""
     calls = ("admit", "evict", "list")
     with (
-        listening(("127.0.0.1", 0), identity) as socket,
-        Requests(socket, "controller", calls, identity=identity) as requests,
+        listening_socket(("127.0.0.1", 0), identity) as socket,
+        RequestServer(socket, "controller", calls, identity=identity) as requests,
     ):
         ended = Event()
         arguments = requests, cluster.respond, lambda: None, ended.is_set
-        thread = Thread(target=answer_all, args=arguments, kwargs={"every_s": 0.05})
+        thread = Thread(target=serve_requests, args=arguments, kwargs={"every_s": 0.05})
         thread.start()
         yield f"127.0.0.1:{socket.getsockname()[1]}"
         ended.set()

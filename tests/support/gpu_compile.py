@@ -14,7 +14,7 @@ from peelsum.codec import BloomLayout, SketchLayout
 from peelsum.codec.gpu import launch
 from peelsum.codec.gpu.device import GpuDevice
 from peelsum.codec.gpu.index import index as write_index
-from peelsum.codec.segments import Segment, Table
+from peelsum.codec.segments import Segment, SegmentTable
 
 _TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
 N, K = 4096, 512
@@ -54,14 +54,14 @@ def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> Non
 
 def step() -> None:
     """Go through a step of a dense and a sparse segment."""
-    table = Table([Segment(N, sparse=False), Segment(N, sparse=True)])
+    table = SegmentTable([Segment(N, sparse=False), Segment(N, sparse=True)])
     codec = gpu.segments(table, [torch.zeros(N), torch.zeros(N)], [None, None], 3)
     bitmap = codec.write_scales(words(table.scale_words))
     codec.read_scales(np.ones(table.scale_words, np.uint32))
-    codec.place(bitmap)
+    codec.set_candidates(bitmap)
     codec.write_dense(words(N))
     codec.gather(words(K))
-    codec.read(words(N), words(K), 3)
+    codec.decode(words(N), words(K), 3)
 
 
 def index() -> None:

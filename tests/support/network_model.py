@@ -16,10 +16,10 @@ from peelsum.compress import (
     LinkModel,
     Measurement,
     Method,
-    Next,
-    Step,
+    StepPlan,
+    StepTraffic,
     SwitchPath,
-    Traffic,
+    Workload,
     carrier_of,
     cost,
 )
@@ -40,7 +40,7 @@ class World:
     link: Callable[[int], LinkModel]
     switch_link: Callable[[int], LinkModel] | None = None
     gain: Callable[[int, float], float] = lambda step, ratio: ratio**0.2
-    summing: Callable[[int, Next], None] = lambda step, plan: None
+    summing: Callable[[int, StepPlan], None] = lambda step, plan: None
     noise: float = 0.05
     select_s: float = 1e-3
     compute_s: float = 5e-3
@@ -76,14 +76,16 @@ class World:
         link = self.link(step)
         return {"group": link, "switch": self.switch_link(step) if self.switch_link else link}
 
-    def _step(self, step: int, plan: Next, workers: int) -> Step:
+    def _step(self, step: int, plan: StepPlan, workers: int) -> Workload:
         link = self._links(step)[carrier_of(plan.method)]
-        return Step(ELEMENTS, plan.ratio, workers, link, select_s=0.0, headers=1)
+        return Workload(ELEMENTS, plan.ratio, workers, link, select_s=0.0, headers=1)
 
     def _noisy(self, seconds: float, random: np.random.Generator) -> float:
         return seconds * (1 + self.noise * random.exponential())
 
-    def _asked(self, step: int, plan: Next, random: np.random.Generator, workers: int) -> dict[str, float]:
+    def _asked(
+        self, step: int, plan: StepPlan, random: np.random.Generator, workers: int
+    ) -> dict[str, float]:
         """Return the times of the small exchanges and probes that the plan asks for."""
         times, path = {}, SwitchPath()
         for carrier, probe in plan.probe_words.items():
@@ -97,7 +99,9 @@ class World:
                     times[f"{carrier}_{kind}_s"] = self._noisy(seconds, random)
         return times
 
-    def _summed(self, step: int, plan: Next, random: np.random.Generator, workers: int) -> dict[str, float]:
+    def _summed(
+        self, step: int, plan: StepPlan, random: np.random.Generator, workers: int
+    ) -> dict[str, float]:
         """Return what a worker measures of a step's sums."""
         of, dense = self._step(step, plan, workers), plan.method in DENSE
         one, small_s = cost(plan.method, of), modelled(plan.method, of).small_messages
@@ -116,10 +120,10 @@ class World:
         return [step for step, event in self.events if isinstance(event, kind)]
 
 
-def modelled(method: Method, step: Step) -> Traffic:
+def modelled(method: Method, step: Workload) -> StepTraffic:
     """Return the cost model's prediction of a step; its small exchange is a header of no words."""
     one, alpha = cost(method, step), replace(step, link=LinkModel(1.0, 1.0))
     messages = cost(method, alpha).latency_s
     bare = cost(method, replace(alpha, headers=0)).latency_s
     small = (messages - bare) / (step.sums * step.headers) if step.headers else 0.0
-    return Traffic(step.elements, step.sums, messages, one.words, small)
+    return StepTraffic(step.elements, step.sums, messages, one.words, small)

@@ -86,7 +86,7 @@ class Controlling:
             yield json.loads(lease.response)
 
     def wait_until_it_says(self, text):
-        while text not in self.child.next_line(ASK_S)["event"]:
+        while text not in self.child.next_message(ASK_S)["event"]:
             pass
 
     @property

@@ -599,7 +599,7 @@ def compiling_late(rank: int, timeout_s: float) -> tuple[str, float]:
             store.set("waited", text % values)
 
     with (
-        patch.object(starts, "TELL_AFTER_S", 1.3 * timeout_s),
+        patch.object(starts, "WARN_AFTER_S", 1.3 * timeout_s),
         patch.object(starts, "_log", Log()),
         patch.object(bucket_sum, "warm_up", lambda _: rank == 0 or store.wait(["waited"])),
     ):

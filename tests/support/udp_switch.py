@@ -56,7 +56,7 @@ class UdpSwitch:
 
     def send_raw(self, data: bytes, worker: int = -1) -> None:
         """Send a worker, or by default the server, a datagram that no switch would."""
-        self._ports[PORT + 1 + worker]._send(memoryview(data), self._peers[PORT + 1 + worker])
+        self._ports[PORT + 1 + worker].send_hello(self._peers[PORT + 1 + worker], data)
 
     def forget_peers(self) -> None:
         """Forget all hosts, as a restarted switch process does."""

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 
-from peelsum.tls import Identity, Role, certificates
+from peelsum.tls import Role, TlsIdentity, certificates
 
 
 @pytest.fixture(scope="session")
@@ -31,4 +31,4 @@ def folders(tmp_path_factory):
 @pytest.fixture
 def identity(folders):
     """Return a function that returns an identity by name."""
-    return lambda name: Identity.read(folders[name])
+    return lambda name: TlsIdentity.read(folders[name])

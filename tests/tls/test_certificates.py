@@ -8,7 +8,7 @@ import stat
 import pytest
 from command_line import peelsum
 
-from peelsum.tls import Identity, Role, TlsError, make_token, read_token, role_of
+from peelsum.tls import Role, TlsError, TlsIdentity, make_token, read_token, role_of
 from peelsum.tls.identity import is_loopback
 
 ALL = sorted(Role)
@@ -22,7 +22,7 @@ def test_an_identity_has_its_role_and_a_key_that_only_its_owner_reads(folders, r
     assert ("DNS", "localhost") in names or not role.is_server
     assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
     assert stat.S_IMODE((folder.parent / "ca-key.pem").stat().st_mode) == 0o600
-    assert Identity.read(folder).ca == (folder.parent / "ca.pem").read_bytes()
+    assert TlsIdentity.read(folder).ca == (folder.parent / "ca.pem").read_bytes()
     assert not (folder / "ca-key.pem").exists()
 
 
@@ -71,11 +71,11 @@ def test_what_cannot_be_made_leaves_nothing(tmp_path, more, said):
 
 def test_an_identity_that_cannot_be_used_is_named(folders, tmp_path):
     with pytest.raises(TlsError, match=r"ca\.pem: No such file or directory; make it"):
-        Identity.read(tmp_path)
+        TlsIdentity.read(tmp_path)
     for name, owner in (("ca.pem", "worker"), ("cert.pem", "worker"), ("key.pem", "viewer")):
         (tmp_path / name).write_bytes((folders[owner] / name).read_bytes())
     with pytest.raises(TlsError, match=r"KEY_VALUES_MISMATCH; take ca\.pem, cert\.pem and key\.pem"):
-        Identity.read(tmp_path)
+        TlsIdentity.read(tmp_path)
 
 
 def test_a_token_is_secret_and_not_overwritten(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from clusters import Controllers, answering, cluster_text
 
 from peelsum.control import ControlError
-from peelsum.control.cluster import Cluster, ControllerClient, Store, listening
+from peelsum.control.cluster import Cluster, ControllerClient, Store, listening_socket
 from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.softswitch.p4runtime import serve
 from peelsum.tls import TlsError
@@ -48,7 +48,7 @@ def test_roles_and_certificates(cluster, identity):
 
 def test_beyond_loopback_there_is_tls_only(identity):
     with pytest.raises(TlsError, match=r"--listen: 0.0.0.0 is beyond loopback"):
-        listening(("0.0.0.0", 0), None)
+        listening_socket(("0.0.0.0", 0), None)
 
 
 @pytest.mark.parametrize(("name", "up"), [("operator", 1), ("viewer", 0), ("stranger", 0)])

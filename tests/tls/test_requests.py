@@ -15,7 +15,7 @@ import pytest
 from command_line import peelsum
 from patience import PATIENCE_S
 
-from peelsum.control.cluster.requests import MAX_CONNECTIONS, Requests
+from peelsum.control.cluster.requests import MAX_CONNECTIONS, RequestServer
 from peelsum.tls import TlsError
 from peelsum.tls.identity import tls_reason
 from peelsum.transport.lease import Lease
@@ -29,7 +29,7 @@ class Serving:
     def __init__(self, identity):
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = self._listening.getsockname()
-        self.requests = Requests(self._listening, "job 1", identity=identity("operator"), token=TOKEN)
+        self.requests = RequestServer(self._listening, "job 1", identity=identity("operator"), token=TOKEN)
         self.now = 0.0
 
     def until(self, done):

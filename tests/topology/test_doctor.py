@@ -178,14 +178,14 @@ def test_for_people_it_is_a_table_with_what_to_do(monkeypatch):
     ],
 )
 def test_how_frames_reach_an_interface(monkeypatch, method, why, state, remedy):
-    monkeypatch.setattr(doctor, "best_method", lambda _: (method, why))
+    monkeypatch.setattr(doctor, "best_port_method", lambda _: (method, why))
     seen = next(doctor.examine_interface("eth1"))
     assert (seen.what, seen.state, seen.remedy) == ("interface eth1", state, remedy)
 
 
 def test_settings_of_an_interface(monkeypatch, tmp_path):
     """Those of a network card with two queues, whose interrupts go to two cores."""
-    monkeypatch.setattr(doctor, "best_method", lambda _: ("packet", "it has several queues"))
+    monkeypatch.setattr(doctor, "best_port_method", lambda _: ("packet", "it has several queues"))
     about = tmp_path / "sys/class/net/eth1"
     for queue in ("rx-0", "rx-1", "tx-0"):
         (about / "queues" / queue).mkdir(parents=True)

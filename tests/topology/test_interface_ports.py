@@ -16,7 +16,7 @@ from patience import PATIENCE_S
 
 from peelsum.options import OptionError
 from peelsum.softswitch import Frames
-from peelsum.softswitch.ports.interfaces import InterfacePorts, best_method
+from peelsum.softswitch.ports.interfaces import InterfacePorts, best_port_method
 from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.ring_kernels import unsent
 from peelsum.softswitch.ports.udp import frame_header
@@ -142,7 +142,7 @@ def rows_out_of_order() -> dict[str, object]:
     return {
         "small": bool(np.array_equal(small, data[[0, 2], :60])),
         "large": bool(np.array_equal(large, data[[1, 3]])),
-        "no_such_port": wired.ports.no_such_port,
+        "no_such_port": wired.ports.unknown_port_frames,
     }
 
 
@@ -365,17 +365,17 @@ def more_than_the_rings_hold() -> dict[str, object]:
 
 
 def best() -> dict[str, object]:
-    """`best_method` of a free interface, of one that a port has, and of a name that no interface has."""
+    """`best_port_method` of a free interface, of one that a port has, and of a name that no interface has."""
     namespaces.add_wire("switch1", "host1")
-    free = best_method("switch1")
+    free = best_port_method("switch1")
     ports = InterfacePorts({1: "switch1"}, method="xdp")
-    taken, said = best_method("switch1"), ""
+    taken, said = best_port_method("switch1"), ""
     try:
-        best_method("nowhere")
+        best_port_method("nowhere")
     except OSError as error:
         said = error.strerror or ""
     ports.close()
-    return {"free": free, "taken": taken, "nowhere": said, "again": best_method("switch1")}
+    return {"free": free, "taken": taken, "nowhere": said, "again": best_port_method("switch1")}
 
 
 def shaped() -> dict[str, object]:
@@ -474,7 +474,7 @@ def killed() -> dict[str, object]:
             assert switch.stdout is not None
             said.append(json.loads(switch.stdout.readline())["ports_by"])
             switch.kill()
-    return {"said": said, "left": best_method("switch1")}
+    return {"said": said, "left": best_port_method("switch1")}
 
 
 def no_such_interface() -> dict[str, object]:

@@ -9,7 +9,7 @@ import pytest
 
 from peelsum.bench.switch.load import ChunkLatencies, Load, WrongSumError, drive, time_slots
 from peelsum.spec import SpecSwitch
-from peelsum.wire import Batch, fields_of
+from peelsum.wire import Batch, packet_fields
 
 WORKERS, LANES, WINDOW = 3, 4, 16
 SERVER = WORKERS + 1
@@ -92,9 +92,9 @@ def test_sums_are_of_all_workers_lanes_modulo_2_to_the_32() -> None:
     load = load_of()
     total = np.zeros((WINDOW, LANES), object)
     for worker in range(WORKERS):
-        total += fields_of(load.contributions(worker), LANES)["lanes"].astype(object)
+        total += packet_fields(load.contributions(worker), LANES)["lanes"].astype(object)
     assert (total > 0xFFFFFFFF).any()
-    assert np.array_equal(fields_of(load.results(), LANES)["lanes"].astype(object), total % (1 << 32))
+    assert np.array_equal(packet_fields(load.results(), LANES)["lanes"].astype(object), total % (1 << 32))
 
 
 def test_slots_are_timed_one_by_one_from_the_last_contribution() -> None:

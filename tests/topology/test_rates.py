@@ -41,7 +41,7 @@ def test_contributions_on_interfaces_take_processor_time_of_the_switch(method: s
     if networks.REFUSAL:
         pytest.skip(networks.REFUSAL)
     try:
-        rate = bench_switch.measured(method, 32, 2, 0.2)
+        rate = bench_switch.measure_switch(method, 32, 2, 0.2)
     except OSError as error:  # AF_XDP is refused
         pytest.skip(str(error))
     assert rate["packets_per_s"] > 0
@@ -110,7 +110,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, *, refused: str = "") -> None:
         return {"ports": ports, "packets_per_s": packets, "latency_p50_us": latency, "bmv2": "measured"}
 
     monkeypatch.setattr(bench_switch, "_first_packet_seconds", lambda lanes: (4.0, 0.5))
-    monkeypatch.setattr(bench_switch, "measured", one)
+    monkeypatch.setattr(bench_switch, "measure_switch", one)
     monkeypatch.setattr(bmv2, "available", lambda: True)
 
 
@@ -127,10 +127,10 @@ def test_rows_have_ratios_to_bmv2(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_needs_interfaces_is_left_out_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     why = "network namespace: refused (EPERM); run as root"
     measured(monkeypatch, refused=why)
-    assert [row["bmv2"] for row in bench_switch.compared(32, 4, 0.0)] == [why, why]
+    assert [row["bmv2"] for row in bench_switch.measure_switches(32, 4, 0.0)] == [why, why]
     measured(monkeypatch)
     monkeypatch.setattr(bmv2, "available", lambda: False)
-    assert [row["bmv2"] for row in bench_switch.compared(32, 4, 0.0)] == ["not on PATH"] * 4
+    assert [row["bmv2"] for row in bench_switch.measure_switches(32, 4, 0.0)] == ["not on PATH"] * 4
 
 
 if __name__ == "__main__":

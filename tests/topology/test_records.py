@@ -8,7 +8,7 @@ import pytest
 from command_line import peelsum
 
 from peelsum.topology import TopologyError, records
-from peelsum.topology.records import MARKER, Place, Process, Record
+from peelsum.topology.records import MARKER, ExecContext, Process, Record
 
 # Says so once it ignores SIGTERM, then waits for its end.
 STUBBORN = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
@@ -20,7 +20,7 @@ def _own_folder(tmp_path, monkeypatch) -> None:
 
 
 def record_of(network: str, up: Process) -> Record:
-    return Record(network, up, {"h1": Place(up, {"A": "b"}), "h2": Place()})
+    return Record(network, up, {"h1": ExecContext(up, {"A": "b"}), "h2": ExecContext()})
 
 
 def started(network: str, program: str = "print('up', flush=True); import signal; signal.pause()"):
@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, a
 def test_one_network_at_a_time() -> None:
     program = "from peelsum.topology.records import only_one\nwith only_one(): print('got it')"
     command = [sys.executable, "-c", program]
-    with records.only_one():
+    with records.network_lock():
         refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "another network is up; end it with `peelsum down`" in refused.stderr
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "got it\n"

@@ -90,7 +90,7 @@ def test_combinations_that_were_refused(arguments, method, implementation):
     state = SwitchAllreduceState(over="gloo", **arguments)
     compressor = getattr(state._reducer, "_compressor", None)
     assert (compressor, state._settings.implementation) == (method, implementation)
-    assert state._reducer.residuals == (method is not None or "strategy" in arguments)
+    assert state._reducer.keeps_residuals == (method is not None or "strategy" in arguments)
 
 
 def test_complex_parameters_with_and_without_names():

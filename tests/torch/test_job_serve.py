@@ -20,7 +20,7 @@ from peelsum.allreduce import Part
 from peelsum.cli.app import app
 from peelsum.compress import CompressedSum, StarTopK
 from peelsum.control import JobDescription
-from peelsum.control.cluster.runs import Run, Runs
+from peelsum.control.cluster.runs import JobRun, JobRuns
 from peelsum.tls.identity import tls_reason
 from peelsum.topology import TopologyError
 from peelsum.transport import SwitchSummation, job_config
@@ -247,7 +247,7 @@ def test_its_end_is_that_of_all_it_started(switch, tmp_path, number):
         assert admitted in switch.jobs
         (server,) = served.started
         psutil.Process(served.child.pid).send_signal(number)
-        while served.child.next_line(30.0) is not None:
+        while served.child.next_message(30.0) is not None:
             pass
         assert served.child.status == 0
         assert admitted not in switch.jobs
@@ -286,10 +286,10 @@ class Jobs:
 
 
 def test_a_server_is_not_started_again_without_its_switch():
-    run = Run(jobs := Jobs(), described_with_hosts(), [], ethernet=False)
+    run = JobRun(jobs := Jobs(), described_with_hosts(), [], ethernet=False)
     run._server = Mock(child=Mock(status=-signal.SIGKILL), restart=Mock(return_value="started again"))
     for jobs.up in (False, True):
-        run.look()
+        run.check()
         assert run._server.restart.called is jobs.up
 
 
@@ -300,15 +300,15 @@ class Tenant:
 
 
 def test_a_group_s_job_has_the_hosts_of_its_ports(monkeypatch):
-    monkeypatch.setattr(Run, "_start_server", Mock())
-    runs = Runs(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
+    monkeypatch.setattr(JobRun, "_start_server", Mock())
+    runs = JobRuns(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
     assert runs.start(Tenant())["switch"] == ["h:105", "h:106"]
     (job,) = jobs.admitted
     assert (job.ports.server, job.ports.workers, set(job.hosts)) == (4, (5, 6), {"4", "5", "6"})
 
 
 def test_on_a_wire_there_are_no_groups():
-    runs = Runs(Jobs(), described_with_hosts(), [], ethernet=True)
+    runs = JobRuns(Jobs(), described_with_hosts(), [], ethernet=True)
     assert "further groups need ports that are UDP sockets" in runs.start(Tenant())["refused"]
 
 

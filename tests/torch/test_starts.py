@@ -43,7 +43,7 @@ def test_nobody_goes_on_before_all_are_ready(monkeypatch):
             if len(lines) == RANKS - 1:
                 told.set()
 
-    monkeypatch.setattr(starts, "TELL_AFTER_S", 0.01)
+    monkeypatch.setattr(starts, "WARN_AFTER_S", 0.01)
     monkeypatch.setattr(starts, "_log", Log())
 
     def work(rank):

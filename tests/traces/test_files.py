@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peelsum.traces import SUFFIX, Recorder, Trace, TraceError, read, read_folder, write
+from peelsum.traces import SUFFIX, Trace, TraceError, TraceRecorder, read, read_folder, write
 from peelsum.traces.trace import decode, encode, union_count
 
 
@@ -23,7 +23,7 @@ def recorded(
 ) -> tuple[Trace, list[Any]]:
     """A trace of three steps and two tensors, and each step's gradient."""
     random = np.random.default_rng([seed, worker])
-    recorder, gradients = Recorder("drawn", worker, workers, values=values), []
+    recorder, gradients = TraceRecorder("drawn", worker, workers, values=values), []
     for step in range(3):
         big = np.where(random.random((40, 25)) < 0.05, random.standard_normal((40, 25)), 0).astype(np.float32)
         small = random.standard_normal(7).astype(np.float32) * np.float32(2.0**-40)
@@ -62,7 +62,7 @@ def test_without_values_supports_and_exponents_are_the_same(tmp_path: Path) -> N
 
 
 def test_a_tensor_that_is_not_summed_in_a_step_is_zero() -> None:
-    recorder = Recorder("drawn", 0, 1, values=True)
+    recorder = TraceRecorder("drawn", 0, 1, values=True)
     recorder.add(["a"], [(2,)], [np.ones(2, np.float32)], 0.1)
     recorder.end_step()
     recorder.add(["b"], [(3,)], [np.ones(3, np.float32)], 0.1)
@@ -154,7 +154,7 @@ def test_a_union_is_counted_without_positions(data: st.DataObject, elements: int
     supports += data.draw(st.sampled_from([[], [set(range(elements))]]))
     traces = []
     for worker, support in enumerate(supports):
-        recorder, gradient = Recorder("drawn", worker, len(supports)), np.zeros(elements, np.float32)
+        recorder, gradient = TraceRecorder("drawn", worker, len(supports)), np.zeros(elements, np.float32)
         gradient[sorted(support)] = 1
         recorder.add(["tensor"], [(elements,)], [gradient], 0.0)
         recorder.end_step()
@@ -178,7 +178,7 @@ def test_a_folder_has_all_workers_of_one_run(tmp_path: Path) -> None:
     (tmp_path / f"worker-1{SUFFIX}").unlink()
     with pytest.raises(TraceError, match="has workers 0, 2 of 3"):
         read_folder(tmp_path)
-    write(Recorder("other", 1, 3).trace(), tmp_path / f"worker-1{SUFFIX}")
+    write(TraceRecorder("other", 1, 3).trace(), tmp_path / f"worker-1{SUFFIX}")
     with pytest.raises(TraceError, match="worker 1 has other tensors or steps"):
         read_folder(tmp_path)
     with pytest.raises(TraceError, match="has no files"):

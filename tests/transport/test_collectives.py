@@ -15,7 +15,7 @@ from peelsum.topology.star import Seat
 from peelsum.transport import SwitchSummation, TransportConfigError, WorkerEndpoint, job_config
 from peelsum.transport.endpoint_state import GATHER, SCATTER
 from peelsum.transport.stats import ServerStats
-from peelsum.wire import Flag, Kind, fields_of
+from peelsum.wire import Flag, Kind, packet_fields
 
 
 def quietly(
@@ -98,7 +98,7 @@ def test_only_the_owner_s_packet_says_that_the_others_contribute_nothing() -> No
     (first,) = sent(worker)
     assert (first["kind"], first["flags"], first["chunk_id"]) == (Kind.CONTRIBUTION, Flag.OR, 0)
     answer = np.array([first]).view(np.uint8).reshape(1, -1).copy()
-    fields_of(answer, LANES)["kind"] = Kind.RESULT
+    packet_fields(answer, LANES)["kind"] = Kind.RESULT
     worker.receive(answer, 0.1)
     later = sent(worker, 0.1)
     assert [int(one["chunk_id"]) for one in later] == [*range(1, 17, 2), 16]
@@ -116,7 +116,7 @@ def test_a_list_of_complete_chunks_settles_nothing_that_this_worker_needs() -> N
     worker.submit(np.ones(20 * LANES, np.uint32), "add")
     told = sent(worker)[0]
     listed = np.array([told]).view(np.uint8).reshape(1, -1).copy()
-    fields = fields_of(listed, LANES)
+    fields = packet_fields(listed, LANES)
     fields["kind"], fields["flags"], fields["bitmap"], fields["lanes"] = Kind.NEED, Flag.OWNED, 0, 0xFFFFFFFF
     worker.receive(listed, 0.1)
     assert worker.stats().results == 1  # the last chunk is for all

@@ -21,7 +21,7 @@ from peelsum.transport import (
     job_config,
 )
 from peelsum.transport.layout import rows_of, run_start, unwrap, well_formed
-from peelsum.wire import Flag, Kind, empty, fields_of, malformed
+from peelsum.wire import Flag, Kind, empty, malformed, packet_fields
 
 
 def test_contributions_carry_identity_lanes_and_padding_across_the_chunk_id_wrap() -> None:
@@ -204,7 +204,7 @@ def test_window_stays_within_what_the_sockets_hold() -> None:
         batch = worker.to_send(0.0).copy()
         assert 0 < len(batch) <= 10
         count += len(batch)
-        fields_of(batch, 4)["kind"] = Kind.BYPASS
+        packet_fields(batch, 4)["kind"] = Kind.BYPASS
         server.receive(batch, 0.0)
         worker.receive(server.to_send(0.0), 0.0)
     assert count == 200

@@ -22,7 +22,7 @@ from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.transport.exchange_kernels import NOTHING, Wire, new_wire, received, sent, serve
 from peelsum.transport.link import PortLink
 from peelsum.transport.warming import warm_up
-from peelsum.wire import Kind, fields_of, pack, packet_bytes
+from peelsum.wire import Kind, pack, packet_bytes, packet_fields
 from peelsum.wire.datagrams import BatchSocket
 from peelsum.wire.hello import proof
 from peelsum.wire.system_calls import seconds
@@ -95,7 +95,7 @@ def report(sock: BatchSocket, peer: BatchSocket, kind: int, code: int) -> None:
 
 def trouble(sock: BatchSocket) -> int:
     """Return, and clear, the error that the next call would have."""
-    return sock._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    return sock._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 
 @pytest.mark.parametrize(("kind", "code"), ICMP)
@@ -160,7 +160,7 @@ def answer(sock: BatchSocket) -> np.ndarray:
     while (burst := sock.receive()) is None:
         assert time.monotonic() < deadline, "no answer"
         time.sleep(0.01)
-    return fields_of(burst.packets, LANES)
+    return packet_fields(burst.packets, LANES)
 
 
 def test_statistics_have_what_was_dropped_for_its_size() -> None:

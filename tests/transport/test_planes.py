@@ -26,7 +26,7 @@ from peelsum.transport import (
 from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.link import Wire
 from peelsum.transport.stats import ServerStats, WorkerStats, added
-from peelsum.wire import Flag, fields_of
+from peelsum.wire import Flag, packet_fields
 from peelsum.wire.datagrams import BatchSocket
 
 LANES, WORKERS = 8, 3
@@ -161,7 +161,7 @@ def test_a_part_is_checked_once_all_its_shares_are_there_and_before_later_parts(
         process = spec.process
 
         def lossy(port: int, payload: bytes, now: int) -> list[tuple[int, bytes]]:
-            packet = fields_of(np.frombuffer(payload, np.uint8)[None, :], LANES)
+            packet = packet_fields(np.frombuffer(payload, np.uint8)[None, :], LANES)
             later = bool(packet["flags"][0] & Flag.OR)
             return [] if later and not all_checked.is_set() else process(port, payload, now)
 

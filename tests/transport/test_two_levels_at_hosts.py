@@ -16,7 +16,7 @@ from peelsum.transport import (
     TransportConfigError,
     WorkerEndpoint,
 )
-from peelsum.wire import EVERYONE, Flag, Kind, fields_of
+from peelsum.wire import EVERYONE, Flag, Kind, packet_fields
 
 CONFIG = replace(ONE_LEVEL, workers=6, racks=(3, 1, 2))
 OF_RACK, OF_RACKS = Flag.NONE, Flag.SPINE
@@ -28,7 +28,7 @@ def up(chunk: int, bitmap: int, value: int, flags: Flag = OF_RACK, sender: int =
 
 def need(chunk: int, flags: Flag, bitmap: int, *lanes: int) -> np.ndarray:
     batch = result(chunk, kind=Kind.NEED, flags=flags, bitmap=bitmap)
-    fields_of(batch, LANES)["lanes"][0, : len(lanes)] = lanes
+    packet_fields(batch, LANES)["lanes"][0, : len(lanes)] = lanes
     return batch
 
 

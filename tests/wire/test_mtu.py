@@ -11,7 +11,7 @@ from peelsum.topology import namespaces
 from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.transport.link import PortLink
 from peelsum.wire import COMPILED_LANES, packet_bytes
-from peelsum.wire.mtu import mtu_of, too_long_to
+from peelsum.wire.mtu import mtu_of, path_mtu_error
 
 
 def small_mtu() -> dict[str, object]:
@@ -26,9 +26,9 @@ def small_mtu() -> dict[str, object]:
             PortLink(there, packet_bytes(512), hello_s=0.1, wire=wire)
         except SwitchUnreachableError as error:
             said.append(str(error))
-    fits = too_long_to(there, packet_bytes(256))
+    fits = path_mtu_error(there, packet_bytes(256))
     subprocess.run(["ip", "link", "set", "eth7", "mtu", "2092"], check=True)
-    return {"said": said, "fits": [fits, too_long_to(there, packet_bytes(512))]}
+    return {"said": said, "fits": [fits, path_mtu_error(there, packet_bytes(512))]}
 
 
 def of_a_switch() -> dict[str, object]:
@@ -50,10 +50,10 @@ def other_ways() -> dict[str, object]:
     subprocess.run(["ip", "link", "set", "eth7", "mtu", "1500"], check=True)
     for address in ("10.8.0.1/24", "10.9.0.1/24"):
         subprocess.run(["ip", "address", "add", address, "dev", "eth7"], check=True)
-    second = too_long_to(("10.9.0.2", 9), packet_bytes(512))
+    second = path_mtu_error(("10.9.0.2", 9), packet_bytes(512))
     subprocess.run(["ip", "link", "set", "eth7", "mtu", "9000"], check=True)
     subprocess.run(["ip", "route", "add", "10.9.0.3", "dev", "eth7", "mtu", "1400"], check=True)
-    return {"said": [second, too_long_to(("10.9.0.3", 9), packet_bytes(512))]}
+    return {"said": [second, path_mtu_error(("10.9.0.3", 9), packet_bytes(512))]}
 
 
 REMEDY = "set it on all interfaces of the route (`ip link set {0} mtu 2092`), or use fewer lanes"
@@ -83,7 +83,7 @@ def test_the_interface_or_the_route_is_named():
 
 
 def test_loopback_takes_all_of_them_and_an_unknown_interface_is_an_error():
-    assert too_long_to(("127.0.0.1", 9), packet_bytes(max(COMPILED_LANES))) is None
+    assert path_mtu_error(("127.0.0.1", 9), packet_bytes(max(COMPILED_LANES))) is None
     assert mtu_of("lo") == 65536
     with pytest.raises(OSError, match="No such device"):
         mtu_of("nowhere")

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.bench.workers import gather_reports
-from peelsum.processes import Child, end_with_parent, say
-from peelsum.processes.reports import told_of_compiling
-from peelsum.processes.user_errors import reported
+from peelsum.processes import Child, send_to_parent, terminate_with_parent
+from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.user_errors import exit_on_errors
 from peelsum.topology import Star
 from peelsum.traces import SUFFIX, TraceError, read, read_folder
 from peelsum.transport import TransportError
@@ -49,7 +49,7 @@ class Case:
     """Folder of a trace, whose last step is the tensor; None draws one from `density` and `seed`."""
 
 
-def sums(
+def measure_sums(
     seed: int,
     elements_each: tuple[int, ...],
     iterations: int,
@@ -74,7 +74,9 @@ def sums(
         for elements in elements_each
         for density, form in densities_and_forms
     ]
-    return compared(cases, Star(workers, planes=planes, lanes=lanes), iterations=iterations, warmups=warmups)
+    return measure_cases(
+        cases, Star(workers, planes=planes, lanes=lanes), iterations=iterations, warmups=warmups
+    )
 
 
 def _trace_shape(folder: Path) -> tuple[int, int, float]:
@@ -88,7 +90,7 @@ def _trace_shape(folder: Path) -> tuple[int, int, float]:
     return len(traces), union.size, float(union.mean())
 
 
-def compared(
+def measure_cases(
     cases: Sequence[Case], network: Star, *, iterations: int, warmups: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of each case once it is measured, compared with the dense case before it.
@@ -112,7 +114,7 @@ def compared(
                 dense_s = max(report["time_s"] for report in reports)
             yield _row(case, reports, dense_s)
         for worker in workers:
-            worker.next_line(_TIMEOUT_S)  # all workers leave the job before the switch stops
+            worker.next_message(_TIMEOUT_S)  # all workers leave the job before the switch stops
 
 
 def _row(case: Case, reports: Sequence[dict[str, Any]], dense_s: float) -> dict[str, Any]:
@@ -220,14 +222,14 @@ def run(
 ) -> None:
     """Join the job of `seat`, measure the cases in order, and print each measurement."""
     with plug_in(seat) as summation:
-        say(ready=True)
+        send_to_parent(ready=True)
         for case in cases:
-            say(**measure(summation, Case(**case), iterations=iterations, warmups=warmups))
+            send_to_parent(**measure(summation, Case(**case), iterations=iterations, warmups=warmups))
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    told_of_compiling(child=True)
+    terminate_with_parent()
+    compile_progress_reporter(child=True)
     warm_up()
-    with reported(AllreduceError, TraceError, TransportError):
+    with exit_on_errors(AllreduceError, TraceError, TransportError):
         run(**json.loads(sys.argv[1]))

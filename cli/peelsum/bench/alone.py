@@ -22,7 +22,7 @@ class SentPart(NamedTuple):
     """Whether the part has a check of its sums, such as of a digest."""
 
 
-class Alone:
+class LoopbackSummation:
     """A backend that returns copies of its input, and records its own time and the parts of exchanges."""
 
     workers, worker_id, lanes = 1, 0, LANES

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, Settings
-from peelsum.allreduce.costs import Candidate, expected
+from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, PlanSettings
+from peelsum.allreduce.costs import CostEstimate, expected
 from peelsum.allreduce.level_loops import MARGIN
 from peelsum.bench.codec import Measured, TimedDevice, fastest, measure_step, require_memory, tensor
 from peelsum.bench.point import Point
-from peelsum.bench.which_form import all_candidates, best_candidate, predictions, simulated
+from peelsum.bench.which_form import all_candidates, best_candidate, predict_forms, simulate_forms
 from peelsum.codec import SketchLayout, scale_for
-from peelsum.compress import AXES, DENSE, LinkModel, Step, costs, crossovers
+from peelsum.compress import AXES, DENSE, LinkModel, Workload, costs, crossovers
 
 Row = Mapping[str, Any]
 #: Exponent field of floats from 1 to 2, for which rounding errors are given.
@@ -42,7 +42,11 @@ def plan(request: Point, *, check: bool = False) -> dict[str, Any]:
     Raises NotEnoughMemoryError if a check does not fit this machine, and NotExactError if it decodes a wrong
     value.
     """
-    candidates = [way for way in all_candidates(request.elements, request.seen) if math.isfinite(way.words)]
+    candidates = [
+        way
+        for way in all_candidates(request.elements, request.expected_statistics)
+        if math.isfinite(way.words)
+    ]
     candidates.sort(key=lambda way: way.seconds(request.network))
     measured = _measure(request, candidates) if check else [None] * len(candidates)
     rows = [_row(request, *pair) for pair in zip(candidates, measured, strict=True)]
@@ -53,34 +57,34 @@ def plan(request: Point, *, check: bool = False) -> dict[str, Any]:
         "choice": choice,
         "why": explanation(request, choice, rows),
         "candidates": rows,
-        "forms": [asdict(form) for form in (simulated if check else predictions)(request)],
+        "forms": [asdict(form) for form in (simulate_forms if check else predict_forms)(request)],
         "methods": methods,
         "crossovers": [asdict(change) for axis in AXES if step for change in crossovers(step, axis)],
         "advice": advice(methods),
     }
 
 
-def step_of(request: Point) -> Step | None:
+def step_of(request: Point) -> Workload | None:
     """Return the step for which collectives are compared; None with one worker, which has nothing to sum."""
     if request.workers < 2:
         return None
     ratio = request.density if request.ratio is None else request.ratio
-    return Step(request.elements, ratio, request.workers, LinkModel(request.rtt / 2, request.gbps))
+    return Workload(request.elements, ratio, request.workers, LinkModel(request.rtt / 2, request.gbps))
 
 
-def _measure(request: Point, candidates: Sequence[Candidate]) -> list[Measured]:
+def _measure(request: Point, candidates: Sequence[CostEstimate]) -> list[Measured]:
     """Run each candidate as one worker; return the measurements in the same order."""
     require_memory(request.elements, request.density)
-    device, settings = TimedDevice.of("cpu"), Settings()
+    device, settings = TimedDevice.of("cpu"), PlanSettings()
     values, _ = tensor(request.support, request.elements, request.density, 0)
 
-    def run(way: Candidate) -> Measured:
+    def run(way: CostEstimate) -> Measured:
         return fastest(lambda _: measure_step(device, way.choice, values, settings, seed=0, ahead=way.ahead))
 
     return [run(way) for way in candidates]
 
 
-def _row(request: Point, way: Candidate, measured: Measured | None) -> dict[str, Any]:
+def _row(request: Point, way: CostEstimate, measured: Measured | None) -> dict[str, Any]:
     """Return the predicted figures of a candidate, and the measured ones if there are any."""
     network, index, size = request.network, way.choice.index, math.ceil(way.words) * 4
     sending_s, total_s = network.seconds(way.words, way.exchanges), way.seconds(network)
@@ -107,9 +111,9 @@ def _layout(request: Point, choice: Choice) -> str:
     """Return the index's layout, and a sketch's segments, sub-tables and cells, as text."""
     parts = [_index_layout(choice.index)] if choice.index else []
     if choice.form == "sketch" and choice.index:
-        _, candidates = expected(choice.index, request.elements, request.seen)
+        _, candidates = expected(choice.index, request.elements, request.expected_statistics)
         count = math.ceil(candidates)
-        layout = SketchLayout.sized(count, 0, Settings().cells(count))
+        layout = SketchLayout.sized(count, 0, PlanSettings().cells(count))
         segments = f"{layout.segments} x " if layout.segments > 1 else ""
         parts.append(f"{segments}3 x {layout.width} cells")
     return ", ".join(filter(None, parts))
@@ -124,7 +128,7 @@ def _index_layout(index: Index) -> str:
     return ""
 
 
-def method_rows(step: Step) -> list[dict[str, Any]]:
+def method_rows(step: Workload) -> list[dict[str, Any]]:
     """Return a row for each collective, fastest first: bytes on the busiest link, and milliseconds."""
     return [
         {

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from peelsum.options import Option, OptionError, Settings
+from peelsum.options import CommandSettings, Option, OptionError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from peelsum.allreduce import NetworkModel
-    from peelsum.allreduce.costs import Seen
+    from peelsum.allreduce.costs import UnionCounts
 
 Support = Literal["uniform", "rows", "columns"]
 
 
 @dataclass(frozen=True)
-class Point(Settings):
+class Point(CommandSettings):
     """A tensor, and the links over which it is summed."""
 
     elements: Annotated[int, Option("Elements of the tensor.", 1, 2**39)]
@@ -50,11 +50,11 @@ class Point(Settings):
         return NetworkModel(self.gbps, self.rtt)
 
     @property
-    def seen(self) -> Seen:
+    def expected_statistics(self) -> UnionCounts:
         """The statistics of the tensor that a history of such steps has."""
-        from peelsum.bench.codec import seen
+        from peelsum.bench.codec import expected_statistics
 
-        return seen(self.support, self.elements, self.density)
+        return expected_statistics(self.support, self.elements, self.density)
 
     def tensors(self, step: int) -> list[NDArray[np.float32]]:
         """Return every worker's random float32[elements] for a step."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from peelsum.allreduce import Allreduce, Choice, Form, Settings, TensorPlan
+from peelsum.allreduce import Allreduce, Choice, Form, PlanSettings, TensorPlan
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import Candidate, Seen, candidates
+from peelsum.allreduce.costs import CostEstimate, UnionCounts, cost_estimates
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.plan import FORMS, Layout
 from peelsum.bench.allreduce import settings_of, wrong_elements
-from peelsum.bench.alone import LANES, Alone
+from peelsum.bench.alone import LANES, LoopbackSummation
 from peelsum.bench.codec import add_to_history, require_memory
 from peelsum.bench.point import Point
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
@@ -48,41 +48,41 @@ class FormTime:
     """Elements of the last step that differ from an independent sum, and wrong simulated sums."""
 
 
-def all_candidates(elements: int, statistics: Seen) -> Iterator[Candidate]:
+def all_candidates(elements: int, statistics: UnionCounts) -> Iterator[CostEstimate]:
     """Yield all ways to send a tensor, in two rounds and in one."""
     for ahead in (False, True):
-        yield from candidates(elements, statistics, Settings(), ahead=ahead)
+        yield from cost_estimates(elements, statistics, PlanSettings(), ahead=ahead)
 
 
-def best_candidate(point: Point, **settings: Any) -> Candidate:
+def best_candidate(point: Point, **settings: Any) -> CostEstimate:
     """Return the candidate that an allreduce with these settings chooses after steps with this density."""
     chooser = Chooser(network=point.network, **settings)
     tensor = TensorPlan("gradient", (point.elements,), "float32", Choice("dense", scale_block=2**15))
-    add_to_history(chooser, Layout([tensor]), point.seen)
-    (plan,), ahead = chooser.choose([tensor], Settings())
-    ways = all_candidates(point.elements, point.seen)
+    add_to_history(chooser, Layout([tensor]), point.expected_statistics)
+    (plan,), ahead = chooser.choose([tensor], PlanSettings())
+    ways = all_candidates(point.elements, point.expected_statistics)
     return next(way for way in ways if (way.choice, way.ahead) == (plan.choice, ahead))
 
 
-def automatic(point: Point) -> Form:
+def chosen_form(point: Point) -> Form:
     """Return the form that an allreduce chooses after steps with this density."""
     return best_candidate(point).choice.form
 
 
-def predictions(point: Point) -> list[FormTime]:
+def predict_forms(point: Point) -> list[FormTime]:
     """Return the predicted time of every form that can hold the tensor."""
     best = {form: best_candidate(point, **settings_of(form)) for form in FORMS}
     possible = {form: way for form, way in best.items() if math.isfinite(way.words)}
     return [FormTime(form, 1e3 * way.seconds(point.network)) for form, way in possible.items()]
 
 
-def simulated(point: Point) -> list[FormTime]:
+def simulate_forms(point: Point) -> list[FormTime]:
     """Return every form's time: the measured time of one worker's codec, and the simulated one of exchanges.
 
     The workers' codecs run at the same time, each on a core of its own, and not during an exchange.
     Raises NotEnoughMemoryError if a step does not fit this machine.
     """
-    return [_simulated(point, expected) for expected in predictions(point)]
+    return [_simulated(point, expected) for expected in predict_forms(point)]
 
 
 def _simulated(point: Point, expected: FormTime) -> FormTime:
@@ -122,7 +122,7 @@ def _in_memory(point: Point, form: Form) -> SteadyStep:
 
 def _run_in_memory(point: Point, form: Form) -> SteadyStep:
     """Run STEPS steps of one worker in this form."""
-    backend, times, exchanges = Alone(), [], []
+    backend, times, exchanges = LoopbackSummation(), [], []
     allreduce = Allreduce(backend, **settings_of(form), network=point.network, seed=point.seed)
     for number in range(STEPS):
         (tensor,) = replace(point, workers=1).tensors(number)

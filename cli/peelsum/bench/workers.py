@@ -26,16 +26,16 @@ def gather_reports(
     started = time.monotonic()
     while silent := [worker for worker in workers if worker.name not in reports]:
         check()
-        last_output = max(started, *(worker.heard_at for worker in workers))
+        last_output = max(started, *(worker.last_output_at for worker in workers))
         if time.monotonic() > last_output + timeout_s:
-            names = ", ".join(worker.name + worker.busy_with() for worker in silent)
+            names = ", ".join(worker.name + worker.last_progress() for worker in silent)
             raise ProcessError(
                 f"{names}: no answer within {timeout_s:g} s; check whether it is stopped, or give this "
                 "machine fewer --workers"
             )
         for worker in silent:
-            if worker.has_line(_POLL_S / len(silent)):
-                report = worker.next_line(0)
+            if worker.has_message(_POLL_S / len(silent)):
+                report = worker.next_message(0)
                 if report is None:
                     raise ProcessError(f"{worker.name}: ended early; run again, it may have been stopped")
                 reports[worker.name] = report

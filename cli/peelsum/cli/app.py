@@ -24,7 +24,7 @@ from peelsum.cli import (
 )
 from peelsum.cli.demo import command as demo
 from peelsum.cli.demo import worker as demo_worker
-from peelsum.processes.user_errors import INTERRUPTED, USER_ERROR, delivered
+from peelsum.processes.user_errors import INTERRUPTED, USER_ERROR, check_stdout
 
 app = typer.Typer(
     name="peelsum",
@@ -71,7 +71,7 @@ def run() -> None:
     """Run the command line. A usage error prints one line on stderr and exits with status 2."""
     # gRPC also logs to stderr what we report as an error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    with delivered():
+    with check_stdout():
         try:
             sys.exit(app(prog_name="peelsum", standalone_mode=False))
         except (typer.Abort, KeyboardInterrupt):

@@ -17,9 +17,9 @@ from peelsum.bench.devices import DEVICES
 from peelsum.bench.point import Support
 from peelsum.cli.output import aligned, measuring, print_json
 from peelsum.cli.settings import with_settings
-from peelsum.extras import missing
-from peelsum.options import Option, Settings, names, numbers
-from peelsum.processes.progress import taking_time
+from peelsum.extras import missing_extra_message
+from peelsum.options import CommandSettings, Option, names, numbers
+from peelsum.processes.progress import reporting_progress
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
 Row = Mapping[str, Any]
@@ -52,7 +52,7 @@ _SECONDS = Option("Seconds of each measurement.", 0.1, 3600)
 
 
 @dataclass(frozen=True)
-class _Runs(Settings):
+class _Runs(CommandSettings):
     """The repetitions of a benchmark, and the format of its output."""
 
     repetitions: Annotated[
@@ -95,7 +95,7 @@ class _Benchmark(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _AllreduceSettings(Settings):
+class _AllreduceSettings(CommandSettings):
     """Tensors, and the network over which they are summed."""
 
     elements: Annotated[tuple[int, ...], _numbers("Elements of the tensor.", int, 1, 2**32)] = (
@@ -128,7 +128,7 @@ def allreduce(settings: _AllreduceSettings, runs: _Runs) -> None:
 
     The last sum of each tensor is compared with one that NumPy computes in 64 bits.
     """
-    from peelsum.bench.allreduce import sums
+    from peelsum.bench.allreduce import measure_sums
     from peelsum.topology import TopologyError
     from peelsum.traces import TraceError
 
@@ -139,12 +139,12 @@ def allreduce(settings: _AllreduceSettings, runs: _Runs) -> None:
         *("time_us", "algbw", "busbw", "wire_bytes", "ratio_to_dense", "encode_us", "network_us"),
         *("decode_us", "wrong"),
     )
-    benchmark = _Benchmark(sums, [point], ("size_bytes", "ranks", "density", "form"), columns)
+    benchmark = _Benchmark(measure_sums, [point], ("size_bytes", "ranks", "density", "form"), columns)
     _measure(benchmark, runs, TopologyError, TraceError)
 
 
 @dataclass(frozen=True)
-class _SwitchLoad(Settings):
+class _SwitchLoad(CommandSettings):
     """The load of a switch."""
 
     lanes: Annotated[tuple[int, ...], _LANES_LIST] = (32, 64, 128, 256)
@@ -161,7 +161,7 @@ def switch(settings: _SwitchLoad, runs: _Runs) -> None:
     simple_switch_grpc on PATH. The first sums of each measurement are compared with those of what was sent.
     """
     from peelsum.bench.switch.load import WrongSumError
-    from peelsum.bench.switch.rows import compared
+    from peelsum.bench.switch.rows import measure_switches
     from peelsum.topology import TopologyError
 
     columns = (
@@ -170,12 +170,12 @@ def switch(settings: _SwitchLoad, runs: _Runs) -> None:
     )
     points = [{**asdict(settings), "lanes": lanes} for lanes in settings.lanes]
     keys = ("lanes", "workers", "target", "ports")
-    benchmark = _Benchmark(lambda seed, **point: compared(**point), points, keys, columns)
+    benchmark = _Benchmark(lambda seed, **point: measure_switches(**point), points, keys, columns)
     _measure(benchmark, runs, TopologyError, WrongSumError)
 
 
 @dataclass(frozen=True)
-class _EndpointLoad(Settings):
+class _EndpointLoad(CommandSettings):
     """The packets of an endpoint."""
 
     lanes: Annotated[tuple[int, ...], _LANES_LIST] = (32, 256)
@@ -196,7 +196,7 @@ def endpoint(settings: _EndpointLoad, runs: _Runs) -> None:
 
 
 @dataclass(frozen=True)
-class _CodecSettings(Settings):
+class _CodecSettings(CommandSettings):
     """Tensors to encode and decode."""
 
     elements: Annotated[tuple[int, ...], _numbers("Elements of the tensor.", int, 1, 2**40)] = (
@@ -245,7 +245,7 @@ def codec(settings: _CodecSettings, runs: _Runs) -> None:
 
 
 @dataclass(frozen=True)
-class _TrainSettings(Settings):
+class _TrainSettings(CommandSettings):
     """The training, and the rates of links."""
 
     model: Annotated[
@@ -276,7 +276,7 @@ def train(settings: _TrainSettings, runs: _Runs) -> None:
     limited to the same rate, which needs root. Gradients are compared with int64 sums over gloo.
     """
     if find_spec("torch") is None:
-        raise typer.BadParameter(missing("torch", "training"))
+        raise typer.BadParameter(missing_extra_message("torch", "training"))
     from peelsum.bench.devices import NoDeviceError
     from peelsum.bench.train.rows import bench_train
     from peelsum.topology import TopologyError
@@ -305,7 +305,7 @@ def _measure(benchmark: _Benchmark, runs: _Runs, *errors: type[Exception]) -> No
     rows, total = list[dict[str, Any]](), runs.repetitions * len(benchmark.points)
     with measuring(*errors) as tell:
         for number, (repetition, point) in enumerate(product(range(runs.repetitions), benchmark.points), 1):
-            with taking_time(f"point {number} of {total}", tell):
+            with reporting_progress(f"point {number} of {total}", tell):
                 measured = benchmark.measure(seed=runs.seed + repetition, **point)
                 rows += [{"repetition": repetition, **point, **row} for row in measured]
         if runs.json:

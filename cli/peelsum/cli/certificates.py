@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from peelsum.processes.user_errors import reported
+from peelsum.processes.user_errors import exit_on_errors
 from peelsum.tls import Role, TlsError, make_token
 
 app = typer.Typer(help="Certificates and tokens, for connections between machines.", no_args_is_help=True)
@@ -31,7 +31,7 @@ def make(
     """Make an identity: the folder CERTS/NAME, for --tls, with key.pem, cert.pem and the CA's ca.pem."""
     from peelsum.tls import certificates
 
-    with reported(TlsError, OSError):
+    with exit_on_errors(TlsError, OSError):
         folder = certificates.make(certs, role, name=name or role.value, hosts=host or (), days=days)
     print(f"{folder}: {role}, {days} days; copy this folder, and no other, to its machine")
 
@@ -39,6 +39,6 @@ def make(
 @app.command()
 def token(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
     """Make a job's token, for `peelsum job serve --token` and for its workers' PEELSUM_TOKEN."""
-    with reported(TlsError):
+    with exit_on_errors(TlsError):
         make_token(path)
     print(f"{path}: copy it to the job's rank 0")

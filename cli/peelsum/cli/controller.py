@@ -13,20 +13,20 @@ import typer
 
 from peelsum.cli.options import Service, address, parse_address, read_identity, report_errors
 from peelsum.cli.settings import with_settings
-from peelsum.options import Option, Settings
-from peelsum.processes import Signalled, end_with_parent, say
-from peelsum.processes.progress import taking_time
-from peelsum.processes.reports import told
+from peelsum.options import CommandSettings, Option
+from peelsum.processes import SignalWaiter, send_to_parent, terminate_with_parent
+from peelsum.processes.progress import reporting_progress
+from peelsum.processes.reports import progress_reporter
 
 if TYPE_CHECKING:
-    from peelsum.control.cluster import ControllerClient, Event, Report
+    from peelsum.control.cluster import ClusterReport, ControllerClient, Event
 
 app = typer.Typer(help="The controller of a cluster of switches and jobs.", no_args_is_help=True)
 _CHECK_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True)
-class _ControllerSettings(Settings):
+class _ControllerSettings(CommandSettings):
     """A cluster's description, and where its controller listens."""
 
     config: Annotated[Path, Option("The cluster's description, TOML.")]
@@ -46,11 +46,18 @@ def run(settings: _ControllerSettings, service: Service) -> None:
 
     Run it twice, with the same description and at two addresses: one is the backup of the other.
     """
-    from peelsum.control.cluster import Cluster, Requests, Store, answer_all, listening, read_cluster
+    from peelsum.control.cluster import (
+        Cluster,
+        RequestServer,
+        Store,
+        listening_socket,
+        read_cluster,
+        serve_requests,
+    )
     from peelsum.metrics import Values, cluster_values
 
     if service.child:
-        end_with_parent()
+        terminate_with_parent()
 
     def print_event(event: object) -> None:
         service.announce(str(event), **cast("Event", event).values())
@@ -59,9 +66,9 @@ def run(settings: _ControllerSettings, service: Service) -> None:
         log = service.event_logger("controller", print_event)
         description, identity = read_cluster(settings.config), service.identity
         store = stack.enter_context(Store(settings.config.parent / description.controller.state))
-        socket = stack.enter_context(listening(parse_address(settings.listen), identity))
+        socket = stack.enter_context(listening_socket(parse_address(settings.listen), identity))
         calls = ("admit", "evict", "list")
-        requests = stack.enter_context(Requests(socket, "controller", calls, identity=identity))
+        requests = stack.enter_context(RequestServer(socket, "controller", calls, identity=identity))
         own_address = f"{settings.listen.rpartition(':')[0]}:{socket.getsockname()[1]}"
         cluster = Cluster(description, store, address=own_address, identity=identity, tell=log)
 
@@ -69,10 +76,10 @@ def run(settings: _ControllerSettings, service: Service) -> None:
             return cluster_values(cluster.totals())
 
         url = service.serve_metrics(stack, "cluster", read_metrics)
-        signals = Signalled(SIGINT, SIGTERM)
+        signals = SignalWaiter(SIGINT, SIGTERM)
         service.announce(f"controller: listening at {own_address}", listen=own_address, **url)
         with cluster:
-            answer_all(
+            serve_requests(
                 requests,
                 cluster.respond,
                 lambda: None,
@@ -89,7 +96,7 @@ def request_admission(
 
     with report_errors():
         client, text = _client(controllers, tls), file_text(description)
-        with taking_time("waiting for the controller", told()):
+        with reporting_progress("waiting for the controller", progress_reporter()):
             return client.admit(text, str(description), _read_token(token))
 
 
@@ -105,11 +112,11 @@ def show_cluster(controllers: Sequence[str], tls: Path | None, json: bool) -> No
 
     Raises ControlError or TlsError.
     """
-    from peelsum.control.cluster import observed
+    from peelsum.control.cluster import observe_cluster
 
-    report = observed(_client(controllers, tls).list(), read_identity(tls))
+    report = observe_cluster(_client(controllers, tls).list(), read_identity(tls))
     if json:
-        say(**_as_json(report))
+        send_to_parent(**_as_json(report))
     else:
         _print(report)
 
@@ -126,7 +133,7 @@ def _read_token(path: Path | None) -> str:
     return "" if path is None else read_token(path)
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: ClusterReport) -> dict[str, Any]:
     """Return the report as `--json` prints it."""
     switches = [
         {
@@ -140,7 +147,7 @@ def _as_json(report: Report) -> dict[str, Any]:
     return {"primary": report.address, "epoch": report.epoch, "switches": switches, "jobs": jobs}
 
 
-def _print(report: Report) -> None:
+def _print(report: ClusterReport) -> None:
     """Print the cluster's switches and jobs as tables."""
     from rich.console import Console
     from rich.table import Table

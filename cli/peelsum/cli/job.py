@@ -29,10 +29,10 @@ from peelsum.cli.options import (
     report_errors,
 )
 from peelsum.cli.settings import with_settings
-from peelsum.options import Option, OptionError, Settings
-from peelsum.processes import Signalled, end_with_parent, say
-from peelsum.processes.progress import taking_time
-from peelsum.processes.reports import told, told_of_compiling
+from peelsum.options import CommandSettings, Option, OptionError
+from peelsum.processes import SignalWaiter, send_to_parent, terminate_with_parent
+from peelsum.processes.progress import reporting_progress
+from peelsum.processes.reports import compile_progress_reporter, progress_reporter
 from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ JobId = Annotated[int, typer.Argument(help="The job's number.")]
 
 
 @dataclass(frozen=True)
-class _SwitchAddress(Settings):
+class _SwitchAddress(CommandSettings):
     """The P4Runtime server of a switch."""
 
     p4runtime: Annotated[str, Option("The switch's P4Runtime address.")] = "127.0.0.1:9559"
@@ -61,7 +61,7 @@ class _SwitchAddress(Settings):
         """Return a session with the switch. Raises ControlError or TlsError."""
         from peelsum.control import open_session
 
-        with taking_time(_connecting(self.p4runtime), told()):
+        with reporting_progress(_connecting(self.p4runtime), progress_reporter()):
             return open_session(self.p4runtime, self.device_id, identity=read_identity(tls))
 
 
@@ -103,8 +103,8 @@ def admit(description: Description, settings: _Admission, service: Service) -> N
         )
         return
     if service.child:
-        end_with_parent()
-    tell = told(child=service.child)
+        terminate_with_parent()
+    tell = progress_reporter(child=service.child)
     with report_errors(), ExitStack() as stack:
         job = read_description(description)
         log: Callable[[Event], None] | None = None
@@ -117,9 +117,9 @@ def admit(description: Description, settings: _Admission, service: Service) -> N
 
         jobs = stack.enter_context(JobController(identity=service.identity, tell=on_event))
         switches = _connecting(*(plan.switch.p4runtime for plan in job.plans()))
-        with taking_time(f"{switches}, loading a pipeline that it does not run yet", tell):
-            jobs.hold(job)
-        with taking_time("freeing the job's slots, filling tables", tell):
+        with reporting_progress(f"{switches}, loading a pipeline that it does not run yet", tell):
+            jobs.acquire_lease(job)
+        with reporting_progress("freeing the job's slots, filling tables", tell):
             admission = jobs.admit_job(job)
         _print_admission(admission, service)
         if settings.hold:
@@ -132,7 +132,7 @@ def _hold(jobs: JobController, job: AnyDescription, service: Service) -> None:
     """Check the job's switches until a signal arrives, then evict the job. Raises ControlError."""
     from peelsum.control import ControlError
 
-    signals = Signalled(SIGINT, SIGTERM)
+    signals = SignalWaiter(SIGINT, SIGTERM)
     while not signals.wait(CHECK_INTERVAL_S):
         jobs.poll()
     total: Counter[Verdict] = Counter()
@@ -141,7 +141,7 @@ def _hold(jobs: JobController, job: AnyDescription, service: Service) -> None:
     if waiting := jobs.evict(job.job.id)["waiting"]:
         raise ControlError(f"job: {job.job.id}: is still on {', '.join(waiting)}, which is away")
     if service.json:
-        say(verdicts=_by_name(total))
+        send_to_parent(verdicts=_by_name(total))
 
 
 def _connecting(*addresses: str) -> str:
@@ -154,7 +154,7 @@ def _print_admission(admission: Mapping[str, object], service: Service) -> None:
 
 
 @dataclass(frozen=True)
-class _Serving(Settings):
+class _Serving(CommandSettings):
     """The ports of a job's switches, and where its workers request it."""
 
     udp: Annotated[
@@ -193,8 +193,8 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
     from peelsum.topology.serving import JobPlaces, ServeError, serve_job
 
     if service.child:
-        end_with_parent()
-    tell = told_of_compiling(child=service.child)
+        terminate_with_parent()
+    tell = compile_progress_reporter(child=service.child)
     listen = parse_address(settings.listen)
     with report_errors(ServeError, TopologyError), ExitStack() as stack:
         identity, token = service.identity, "" if settings.token is None else read_token(settings.token)
@@ -225,7 +225,7 @@ def evict(job_id: JobId, switch: _SwitchAddress, request: JobRequestSettings, tl
         request_eviction(request.controller, job_id, tls, request.token)
         return
     with report_errors(), switch.connect(tls) as session:
-        with taking_time("waiting for the switch's primary", told()):
+        with reporting_progress("waiting for the switch's primary", progress_reporter()):
             session.become_primary(patience_s=_PRIMARY_TIMEOUT_S)
         evict_job(session, job_id)
 
@@ -255,7 +255,7 @@ def status(
         with switch.connect(tls) as session:
             state = read_status(session)
     if json:
-        say(**{**asdict(state), "verdicts": _by_name(state.verdicts)})
+        send_to_parent(**{**asdict(state), "verdicts": _by_name(state.verdicts)})
     else:
         _print_status(state)
 

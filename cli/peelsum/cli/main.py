@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from peelsum.extras import missing
+from peelsum.extras import missing_extra_message
 
 #: The extra that installs each package, by import name.
 _EXTRAS = dict.fromkeys(("finsy", "google", "grpc", "pydantic", "rich", "typer"), "cli")
@@ -23,7 +23,7 @@ def main() -> None:
         package = str(error.name).partition(".")[0]
         if package not in _EXTRAS:
             raise
-        print(f"peelsum: {missing(package, _EXTRAS[package])}", file=sys.stderr)
+        print(f"peelsum: {missing_extra_message(package, _EXTRAS[package])}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -19,12 +19,12 @@ import typer
 
 from peelsum.cli.options import Topology
 from peelsum.cli.settings import with_settings
-from peelsum.options import Option, Settings
-from peelsum.processes import Signalled, end_with_parent, say
-from peelsum.processes.interrupts import Interrupted, Interruption
-from peelsum.processes.progress import taking_time
-from peelsum.processes.reports import told
-from peelsum.processes.user_errors import reported
+from peelsum.options import CommandSettings, Option
+from peelsum.processes import SignalWaiter, send_to_parent, terminate_with_parent
+from peelsum.processes.interrupts import InterruptContext, Interrupted
+from peelsum.processes.progress import reporting_progress
+from peelsum.processes.reports import progress_reporter
+from peelsum.processes.user_errors import exit_on_errors
 from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _START_TIMEOUT_S, _SILENT_S = 5.0, 1.0
 
 
 @dataclass(frozen=True)
-class _NetworkSettings(Settings):
+class _NetworkSettings(CommandSettings):
     """The parts of a network, and how `up` runs it."""
 
     switch: Annotated[
@@ -67,16 +67,16 @@ def up(topology: Topology, settings: _NetworkSettings) -> None:
     from peelsum.topology.network import UdpNetwork, VethNetwork
 
     if settings.detach:
-        with reported(TopologyError):
+        with exit_on_errors(TopologyError):
             raise SystemExit(_start_detached([word for word in sys.argv[1:] if word != "--detach"]))
     if settings.child:
-        end_with_parent()
-    tell = told(child=settings.child)
+        terminate_with_parent()
+    tell = progress_reporter(child=settings.child)
     with (
-        reported(TopologyError),
-        records.only_one(),
+        exit_on_errors(TopologyError),
+        records.network_lock(),
         suppress(Interrupted),  # the normal end
-        Interruption() as interruption,
+        InterruptContext() as interruption,
     ):
         network_class = VethNetwork if settings.links == "veth" else UdpNetwork
         network = network_class(description.read(topology), settings.switch, restart=settings.restart)
@@ -85,13 +85,13 @@ def up(topology: Topology, settings: _NetworkSettings) -> None:
             records.end(previous)
         process = records.Process.of(os.getpid())
         assert process is not None
-        readmission = Signalled(signal.SIGUSR1)
+        readmission = SignalWaiter(signal.SIGUSR1)
         # Written before anything starts, so that the next `up` or `down` can clean up after a SIGKILL.
         record = records.Record(network.name, process)
         record.write()
         try:
             with ExitStack() as stack:
-                with taking_time("starting the network", tell):
+                with reporting_progress("starting the network", tell):
                     stack.enter_context(network)
                 _write_record(network, process)
                 _announce(network, settings.json)
@@ -101,7 +101,7 @@ def up(topology: Topology, settings: _NetworkSettings) -> None:
 
 
 def _watch(
-    network: Network, process: Process, interruption: Interruption, readmission: Signalled, json: bool
+    network: Network, process: Process, interruption: InterruptContext, readmission: SignalWaiter, json: bool
 ) -> Never:
     """Check the network, readmit its job on request, and print what happens, until a signal interrupts it."""
     while True:
@@ -114,7 +114,7 @@ def _watch(
             _write_record(network, process)
         for message in messages:
             if json:
-                say(news=message, processes=network.processes)
+                send_to_parent(news=message, processes=network.processes)
             else:
                 print(message, flush=True)
 
@@ -185,7 +185,7 @@ def exec_(
     from peelsum.transport.seats import SEAT
 
     words = command[1:] if command[0] == "--" else command
-    with reported(TopologyError):
+    with exit_on_errors(TopologyError):
         record = _usable_record()
         place = record.places.get(host)
         if place is None:
@@ -236,7 +236,7 @@ def readmit() -> None:
     from peelsum.topology.records import Record
     from peelsum.transport.seats import SEAT
 
-    with reported(TopologyError):
+    with exit_on_errors(TopologyError):
         record = Record.read()
         if record is None or not record.up.running:
             raise TopologyError("readmit: no network is up; start one with `peelsum up`")
@@ -253,7 +253,7 @@ def down() -> None:
     """End the network and everything that runs in it, or the rest of it after its `up` was killed."""
     from peelsum.topology import records
 
-    with reported(TopologyError):
+    with exit_on_errors(TopologyError):
         record = records.Record.read()
         if record is None:
             print("no network is up")
@@ -264,7 +264,7 @@ def down() -> None:
 def _announce(network: Network, json: bool) -> None:
     """Print that the network is up, with its switches and its job."""
     if json:
-        say(
+        send_to_parent(
             network=network.name,
             hosts=list(network.topology.hosts),
             p4runtime=network.p4runtime,
@@ -292,5 +292,5 @@ def draw(topology: Topology) -> None:
     from peelsum.topology.description import read
     from peelsum.topology.drawing import as_text
 
-    with reported(TopologyError):
+    with exit_on_errors(TopologyError):
         print(as_text(read(topology)))

@@ -12,10 +12,10 @@ import typer
 
 from peelsum.logs import LogsError, configure, log_event
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, Values, controller_values, metrics_address
-from peelsum.options import Option, OptionError, Settings
-from peelsum.processes import say
-from peelsum.processes.user_errors import reported
-from peelsum.tls import Identity, TlsError
+from peelsum.options import CommandSettings, Option, OptionError
+from peelsum.processes import send_to_parent
+from peelsum.processes.user_errors import exit_on_errors
+from peelsum.tls import TlsError, TlsIdentity
 
 if TYPE_CHECKING:
     from peelsum.control.cluster import Event, JobController
@@ -37,7 +37,7 @@ Topology = Annotated[
 
 
 @dataclass(frozen=True)
-class Service(Settings):
+class Service(CommandSettings):
     """Options of all commands that run until a signal arrives."""
 
     tls: Annotated[
@@ -56,14 +56,14 @@ class Service(Settings):
     child: Annotated[bool, Option("End when standard input closes.", name="--child", hidden=True)] = False
 
     @property
-    def identity(self) -> Identity | None:
+    def identity(self) -> TlsIdentity | None:
         """The identity in the folder `tls`. Raises TlsError."""
         return read_identity(self.tls)
 
     def announce(self, text: str, /, **values: object) -> None:
         """Print the text, or with `--json` the values."""
         if self.json:
-            say(**values)
+            send_to_parent(**values)
         else:
             print(text, flush=True)
 
@@ -130,7 +130,7 @@ def addresses(what: str) -> Callable[[Sequence[str]], tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class ClusterSettings(Settings):
+class ClusterSettings(CommandSettings):
     """The controllers of a cluster: its primary and its backups."""
 
     controller: Annotated[
@@ -161,7 +161,7 @@ def report_errors(*more: type[Exception]) -> AbstractContextManager[None]:
     from peelsum.control import ControlError
     from peelsum.pipelines import PipelineError
 
-    return reported(ControlError, PipelineError, *OPTION_ERRORS, *more)
+    return exit_on_errors(ControlError, PipelineError, *OPTION_ERRORS, *more)
 
 
 def job_metrics(jobs: JobController, job_id: int) -> Values:
@@ -169,6 +169,6 @@ def job_metrics(jobs: JobController, job_id: int) -> Values:
     return controller_values(job_id, jobs.generation(job_id), jobs.counts(job_id))
 
 
-def read_identity(folder: Path | None) -> Identity | None:
+def read_identity(folder: Path | None) -> TlsIdentity | None:
     """Return the identity in `folder`; None for None. Raises TlsError."""
-    return None if folder is None else Identity.read(folder)
+    return None if folder is None else TlsIdentity.read(folder)

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from peelsum.processes.interrupts import Interruption
-from peelsum.processes.progress import Tell
-from peelsum.processes.reports import told
-from peelsum.processes.user_errors import reported
+from peelsum.processes.interrupts import InterruptContext
+from peelsum.processes.progress import ProgressCallback
+from peelsum.processes.reports import progress_reporter
+from peelsum.processes.user_errors import exit_on_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,13 +34,13 @@ def aligned(rows: Sequence[Sequence[str]], text_columns: Collection[str] = ()) -
 
 
 @contextmanager
-def measuring(*errors: type[Exception]) -> Iterator[Tell]:
+def measuring(*errors: type[Exception]) -> Iterator[ProgressCallback]:
     """Report these errors in one line with exit status 2, and Ctrl-C with the status that shells expect.
 
     The context's value is a function that prints progress messages on stderr.
     """
-    with reported(*errors), Interruption():
-        yield told()
+    with exit_on_errors(*errors), InterruptContext():
+        yield progress_reporter()
 
 
 def print_json(value: object) -> None:

@@ -13,18 +13,18 @@ import typer
 
 from peelsum.cli.options import OPTION_ERRORS, Service, address, parse_address
 from peelsum.cli.settings import with_settings
-from peelsum.options import Option, OptionError, Settings
-from peelsum.processes import end_with_parent
+from peelsum.options import CommandSettings, Option, OptionError
+from peelsum.processes import terminate_with_parent
 from peelsum.processes.children import ADMISSION
-from peelsum.processes.reports import told_of_compiling
-from peelsum.processes.user_errors import reported
+from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.user_errors import exit_on_errors
 from peelsum.reading import parse_json, read_text
 
 app = typer.Typer(help="The aggregation server of a job.", no_args_is_help=True)
 
 
 @dataclass(frozen=True)
-class _ServerSettings(Settings):
+class _ServerSettings(CommandSettings):
     """The job, and the switch port of its server."""
 
     switch: Annotated[
@@ -50,8 +50,8 @@ def run(settings: _ServerSettings, service: Service) -> None:
     from peelsum.transport import AggregationService, Event, JobFinished, TransportError, job_config
 
     if service.child:
-        end_with_parent()
-    told_of_compiling(child=service.child)
+        terminate_with_parent()
+    compile_progress_reporter(child=service.child)
 
     def on_event(event: Event) -> None:
         # Removed before workers learn that they have finished, so that none of them ends earlier.
@@ -63,7 +63,7 @@ def run(settings: _ServerSettings, service: Service) -> None:
         if not service.json:
             print(event, file=sys.stderr, flush=True)
 
-    with reported(TransportError, *OPTION_ERRORS), ExitStack() as stack:
+    with exit_on_errors(TransportError, *OPTION_ERRORS), ExitStack() as stack:
         config = job_config(_read_admission(settings.admission))
         log = service.event_logger("server", print_event, job=config.job_id, generation=config.generation)
         server = stack.enter_context(

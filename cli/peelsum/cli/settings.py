@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from peelsum.options import OptionError, Settings, options_of, parsed
+from peelsum.options import CommandSettings, OptionError, options_of, parsed
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -19,11 +19,11 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     The returned function takes every option by keyword. An OptionError, of an option's value or of the
     command, becomes typer.BadParameter.
     """
-    classes: dict[str, type[Settings]] = {}
+    classes: dict[str, type[CommandSettings]] = {}
     parameters: list[Parameter] = []
     for name, parameter in signature(command, eval_str=True).parameters.items():
         kind = parameter.annotation
-        if isinstance(kind, type) and issubclass(kind, Settings):
+        if isinstance(kind, type) and issubclass(kind, CommandSettings):
             classes[name] = kind
             parameters += _parameters(kind)
         else:
@@ -42,7 +42,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameters(settings: type[Settings]) -> list[Parameter]:
+def _parameters(settings: type[CommandSettings]) -> list[Parameter]:
     """Return a parameter with Typer's annotation for each option of a settings class."""
     hints, options, parameters = get_type_hints(settings), options_of(settings), list[Parameter]()
     for field in fields(settings):

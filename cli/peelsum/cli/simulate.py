@@ -12,7 +12,7 @@ import typer
 from peelsum.cli.options import Json
 from peelsum.cli.output import empty_table, measuring, print_json
 from peelsum.cli.settings import with_settings
-from peelsum.options import Option, Settings
+from peelsum.options import CommandSettings, Option
 
 if TYPE_CHECKING:
     from peelsum.simulation import Report, Simulation
@@ -21,7 +21,7 @@ _HEADINGS = ("job", "workers", "sums", "us", "Gbit/s", "in switch", "resends", "
 
 
 @dataclass(frozen=True)
-class _Replacements(Settings):
+class _Replacements(CommandSettings):
     """Values that replace those of a scenario, which checks their ranges."""
 
     workers: Annotated[int | None, Option("Workers of each job, 1 to 1024.")] = None

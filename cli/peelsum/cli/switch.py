@@ -15,10 +15,10 @@ import typer
 
 from peelsum.cli.options import OPTION_ERRORS, Service
 from peelsum.cli.settings import with_settings
-from peelsum.options import Option, OptionError, Settings
-from peelsum.processes import end_with_parent, say
-from peelsum.processes.reports import told_of_compiling
-from peelsum.processes.user_errors import reported
+from peelsum.options import CommandSettings, Option, OptionError
+from peelsum.processes import send_to_parent, terminate_with_parent
+from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.user_errors import exit_on_errors
 from peelsum.switch_settings import SwitchSettings
 
 app = typer.Typer(help="The softswitch and its pipelines.", no_args_is_help=True)
@@ -54,20 +54,20 @@ def run(settings: SwitchSettings, service: Service) -> None:
         lines = [f"P4Runtime at {host}:{listening.grpc_port}"]
         lines += [f"port {port} at {listening.host}:{udp} (UDP)" for port, udp in listening.udp_ports.items()]
         for port, name in listening.interfaces.items():
-            lines.append(f"port {port} at {name} ({listening.ports_by[port]})")
-        if listening.are_open:
+            lines.append(f"port {port} at {name} ({listening.port_method[port]})")
+        if listening.accepts_any_hello:
             lines.append("until a job is admitted, any program on this machine can take these ports")
         service.announce("\n".join(lines), **asdict(listening), **url)
 
     if service.child:
-        end_with_parent()
-    told_of_compiling(child=service.child)
-    with reported(SoftswitchError, *OPTION_ERRORS):
+        terminate_with_parent()
+    compile_progress_reporter(child=service.child)
+    with exit_on_errors(SoftswitchError, *OPTION_ERRORS):
         if service.log_format is not None:
             configure(service.log_format, "switch", {"device_id": settings.device_id})
         counts = run_switch(settings, identity=service.identity, observe=observe, announce=announce)
     if service.json:
-        say(**asdict(counts))
+        send_to_parent(**asdict(counts))
     _exit_if_compiling()
 
 
@@ -84,7 +84,7 @@ def _exit_if_compiling() -> None:
 
 
 @dataclass(frozen=True)
-class _Compilation(Settings):
+class _Compilation(CommandSettings):
     """The target of the compilation, and its output folder."""
 
     tofino: Annotated[
@@ -121,7 +121,7 @@ def compile_(settings: _Compilation) -> None:
     """
     from peelsum.pipelines.artifacts import PipelineError, compile_pipelines
 
-    with reported(PipelineError, OSError):
+    with exit_on_errors(PipelineError, OSError):
         if settings.tofino:
             _compile_for_tofino(settings.out, settings.processor_port)
             return
@@ -154,7 +154,7 @@ def pipeline(
     from peelsum.pipelines import PipelineError
     from peelsum.pipelines import pipeline as compiled
 
-    with reported(PipelineError, OSError):
+    with exit_on_errors(PipelineError, OSError):
         out.mkdir(parents=True, exist_ok=True)
         files = compiled(lanes)
         for path in (files.json_path, files.p4info_path):

@@ -16,11 +16,11 @@ import typer
 from peelsum.cli.options import Json
 from peelsum.cli.output import empty_table, measuring, print_json
 from peelsum.cli.settings import with_settings
-from peelsum.extras import missing
-from peelsum.options import Option, Settings
+from peelsum.extras import missing_extra_message
+from peelsum.options import CommandSettings, Option
 
 if TYPE_CHECKING:
-    from peelsum.processes.progress import Tell
+    from peelsum.processes.progress import ProgressCallback
     from peelsum.traces import Trace
 
 app = typer.Typer(
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 
 @dataclass(frozen=True)
-class _Recording(Settings):
+class _Recording(CommandSettings):
     """The training to record, and the trace's folder."""
 
     out: Annotated[Path, Option("Folder of the trace, which has a file for each worker.")] = Path("trace")
@@ -113,10 +113,10 @@ def _record_command(command: Sequence[str], settings: _Recording) -> None:
         raise typer.BadParameter(f"{command[0]}: recorded nothing; its ranks must use SwitchAllreduceState")
 
 
-def _record_model(model: str, settings: _Recording, tell: Tell) -> None:
+def _record_model(model: str, settings: _Recording, tell: ProgressCallback) -> None:
     """Train a model for some steps, and write the trace."""
     if find_spec("torch") is None:
-        raise typer.BadParameter(missing("torch", "training"))
+        raise typer.BadParameter(missing_extra_message("torch", "training"))
     from peelsum.traces import SUFFIX, write
     from peelsum.training import TrainingDataError, make_task
     from peelsum.training.recording import record as record_model

@@ -14,7 +14,7 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 
-from peelsum.traces import Recorder, Trace
+from peelsum.traces import Trace, TraceRecorder
 from peelsum.training.task import Batch, Task
 
 #: DDP's sizes: of the bucket of the model's first parameters, and of the others.
@@ -47,7 +47,7 @@ def _record(
     task: Task, workers: int, steps: int, seed: int, values: bool, on_step: Callable[[int], None]
 ) -> list[Trace]:
     """Do as `record`, with the threads that torch has."""
-    recorders = [Recorder(task.name, worker, workers, values=values) for worker in range(workers)]
+    recorders = [TraceRecorder(task.name, worker, workers, values=values) for worker in range(workers)]
     batches = [task.batches(worker, workers, seed) for worker in range(workers)]
     optimizer, buckets = task.optimizer(task.model.parameters()), _buckets(task.model)
     parameters = dict(task.model.named_parameters())

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from peelsum.extras import missing
+from peelsum.extras import missing_extra_message
 from peelsum.training.task import Batch, Task, TrainingDataError, require
 
 #: Channels of each convolution; 0 for a pooling layer.
@@ -120,7 +120,7 @@ class FolderImages:
         try:
             from PIL import Image
         except ImportError:
-            raise TrainingDataError(f"{file}: {missing('pillow', 'training')}") from None
+            raise TrainingDataError(f"{file}: {missing_extra_message('pillow', 'training')}") from None
         with Image.open(file) as image:
             scaled = image.convert("RGB").resize((self._side, self._side))
         return np.asarray(scaled, np.float32).transpose(2, 0, 1) / 127.5 - 1
@@ -138,7 +138,8 @@ def digits() -> ArrayImages:
         from sklearn.datasets import load_digits
     except ImportError:
         raise TrainingDataError(
-            f"{missing('scikit-learn', 'training')}, or pass a folder of images instead of its digits"
+            f"{missing_extra_message('scikit-learn', 'training')}, "
+            "or pass a folder of images instead of its digits"
         ) from None
     digits = load_digits()
     pixels = (digits.images * (255 / 16)).astype(np.uint8).repeat(4, 1).repeat(4, 2)

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba.core import event
 
-from peelsum.messages import Tell, throttled
+from peelsum.messages import ProgressCallback, throttled
 
 #: Seconds between messages; loading cached code takes less, and is not reported.
 INTERVAL_S = 2.0
@@ -30,7 +30,7 @@ class _CompilationProgress(event.Listener):
     """Counts the functions that Numba compiles, and reports the count regularly, from a thread."""
 
     def __init__(self) -> None:
-        self.tell: Tell = throttled(_log.warning)
+        self.tell: ProgressCallback = throttled(_log.warning)
         self._depth = 0
         self._activity = ""
         self._done = 0
@@ -81,7 +81,7 @@ _progress = _CompilationProgress()
 event.register("numba:compile", _progress)  # type: ignore[no-untyped-call]
 
 
-def announce(tell: Tell) -> None:
+def announce(tell: ProgressCallback) -> None:
     """Pass messages about compilation to `tell`, which a thread calls, and not to the logger `peelsum`."""
     _progress.tell = tell
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TextIO
 
-from peelsum.extras import missing
+from peelsum.extras import missing_extra_message
 
 __all__ = [
     "LogsError",
@@ -47,7 +47,7 @@ def configure(
     try:
         import structlog
     except ModuleNotFoundError:
-        raise LogsError(missing("structlog", "ops")) from None
+        raise LogsError(missing_extra_message("structlog", "ops")) from None
     out = sys.stderr if out is None else out
     constant_fields = {"part": part, **{name: v for name, v in (known or {}).items() if v is not None}}
 

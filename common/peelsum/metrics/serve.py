@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from peelsum.metrics.catalogue import Metric
 from peelsum.metrics.values import Values
-from peelsum.tls import Identity, require_tls
+from peelsum.tls import TlsIdentity, require_tls
 from peelsum.tls.acceptor import MAX_PENDING, Acceptor
 
 #: The most clients at once, and the seconds of silence after which a client's connection is closed.
@@ -41,7 +41,7 @@ class MetricsServer:
         address: tuple[str, int],
         metrics: Sequence[Metric],
         read: Callable[[], Values],
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
     ) -> None:
         """Serve from now on.
 

@@ -47,7 +47,7 @@ class Child:
     on_work: called, from a thread, with the child's name and each of its progress messages.
     """
 
-    on_work: Callable[[str], None] = staticmethod(lambda text: None)
+    on_progress: Callable[[str], None] = staticmethod(lambda text: None)
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Child:
         """
         self.name = name
         #: When the child last printed something, by `time.monotonic`.
-        self.heard_at = time.monotonic()
+        self.last_output_at = time.monotonic()
         self._activity = ""
         self._plain_lines: deque[str] = deque(maxlen=_OUTPUT_TAIL_LINES)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
@@ -115,14 +115,14 @@ class Child:
         """The process id."""
         return self._process.pid
 
-    def tell(self, **values: object) -> None:
-        """Send the child a message, which its `hear` returns. Do nothing if the child has ended."""
+    def send(self, **values: object) -> None:
+        """Send a message that `receive_from_parent` returns in the child. Do nothing if the child has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(values).encode() + b"\n")
             self._process.stdin.flush()
 
-    def has_line(self, timeout_s: float) -> bool:
+    def has_message(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` for a message or the child's end; return whether there is one."""
         deadline = time.monotonic() + timeout_s
         while self._messages.empty():
@@ -131,7 +131,7 @@ class Child:
             time.sleep(_POLL_S)
         return True
 
-    def next_line(self, timeout_s: float) -> dict[str, Any] | None:
+    def next_message(self, timeout_s: float) -> dict[str, Any] | None:
         """Return the child's next message, or None if it has ended with status 0.
 
         Raises ProcessError with its last error line if it ended otherwise, or if it printed nothing at all,
@@ -152,15 +152,15 @@ class Child:
                 return self._messages.get(timeout=max(0.0, remaining_s))
             if time.monotonic() >= self._time_limit(started_at, timeout_s):
                 raise ProcessError(
-                    f"{self.name}: no answer within {timeout_s:g} s{self.busy_with()}; check whether it is "
-                    "stopped, or what else keeps this machine busy"
+                    f"{self.name}: no answer within {timeout_s:g} s{self.last_progress()}; check whether it "
+                    "is stopped, or what else keeps this machine busy"
                 )
 
     def _time_limit(self, started_at: float, timeout_s: float) -> float:
         """Return when the child's silence is too long: every line that it prints starts the time again."""
-        return max(started_at, self.heard_at) + timeout_s
+        return max(started_at, self.last_output_at) + timeout_s
 
-    def busy_with(self) -> str:
+    def last_progress(self) -> str:
         """Return the child's last progress message as a part of an error message; empty if it has none."""
         return f", the last being {self._activity!r}" if self._activity else ""
 
@@ -169,7 +169,7 @@ class Child:
 
         Raises ProcessError if the child ends before, or prints nothing for `timeout_s`.
         """
-        message = self.next_line(timeout_s)
+        message = self.next_message(timeout_s)
         if message is None:
             raise ProcessError(f"{self.name}: ended before it was ready")
         return message
@@ -216,11 +216,11 @@ class Child:
         """Sort the lines of the child's output into messages, progress messages and others; in a thread."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.heard_at = time.monotonic()
+            self.last_output_at = time.monotonic()
             if line.startswith(b'{"working": '):
                 self._activity = json.loads(line)["working"]
                 if self._activity:
-                    self.on_work(f"{self.name}: {self._activity}")
+                    self.on_progress(f"{self.name}: {self._activity}")
             elif line.startswith(b"{"):
                 self._activity = ""
                 self._messages.put(json.loads(line))
@@ -268,13 +268,13 @@ def _start_process(
     return process
 
 
-def say(**values: object) -> None:
+def send_to_parent(**values: object) -> None:
     """Print a message for the parent process."""
     sys.stdout.write(json.dumps(values) + "\n")  # one write, because several threads may print
     sys.stdout.flush()
 
 
-def hear() -> dict[str, Any]:
+def receive_from_parent() -> dict[str, Any]:
     """Wait for the next message from the parent, and return it. Exit if the parent has ended."""
     line = sys.stdin.buffer.readline()
     if not line:
@@ -287,7 +287,7 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end_with_parent() -> None:
+def terminate_with_parent() -> None:
     """Start a thread that sends this process SIGTERM when its standard input closes: its parent has ended."""
 
     def watch() -> None:
@@ -298,7 +298,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-class Signalled:
+class SignalWaiter:
     """Replaces the handlers of some signals, which from then on only make `wait` return."""
 
     def __init__(self, *numbers: signal.Signals) -> None:

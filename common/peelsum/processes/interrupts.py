@@ -19,7 +19,7 @@ class Interrupted(KeyboardInterrupt):
         self.status = 128 + number
 
 
-class Interruption:
+class InterruptContext:
     """A context manager in which the first of SIGNALS raises Interrupted, and later ones are ignored.
 
     So a second signal cannot interrupt the clean-up. An exception of a signal handler is lost if it is raised

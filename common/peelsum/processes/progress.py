@@ -8,20 +8,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from peelsum.messages import Tell as Tell
+from peelsum.messages import ProgressCallback as ProgressCallback
 from peelsum.messages import throttled
 
-#: Seconds before the first message of `taking_time`, and between two.
+#: Seconds before the first message of `reporting_progress`, and between two.
 INTERVAL_S = 1.0
 
 
-def shown_on_stderr() -> Tell:
+def shown_on_stderr() -> ProgressCallback:
     """Return a function that prints progress messages on stderr, less and less often."""
     return throttled(lambda text: print(text, file=sys.stderr, flush=True))
 
 
 @contextmanager
-def taking_time(what: str, tell: Tell) -> Iterator[None]:
+def reporting_progress(what: str, tell: ProgressCallback) -> Iterator[None]:
     """Report regularly, while the body runs, what it does and for how many seconds."""
     done, started = threading.Event(), time.monotonic()
 

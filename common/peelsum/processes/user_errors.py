@@ -19,7 +19,7 @@ _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIP
 
 
 @contextmanager
-def reported(*kinds: type[Exception]) -> Iterator[None]:
+def exit_on_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Exit with one line on stderr and status 2 if the body raises one of these errors, or a ProcessError.
 
     If a signal interrupts the body, exit with the status that shells expect.
@@ -36,7 +36,7 @@ def reported(*kinds: type[Exception]) -> Iterator[None]:
 
 
 @contextmanager
-def delivered() -> Iterator[None]:
+def check_stdout() -> Iterator[None]:
     """Exit with status 1 and one line on stderr if the output of the body cannot be written to stdout.
 
     If the reader has closed the pipe, as `head` does, exit with status 1 but without the line.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
-from peelsum.extras import missing
+from peelsum.extras import missing_extra_message
 
 __all__ = [
     "StepSpans",
@@ -40,7 +40,7 @@ class StepSpans:
         try:
             from opentelemetry import trace
         except ModuleNotFoundError:
-            raise TelemetryError(missing("opentelemetry", "otel")) from None
+            raise TelemetryError(missing_extra_message("opentelemetry", "otel")) from None
         self._trace = trace
         self._tracer = trace.get_tracer("peelsum", tracer_provider=provider)
         self._attributes = {f"peelsum.{name}": value for name, value in attributes.items()}

@@ -14,7 +14,7 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import NamedTuple, TypeVar
 
-from peelsum.forks import keep_from_children
+from peelsum.forks import close_in_forked_children
 
 #: The time limit of a handshake, and the most connections that have not finished theirs.
 HANDSHAKE_S = 10.0
@@ -57,7 +57,7 @@ class Acceptor:
         it, and it must return at once. context: a server's TLS context; None for connections without TLS.
         """
         listener.setblocking(False)
-        keep_from_children(listener)
+        close_in_forked_children(listener)
         self._listener, self._serve, self._context = listener, serve, context
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)

@@ -21,7 +21,7 @@ from threading import Thread
 import grpc
 
 from peelsum.tls.acceptor import MAX_PENDING, Acceptor
-from peelsum.tls.identity import Identity, require_tls
+from peelsum.tls.identity import TlsIdentity, require_tls
 from peelsum.tls.roles import role_of_peer
 
 #: The time limit of HTTP/2's first frames, in milliseconds.
@@ -55,7 +55,7 @@ class LimitedServer:
     def __init__(
         self,
         address: str,
-        identity: Identity | None,
+        identity: TlsIdentity | None,
         *,
         threads: ThreadPoolExecutor,
         calls: int,
@@ -172,7 +172,7 @@ def listen(address: str) -> socket.socket:
 def open_channel(
     name: str,
     address: str,
-    identity: Identity | None,
+    identity: TlsIdentity | None,
     options: Sequence[tuple[str, int]],
     timeout_s: float,
 ) -> grpc.Channel:

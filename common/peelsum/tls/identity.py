@@ -32,7 +32,7 @@ class TlsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Identity:
+class TlsIdentity:
     """A certificate with its private key, and the CA whose certificates are trusted."""
 
     folder: Path
@@ -172,7 +172,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def require_tls(what: str, host: str, identity: Identity | None, remedy: str = "give --tls FOLDER") -> None:
+def require_tls(
+    what: str, host: str, identity: TlsIdentity | None, remedy: str = "give --tls FOLDER"
+) -> None:
     """Raise TlsError if `host` is beyond loopback and there is no identity.
 
     what: the name of the option or server, with which the message begins.

@@ -15,7 +15,7 @@ from peelsum.control.tofino import ARCHITECTURES, Tofino
 from peelsum.control.v1model import V1Model
 from peelsum.pipelines import pipeline
 from peelsum.pipelines.tofino import P4INFO, STRATUM_CONFIG
-from peelsum.tls import Identity
+from peelsum.tls import TlsIdentity
 
 
 def program_files(lanes: int, tofino: TofinoSection | None) -> tuple[Path, Path]:
@@ -37,7 +37,7 @@ def open_session(
     *,
     timeout_s: float = 4.0,
     connect_s: float | None = None,
-    identity: Identity | None = None,
+    identity: TlsIdentity | None = None,
 ) -> Session:
     """Connect to a switch as a backup, by the API of its kind; return the session.
 

@@ -24,9 +24,9 @@ from peelsum.control.errors import (
     switch_error,
 )
 from peelsum.control.stream import StreamChannel
-from peelsum.tls import Identity, TlsError
+from peelsum.tls import TlsError, TlsIdentity
 from peelsum.tls.grpc_ends import open_channel
-from peelsum.wire import lanes_in
+from peelsum.wire import count_lanes
 
 #: The time limit for loading a pipeline, which a slow machine compiles for minutes.
 _PIPELINE_TIMEOUT_S = 600.0
@@ -60,7 +60,7 @@ class Session:
         *,
         timeout_s: float,
         connect_s: float | None = None,
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
     ) -> None:
         """Connect as a backup, and read the running pipeline.
 
@@ -398,5 +398,5 @@ def _lanes_and_slots(schema: P4Schema) -> tuple[int, int]:
     """Return 32-bit values per packet, 0 for other programs, and the number of slots of a pipeline."""
     sizes = {register.name: register.size for register in schema.registers}
     # On a Tofino, each lane's register is in a P4 control of its own, with the name `sums`.
-    count = lanes_in([name.removesuffix(".sums") for name in sizes])
+    count = count_lanes([name.removesuffix(".sums") for name in sizes])
     return count, min(sizes.values(), default=0)

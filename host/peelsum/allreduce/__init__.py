@@ -17,7 +17,7 @@ from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index, IndexForm
 from peelsum.allreduce.local import LocalSummation
 from peelsum.allreduce.measuring import measured
-from peelsum.allreduce.plan import Choice, Form, Plan, Settings, TensorPlan
+from peelsum.allreduce.plan import Choice, Form, Plan, PlanSettings, TensorPlan
 from peelsum.allreduce.reduce_scatter import reduce_scatter
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.summation import Op, Part, Summation
@@ -42,9 +42,9 @@ __all__ = [
     "Part",
     "Plan",
     "PlanMismatchError",
+    "PlanSettings",
     "RequestedForm",
     "RequestedValues",
-    "Settings",
     "StepResult",
     "Summation",
     "SummationStalledError",

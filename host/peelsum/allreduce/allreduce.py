@@ -26,9 +26,9 @@ from peelsum.allreduce.choosing import DEFAULT_NETWORK, Chooser, RequestedForm, 
 from peelsum.allreduce.costs import NetworkModel
 from peelsum.allreduce.errors import DeviceMemoryError, InvalidRequestError, refuse_arguments
 from peelsum.allreduce.history import History
-from peelsum.allreduce.plan import Choice, Plan, Settings, TensorPlan, unsupported, unsupported_dtype
+from peelsum.allreduce.plan import Choice, Plan, PlanSettings, TensorPlan, unsupported, unsupported_dtype
 from peelsum.allreduce.result import StepResult
-from peelsum.allreduce.rounds import Note, Span, StepExecutor, unnoted
+from peelsum.allreduce.rounds import Note, Span, StepExecutor, ignore_costs
 from peelsum.codec import BFloat16, CodecError, Implementation, SketchLayout, device
 from peelsum.summation import Summation
 
@@ -82,7 +82,7 @@ class Allreduce:
         implementation: Implementation = "cpu",
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
-        note: Note = unnoted,
+        note: Note = ignore_costs,
         **removed: Never,
     ) -> None:
         refuse_arguments(removed)
@@ -92,7 +92,7 @@ class Allreduce:
         require_names("names", names)
         self._names = tuple(names)
         self._chooser = Chooser(forms, values=values, network=network, history=history)
-        self._settings = Settings(seed, average, cells_per_candidate, str(self._chooser))
+        self._settings = PlanSettings(seed, average, cells_per_candidate, str(self._chooser))
         # Report an invalid size here, not in a later step.
         SketchLayout.sized(0, 0, self._settings.cells(0))
         direct = getattr(summation, "device", None) is not None

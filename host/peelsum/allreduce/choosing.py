@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.costs import (
-    Candidate,
+    CostEstimate,
     NetworkModel,
-    Seen,
+    UnionCounts,
     best_bloom,
-    candidates,
+    cost_estimates,
     scale_block,
 )
 from peelsum.allreduce.errors import InvalidRequestError
@@ -26,8 +26,8 @@ from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import BASIS_COLUMNS, ESTIMATES, ONE_ROUND, TWO_ROUNDS
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
-from peelsum.allreduce.plan import NAMES_SHOWN, Choice, Form, Settings, TensorPlan
-from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS
+from peelsum.allreduce.plan import NAMES_SHOWN, Choice, Form, PlanSettings, TensorPlan
+from peelsum.codec import BLOCK_SIZES, MIN_CELLS_PER_CANDIDATE
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
@@ -88,7 +88,7 @@ class Chooser:
         self._cheapest = lru_cache(_CACHED_CHOICES)(self._find_cheapest)
         #: Returns, by the tensors' keys, which tensors' next choices depend on where their non-zeros are:
         #: int64[tensors], 1 for these.
-        self.wanted = lru_cache(_CACHED_CHOICES)(self._may_be_sparse)
+        self.needs_positions = lru_cache(_CACHED_CHOICES)(self._may_be_sparse)
 
     def __str__(self) -> str:
         """Return all settings as text; two choosers with equal text make equal choices."""
@@ -107,7 +107,7 @@ class Chooser:
             )
 
     def choose(
-        self, tensors: Sequence[TensorPlan], settings: Settings
+        self, tensors: Sequence[TensorPlan], settings: PlanSettings
     ) -> tuple[tuple[TensorPlan, ...], bool]:
         """Return the tensors' plans for the next step, and whether it is done in one round."""
         keys = tuple(tensor.key for tensor in tensors)
@@ -132,12 +132,12 @@ class Chooser:
         self,
         tensors: Sequence[TensorPlan],
         unions: NDArray[np.float64],
-        settings: Settings,
+        settings: PlanSettings,
         *,
         one_round: bool,
-    ) -> list[Candidate]:
+    ) -> list[CostEstimate]:
         """Return the cheapest choice of each tensor, with its costs. one_round: for a one-round step."""
-        statistics = [Seen(tuple(union)) if union[0] >= 0 else None for union in unions.tolist()]
+        statistics = [UnionCounts(tuple(union)) if union[0] >= 0 else None for union in unions.tolist()]
         return [
             self._cheapest(
                 self._forms.get(tensor.name, self._default), tensor.elements, seen, settings, one_round
@@ -146,7 +146,10 @@ class Chooser:
         ]
 
     def _one_round_is_faster(
-        self, one_round: Sequence[Candidate], two_rounds: Sequence[Candidate], facts: NDArray[np.float64]
+        self,
+        one_round: Sequence[CostEstimate],
+        two_rounds: Sequence[CostEstimate],
+        facts: NDArray[np.float64],
     ) -> bool:
         """Return whether a step is estimated to take less time in one round than in two.
 
@@ -157,7 +160,7 @@ class Chooser:
         overflow, network = float(facts[:, 2].sum()), self.network
         misestimates = _misestimate_words(one_round, facts[:, 3 + ONE_ROUND])
         misestimates -= _misestimate_words(two_rounds, facts[:, 3 + TWO_ROUNDS])
-        extra_words = resent_words + misestimates + FEWEST_CELLS * overflow
+        extra_words = resent_words + misestimates + MIN_CELLS_PER_CANDIDATE * overflow
         extra_s = network.seconds(extra_words, 0) + _OVERFLOW_S * overflow + 1e-9 * network.codec.ahead_step
         exchanges: float = max((choice.exchanges for choice in two_rounds), default=0) - 1 - resend_rate
         saved_s = exchanges * network.round_trip_s
@@ -168,26 +171,33 @@ class Chooser:
         return np.array([self._forms.get(name, self._default) != "dense" for name, _ in keys], np.int64)
 
     def _find_cheapest(
-        self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, one_round: bool
-    ) -> Candidate:
+        self,
+        form: RequestedForm,
+        elements: int,
+        seen: UnionCounts | None,
+        settings: PlanSettings,
+        one_round: bool,
+    ) -> CostEstimate:
         """Return the choice of the requested form that takes the least time. seen: None in a first step."""
         sparse: Form = "sketch" if one_round else self.sparse_form
         if seen is None and form != "dense":
-            return Candidate(Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0)
+            return CostEstimate(
+                Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0
+            )
         forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
-        if form == "auto" and seen and (elements < _LARGE or seen.candidates >= _DENSE * elements):
+        if form == "auto" and seen and (elements < _LARGE or seen.cost_estimates >= _DENSE * elements):
             forms = ("dense", sparse)
-        union, codec = seen or Seen.uniform(elements, 1.0), self.network.codec
-        choices = candidates(elements, union, settings, forms, ahead=one_round, codec=codec)
+        union, codec = seen or UnionCounts.uniform(elements, 1.0), self.network.codec
+        choices = cost_estimates(elements, union, settings, forms, ahead=one_round, codec=codec)
         return min(choices, key=lambda choice: choice.seconds(self.network))
 
 
-def _seconds(choices: Sequence[Candidate], network: NetworkModel) -> float:
+def _seconds(choices: Sequence[CostEstimate], network: NetworkModel) -> float:
     """Return the seconds that tensors take in the codec, and their words at the network's rate."""
     return sum(choice.codec_s + network.seconds(choice.words, 0) for choice in choices)
 
 
-def _misestimate_words(choices: Sequence[Candidate], costs: NDArray[np.float64]) -> float:
+def _misestimate_words(choices: Sequence[CostEstimate], costs: NDArray[np.float64]) -> float:
     """Return the largest of the costs of wrong estimates, among tensors with a sketch or a Bloom filter.
 
     costs: of each tensor, in words per step. Sketches and filters are sized by estimates.

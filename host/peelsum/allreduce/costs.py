@@ -9,8 +9,8 @@ from functools import lru_cache, partial
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
-from peelsum.allreduce.plan import FORMS, Choice, Form, Settings
-from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, ROW, BloomLayout, SketchLayout
+from peelsum.allreduce.plan import FORMS, Choice, Form, PlanSettings
+from peelsum.codec import BLOCK_SIZES, MIN_CELLS_PER_CANDIDATE, ROW, BloomLayout, SketchLayout
 from peelsum.codec.index import WORD_BITS
 
 #: Elements of the largest block of scales: a large tensor is cut into pieces of whole blocks.
@@ -37,26 +37,26 @@ _INDEX_CALLS, _REFINE_CALLS, SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an 
 
 
 @dataclass(frozen=True)
-class Seen:
+class UnionCounts:
     """Where a tensor has non-zeros on any worker, its union, as counts of occupied blocks."""
 
     occupied: tuple[float, ...]
     """For each b from 0 on, the number of blocks of 2**b elements that hold a non-zero of the union."""
 
     @property
-    def candidates(self) -> float:
+    def cost_estimates(self) -> float:
         """Non-zeros in the union."""
         return self.occupied[0]
 
     @staticmethod
-    def uniform(elements: int, density: float) -> Seen:
+    def uniform(elements: int, density: float) -> UnionCounts:
         """Return the expected counts if each of `elements` elements is non-zero with this probability."""
-        return Seen(_occupied_uniformly(elements, density))
+        return UnionCounts(_occupied_uniformly(elements, density))
 
 
 @lru_cache(1024)  # of most tensors of a model, density stays 1
 def _occupied_uniformly(elements: int, density: float) -> tuple[float, ...]:
-    """Do what `Seen.uniform` does."""
+    """Do what `UnionCounts.uniform` does."""
     blocks = ((2**b, elements / 2**b) for b in range(BLOCK_SIZES))
     return tuple(count * (1 - (1 - density) ** size) for size, count in blocks)
 
@@ -135,7 +135,7 @@ class NetworkModel:
     def prices(self) -> tuple[float, float]:
         """How many words take as long as an exchange, and as a candidate's cells in the codec."""
         words_per_s = self.gbps * 1e9 / WORD_BITS
-        return self.round_trip_s * words_per_s, FEWEST_CELLS * self.codec.cell * 1e-9 * words_per_s
+        return self.round_trip_s * words_per_s, MIN_CELLS_PER_CANDIDATE * self.codec.cell * 1e-9 * words_per_s
 
     def seconds(self, words: float, exchanges: int) -> float:
         """Return the seconds that it takes to send `words` 32-bit words in `exchanges` exchanges."""
@@ -143,7 +143,7 @@ class NetworkModel:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CostEstimate:
     """A choice of form and index for a tensor, and its estimated costs for a worker."""
 
     choice: Choice
@@ -175,15 +175,15 @@ def scale_block(elements: int, words: float) -> int:
     return min(max(1 << math.ceil(math.log2(per_block)), ROW), _LARGEST_BLOCK)
 
 
-def candidates(
+def cost_estimates(
     elements: int,
-    seen: Seen,
-    settings: Settings,
+    seen: UnionCounts,
+    settings: PlanSettings,
     forms: Collection[Form] = FORMS,
     *,
     ahead: bool = False,
     codec: CodecModel = _CODEC,
-) -> Iterator[Candidate]:
+) -> Iterator[CostEstimate]:
     """Yield every combination of one of `forms` and an index, with the best parameters for each.
 
     ahead: whether the step is done in one round. Then an index cannot be refined, and "compact" is left out.
@@ -193,7 +193,7 @@ def candidates(
             work_ns = codec.call * _DENSE_CALLS + codec.dense * elements
             yield _with_scales(Choice(form), elements, elements, work_ns, codec, ahead)
         elif form == "sketch" or not ahead:
-            per_candidate = settings.cells(seen.candidates) if form == "sketch" else 1.0
+            per_candidate = settings.cells(seen.cost_estimates) if form == "sketch" else 1.0
             for index in indexes(elements, seen, per_candidate):
                 if not (ahead and index.refined):
                     yield _sparse(form, index, elements, seen, per_candidate, codec, ahead)
@@ -201,24 +201,26 @@ def candidates(
 
 def _with_scales(
     choice: Choice, elements: int, words: float, work_ns: float, codec: CodecModel, one_round: bool
-) -> Candidate:
+) -> CostEstimate:
     """Return the Candidate of a choice that sends `words` words in addition to those that agree on scales."""
     block = scale_block(elements, words)
     scales, refined = 1 + -(-elements // block), choice.index is not None and choice.index.refined
     exchanges = 1 if one_round else 2 + refined
     work_ns += codec.ahead * elements if one_round else 0.0
-    return Candidate(replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9, one_round)
+    return CostEstimate(
+        replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9, one_round
+    )
 
 
 def _sparse(
     form: Form,
     index: Index,
     elements: int,
-    seen: Seen,
+    seen: UnionCounts,
     per_candidate: float,
     codec: CodecModel,
     one_round: bool,
-) -> Candidate:
+) -> CostEstimate:
     """Return the Candidate of a sparse form whose values take `per_candidate` words for each candidate."""
     words, passed = expected(index, elements, seen)
     work_ns = codec.call * _SPARSE_CALLS + codec.sparse * elements + codec.compact * passed
@@ -230,7 +232,7 @@ def _sparse(
     return _with_scales(Choice(form, index), elements, words + values, work_ns, codec, one_round)
 
 
-def index_ns(index: Index, elements: int, seen: Seen, codec: CodecModel = _CODEC) -> float:
+def index_ns(index: Index, elements: int, seen: UnionCounts, codec: CodecModel = _CODEC) -> float:
     """Return the nanoseconds that a worker spends on an index beyond its bitmap, encoding and decoding."""
     if isinstance(index, BitmapIndex):
         return 0.0
@@ -238,7 +240,7 @@ def index_ns(index: Index, elements: int, seen: Seen, codec: CodecModel = _CODEC
     return calls_ns + _passes_ns(index, elements, seen) * codec.sparse / _CODEC.sparse
 
 
-def _passes_ns(index: BlockIndex | BloomIndex, elements: int, seen: Seen) -> float:
+def _passes_ns(index: BlockIndex | BloomIndex, elements: int, seen: UnionCounts) -> float:
     """Return the nanoseconds of an index's passes over bitmaps, on the machine of `CodecModel`'s defaults."""
     words = elements / WORD_BITS
     if isinstance(index, BlockIndex):
@@ -251,9 +253,9 @@ def _passes_ns(index: BlockIndex | BloomIndex, elements: int, seen: Seen) -> flo
     return _PROBE_NS * probes + _REFINE_NS * refined
 
 
-def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:
+def expected(index: Index, elements: int, seen: UnionCounts) -> tuple[float, float]:
     """Return the estimated words of an index in all its exchanges, and the candidates that pass it."""
-    words, count = index.words(elements), seen.candidates
+    words, count = index.words(elements), seen.cost_estimates
     if isinstance(index, BitmapIndex):
         return words, count
     if isinstance(index, BlockIndex):
@@ -263,10 +265,10 @@ def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:
     return (words + passed / WORD_BITS, count) if index.refined else (words, passed)
 
 
-def _passed(index: BloomIndex, elements: int, seen: Seen) -> float:
+def _passed(index: BloomIndex, elements: int, seen: UnionCounts) -> float:
     """Return the expected number of elements that pass a Bloom filter."""
-    filled = -math.expm1(-seen.candidates / (WORD_BITS * index.rows))
-    return seen.candidates + (elements - seen.candidates) * filled**index.hashes
+    filled = -math.expm1(-seen.cost_estimates / (WORD_BITS * index.rows))
+    return seen.cost_estimates + (elements - seen.cost_estimates) * filled**index.hashes
 
 
 def _level(index: BlockIndex) -> int:
@@ -274,7 +276,7 @@ def _level(index: BlockIndex) -> int:
     return index.block.bit_length() - 1
 
 
-def indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[Index]:
+def indexes(elements: int, seen: UnionCounts, words_per_candidate: float) -> Iterator[Index]:
     """Yield the best index of each form, if a candidate's value takes `words_per_candidate` words.
 
     An unrefined index that too many zeros pass is left out: it would be refined after all.
@@ -287,36 +289,36 @@ def indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[I
             if suitable:
                 yield min(suitable, key=partial(_index_words, elements, seen, words_per_candidate))
         wasted_bits = 1.0 if refined else WORD_BITS * words_per_candidate
-        bloom = best_bloom(elements, seen.candidates, wasted_bits, refined=refined)
+        bloom = best_bloom(elements, seen.cost_estimates, wasted_bits, refined=refined)
         if refined or _few_zeros_pass(bloom, elements, seen):
             yield bloom
 
 
-def _few_zeros_pass(index: Index, elements: int, seen: Seen) -> bool:
+def _few_zeros_pass(index: Index, elements: int, seen: UnionCounts) -> bool:
     """Return whether so few zeros pass an index that it need not be refined."""
-    return not too_many(expected(index, elements, seen)[1], seen.candidates)
+    return not too_many(expected(index, elements, seen)[1], seen.cost_estimates)
 
 
-def too_many(candidates: float, non_zeros: float) -> bool:
+def too_many(cost_estimates: float, non_zeros: float) -> bool:
     """Return whether so many candidates are zeros that sending the candidates' own bits saves words."""
-    return candidates > (1 + TOLERANCE) * non_zeros + candidates / WORD_BITS
+    return cost_estimates > (1 + TOLERANCE) * non_zeros + cost_estimates / WORD_BITS
 
 
-def _index_words(elements: int, seen: Seen, words_per_candidate: float, index: Index) -> float:
+def _index_words(elements: int, seen: UnionCounts, words_per_candidate: float, index: Index) -> float:
     """Return the words of an index and of the values of all that pass it."""
     words, passed = expected(index, elements, seen)
     return words + passed * words_per_candidate
 
 
-def best_bloom(elements: int, candidates: float, wasted_bits: float, *, refined: bool) -> BloomIndex:
+def best_bloom(elements: int, cost_estimates: float, wasted_bits: float, *, refined: bool) -> BloomIndex:
     """Return the Bloom filter with the fewest bits in total: its own, and `wasted_bits` per false positive.
 
     Each additional sub-table costs _BLOOM_BITS per candidate and halves the false positives.
     """
-    candidates = max(candidates, 1.0)
-    ratio = wasted_bits * max(elements - candidates, 1.0) * math.log(2) / (candidates * _BLOOM_BITS)
+    cost_estimates = max(cost_estimates, 1.0)
+    ratio = wasted_bits * max(elements - cost_estimates, 1.0) * math.log(2) / (cost_estimates * _BLOOM_BITS)
     hashes = min(max(round(math.log2(max(ratio, 1.0))), 1), 32)
-    return BloomIndex(hashes, BloomLayout.sized(math.ceil(candidates), hashes, 0).rows, refined)
+    return BloomIndex(hashes, BloomLayout.sized(math.ceil(cost_estimates), hashes, 0).rows, refined)
 
 
 def lower_bound_bits(elements: int, count: float) -> float:

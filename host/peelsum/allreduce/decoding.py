@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import history_loops
-from peelsum.allreduce.history import Learned
+from peelsum.allreduce.history import StepStatistics
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, SumProtocol
-from peelsum.allreduce.result import Contribution, Results, Tally, TensorResult, TensorTally
-from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, Device, FixedPoint, occupied
+from peelsum.allreduce.result import Contribution, Results, StepSummary, TensorResult, TensorSummary
+from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, CodecDevice, FixedPoint, occupied
 from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import ROW
 
@@ -26,7 +26,7 @@ _Numbers = NDArray[np.int64]
 class StepDecoder:
     """Decodes the sums of a step of a plan. Without `decode`, no tensor has elements."""
 
-    def __init__(self, plan: Plan, device: Device) -> None:
+    def __init__(self, plan: Plan, device: CodecDevice) -> None:
         self._plan, self._device = plan, device
         self._divisor = plan.workers if plan.settings.average else 1
         self._fields = np.zeros(0, np.int32)
@@ -40,7 +40,7 @@ class StepDecoder:
         """Decode the sums of a protocol that has ended, and record the step in its chooser's history."""
         codec, dense, sparse = protocol.codec, protocol.dense, protocol.sparse
         self._protocol = protocol
-        self._values = list(codec.read(dense, sparse, self._divisor, self._sort_overflow()))
+        self._values = list(codec.decode(dense, sparse, self._divisor, self._sort_overflow()))
         self._fields, self._scales = codec.fields, codec.scales
         self._counts = codec.counts()
         if protocol.cells:
@@ -65,7 +65,7 @@ class StepDecoder:
     def _update_history(self) -> None:
         """Record the tensors' unions, exponents and overflow, from which later steps are planned."""
         layout, protocol, chooser = self._plan.layout, self._protocol, self._protocol.chooser
-        table, counts, selected = layout.table, self._counts, chooser.wanted(layout.keys)
+        table, counts, selected = layout.table, self._counts, chooser.needs_positions(layout.keys)
         # Count sums that are not 0, not candidates: these depend on seeds, and on the filter's other tensors.
         counted = np.zeros((len(table), BLOCK_SIZES), np.int64)
         if len(protocol.sparse):
@@ -76,15 +76,15 @@ class StepDecoder:
         )
         if uncounted:
             ends = np.cumsum(counts.sent)
-            sums = self._device.on_host(protocol.dense)
+            sums = self._device.to_host(protocol.dense)
             for s in np.flatnonzero(unions[:, 0] < 0).tolist():
                 unions[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
         overflows = np.zeros(len(table))
         for s, overflow in self._overflow.items():
             overflows[s] = len(overflow.sums) if s < table.dense else np.count_nonzero(overflow.sums)
         resent = protocol.resent_words(int(overflows.sum()))
-        step = Learned(self._fields != NON_FINITE, unions, protocol.exponents, overflows, resent)
-        chooser.history.learn(layout.keys, table, step, chooser.prices)
+        step = StepStatistics(self._fields != NON_FINITE, unions, protocol.exponents, overflows, resent)
+        chooser.history.record(layout.keys, table, step, chooser.prices)
 
     @property
     def results(self) -> Results:
@@ -92,9 +92,9 @@ class StepDecoder:
         return Results(len(self._plan.tensors), self._result)
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> StepSummary:
         """Counts of the step's tensors."""
-        return Tally(
+        return StepSummary(
             self._plan.names,
             self._words_by_name,
             int(self._plan.layout.table.begins[-1]),
@@ -103,11 +103,11 @@ class StepDecoder:
             self._tallies,
         )
 
-    def _tallies(self) -> dict[str, TensorTally]:
+    def _tallies(self) -> dict[str, TensorSummary]:
         """Return each tensor's tally, by name."""
-        names = [field.name for field in fields(TensorTally)]
+        names = [field.name for field in fields(TensorSummary)]
         return {
-            result.name: TensorTally(**{name: getattr(result, name) for name in names})
+            result.name: TensorSummary(**{name: getattr(result, name) for name in names})
             for result in self.results
         }
 
@@ -119,7 +119,7 @@ class StepDecoder:
             return dict.fromkeys(plan.names, empty)
         protocol, device = self._protocol, self._device
         parts = [
-            device.on_host(part).view(np.int32) for part in (protocol.local_dense, protocol.local_sparse)
+            device.to_host(part).view(np.int32) for part in (protocol.local_dense, protocol.local_sparse)
         ]
         numbers, elements = np.concatenate(parts, dtype=np.int64), self._sent_elements()
         if protocol.overflow is not None:
@@ -143,7 +143,7 @@ class StepDecoder:
         table, union = self._plan.layout.table, self._protocol.union
         present = np.flatnonzero(self._counts.sent[: table.dense]).tolist()
         dense = [np.arange(table.begins[s], table.begins[s + 1]) for s in present]
-        words = self._device.on_host(union)
+        words = self._device.to_host(union)
         positions = HOST.positions(words, 32 * len(words), count=len(self._protocol.local_sparse))
         rows = table.rows[table.dense] + positions // ROW
         return np.concatenate([*dense, table.begin_of_row[rows] + positions % ROW])
@@ -181,7 +181,7 @@ class StepDecoder:
         tensor, table, nothing = plan.tensors[number], plan.layout.table, device.integers(0)
         index = tensor.choice.index if s >= 0 else None  # none is sent without elements
         field = self._fields[s] if s >= 0 else ZERO
-        values = self._values[s] if s >= 0 else device.placed(np.empty(0, np.float32))
+        values = self._values[s] if s >= 0 else device.to_device(np.empty(0, np.float32))
         fixed, bound, count, local_count = None, math.inf if field == NON_FINITE else 0.0, 0, 0
         sums, local, selection = nothing, nothing, None
         if field not in (ZERO, NON_FINITE):
@@ -210,8 +210,8 @@ class StepDecoder:
             quantized_at=local,
             total_at=sums,
             error_bound=bound,
-            occupied=count,
-            own=local_count,
+            union_size=count,
+            local_non_zeros=local_count,
         )
 
     def _occupied(self, s: int, numbers: Any) -> tuple[int, int]:
@@ -245,11 +245,11 @@ class StepDecoder:
         if selection is not None:
             indices = np.searchsorted(selection(), indices)
         with device.device_context(sums):
-            at, results = device.placed(indices), []
+            at, results = device.to_device(indices), []
             for numbers, corrected in ((sums, overflow.sums), (local, overflow.local)):
-                numbers_64 = device.placed(np.empty(len(numbers), np.int64))
+                numbers_64 = device.to_device(np.empty(len(numbers), np.int64))
                 numbers_64[:] = numbers
-                numbers_64[at] = device.placed(corrected)
+                numbers_64[at] = device.to_device(corrected)
                 results.append(numbers_64)
         return results[0], results[1]
 
@@ -260,7 +260,7 @@ class StepDecoder:
             return lambda: np.empty(0, np.int64)
         first, end = table.first_words[s - table.dense :][:2]
         union, device, elements = self._protocol.union[first:end], self._device, int(table.elements[s])
-        return lambda: HOST.positions(device.on_host(union), elements, count=count)
+        return lambda: HOST.positions(device.to_host(union), elements, count=count)
 
 
 def _round_to_odd(sums: _Numbers) -> _Numbers:

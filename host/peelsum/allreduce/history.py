@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import history_loops as loops
 from peelsum.allreduce import level_loops
-from peelsum.allreduce.levels import Key, Levels
+from peelsum.allreduce.levels import BlockExponents, Key
 from peelsum.codec import BLOCK_SIZES
-from peelsum.codec.segments import Table
+from peelsum.codec.segments import SegmentTable
 
 #: Sizes of tensors of the same name that are kept, and the capacity of the cache of rows by sequence of keys.
 _SIZES, _CACHED_SEQUENCES = 8, 256
@@ -24,13 +24,13 @@ _Counts = NDArray[np.float64]
 _Exponents = NDArray[np.int32]
 
 
-class Learned(NamedTuple):
+class StepStatistics(NamedTuple):
     """The statistics of a step's tensors."""
 
     finite: NDArray[np.bool_]
     """bool[tensors]: whether they were finite."""
     unions: _Counts
-    """float64[tensors, BLOCK_SIZES]: their unions, as `Seen.occupied`."""
+    """float64[tensors, BLOCK_SIZES]: their unions, as `UnionCounts.occupied`."""
     exponents: _Exponents
     """int32[blocks]: exponent fields of their blocks, 0 for those that were zero or not finite."""
     overflow: _Counts
@@ -42,7 +42,7 @@ class Learned(NamedTuple):
 class History:
     """Unions and exponents of past steps, and how well predictions were met, by name and number of elements.
 
-    A union, where any worker's tensor is not zero, is kept as counts of occupied blocks (`Seen.occupied`),
+    A union, where any worker's tensor is not zero, is kept as counts of occupied blocks (`UnionCounts.occupied`),
     without elements whose sum is 0.
 
     Several `Allreduce` that never sum the same tensor at the same time can share a history.
@@ -56,7 +56,7 @@ class History:
         self._rows_of_keys: dict[tuple[Key, ...], _Rows] = {}
         #: A row for each size of each name: see `history_loops`.
         self._state = np.zeros((0, loops.COLUMNS))
-        self._levels = Levels()
+        self._levels = BlockExponents()
 
     def basis(self, keys: tuple[Key, ...]) -> _Counts:
         """Return the statistics from which forms are chosen: float64[tensors, BASIS_COLUMNS].
@@ -82,8 +82,8 @@ class History:
             rows, unions = self._known(keys), np.empty((len(keys), BLOCK_SIZES))
             return unions, loops.expected(self._state, rows, unions)
 
-    def levels(self, keys: tuple[Key, ...], table: Table) -> _Exponents:
-        """Return the exponent fields that are kept of a table's blocks: int32[blocks], see `Levels`."""
+    def levels(self, keys: tuple[Key, ...], table: SegmentTable) -> _Exponents:
+        """Return the exponent fields of a table's blocks, int32[blocks]; see `BlockExponents`."""
         with self._lock:
             return self._levels.of(keys, table)
 
@@ -93,7 +93,9 @@ class History:
             rows = self._known(keys)
             return float(self._state[rows, loops.LAST_NON_ZEROS].sum())
 
-    def learn(self, keys: tuple[Key, ...], table: Table, step: Learned, prices: tuple[float, float]) -> None:
+    def record(
+        self, keys: tuple[Key, ...], table: SegmentTable, step: StepStatistics, prices: tuple[float, float]
+    ) -> None:
         """Record a step of these tensors, the segments of `table`.
 
         prices: as `NetworkModel.prices`.
@@ -122,7 +124,7 @@ class History:
                 )
             if not _possible(rows):
                 raise ValueError(f"{name!r} has counts that no tensor of its sizes can have")
-        levels = Levels.restored(values.get("levels", {}))
+        levels = BlockExponents.restored(values.get("levels", {}))
         with self._lock:
             self._rows, self._rows_of_keys, self._levels = {}, {}, levels
             self._state[:] = 0.0

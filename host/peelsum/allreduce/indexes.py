@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from peelsum.codec import BloomLayout, Device, block_words, index_words
+from peelsum.codec import BloomLayout, CodecDevice, block_words, index_words
 from peelsum.summation import Words
 
 IndexForm = Literal["bitmap", "blocks", "bloom"]
@@ -30,11 +30,11 @@ class BitmapIndex:
         """Return the number of words of the first exchange."""
         return index_words(elements)
 
-    def encode(self, device: Device, bitmap: Words, elements: int, seed: int, out: Words) -> None:
+    def encode(self, device: CodecDevice, bitmap: Words, elements: int, seed: int, out: Words) -> None:
         """Write a worker's `bitmap` of `elements` bits into out[words(elements)]."""
         out[:] = bitmap
 
-    def decode(self, device: Device, words: Words, elements: int, seed: int) -> Words:
+    def decode(self, device: CodecDevice, words: Words, elements: int, seed: int) -> Words:
         """Return the bitmap of candidates, on the device, from the OR of all workers' words."""
         return words
 
@@ -53,11 +53,11 @@ class BlockIndex:
         """Return the number of words of the first exchange: a bit per block."""
         return block_words(elements, self.block)
 
-    def encode(self, device: Device, bitmap: Words, elements: int, seed: int, out: Words) -> None:
+    def encode(self, device: CodecDevice, bitmap: Words, elements: int, seed: int, out: Words) -> None:
         """Write the bitmap of the blocks in which a worker has a non-zero."""
         device.block_encode(bitmap, elements, self.block, out)
 
-    def decode(self, device: Device, words: Words, elements: int, seed: int) -> Words:
+    def decode(self, device: CodecDevice, words: Words, elements: int, seed: int) -> Words:
         """Return the bitmap of candidates: all elements of the blocks."""
         out = device.words(index_words(elements))
         device.block_decode(words, elements, self.block, out)
@@ -80,11 +80,11 @@ class BloomIndex:
         """Return the number of words of the first exchange: the filter."""
         return self.hashes * self.rows
 
-    def encode(self, device: Device, bitmap: Words, elements: int, seed: int, out: Words) -> None:
+    def encode(self, device: CodecDevice, bitmap: Words, elements: int, seed: int, out: Words) -> None:
         """Write the Bloom filter of a worker's bitmap."""
         device.bloom_encode(self._layout(seed), bitmap, out)
 
-    def decode(self, device: Device, words: Words, elements: int, seed: int) -> Words:
+    def decode(self, device: CodecDevice, words: Words, elements: int, seed: int) -> Words:
         """Return the bitmap of candidates: the elements that pass the filter."""
         out = device.words(index_words(elements))
         device.bloom_decode(self._layout(seed), words, elements, out)

@@ -110,7 +110,7 @@ def _largest(exponents: _Integers, begin: np.uint64, end: np.uint64) -> np.int32
 
 @_compiled
 def update_exponents(kept: _Integers, exponents: _Integers, firsts: _Numbers) -> None:
-    """Update the exponents that the history has `kept` of blocks by those of a step, as `Levels` says."""
+    """Update the exponents that the history has `kept` of blocks by those of a step; see `BlockExponents`."""
     for s in range(firsts.size - 1):
         begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
         largest = _largest(exponents, begin, end)

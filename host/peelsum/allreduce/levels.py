@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.segments import ROW, Table
+from peelsum.codec.segments import ROW, SegmentTable
 
 #: A tensor's name, and its number of elements.
 Key = tuple[str, int]
@@ -24,7 +24,7 @@ class _TensorExponents(NamedTuple):
     """int32[blocks]: their exponent fields."""
 
 
-class Levels:
+class BlockExponents:
     """For each tensor, its blocks' exponent fields in their last steps with a non-zero, or 0: int32[blocks].
 
     If a block's field falls, the mean of the old and the new one is kept. No field is kept that is far above
@@ -35,9 +35,9 @@ class Levels:
         #: The fields of each tensor: a view of the array of the step with which it was last summed.
         self._parts: dict[Key, _TensorExponents] = {}
         #: The arrays of steps, by the keys of their tensors.
-        self._steps: dict[tuple[Key, ...], tuple[Table, _Exponents]] = {}
+        self._steps: dict[tuple[Key, ...], tuple[SegmentTable, _Exponents]] = {}
 
-    def of(self, keys: tuple[Key, ...], table: Table) -> _Exponents:
+    def of(self, keys: tuple[Key, ...], table: SegmentTable) -> _Exponents:
         """Return the fields of a table's blocks, int32[blocks], which the caller may change in place.
 
         keys: of the tensors. If a tensor had blocks of another size, its fields are converted.
@@ -69,7 +69,7 @@ class Levels:
         return {name: np.concatenate(sizes) for name, sizes in arrays.items()}
 
     @classmethod
-    def restored(cls, values: Mapping[str, NDArray[np.int32]]) -> Levels:
+    def restored(cls, values: Mapping[str, NDArray[np.int32]]) -> BlockExponents:
         """Return the object of which `values` were `saved`. Raises ValueError for other arrays."""
         levels = cls()
         for name, rest in values.items():

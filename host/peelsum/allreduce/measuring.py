@@ -16,7 +16,7 @@ from peelsum.allreduce.costs import SKETCH_CALLS, CodecModel, NetworkModel
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.local import LocalSummation
 from peelsum.allreduce.plan import Form, agreed, agreement_words
-from peelsum.codec import FEWEST_CELLS, CodecError, Implementation
+from peelsum.codec import MIN_CELLS_PER_CANDIDATE, CodecError, Implementation
 from peelsum.codec.index import WORD_BITS
 from peelsum.summation import Part, Summation, Words, gather_by_or
 
@@ -126,7 +126,8 @@ def codec_model(implementation: Implementation = "cpu") -> CodecModel:
         dense=max(large - dense, 0.0) / _MANY,
         sparse=max((sparser - compact) / _MANY - _SPARSER * per_candidate, 0.0),
         compact=per_candidate,
-        cell=max(large_sketch - sparse - SKETCH_CALLS * call, 0.0) / (FEWEST_CELLS * _SPARSE * _MANY),
+        cell=max(large_sketch - sparse - SKETCH_CALLS * call, 0.0)
+        / (MIN_CELLS_PER_CANDIDATE * _SPARSE * _MANY),
         ahead=max(large_one_round - large - one_round_step, 0.0) / _MANY,
         ahead_step=one_round_step,
     )

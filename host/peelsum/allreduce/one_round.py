@@ -39,13 +39,13 @@ from numpy.typing import NDArray
 from peelsum import buffers
 from peelsum.allreduce import level_loops
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import TOLERANCE, Seen
+from peelsum.allreduce.costs import TOLERANCE, UnionCounts
 from peelsum.allreduce.costs import expected as index_expected
 from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, Refinement, Round, Rounds, SumProtocol, Sums
-from peelsum.codec import FEWEST_CELLS, HOST, MANY_CANDIDATES, Device, SketchLayout
+from peelsum.codec import HOST, MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, CodecDevice, SketchLayout
 from peelsum.codec.arrays import Integers, Numbers
 from peelsum.codec.segments import ROW, ElementLocations, SegmentCodec
 from peelsum.summation import Words
@@ -63,7 +63,7 @@ _OVERFLOW_SPARE, _OVERFLOW_EXTRA = 1.5, 64
 
 
 @dataclass(frozen=True)
-class Expected:
+class Prediction:
     """The prediction of a step, from earlier steps: the same on all workers."""
 
     fields: Integers
@@ -83,7 +83,7 @@ class Expected:
         return self.sketch, self.high_bits, zlib.crc32(self.fields.astype(np.uint8).data)
 
     @classmethod
-    def of(cls, plan: Plan, history: History, seed: int) -> Expected:
+    def of(cls, plan: Plan, history: History, seed: int) -> Prediction:
         """Return the prediction of a step of a plan. seed: of its sketches."""
         layout, settings = plan.layout, plan.settings
         keys, table = layout.keys, layout.table
@@ -92,10 +92,10 @@ class Expected:
         unions, last_overflow = history.expected(keys)
         count = 0.0
         for part in layout.parts:
-            union = Seen(tuple(unions[part.segments].sum(axis=0).tolist()))
+            union = UnionCounts(tuple(unions[part.segments].sum(axis=0).tolist()))
             # If more elements pass an index, it is refined: it was chosen for fewer, as is the sketch.
             passed = index_expected(part.index, part.elements, union)[1]
-            count += min(passed, (1 + TOLERANCE) * union.candidates)
+            count += min(passed, (1 + TOLERANCE) * union.cost_estimates)
         room = math.ceil(count)
         if room < MANY_CANDIDATES:
             room += math.ceil(DEVIATIONS * math.sqrt(room))
@@ -114,7 +114,7 @@ class OneRound(SumProtocol):
     """
 
     def __init__(
-        self, plan: Plan, chooser: Chooser, device: Device, codec: SegmentCodec, expected: Expected
+        self, plan: Plan, chooser: Chooser, device: CodecDevice, codec: SegmentCodec, expected: Prediction
     ) -> None:
         super().__init__(plan, chooser, device, codec, expected.sketch.seed)
         layout, table = plan.layout, plan.layout.table
@@ -132,18 +132,18 @@ class OneRound(SumProtocol):
         self._sparse_padded_begin = ROW * int(table.rows[table.dense])
         self.cells = expected.sketch.cells if layout.parts else 0
         #: With more candidates, the sketch can hardly be peeled. A small one has more than 1.3 cells each.
-        self._peelable = FIT * max(expected.candidates, self.cells / FEWEST_CELLS)
+        self._peelable = FIT * max(expected.candidates, self.cells / MIN_CELLS_PER_CANDIDATE)
 
     def rounds(self) -> Rounds:
         """Yield the first round, then those that the prediction makes necessary; receive the sums of each."""
         table, layout, device = self.layout.table, self._expected.high_bits, self._device
         begin = self._sparse_begin + self.cells
         sums = yield Round(self.layout.header_words, begin + layout.cells, self._write_first_round)
-        exceeding, resent = self._compare_blocks(device.on_host(sums.or_on_host[: table.scale_words]))
+        exceeding, resent = self._compare_blocks(device.to_host(sums.or_on_host[: table.scale_words]))
         positions, unpeeled = yield from self._decode_numbers(sums)
         resent_elements, exceeding_elements = self._sent_elements(resent), self._sent_elements(exceeding)
         high_bits = np.zeros(len(exceeding_elements.elements), np.int32)
-        words = device.on_host(sums.added[begin:])
+        words = device.to_host(sums.added[begin:])
         unpeeled_high = HOST.sketch_decode(layout, words, exceeding_elements.padded, high_bits)
         blocks = exceeding_elements.blocks
         used = ~resent[blocks] & (self.exponents[blocks] > 0)
@@ -153,7 +153,9 @@ class OneRound(SumProtocol):
         in_dense, in_sparse = self._number_indices(resent_elements, positions)
         self.common_words += layout.cells + len(unpeeled_high) + len(in_dense)
         self.value_words += len(in_sparse) + (self.cells + self.left_over if len(positions) else 0)
-        local_high = device.as_int32(device.placed(self._high_bits(numbers[unpeeled_high]).view(np.uint32)))
+        local_high = device.as_int32(
+            device.to_device(self._high_bits(numbers[unpeeled_high]).view(np.uint32))
+        )
         left_over = [
             *(self.local_sparse[unpeeled], self.local_sparse[in_sparse]),
             *(self.local_dense[in_dense], local_high),
@@ -163,7 +165,7 @@ class OneRound(SumProtocol):
             self.sparse[unpeeled], resent_sparse, resent_dense, high_sums = totals
             self._write_dense_sums(in_dense, resent_dense)
             self.sparse[in_sparse] = resent_sparse
-            high_bits[unpeeled_high] = device.on_host(high_sums).view(np.int32)
+            high_bits[unpeeled_high] = device.to_host(high_sums).view(np.int32)
         totals_64 = self._combine_sums(overflow, positions, high_bits[used])
         self.overflow = Overflow(overflow, totals_64, numbers[used])
 
@@ -176,10 +178,10 @@ class OneRound(SumProtocol):
         """Write this worker's words of the first round: header, dense numbers, and both sketches."""
         codec, device = self.codec, self._device
         self._write_header(ored, added)
-        self._read_scales(device.on_host(ored[: self.layout.table.scale_words]))
+        self._read_scales(device.to_host(ored[: self.layout.table.scale_words]))
         exceeding = self.exponents > self._expected.fields
-        codec.use(np.zeros_like(codec.fields), self._scales)
-        dense, count = codec.place(self._local_bitmap)
+        codec.set_scales(np.zeros_like(codec.fields), self._scales)
+        dense, count = codec.set_candidates(self._local_bitmap)
         self.local_dense, sparse = device.as_int32(added)[:dense], device.integers(count)
         codec.write_dense(self.local_dense)
         codec.gather(sparse)
@@ -198,7 +200,7 @@ class OneRound(SumProtocol):
         high_bits, words = self._high_bits(numbers), np.empty(len(out), np.uint32)
         sent = np.flatnonzero(high_bits)
         HOST.sketch_encode(self._expected.high_bits, overflow.padded[sent], high_bits[sent], words)
-        out[:] = self._device.placed(words)
+        out[:] = self._device.to_device(words)
 
     def _compare_blocks(self, words: Words) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Compare the blocks' exponents with the predicted ones, and set the scales of the step.
@@ -215,7 +217,7 @@ class OneRound(SumProtocol):
             buffers.frozen(words[len(table) :]), table.blocks, self.exponents, self._expected.fields,
             self._highest, self._bits, scales, self.bounds, exceeding, resent,
         )  # fmt: skip
-        codec.use(codec.fields, scales)
+        codec.set_scales(codec.fields, scales)
         return exceeding, resent
 
     def _decode_numbers(self, sums: Sums) -> Generator[Round, Sums, tuple[Numbers, Numbers]]:
@@ -225,12 +227,12 @@ class OneRound(SumProtocol):
         """
         codec, device, room = self.codec, self._device, self._expected.candidates
         self._set_union(sums)
-        dense, candidates = codec.place(self.union)
+        dense, candidates = codec.set_candidates(self.union)
         overfull = candidates > self._peelable
         refinements = self._refinements(sums) if overfull else []
         if refinements and not self._size_is_known(refinements, candidates):
             yield from self._exchange_refinements(refinements)
-            refinements, (dense, candidates) = [], codec.place(self.union)
+            refinements, (dense, candidates) = [], codec.set_candidates(self.union)
             overfull = candidates > self._peelable
         estimate = candidates - sum(part.candidates - part.non_zeros for part in refinements)
         share = max(1 - room / (_SPARE * estimate), 0.0) if overfull else 0.0
@@ -242,7 +244,7 @@ class OneRound(SumProtocol):
         elif refinements:
             yield from self._exchange_refinements(refinements)
         if refinements:
-            dense, candidates = codec.place(self.union)
+            dense, candidates = codec.set_candidates(self.union)
         self.dense = self._select_sent(dense, device.as_int32(sums.added[: self._sparse_begin]))
         self.local_dense = self._select_sent(dense, self.local_dense)
         self.sparse, self.local_sparse = device.integers(candidates), device.integers(candidates)
@@ -297,7 +299,7 @@ class OneRound(SumProtocol):
             unpeeled = device.sketch_decode(*second, in_second, numbers)
             self.left_over += len(unpeeled)
         else:
-            unpeeled = device.placed(np.arange(len(in_second)))
+            unpeeled = device.to_device(np.arange(len(in_second)))
             self.value_words += len(unpeeled)
         if len(unpeeled):
             sent = device.integers(len(positions))
@@ -334,7 +336,7 @@ class OneRound(SumProtocol):
         if begin == len(elements.elements):
             return elements
         bits = elements.padded[begin:] - self._sparse_padded_begin
-        words = self._device.on_host(self.union[self._device.placed(bits // ROW)])
+        words = self._device.to_host(self.union[self._device.to_device(bits // ROW)])
         candidates = words >> (bits % ROW).astype(np.uint32) & np.uint32(1) != 0
         return elements.take(np.concatenate([np.ones(begin, np.bool_), candidates]))
 
@@ -342,8 +344,8 @@ class OneRound(SumProtocol):
         """Return the indices of elements' numbers in the dense and in the sparse numbers, on the device."""
         device, begin = self._device, int(np.searchsorted(elements.elements, self._sparse_begin))
         dense = elements.elements[:begin] - self._missing_before()[elements.segments[:begin]]
-        sparse = device.placed(elements.padded[begin:] - self._sparse_padded_begin)
-        return device.placed(dense), device.searchsorted(positions, sparse)
+        sparse = device.to_device(elements.padded[begin:] - self._sparse_padded_begin)
+        return device.to_device(dense), device.searchsorted(positions, sparse)
 
     def _quantize(self, elements: ElementLocations) -> Numbers:
         """Return this worker's numbers of elements, int64[k]; 0 for those of too many bits for two words."""
@@ -364,8 +366,8 @@ class OneRound(SumProtocol):
             return
         words, (in_dense, in_sparse) = numbers % _WORD, self._number_indices(elements, positions)
         low_bits = words.astype(np.uint32).view(np.int32)
-        self.local_dense[in_dense] = self._device.placed(low_bits[: len(in_dense)])
-        sparse[in_sparse] = self._device.placed(low_bits[len(in_dense) :])
+        self.local_dense[in_dense] = self._device.to_device(low_bits[: len(in_dense)])
+        sparse[in_sparse] = self._device.to_device(low_bits[len(in_dense) :])
 
     def _requantize(
         self, resent: NDArray[np.bool_], overflow: ElementLocations, numbers: Numbers, positions: Numbers
@@ -394,7 +396,7 @@ class OneRound(SumProtocol):
         if not len(high_sums):
             return np.empty(0, np.int64)
         device, (in_dense, in_sparse) = self._device, self._number_indices(overflow, positions)
-        parts = device.on_host(self.dense[in_dense]), device.on_host(self.sparse[in_sparse])
+        parts = device.to_host(self.dense[in_dense]), device.to_host(self.sparse[in_sparse])
         words = np.concatenate([part.view(np.int32) for part in parts]).astype(np.int64)
         high = high_sums.astype(np.int64) << self._bits
         low: Numbers = (words - high + _WORD // 2) % _WORD - _WORD // 2

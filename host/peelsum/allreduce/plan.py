@@ -17,8 +17,8 @@ import numpy as np
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import Index
-from peelsum.codec import FEWEST_CELLS, MANY_CANDIDATES, ROW, SPARE_CELLS
-from peelsum.codec.segments import Segment, Table
+from peelsum.codec import MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, ROW, SPARE_CELLS
+from peelsum.codec.segments import Segment, SegmentTable
 from peelsum.summation import Words
 from peelsum.wire import packet_bytes
 
@@ -74,7 +74,7 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
-class Settings:
+class PlanSettings:
     """The settings that are the same in every step."""
 
     seed: int = 0
@@ -93,7 +93,9 @@ class Settings:
         """
         if self.cells_per_candidate is not None:
             return self.cells_per_candidate
-        return FEWEST_CELLS + (SPARE_CELLS / max(candidates, 1.0) if candidates < MANY_CANDIDATES else 0.0)
+        return MIN_CELLS_PER_CANDIDATE + (
+            SPARE_CELLS / max(candidates, 1.0) if candidates < MANY_CANDIDATES else 0.0
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Layout:
         self.segments[self.order] = np.arange(len(self.order))
         #: The keys of the tensors, in the order of their segments.
         self.keys = tuple(tensor.key for tensor in ordered)
-        self.table = Table(
+        self.table = SegmentTable(
             [
                 Segment(item.elements, item.choice.index is not None, item.choice.scale_block)
                 for item in ordered
@@ -171,7 +173,7 @@ class Plan:
     tensors: tuple[TensorPlan, ...]
     workers: int
     lanes: int
-    settings: Settings
+    settings: PlanSettings
     ahead: bool = False
     """Whether the step is done in one round, as predicted from earlier steps."""
 

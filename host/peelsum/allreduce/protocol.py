@@ -28,7 +28,7 @@ from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import TOLERANCE, too_many
 from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import IndexPart, Plan
-from peelsum.codec import Device, fixed_point
+from peelsum.codec import CodecDevice, fixed_point
 from peelsum.codec.arrays import Integers
 from peelsum.codec.segments import ElementLocations, SegmentCodec
 from peelsum.summation import Words
@@ -90,7 +90,7 @@ class SumProtocol(ABC):
     """
 
     def __init__(
-        self, plan: Plan, chooser: Chooser, device: Device, codec: SegmentCodec, seed: int = 0
+        self, plan: Plan, chooser: Chooser, device: CodecDevice, codec: SegmentCodec, seed: int = 0
     ) -> None:
         self.plan, self.chooser, self.layout, self.codec = plan, chooser, plan.layout, codec
         self._device, self._seed = device, seed
@@ -167,7 +167,7 @@ class SumProtocol(ABC):
         index, seed = part.index, self._seed
         bitmap = index.decode(self._device, sums.ored[part.sent], part.elements, seed)
         # Also if the index is a bitmap: another worker's wrong words may have bits where there is no element.
-        bitmap &= self._device.placed(self.layout.valid[part.words])
+        bitmap &= self._device.to_device(self.layout.valid[part.words])
         return bitmap
 
     def _refinement(self, number: int, words: Words) -> Refinement | None:

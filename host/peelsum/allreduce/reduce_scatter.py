@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.plan import AGREEMENT_WORDS, agreed, agreement_words
 from peelsum.codec import Implementation, device
-from peelsum.codec.segments import Segment, Table
+from peelsum.codec.segments import Segment, SegmentTable
 from peelsum.summation import Part, PieceSummation
 
 Floats = NDArray[np.float32]
@@ -45,7 +45,7 @@ def reduce_scatter(
     if not size:
         return np.empty(0, np.float32)
     segments, no_words = device(implementation).segments, np.empty(0, np.uint32)
-    table = Table([Segment(size, sparse=False)] * workers)
+    table = SegmentTable([Segment(size, sparse=False)] * workers)
     codec = segments(table, np.split(values, workers), [None] * workers, workers)
     digest = int.from_bytes(hashlib.blake2b(f"reduce-scatter {size}".encode(), digest_size=8).digest())
     header = np.concatenate([agreement_words(digest), np.zeros(table.scale_words, np.uint32)])
@@ -56,18 +56,18 @@ def reduce_scatter(
             f"reduce_scatter: workers have pieces of other lengths than the {size} elements here"
         )
     codec.read_scales(united[AGREEMENT_WORDS:])
-    count, _ = codec.place(no_words)
+    count, _ = codec.set_candidates(no_words)
     if not count:
-        return codec.read(np.empty(0, np.int32), np.empty(0, np.int32), 1)[worker_id]
+        return codec.decode(np.empty(0, np.int32), np.empty(0, np.int32), 1)[worker_id]
     written = np.empty(count, np.int32)
     codec.write_dense(written)
     numbers = np.zeros((workers, size), np.int32)
     numbers[codec.sent != 0] = written.reshape(-1, size)
     total = summation.reduce_scatter(numbers.view(np.uint32).reshape(-1)).view(np.int32)
     piece = segments(
-        Table([Segment(size, sparse=False)]), [values[worker_id * size :][:size]], [None], workers
+        SegmentTable([Segment(size, sparse=False)]), [values[worker_id * size :][:size]], [None], workers
     )
     blocks = slice(*table.blocks[worker_id : worker_id + 2].tolist())
-    piece.use(codec.fields[worker_id : worker_id + 1], codec.scales[blocks])
-    count, _ = piece.place(no_words)
-    return piece.read(total[:count], np.empty(0, np.int32), workers if average else 1)[0]
+    piece.set_scales(codec.fields[worker_id : worker_id + 1], codec.scales[blocks])
+    count, _ = piece.set_candidates(no_words)
+    return piece.decode(total[:count], np.empty(0, np.int32), workers if average else 1)[0]

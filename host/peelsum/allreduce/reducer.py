@@ -18,7 +18,7 @@ BucketSum = Callable[[Mapping[str, Tensor], Sequence[tuple[int, ...]], int], Any
 ExactSum = Callable[[Summation], Allreduce]
 
 
-class Turns(Summation, Protocol):
+class SumScheduler(Summation, Protocol):
     """A `Summation` for several sums at once, whose exchanges with other workers take turns."""
 
     @property
@@ -37,16 +37,16 @@ class Reducer:
     #: Whether it takes arrays in host memory only.
     on_host = False
     #: Whether it keeps residuals, by the parameters' names: what this rank has not sent yet.
-    residuals = False
+    keeps_residuals = False
     #: Whether several buckets may be merged into one sum with the same results.
-    merges = True
+    can_merge_buckets = True
     #: The summation at which its sums take turns, once it is connected.
-    turns: Turns
+    turns: SumScheduler
 
     def warm_up(self) -> None:
         """Compile what its sums need in addition to the exact all-reduce."""
 
-    def connect(self, turns: Turns, new_group: Callable[[], Any]) -> None:
+    def connect(self, turns: SumScheduler, new_group: Callable[[], Any]) -> None:
         """Sum at `turns` from now on. new_group: makes a process group, for other collectives than sums."""
         self.turns = turns
 

@@ -60,9 +60,9 @@ class TensorResult:
     It includes the rounding to float32, and holds for all values with these exponents; `error_bounds` is
     tighter. Infinite if a sum may exceed float32 or was not finite.
     """
-    occupied: int = 0
+    union_size: int = 0
     """Elements that are non-zero on any worker: of a dense tensor, those of `total`; else the candidates."""
-    own: int = 0
+    local_non_zeros: int = 0
     """Elements that are not zero in this worker's `quantized`."""
 
     @cached_property
@@ -132,14 +132,14 @@ class TensorResult:
         """
         if not self.finite:
             return float("nan")
-        return self.occupied / self.elements if self.elements else 0.0
+        return self.union_size / self.elements if self.elements else 0.0
 
     @property
     def density_worker(self) -> float:
         """Share of elements that are not zero in this worker's `quantized`; NaN if not finite."""
         if not self.finite:
             return float("nan")
-        return self.own / max(self.elements, 1)
+        return self.local_non_zeros / max(self.elements, 1)
 
     def _spread(self, numbers: Integers) -> Integers:
         """Return selected elements' numbers in the tensor's shape, with zeros elsewhere, on the host."""
@@ -164,7 +164,7 @@ class Contribution(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TensorTally:
+class TensorSummary:
     """Statistics of a tensor's sum, without its arrays."""
 
     elements: int
@@ -184,7 +184,7 @@ class TensorTally:
 
 
 @dataclass(frozen=True, eq=False)
-class Tally:
+class StepSummary:
     """Statistics of a step's tensors."""
 
     names: tuple[str, ...]
@@ -199,9 +199,9 @@ class Tally:
     """Candidates whose numbers were sent as a sketch; 0 without one."""
     cells: int
     """Cells of the step's sketch."""
-    left_over: int
+    unpeeled: int
     """Candidates that were not peeled, whose numbers were then sent as they are."""
-    tensors: Callable[[], Mapping[str, TensorTally]]
+    tensors: Callable[[], Mapping[str, TensorSummary]]
     """Returns each tensor's tally, by name. It keeps no arrays of elements."""
 
 
@@ -237,13 +237,13 @@ class StepResult(Mapping[str, TensorResult]):
 
     tensors: Sequence[TensorResult]
     """The results, in the order of the tensors."""
-    tally: Tally
+    tally: StepSummary
     """Counts of the step's tensors, without arrays."""
     contributions: Callable[[], Mapping[str, Contribution]]
     """Returns what this worker contributed to each tensor, by name: none of one that is not finite."""
     digest: int
     """The plan's digest."""
-    ahead: bool
+    one_round: bool
     """Whether the step was done in one round, as predicted from earlier steps."""
     exchanges: int
     """Number of exchanges, one after the other."""

@@ -17,19 +17,19 @@ import numpy as np
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.decoding import StepDecoder
 from peelsum.allreduce.errors import DeviceMemoryError, PlanMismatchError
-from peelsum.allreduce.one_round import Expected, OneRound
+from peelsum.allreduce.one_round import OneRound, Prediction
 from peelsum.allreduce.plan import Plan, agreed, agreement_words
 from peelsum.allreduce.protocol import Round, Rounds, SumProtocol, Sums
 from peelsum.allreduce.result import StepResult
 from peelsum.allreduce.two_rounds import TwoRounds
-from peelsum.codec import HOST, Device
+from peelsum.codec import HOST, CodecDevice
 from peelsum.summation import NotBegunError, Part, Summation, Words
 from peelsum.wire import packet_bytes
 
 _log = logging.getLogger("peelsum")
 
 
-def unnoted(values: Mapping[str, int]) -> None:
+def ignore_costs(values: Mapping[str, int]) -> None:
     """Ignore the costs of an exchange or a step."""
 
 
@@ -52,7 +52,7 @@ class StepExecutor:
         self,
         summation: Summation,
         chooser: Chooser,
-        device: Device,
+        device: CodecDevice,
         plan: Plan,
         number: int,
         clock: Callable[[], float],
@@ -65,7 +65,7 @@ class StepExecutor:
             text = f"{plan.settings.seed}/{number}"
             self._seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
         predicted = plan.ahead and plan.layout.order
-        self._expected = Expected.of(plan, chooser.history, self._seed) if predicted else None
+        self._expected = Prediction.of(plan, chooser.history, self._seed) if predicted else None
         #: The parts that are sent with the first round, in front of it.
         self._leading_parts = [self._agreement()]
         self._clock, self._span, self._note = clock, None if span is nullcontext else span, note
@@ -127,7 +127,7 @@ class StepExecutor:
         agreed_on = None if expected is None else expected.agreed
         return Part(agreement_words(plan.digest_at(number, agreed_on)), "or", check)
 
-    def _sum_on(self, device: Device, named: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
+    def _sum_on(self, device: CodecDevice, named: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
         """Run the rounds of a protocol whose arrays lie on `device`, and decode their sums."""
         layout, decoder = self._plan.layout, StepDecoder(self._plan, device)
         if layout.order:
@@ -143,7 +143,7 @@ class StepExecutor:
             self.agree()
         return self._result(decoder)
 
-    def _protocol(self, device: Device, values: Sequence[Any], out: Sequence[Any]) -> SumProtocol:
+    def _protocol(self, device: CodecDevice, values: Sequence[Any], out: Sequence[Any]) -> SumProtocol:
         """Return the plan's protocol for these values, and the arrays for their results or None."""
         codec = device.segments(self._plan.layout.table, values, out, self._plan.workers)
         if self._expected:
@@ -167,7 +167,7 @@ class StepExecutor:
         if self._summing and not isinstance(error, NotBegunError):
             raise DeviceMemoryError(f"{message}. Start again with a new summation.") from error
         self._summing = False
-        device.settle()  # for copies to memory of the host that is freed next
+        device.synchronize()  # for copies to memory of the host that is freed next
         return message
 
     def _sum_on_host(self, named: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
@@ -202,7 +202,7 @@ class StepExecutor:
             tally=decoder.tally,
             contributions=decoder.contributions,
             digest=self._plan.digest,
-            ahead=self._plan.ahead,
+            one_round=self._plan.ahead,
             exchanges=self._exchanges,
             wire_bytes=wire_bytes,
             dense_bytes=self._plan.dense_bytes,
@@ -227,7 +227,7 @@ class StepExecutor:
                 self._phase_span = self._span(phase)
                 self._phase_span.__enter__()
 
-    def _run(self, rounds: Rounds, device: Device) -> None:
+    def _run(self, rounds: Rounds, device: CodecDevice) -> None:
         """Run all rounds of a protocol, whose arrays lie on `device`.
 
         The rounds that the step has had already are repeated from their sums: nothing is sent.
@@ -263,7 +263,7 @@ class StepExecutor:
                 part.check(result)
         return results
 
-    def _sum_round(self, request: Round, device: Device) -> tuple[Words, Words]:
+    def _sum_round(self, request: Round, device: CodecDevice) -> tuple[Words, Words]:
         """Write the words of a round, and return the sums, the OR-ed and the added words."""
         ored, added = self._write_round(request, device)
         both = Part(ored, "or"), Part(added, "add")
@@ -277,23 +277,23 @@ class StepExecutor:
             self._round_sums.append(sums)
         return sums
 
-    def _write_round(self, request: Round, device: Device) -> tuple[Words, Words]:
+    def _write_round(self, request: Round, device: CodecDevice) -> tuple[Words, Words]:
         """Return this worker's words of a round, in the memory from which the backend sends them."""
         sender = device if device is self._device or not self._device.direct else self._device
-        sent = sender.traveling(request.or_words), sender.traveling(request.add_words)
+        sent = sender.staging_buffer(request.or_words), sender.staging_buffer(request.add_words)
         if sender is device and device.direct:
             request.write(*sent)
             return sent
         written = device.words(request.or_words), device.words(request.add_words)
         request.write(*written)
         for words, out in zip(written, sent, strict=True):
-            sender.send(sender.placed(words), out)
-        sender.settle()
+            sender.copy_async(sender.to_device(words), out)
+        sender.synchronize()
         return sent
 
-    def _to_device(self, ored: Words, added: Words, device: Device) -> Sums:
+    def _to_device(self, ored: Words, added: Words, device: CodecDevice) -> Sums:
         """Return received sums on a protocol's device."""
         if device.is_host:
-            ored, added = self._device.on_host(ored), self._device.on_host(added)
+            ored, added = self._device.to_host(ored), self._device.to_host(added)
             return Sums(ored, added, ored)
-        return Sums(device.placed(ored), device.placed(added), ored)
+        return Sums(device.to_device(ored), device.to_device(added), ored)

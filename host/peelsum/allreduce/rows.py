@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce.errors import PlanMismatchError
 from peelsum.codec import HOST
-from peelsum.codec.segments import Segment, Table
+from peelsum.codec.segments import Segment, SegmentTable
 from peelsum.summation import Part, Summation, Words
 
 Rows = NDArray[np.int64]
@@ -177,19 +177,19 @@ def sum_floats(summation: Summation, tensors: Sequence[Floats], *, average: bool
     filled = [tensor for tensor in tensors if tensor.size]
     if not filled:
         return RowSums(list(tensors), [0] * len(tensors))
-    table = Table([Segment(tensor.size, sparse=False) for tensor in filled])
+    table = SegmentTable([Segment(tensor.size, sparse=False) for tensor in filled])
     codec = HOST.segments(table, filled, [None] * len(filled), summation.workers)
     header = np.zeros(table.scale_words, np.uint32)
     codec.write_scales(header)
     (united,) = summation.sum_words([Part(header, "or")])
     codec.read_scales(united)
-    count, _ = codec.place(np.empty(0, np.uint32))
+    count, _ = codec.set_candidates(np.empty(0, np.uint32))
     numbers = np.empty(count, np.int32)
     codec.write_dense(numbers)
     if count:
         (total,) = summation.sum_words([Part(numbers.view(np.uint32), "add")])
         numbers = total.view(np.int32)
-    sums = iter(codec.read(numbers, no_numbers, summation.workers if average else 1))
+    sums = iter(codec.decode(numbers, no_numbers, summation.workers if average else 1))
     lowest = iter(np.minimum.reduceat(codec.scales, table.blocks[:-1]).tolist())
     pairs = [(next(sums), next(lowest)) if tensor.size else (tensor, 0) for tensor in tensors]
     return RowSums(*map(list, zip(*pairs, strict=True)))

@@ -29,7 +29,7 @@ class TwoRounds(SumProtocol):
     def rounds(self) -> Rounds:
         """Yield the header's round, then those of refinement, values and left-over as they are needed."""
         sums = yield Round(self.layout.header_words, 0, self._write_header)
-        self._read_scales(self._device.on_host(sums.or_on_host[: self.layout.table.scale_words]))
+        self._read_scales(self._device.to_host(sums.or_on_host[: self.layout.table.scale_words]))
         dense, candidates = yield from self._decode_and_refine_index(sums)
         if candidates and self.chooser.sparse_form == "sketch":
             yield from self._exchange_sketch(dense, candidates)
@@ -42,11 +42,11 @@ class TwoRounds(SumProtocol):
         These are the dense vector's, and the candidates'.
         """
         self._set_union(sums)
-        counts = self.codec.place(self.union)
+        counts = self.codec.set_candidates(self.union)
         refinements = self._refinements(sums)
         if refinements:
             yield from self._exchange_refinements(refinements)
-            counts = self.codec.place(self.union)
+            counts = self.codec.set_candidates(self.union)
         return counts
 
     def _exchange_compact(self, dense: int, candidates: int) -> Rounds:

@@ -6,27 +6,33 @@ runs them: in NumPy, Numba or Triton.
 
 from peelsum.codec.cpu.index import occupied
 from peelsum.codec.cpu.scales import quantize
-from peelsum.codec.device import HOST, Device, Implementation, device, warm_up
+from peelsum.codec.device import HOST, CodecDevice, Implementation, device, warm_up
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import NON_FINITE, FixedPoint, fixed_point, rounding_bounds, scale_for
-from peelsum.codec.floats import BFloat16, widened
+from peelsum.codec.floats import BFloat16, to_float32
 from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_words
-from peelsum.codec.layout import FEWEST_CELLS, MANY_CANDIDATES, SPARE_CELLS, SUB_TABLES, SketchLayout
+from peelsum.codec.layout import (
+    MANY_CANDIDATES,
+    MIN_CELLS_PER_CANDIDATE,
+    SPARE_CELLS,
+    SUB_TABLES,
+    SketchLayout,
+)
 from peelsum.codec.segments import ROW
 
 __all__ = [
     "BLOCK_SIZES",
-    "FEWEST_CELLS",
     "HOST",
     "MANY_CANDIDATES",
+    "MIN_CELLS_PER_CANDIDATE",
     "NON_FINITE",
     "ROW",
     "SPARE_CELLS",
     "SUB_TABLES",
     "BFloat16",
     "BloomLayout",
+    "CodecDevice",
     "CodecError",
-    "Device",
     "FixedPoint",
     "Implementation",
     "SketchLayout",
@@ -38,6 +44,6 @@ __all__ = [
     "quantize",
     "rounding_bounds",
     "scale_for",
+    "to_float32",
     "warm_up",
-    "widened",
 ]

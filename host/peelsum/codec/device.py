@@ -30,13 +30,13 @@ from peelsum.codec.layout import SketchLayout
 from peelsum.codec.reference.index import ReferenceIndex
 from peelsum.codec.reference.segments import ReferenceSegments
 from peelsum.codec.reference.sketch import ReferenceSketch
-from peelsum.codec.segments import Segment, SegmentCodec, Table
-from peelsum.extras import missing
+from peelsum.codec.segments import Segment, SegmentCodec, SegmentTable
+from peelsum.extras import missing_extra_message
 
 Implementation = Literal["cpu", "reference", "gpu"]
 
 
-class Device(Protocol):
+class CodecDevice(Protocol):
     """The codec's operations, on a step's segments and on bitmaps of n elements; and memory for their arrays.
 
     A bitmap of n bits is uint32[ceil(n / 32)]: element i is bit i % 32 of word i // 32, least significant bit
@@ -49,7 +49,7 @@ class Device(Protocol):
     """
 
     def segments(
-        self, table: Table, values: Sequence[Any], out: Sequence[Any], workers: int, /
+        self, table: SegmentTable, values: Sequence[Any], out: Sequence[Any], workers: int, /
     ) -> SegmentCodec:
         """Return a step's `SegmentCodec`, for the segments of a table and their values, float32[n] each.
 
@@ -175,22 +175,22 @@ class Device(Protocol):
     def as_int32(self, words: Words) -> Integers:
         """Return a view of `words` as int32[k]."""
 
-    def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+    def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return an array's content as a NumPy array, words as uint32. Waits for pending writes.
 
         An array on the host is returned as it is.
         """
 
-    def traveling(self, count: int) -> Words:
+    def staging_buffer(self, count: int) -> Words:
         """Allocate uint32[count] for words to be sent: on the device if `direct`, else on the host."""
 
-    def send(self, words: Words, out: Words) -> None:
+    def copy_async(self, words: Words, out: Words) -> None:
         """Start to copy `words` to `out`, an array from `traveling`; `settle` waits for the copy."""
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for every `send`."""
 
-    def placed(self, array: NDArray[Any]) -> Any:
+    def to_device(self, array: NDArray[Any]) -> Any:
         """Copy an array from the host to this device; return an array that is on this device as it is."""
 
     def concatenate(self, parts: Sequence[Integers]) -> Integers:
@@ -227,10 +227,10 @@ class ReferenceDevice(ReferenceIndex, ReferenceSketch, HostMemory):
 
 
 #: The device of arrays in the host's memory.
-HOST: Device = CpuDevice()
+HOST: CodecDevice = CpuDevice()
 
 
-def device(implementation: Implementation = "cpu", *, direct: bool = False) -> Device:
+def device(implementation: Implementation = "cpu", *, direct: bool = False) -> CodecDevice:
     """Return the device of an implementation. "gpu" takes torch tensors, the others NumPy arrays.
 
     direct: whether words on a GPU are sent from its memory, as over NCCL, and not from the host's.
@@ -248,13 +248,13 @@ def device(implementation: Implementation = "cpu", *, direct: bool = False) -> D
 
         from peelsum.codec.gpu.device import GpuDevice
     except ImportError as error:
-        raise CodecError(f"implementation: 'gpu': {missing(str(error.name), 'gpu')}") from error
+        raise CodecError(f"implementation: 'gpu': {missing_extra_message(str(error.name), 'gpu')}") from error
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
         raise CodecError(
             "implementation: 'gpu' needs a GPU that torch can use; set TRITON_INTERPRET=1 to run it, slowly, "
             "on a CPU"
         )
-    return cast(Device, GpuDevice(direct=direct))
+    return cast(CodecDevice, GpuDevice(direct=direct))
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:
@@ -271,13 +271,13 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
     occupied(np.zeros(1, np.int64))
     address(frozen(np.ones(1, np.float32)))  # of a caller's tensor
-    Table([Segment(1, sparse=False)]).locate_elements(np.ones(1, np.bool))
+    SegmentTable([Segment(1, sparse=False)]).locate_elements(np.ones(1, np.bool))
 
 
-def _run_bitmaps(codec: Device) -> None:
+def _run_bitmaps(codec: CodecDevice) -> None:
     """Run the operations on bitmaps and sketches once, on a single element."""
-    bitmap, other, copied = (codec.placed(np.ones(1, np.uint32)) for _ in range(3))
-    sketch = codec.placed(np.zeros(6, np.uint32))
+    bitmap, other, copied = (codec.to_device(np.ones(1, np.uint32)) for _ in range(3))
+    sketch = codec.to_device(np.zeros(6, np.uint32))
     bloom = BloomLayout(1, 1, 0)
     codec.count(bitmap)
     where = codec.positions(bitmap, 1)
@@ -288,27 +288,27 @@ def _run_bitmaps(codec: Device) -> None:
     codec.bloom_decode(bloom, other, 1, bitmap)
     codec.gather_bits(bitmap, bitmap, other)
     codec.scatter_bits(other, bitmap, copied)
-    quantized = codec.as_int32(codec.placed(np.ones(1, np.uint32)))
+    quantized = codec.as_int32(codec.to_device(np.ones(1, np.uint32)))
     for segments in (1, 2):
         layout = SketchLayout(1, 0, segments)
         codec.sketch_encode(layout, where, quantized, sketch[: layout.cells])
         codec.sketch_decode(layout, sketch[: layout.cells], where, quantized)
 
 
-def _run_segments(device: Device) -> None:
+def _run_segments(device: CodecDevice) -> None:
     """Run the operations of `SegmentCodec` once, with results in place and in new arrays."""
-    table = Table([Segment(1, sparse=False), Segment(1, sparse=True)])
-    first, second, into = (device.placed(np.ones(1, np.float32)) for _ in range(3))
+    table = SegmentTable([Segment(1, sparse=False), Segment(1, sparse=True)])
+    first, second, into = (device.to_device(np.ones(1, np.float32)) for _ in range(3))
     for out in ([first, into], [first, None]):
         codec = device.segments(table, [first, second], out, 1)
         words = device.words(table.scale_words)
         bitmap = codec.write_scales(words)
-        codec.read_scales(device.on_host(words))
-        codec.use(codec.fields, codec.scales)
+        codec.read_scales(device.to_host(words))
+        codec.set_scales(codec.fields, codec.scales)
         codec.values_at(np.zeros(1, np.int64))
-        dense, sparse = (device.integers(count) for count in codec.place(bitmap))
+        dense, sparse = (device.integers(count) for count in codec.set_candidates(bitmap))
         codec.write_dense(dense)
         codec.gather(sparse)
-        codec.read(dense, sparse, 1, (np.zeros(1, np.int64), np.zeros(1, np.float32)))
+        codec.decode(dense, sparse, 1, (np.zeros(1, np.int64), np.zeros(1, np.float32)))
         codec.counts()
         codec.occupied(sparse, np.ones(2, np.int64))

@@ -25,7 +25,7 @@ class BFloat16:
         return self.bits.shape
 
 
-def widened(tensor: NDArray[np.float32] | NDArray[np.float16] | BFloat16) -> NDArray[np.float32]:
+def to_float32(tensor: NDArray[np.float32] | NDArray[np.float16] | BFloat16) -> NDArray[np.float32]:
     """Return the same numbers as float32[n], in C order; without a copy if the tensor is that already."""
     if isinstance(tensor, BFloat16):
         bits = np.ascontiguousarray(tensor.bits).reshape(-1).astype(np.uint32)

@@ -21,7 +21,7 @@ MOST_CANDIDATES = 2**16
 MOST_WIDTH, MOST_SEGMENTS = 2**15, 2**13
 
 #: With FEWEST_CELLS a candidate, 99 of 100 sketches of MANY_CANDIDATES to 2**19 are peeled completely.
-FEWEST_CELLS, MANY_CANDIDATES = 1.3, 1000
+MIN_CELLS_PER_CANDIDATE, MANY_CANDIDATES = 1.3, 1000
 #: With so many cells more, 97 of 100 sketches of fewer candidates are.
 SPARE_CELLS = 60
 _WORD = 2**64 - 1
@@ -77,7 +77,9 @@ class SketchLayout:
         return candidates <= SEGMENT * MOST_SEGMENTS and cells <= SUB_TABLES * MOST_WIDTH * MOST_SEGMENTS
 
     @classmethod
-    def sized(cls, candidates: int, seed: int, cells_per_candidate: float = FEWEST_CELLS) -> SketchLayout:
+    def sized(
+        cls, candidates: int, seed: int, cells_per_candidate: float = MIN_CELLS_PER_CANDIDATE
+    ) -> SketchLayout:
         """Return the smallest layout with at least `candidates` * `cells_per_candidate` cells.
 
         Its number of segments is the least power of two with SEGMENT candidates or fewer expected in each,

@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     """Elements of a block with its own scale, a power of 2 from `ROW` on."""
 
 
-class Table:
+class SegmentTable:
     """The segments of a step, the dense ones first. Immutable.
 
     Elements, blocks and rows of all segments are numbered consecutively, in the order of the segments.
@@ -157,13 +157,13 @@ class SegmentCodec(Protocol):
     def read_scales(self, words: Words) -> None:
         """Set `fields` and `scales` from the OR of all workers' words, which is on the host."""
 
-    def use(self, fields: Integers, scales: Integers) -> None:
+    def set_scales(self, fields: Integers, scales: Integers) -> None:
         """Set `fields` and `scales` to others than `read_scales` computes, on the host, without a copy."""
 
     def values_at(self, elements: Numbers) -> Floats:
         """Return this worker's values of elements, numbered over all segments. All on the host."""
 
-    def place(self, union: Words) -> tuple[int, int]:
+    def set_candidates(self, union: Words) -> tuple[int, int]:
         """Set the candidates, by a bitmap of the sparse vector; return how many numbers are sent.
 
         These are the numbers of the dense vector and those of the sparse vector. It can be called again, with
@@ -179,7 +179,7 @@ class SegmentCodec(Protocol):
     def gather(self, out: Integers) -> None:
         """Write the numbers of the candidates, in order, computed as by `write_dense`."""
 
-    def read(
+    def decode(
         self, dense: Integers, sparse: Integers, divisor: int, overflow: tuple[Numbers, Floats] | None = None
     ) -> Sequence[Floats]:
         """Return each segment's result, sum * 2**-scale / divisor, computed in float64.

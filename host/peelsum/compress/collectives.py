@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
-from peelsum.allreduce.reducer import Turns
+from peelsum.allreduce.reducer import SumScheduler
 from peelsum.compress.compressor import digest_of
-from peelsum.compress.costs import Method, SwitchPath, all_reduce_cost, carrier_of, rounds
-from peelsum.compress.events import Traffic
+from peelsum.compress.costs import Method, SwitchPath, all_reduce_cost, carrier_of, tree_rounds
+from peelsum.compress.events import StepTraffic
 from peelsum.compress.links import TimedExchange
 from peelsum.summation import Part, Summation, Words, gather_by_or
 
@@ -130,9 +130,9 @@ class StepExchanges:
             self.small = TimedExchange(seconds, messages, words)
         return result
 
-    def traffic(self, elements: int, sums: int) -> Traffic:
+    def traffic(self, elements: int, sums: int) -> StepTraffic:
         """Return the traffic of a step, which summed this many elements in this many sums."""
-        return Traffic(elements, sums, self.messages, self.words, self.small.messages, self.small.words)
+        return StepTraffic(elements, sums, self.messages, self.words, self.small.messages, self.small.words)
 
     def set(self, words: Words | None) -> None:
         """Attach these words to the next exchange; None attaches none."""
@@ -182,7 +182,7 @@ class Route(SummationCollectives):
 
     def __init__(
         self,
-        turns: Turns,
+        turns: SumScheduler,
         exchanges: StepExchanges,
         path: SwitchPath,
         group: GroupSummation | None = None,
@@ -196,7 +196,7 @@ class Route(SummationCollectives):
     def of(
         cls,
         method: Method,
-        turns: Turns,
+        turns: SumScheduler,
         exchanges: StepExchanges,
         path: SwitchPath,
         group: GroupSummation | None,
@@ -241,7 +241,7 @@ class Route(SummationCollectives):
         if self._group is None or not (self._by or self._turns.backend is self._group):
             return super().broadcast(pieces, sources, ahead)
         results = self.sum_words(ahead) if ahead else []
-        messages, words = rounds(self.workers), sum(map(len, pieces))
+        messages, words = tree_rounds(self.workers), sum(map(len, pieces))
         exchange = partial(self._group.broadcast, pieces, sources)
         timed = partial(self._exchanges.timed, exchange, messages * len(set(sources)), messages * words)
         return results, self._turns.in_turn(timed)

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce
-from peelsum.allreduce.rounds import Note, Span, unnoted
+from peelsum.allreduce.rounds import Note, Span, ignore_costs
 from peelsum.compress.arguments import CompressConfigError, CompressError
 from peelsum.compress.collectives import Collectives, SummationCollectives, agreement_part
 from peelsum.compress.compressor import Compressor, Floats, TensorState, digest_of, seed_of
@@ -85,7 +85,7 @@ class CompressedSum:
         collectives: Collectives | None = None,
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
-        note: Note = unnoted,
+        note: Note = ignore_costs,
     ) -> None:
         if not isinstance(compressor, Compressor):
             raise CompressConfigError(f"compressor: {compressor!r} is not a Compressor; give e.g. TopK(0.01)")

@@ -19,8 +19,8 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from peelsum.allreduce import NetworkModel, Settings
-from peelsum.allreduce.costs import Candidate, Seen, candidates
+from peelsum.allreduce import NetworkModel, PlanSettings
+from peelsum.allreduce.costs import CostEstimate, UnionCounts, cost_estimates
 from peelsum.allreduce.plan import AGREEMENT_WORDS, FORMS, Form
 from peelsum.codec import index_words
 from peelsum.compress.arguments import CompressConfigError
@@ -81,7 +81,7 @@ class SwitchPath:
         return NetworkModel(_WORD_BITS * self.lanes / (chunk_s * 1e9), round_trip_s)
 
 
-def rounds(workers: int) -> int:
+def tree_rounds(workers: int) -> int:
     """Return the rounds of a binomial tree: the base-2 logarithm of `workers`, rounded up."""
     return math.ceil(math.log2(workers))
 
@@ -89,10 +89,10 @@ def rounds(workers: int) -> int:
 #: For n workers: the messages in a row of each collective, and how often the words cross the busiest link.
 _COUNTS: dict[str, Callable[[int], tuple[float, float]]] = {
     "all_reduce_ring": lambda n: (2 * (n - 1), 2 * (n - 1) / n),
-    "all_reduce_tree": lambda n: (2 * rounds(n), 2 * rounds(n)),
+    "all_reduce_tree": lambda n: (2 * tree_rounds(n), 2 * tree_rounds(n)),
     "reduce_scatter": lambda n: (n - 1, (n - 1) / n),
     "all_gather": lambda n: (n - 1, n - 1),
-    "broadcast": lambda n: (rounds(n), rounds(n)),
+    "broadcast": lambda n: (tree_rounds(n), tree_rounds(n)),
     "direct": lambda n: (1, n - 1),
 }
 
@@ -122,7 +122,7 @@ def all_reduce_cost(
     return messages, sent * words
 
 
-def directly(workers: int, words: float, few_words: int) -> tuple[float, float]:
+def direct_cost(workers: int, words: float, few_words: int) -> tuple[float, float]:
     """Return the messages in a row, and the words on the busiest link, of an all_reduce by direct messages.
 
     Up to `few_words` words are sent to all others; of more words, each worker combines a share.
@@ -153,7 +153,7 @@ _SELECT_NS = 10.0
 
 
 @dataclass(frozen=True)
-class Step:
+class Workload:
     """A gradient to sum, and the network. Raises CompressConfigError for a value out of range."""
 
     elements: int
@@ -221,13 +221,13 @@ def carrier_of(method: Method) -> Carrier:
     return "switch" if method.endswith("_switch") else "group"
 
 
-def costs(step: Step, methods: Collection[Method] = METHODS) -> list[Cost]:
+def costs(step: Workload, methods: Collection[Method] = METHODS) -> list[Cost]:
     """Return the cost of each method, fastest first; in the order of METHODS if times are equal."""
     unsorted = (cost(method, step) for method in METHODS if method in methods)
     return sorted(unsorted, key=lambda item: item.seconds)
 
 
-def cost(method: Method, step: Step) -> Cost:
+def cost(method: Method, step: Workload) -> Cost:
     """Return the predicted cost of a step by a method."""
     if carrier_of(method) == "switch":
         return _switch_cost(method, step)
@@ -248,7 +248,7 @@ def cost(method: Method, step: Step) -> Cost:
     return Cost(method, transfer_s * step.link.gbps * 1e9 / _WORD_BITS, latency_s, transfer_s, codec_s)
 
 
-def _all_reduce_network(reduce: str, step: Step, words: float) -> NetworkModel:
+def _all_reduce_network(reduce: str, step: Workload, words: float) -> NetworkModel:
     """Return the network model of a step's all_reduces: `reduce`, or "direct" if each has few words.
 
     words: those of all sums of the step.
@@ -257,7 +257,7 @@ def _all_reduce_network(reduce: str, step: Step, words: float) -> NetworkModel:
     return COLLECTIVES["direct" if few else reduce](step.link, step.workers)
 
 
-def _switch_cost(method: Method, step: Step) -> Cost:
+def _switch_cost(method: Method, step: Workload) -> Cost:
     """Return the cost of a step through a switch.
 
     `dense_switch` exchanges headers, to agree on the scale, and values in fixed point. `ar_top_k_switch` is
@@ -284,11 +284,11 @@ def _switch_cost(method: Method, step: Step) -> Cost:
 
 
 @lru_cache(256)  # a strategy asks for the same elements and ratios for every link
-def _form_candidates(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[Candidate, ...]:
+def _form_candidates(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[CostEstimate, ...]:
     """Return the forms in which an all-reduce can send a union of this density, with and without a header."""
-    statistics = Seen.uniform(elements, density)
-    after_header = candidates(elements, statistics, Settings(), forms)
-    return (*after_header, *candidates(elements, statistics, Settings(), forms, ahead=True))
+    statistics = UnionCounts.uniform(elements, density)
+    after_header = cost_estimates(elements, statistics, PlanSettings(), forms)
+    return (*after_header, *cost_estimates(elements, statistics, PlanSettings(), forms, ahead=True))
 
 
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)
@@ -320,7 +320,7 @@ class Crossover:
     """The fastest method just above it."""
 
 
-def crossovers(step: Step, axis: Axis, methods: Collection[Method] = METHODS) -> Iterator[Crossover]:
+def crossovers(step: Workload, axis: Axis, methods: Collection[Method] = METHODS) -> Iterator[Crossover]:
     """Yield the values of a quantity at which the fastest method changes, in ascending order.
 
     The search covers the quantity's range in AXES in steps of an eighth of a decade. Bisection then finds
@@ -343,7 +343,7 @@ def crossovers(step: Step, axis: Axis, methods: Collection[Method] = METHODS) ->
         first = second
 
 
-def _fastest(step: Step, axis: Axis, value: float, methods: Collection[Method]) -> Method:
+def _fastest(step: Workload, axis: Axis, value: float, methods: Collection[Method]) -> Method:
     """Return the fastest method for a step in which the quantity `axis` has this value."""
     changed: dict[str, Any] = {axis: round(value) if axis == "elements" else value}
     if axis in ("gbps", "latency_s"):

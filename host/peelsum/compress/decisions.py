@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.reducer import BucketSum, ExactSum, Turns
+from peelsum.allreduce.reducer import BucketSum, ExactSum, SumScheduler
 from peelsum.compress.arguments import CompressConfigError
 from peelsum.compress.collectives import GroupSummation, Route, StepExchanges, agreement_part
 from peelsum.compress.compressed_sum import CompressedSum
@@ -33,9 +33,9 @@ from peelsum.compress.events import (
     LinkChanged,
     Measurement,
     MethodChosen,
-    Next,
+    StepPlan,
+    StepTraffic,
     StrategyStats,
-    Traffic,
     describe_event,
 )
 from peelsum.compress.exchange import CompressedResult
@@ -80,16 +80,16 @@ class StrategyReducer(LossyReducer):
         self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self._started_at = 0.0
         #: The traffic of the step whose measurements are exchanged now; None if there is none.
-        self._traffic: Traffic | None = None
+        self._traffic: StepTraffic | None = None
         self._reset()
 
     @property
-    def next(self) -> Next:
+    def next(self) -> StepPlan:
         """The decision for the current step."""
         assert self._decider is not None
         return self._decider.next
 
-    def connect(self, turns: Turns, new_group: Callable[[], GroupSummation]) -> None:
+    def connect(self, turns: SumScheduler, new_group: Callable[[], GroupSummation]) -> None:
         """Sum and decide at `turns` from now on; make a process group if a method needs one.
 
         Raises CompressConfigError for a single rank.
@@ -247,7 +247,7 @@ class StrategyReducer(LossyReducer):
         """Return a text that must be equal for saved decisions to be continued by a decider."""
         return repr((_STATE_FORMAT, self._settings, decider.carriers, self.turns.workers))
 
-    def _measure(self, decider: Decider, traffic: Traffic | None) -> Measurement:
+    def _measure(self, decider: Decider, traffic: StepTraffic | None) -> Measurement:
         """Exchange the probes of the next step; return their times, and measurements of the previous step.
 
         traffic: that of the previous step; None if there was none.

@@ -134,7 +134,7 @@ class MethodCandidate:
 
 
 @dataclass(frozen=True)
-class Next:
+class StepPlan:
     """The decision for a step."""
 
     method: Method
@@ -150,7 +150,7 @@ class Next:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class StepTraffic:
     """Counts of a step's sums and exchanges, the same on all workers."""
 
     elements: int
@@ -250,7 +250,7 @@ class DecidedStep:
 class StrategyStats:
     """The decisions of a strategy, the same on all ranks, since the state was made or restored."""
 
-    plan: Next | None
+    plan: StepPlan | None
     """Method and ratio of the last step that began; None before the first."""
 
     links: Mapping[Carrier, LinkModel]

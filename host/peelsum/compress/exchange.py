@@ -14,7 +14,7 @@ import numpy as np
 
 from peelsum import buffers
 from peelsum.allreduce import Allreduce, Form, IndexForm, StepResult
-from peelsum.allreduce.result import Tally, TensorTally
+from peelsum.allreduce.result import StepSummary, TensorSummary
 from peelsum.allreduce.rounds import Phase
 from peelsum.compress.arguments import CompressError
 from peelsum.compress.arithmetic import from_bytes, from_code, to_bytes, to_code
@@ -120,11 +120,11 @@ class CompressedResult(Mapping[str, CompressedTensor]):
         return {tensor.name: tensor for tensor in self.tensors}
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> StepSummary:
         """Statistics of the step's tensors, as an exact sum has them."""
         names = tuple(tensor.name for tensor in self.tensors)
         counts = {
-            tensor.name: TensorTally(
+            tensor.name: TensorSummary(
                 tensor.elements,
                 cast(Form, tensor.form),
                 tensor.index,
@@ -136,14 +136,14 @@ class CompressedResult(Mapping[str, CompressedTensor]):
             for tensor in self.tensors
         }
         words = {tensor.name: tensor.words_sent for tensor in self.tensors}
-        return Tally(
+        return StepSummary(
             names,
             words_sent=lambda: words,
             elements=sum(tensor.elements for tensor in self.tensors),
             non_finite=sum(not tensor.finite for tensor in self.tensors),
             candidates=0,
             cells=0,
-            left_over=0,
+            unpeeled=0,
             tensors=lambda: counts,
         )
 

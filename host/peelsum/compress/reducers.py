@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce.allreduce import Tensor
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
-from peelsum.allreduce.reducer import BucketSum, ExactSum, Reducer, Turns
-from peelsum.allreduce.rounds import Note, Span, unnoted
+from peelsum.allreduce.reducer import BucketSum, ExactSum, Reducer, SumScheduler
+from peelsum.allreduce.rounds import Note, Span, ignore_costs
 from peelsum.codec import BFloat16
-from peelsum.codec.floats import widened
+from peelsum.codec.floats import to_float32
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError
 from peelsum.compress.collectives import GroupSummation, Route, StepExchanges
@@ -37,7 +37,7 @@ class LossyReducer(Reducer):
     #: False, because scales and shares may be those of a bucket.
     merges = False
 
-    def __init__(self, *, span: Span = nullcontext, note: Note = unnoted) -> None:
+    def __init__(self, *, span: Span = nullcontext, note: Note = ignore_costs) -> None:
         self.memory = Memory()
         self._span, self._note = span, note
 
@@ -97,7 +97,7 @@ class CompressorReducer(LossyReducer):
         # If each tensor is compressed by itself, buckets do not matter.
         self.merges = compressor.kind == "indexed" and compressor.per == "tensor"
 
-    def connect(self, turns: Turns, new_group: Callable[[], GroupSummation]) -> None:
+    def connect(self, turns: SumScheduler, new_group: Callable[[], GroupSummation]) -> None:
         """Sum at `turns` from now on; make a process group for gathered payloads if one is needed."""
         super().connect(turns, new_group)
         if isinstance(turns.backend, GroupSummation):
@@ -128,7 +128,7 @@ def sum_in_place(
             raise unsupported_dtype(name, str(tensor.dtype))
     arrays: Any = tensors
     wide = {
-        name: widened(tensor).reshape(shape)
+        name: to_float32(tensor).reshape(shape)
         for (name, tensor), shape in zip(arrays.items(), shapes, strict=True)
     }
     result = sum_tensors(wide, step)

@@ -35,13 +35,13 @@ from peelsum.compress.costs import (
     Cost,
     LinkModel,
     Method,
-    Step,
     SwitchPath,
+    Workload,
     all_reduce_cost,
     carrier_of,
     check_range,
     cost,
-    directly,
+    direct_cost,
 )
 from peelsum.compress.events import (
     Event,
@@ -52,8 +52,8 @@ from peelsum.compress.events import (
     Measurement,
     MethodCandidate,
     MethodChosen,
-    Next,
-    Traffic,
+    StepPlan,
+    StepTraffic,
 )
 from peelsum.compress.links import LinkEstimate, TimedExchange, link_changed
 
@@ -196,7 +196,7 @@ class Decider:
 
     Workers whose `observe` gets the same arguments make the same decisions. carriers: those that this job
     has. A process group is probed by direct messages, or by a ring if `few_words` is 0. headers, few_words:
-    see `Step`.
+    see `Workload`.
     Raises CompressConfigError if no sparse method of `settings` has a carrier.
     """
 
@@ -217,7 +217,7 @@ class Decider:
             raise CompressConfigError(f"methods: none that selects goes over {', '.join(carriers)}; add one")
         path = path or SwitchPath()
         link = LinkModel(1e-4, 1.0)
-        self._step = Step(elements, 1.0, workers, link, path, headers=headers, few_words=few_words)
+        self._step = Workload(elements, 1.0, workers, link, path, headers=headers, few_words=few_words)
         used = {carrier_of(method) for method in self._methods}
         self._estimates = {
             carrier: LinkEstimate(partial(self._probe_cost, carrier))
@@ -225,7 +225,7 @@ class Decider:
             if carrier in used
         }
         self._state = _DeciderState(elements, unexplored=list(settings.ratios))
-        self._previous: Next | None = None
+        self._previous: StepPlan | None = None
         self.next = self._plan_next()
 
     @property
@@ -244,7 +244,7 @@ class Decider:
         links = ((carrier, estimate.link) for carrier, estimate in self._estimates.items())
         return {carrier: link for carrier, link in links if link is not None}
 
-    def observe(self, measured: Measurement, traffic: Traffic | None) -> list[Event]:
+    def observe(self, measured: Measurement, traffic: StepTraffic | None) -> list[Event]:
         """Update the decision by agreed measurements; return the events that follow from them.
 
         Times of small exchanges and of probes are those of the step that `next` describes. All other
@@ -264,7 +264,7 @@ class Decider:
         return events
 
     @property
-    def before(self) -> Next | None:
+    def before(self) -> StepPlan | None:
         """The decision for the step before `next`; None for the first step since the start."""
         return self._previous
 
@@ -292,10 +292,10 @@ class Decider:
         if carrier == "switch":
             return step.path.hops, step.path.words(words)
         if step.few_words:
-            return directly(step.workers, words, step.few_words)
+            return direct_cost(step.workers, words, step.few_words)
         return all_reduce_cost(step.workers, words)
 
-    def _update_links(self, measured: Measurement, traffic: Traffic | None) -> None:
+    def _update_links(self, measured: Measurement, traffic: StepTraffic | None) -> None:
         """Update the estimates of links by the probes, and by the sums of the previous step."""
         plan, used = self.next, None
         if self._previous is not None and traffic is not None:
@@ -318,7 +318,7 @@ class Decider:
             if any(other.doubtful for other in others):
                 estimate.request_probe()
 
-    def _update_work(self, done: Next, measured: Measurement, traffic: Traffic) -> None:
+    def _update_work(self, done: StepPlan, measured: Measurement, traffic: StepTraffic) -> None:
         """Update the gradient's size and gain, and the time that a step takes besides exchanges."""
         state = self._state
         if (state.elements, state.sums) != (traffic.elements, traffic.sums):
@@ -331,7 +331,7 @@ class Decider:
             if (done.method, done.ratio) == state.chosen:
                 _append_sample(state.recent_gain, max(measured.gain, _LEAST_GAIN))
 
-    def _end_explored_step(self, done: Next, measured: Measurement) -> list[Event]:
+    def _end_explored_step(self, done: StepPlan, measured: Measurement) -> list[Event]:
         """Store the gain of an explored ratio; after the last ratio, choose a method. Return the events."""
         state = self._state
         if not done.exploring or done.ratio != state.unexplored[0]:
@@ -414,7 +414,7 @@ class Decider:
         costs = (cost(method, steps[carrier_of(method)]) for method in methods)
         return min(costs, key=lambda method_cost: method_cost.seconds)
 
-    def _plan_next(self) -> Next:
+    def _plan_next(self) -> StepPlan:
         """Return the decision for the next step."""
         planned = {
             carrier: estimate.plan_probe(self._state.step_s) for carrier, estimate in self._estimates.items()
@@ -423,9 +423,9 @@ class Decider:
         small = frozenset(carrier for carrier, (_, with_small) in planned.items() if with_small)
         if self._state.unexplored:
             ratio = self._ratio_to_explore()
-            return Next(self._fastest_cost(ratio, self._sparse).method, ratio, True, probes, small)
+            return StepPlan(self._fastest_cost(ratio, self._sparse).method, ratio, True, probes, small)
         assert self._state.chosen is not None
-        return Next(*self._state.chosen, False, probes, small)
+        return StepPlan(*self._state.chosen, False, probes, small)
 
     def _ratio_to_explore(self) -> float:
         """Return the ratio that the next step explores. The step before it has not been observed yet."""

@@ -100,7 +100,7 @@ class BucketSums:
         #: The sum of each bucket, or of several together, by the names of the parameters.
         self._sums: dict[Names, Average] = {}
         self._queue: SumQueue | None = None
-        self._dense = DenseBuckets(settings.model if reducer.merges else None)
+        self._dense = DenseBuckets(settings.model if reducer.can_merge_buckets else None)
         self._sparse = SparseGradients()
         self._closed = False
 
@@ -139,7 +139,7 @@ class BucketSums:
         if settings.network == "measured":
             network = measured(queue.backend, settings.for_device_of(gradients).implementation or "cpu")
             self._settings = replace(settings, network=network)
-            self._dense.network = network if self._reducer.merges else None
+            self._dense.network = network if self._reducer.can_merge_buckets else None
             _log.info("network: %s, as measured", self._settings.network)
 
     def _warm_up(self, gradients: torch.Tensor | None) -> None:
@@ -199,7 +199,7 @@ class BucketSums:
         if bucket_sum is None:
             bucket_sum = self._new_sum(next(iter(buckets.values())).tensor, names)
             self._sums[names] = bucket_sum
-        note_words = self._dense.note_words if self._reducer.merges else None
+        note_words = self._dense.note_words if self._reducer.can_merge_buckets else None
 
         def work() -> None:
             result = bucket_sum(buckets, step)

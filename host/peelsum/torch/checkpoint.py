@@ -63,9 +63,9 @@ def unpack_state(
     for values in sources:
         _check(values, reducer)
     values = sources[0]
-    if reducer.residuals and of_all_ranks:
+    if reducer.keeps_residuals and of_all_ranks:
         sources = _sources_for_rank(sources, place)
-    elif reducer.residuals:
+    elif reducer.keeps_residuals:
         _check_rank(values, place)
     try:
         steps, history_arrays = int(values["steps"]), _to_arrays(values.get("seen", {}))
@@ -139,8 +139,8 @@ def _check(values: object, reducer: Reducer) -> None:
         raise HookConfigError(
             f"version: {values.get('version')!r} is not supported; give a checkpoint of version {_VERSION}"
         )
-    if ("residuals" in values) != reducer.residuals:
-        has, needs = ("no residuals", "a") if reducer.residuals else ("residuals", "no")
+    if ("residuals" in values) != reducer.keeps_residuals:
+        has, needs = ("no residuals", "a") if reducer.keeps_residuals else ("residuals", "no")
         raise HookConfigError(
             f"compressor: the checkpoint has {has}; make the state with {needs} compressor or strategy"
         )

@@ -239,10 +239,10 @@ class ProcessGroupSummation:
 
     def _all_to_all(self, received: Words, sent: Words) -> None:
         """Send row r of `sent` to worker r, and write its words to row r of `received`."""
-        output, sent_words = (
+        output, words_on_host = (
             torch.from_numpy(words.view(np.int32).reshape(-1)) for words in (received, sent)
         )
-        dist.all_to_all_single(output, sent_words, group=self._open_group())
+        dist.all_to_all_single(output, words_on_host, group=self._open_group())
 
     def _open_group(self) -> dist.ProcessGroup:
         """Return the group. Raises SummationStalledError if it has been closed."""

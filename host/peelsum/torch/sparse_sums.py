@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import InvalidRequestError
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
-from peelsum.allreduce.result import Tally
+from peelsum.allreduce.result import StepSummary
 from peelsum.allreduce.rows import GatheringSummation, RowUnion, sum_floats, unite_rows
 from peelsum.codec import ROW, FixedPoint
 from peelsum.summation import Part, Words
@@ -242,14 +242,14 @@ def average_rows(
     stats: Any = {name: _stats(row_sum, summation) for name, row_sum in zip(names, sums, strict=True)}
     elements = sum(tensor_stats.elements for tensor_stats in stats.values())
     return SparseResult(
-        tally=Tally(
+        tally=StepSummary(
             names=tuple(names),
             words_sent=dict,
             elements=elements,
             non_finite=sum(not row_sum.finite for row_sum in sums),
             candidates=0,
             cells=0,
-            left_over=0,
+            unpeeled=0,
             tensors=lambda: stats,
         ),
         wire_bytes=metered.chunks * packet_bytes(summation.lanes),

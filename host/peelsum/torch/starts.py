@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # not exported, but documented
 
 from peelsum.torch.errors import HookConfigError, HookError
-from peelsum.transport.joining import JOIN, TELL_AFTER_S, join_limit_s
+from peelsum.transport.joining import JOIN, WARN_AFTER_S, join_limit_s
 
 T = TypeVar("T")
 _POLL_S = 0.05
@@ -120,7 +120,7 @@ def _wait_for_ranks(store: Store, prefix: str, ranks: int, limit_s: float) -> No
                 f"start: {who} not ready after {limit_s:g} s; see whether {they} running, or allow more time "
                 f"by {JOIN}"
             )
-        if waited_s >= TELL_AFTER_S and not warned:
+        if waited_s >= WARN_AFTER_S and not warned:
             warned = True
             who, they = _name_missing_ranks(store, ready_keys)
             text = "start: %s not ready, %s may still compile; waiting up to %g s"

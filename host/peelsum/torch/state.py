@@ -230,7 +230,7 @@ class SwitchAllreduceState:
         among these ranks. Raises HookConfigError if this rank has no file there, or as `load_state_dict`
         does.
         """
-        redistribute = redistribute or not self._reducer.residuals
+        redistribute = redistribute or not self._reducer.keeps_residuals
         self.load_state_dict(read_checkpoint(folder, redistribute=redistribute))
 
     def load_if_saved(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
@@ -283,7 +283,7 @@ class SwitchAllreduceState:
 
         Raises HookConfigError with a compressor or strategy that keeps residuals.
         """
-        if self._reducer.residuals:
+        if self._reducer.keeps_residuals:
             raise HookConfigError(
                 f"{self._reducer.argument}: is for DDP, whose gradients have names; use None with FSDP"
             )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from peelsum.allreduce import StepResult
 from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
-from peelsum.allreduce.result import Tally
+from peelsum.allreduce.result import StepSummary
 from peelsum.compress import CompressedResult, Kind, StrategyStats
 
 _LOGGER = logging.getLogger("peelsum.torch")
@@ -52,7 +52,7 @@ class TensorStats:
 class SparseResult:
     """The cost of summing a backward pass's sparse gradients; bytes and seconds are as in `StepResult`."""
 
-    tally: Tally
+    tally: StepSummary
     """Counts of the gradients."""
     wire_bytes: int
     dense_bytes: int
@@ -150,7 +150,7 @@ class RunningStats:
         #: The fields of `HookStats`, by name. They are changed in every step, and copied when they are read.
         self._totals: Counter[str] = Counter()
         #: The last result of each sum, by the names of its tensors; the last sum comes last.
-        self._tallies: dict[tuple[str, ...], Tally] = {}
+        self._tallies: dict[tuple[str, ...], StepSummary] = {}
         self._logged = HookStats()
         self._warned = False
 

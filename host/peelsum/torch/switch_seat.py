@@ -18,7 +18,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not exporte
 from peelsum.logs import LogsError, configure
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address, worker_values
 from peelsum.reading import parse_json, read_text
-from peelsum.tls import Identity, TlsError, read_token
+from peelsum.tls import TlsError, TlsIdentity, read_token
 from peelsum.tls.identity import tls_reason
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.starts import hold_seat, unique_prefix
@@ -185,7 +185,7 @@ def _serve_metrics(address: str, rank: int, summation: SwitchSummation) -> Metri
             (host, port + rank if port else 0),
             PARTS["worker"],
             lambda: worker_values(job.job_id, worker_id, asdict(summation.stats())),
-            Identity.read(Path(folder)) if folder else None,
+            TlsIdentity.read(Path(folder)) if folder else None,
         )
     except (MetricsError, TlsError) as error:
         raise HookConfigError(f"over: {METRICS}: {error}") from None
@@ -307,7 +307,7 @@ def _request_lease(controller: tuple[str, int], ranks: int | None) -> Lease:
     return Lease(
         controller,
         join_limit_s(),
-        identity=Identity.read(Path(folder)) if folder else None,
+        identity=TlsIdentity.read(Path(folder)) if folder else None,
         token=read_token(Path(token)) if token else "",
         ranks=ranks,
     )

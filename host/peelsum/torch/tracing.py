@@ -13,7 +13,7 @@ from typing import Self
 import torch.distributed as dist
 
 from peelsum.torch.buckets import Bucket
-from peelsum.traces import SUFFIX, Recorder, write
+from peelsum.traces import SUFFIX, TraceRecorder, write
 
 #: The environment variable with the settings, as JSON: folder, name, steps, values.
 TRACE = "PEELSUM_TRACE"
@@ -24,7 +24,7 @@ class GradientRecorder:
 
     def __init__(self, folder: str, name: str, steps: int, values: bool) -> None:
         self._folder, self._name, self._steps, self._values = Path(folder), name, steps, values
-        self._recorder: Recorder | None = None
+        self._recorder: TraceRecorder | None = None
         self._path = self._folder
         self._written = False
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class GradientRecorder:
             ready_s = now - self._started_at
         if self._recorder is None:
             rank, workers = dist.get_rank(group), dist.get_world_size(group)
-            self._recorder = Recorder(self._name, rank, workers, values=self._values)
+            self._recorder = TraceRecorder(self._name, rank, workers, values=self._values)
             self._path = self._folder / f"worker-{rank}{SUFFIX}"
         with bucket.gradients(on_host=True) as gradients:
             flat = [gradient.detach().float().cpu().numpy() for gradient in gradients]

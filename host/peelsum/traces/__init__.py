@@ -4,15 +4,15 @@
 """
 
 from peelsum.traces.files import SUFFIX, VERSION, read, read_folder, write
-from peelsum.traces.recorder import Recorder
+from peelsum.traces.recorder import TraceRecorder
 from peelsum.traces.trace import Trace, TraceError, union_count
 
 __all__ = [
     "SUFFIX",
     "VERSION",
-    "Recorder",
     "Trace",
     "TraceError",
+    "TraceRecorder",
     "read",
     "read_folder",
     "union_count",

@@ -22,7 +22,7 @@ class _RecordedTensor:
     values: NDArray[np.float32]
 
 
-class Recorder:
+class TraceRecorder:
     """Records a trace: `add` records a bucket, `end_step` ends a step, `trace` returns the trace so far.
 
     values: whether to record values, 4 bytes for each non-zero.

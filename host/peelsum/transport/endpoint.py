@@ -56,7 +56,7 @@ from peelsum.transport.events import Event, JobFinished, Stalled, TensorComplete
 from peelsum.transport.layout import rows_of, run_start
 from peelsum.transport.stats import WorkerStats, counted
 from peelsum.wire import MAX_WORKERS, Batch, Flag, packet_bytes
-from peelsum.wire.mtu import needed_mtu
+from peelsum.wire.mtu import required_mtu
 
 #: Packets per batch: a socket sends as many in one system call.
 BATCH = 64
@@ -271,7 +271,7 @@ class WorkerEndpoint:
             waited,
             racks=racks,
             generation=self.config.generation,
-            mtu=0 if self.state.counts[_RECEIVED].any() else needed_mtu(packet_bytes(self.config.lanes)),
+            mtu=0 if self.state.counts[_RECEIVED].any() else required_mtu(packet_bytes(self.config.lanes)),
         )
 
     def stats(self) -> WorkerStats:

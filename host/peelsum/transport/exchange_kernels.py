@@ -25,14 +25,14 @@ from peelsum.transport.endpoint_state import Count, Cursor, Identity, Limits, Wo
 from peelsum.transport.layout import Words
 from peelsum.transport.server_state import JobState, Waits
 from peelsum.wire import PROOF_BYTES, SECRET_BYTES
-from peelsum.wire.datagrams import REPORTED, BatchSocket
-from peelsum.wire.hello import keyed_hash
+from peelsum.wire.datagrams import ICMP_ERRORS, BatchSocket
+from peelsum.wire.hello import siphash_2_4
 from peelsum.wire.system_calls import (
     AGAIN,
     NO_BUFFERS,
     NO_WAIT,
     errno,
-    is_late,
+    is_stale_error,
     ppoll,
     receive,
     seconds,
@@ -273,9 +273,9 @@ def _sent_once(descriptor: int, address: int, size: int) -> int:
         if send(descriptor, address, size, NO_WAIT) >= 0:
             return 0
         problem = errno()
-        if not is_late(problem) and problem not in REPORTED:  # else this datagram was not sent yet
+        if not is_stale_error(problem) and problem not in ICMP_ERRORS:  # else this datagram was not sent yet
             break
-    return 0 if is_late(problem) else problem
+    return 0 if is_stale_error(problem) else problem
 
 
 @compiled
@@ -283,7 +283,7 @@ def received(wire: Wire) -> int:
     """Receive one datagram into `wire.received`; return its packets, NOTHING, or an error below that."""
     size = 4 * wire.scratch.shape[1]
     got = receive(wire.descriptor, wire.message)
-    while -got in REPORTED:
+    while -got in ICMP_ERRORS:
         got = receive(wire.descriptor, wire.message)
     if got < 0:
         return NOTHING if got == -AGAIN else NOTHING + got
@@ -304,7 +304,7 @@ def _prove(wire: Wire) -> None:
     """Answer the challenge that was received. If the answer is lost, another hello will follow."""
     if wire.secret[0] or wire.secret[1]:
         words = wire.received[:2].view(np.uint64)
-        words[0] = keyed_hash(wire.secret[0], wire.secret[1], words[0], np.uint64(0))
+        words[0] = siphash_2_4(wire.secret[0], wire.secret[1], words[0], np.uint64(0))
         send(wire.descriptor, words.ctypes.data, PROOF_BYTES, NO_WAIT)
 
 

@@ -20,7 +20,7 @@ JOIN = "PEELSUM_JOIN_S"
 #: The default: several times what compiling takes on a slow machine.
 _JOIN_S = 600.0
 #: Seconds of waiting after which a warning names who is missing.
-TELL_AFTER_S = 2.0
+WARN_AFTER_S = 2.0
 _log = logging.getLogger("peelsum")
 
 
@@ -70,7 +70,7 @@ class JoinWait:
 
     def tell(self, wait: Stalled, now: float) -> None:
         """Log once who is missing, if the wait takes long."""
-        if not self._told and now - self._since >= TELL_AFTER_S and self._others(wait):
+        if not self._told and now - self._since >= WARN_AFTER_S and self._others(wait):
             self._told = True
             missing = named(wait.missing_workers, (), wait.racks)
             they = "have not joined, they" if len(wait.missing_workers) > 1 else "has not joined, it"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from peelsum.requests import ask
-from peelsum.tls import Identity, require_tls
+from peelsum.tls import TlsIdentity, require_tls
 from peelsum.wire.datagrams import Address
 
 #: How long the connection to a controller may take, in seconds.
@@ -28,7 +28,7 @@ class Lease:
         controller: Address,
         patience_s: float,
         *,
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
         token: str = "",
         ranks: int | None = None,
     ) -> None:

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, Self
 
-from peelsum.forks import keep_from_children
+from peelsum.forks import close_in_forked_children
 from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.wire import PROOF_BYTES, UDP_PORT, Batch
 from peelsum.wire.datagrams import Address, BatchSocket
 from peelsum.wire.hello import proof
-from peelsum.wire.mtu import interface_to, too_long_for, too_long_to
+from peelsum.wire.mtu import interface_mtu_error, path_mtu_error, route_interface
 
 #: The kind of connection between a host and its switch port.
 Wire = Literal["udp-port", "ethernet"]
@@ -63,13 +63,15 @@ class PortLink:
         self.secret = bytes.fromhex(secret)
         try:
             self.socket = self._bind(packet_bytes, interface)
-            keep_from_children(self.socket)
+            close_in_forked_children(self.socket)
         except OSError as error:
             raise SwitchUnreachableError(str(error)) from error
         try:
             with self._blaming_the_network():
                 why = (
-                    too_long_for(interface, packet_bytes) if interface else too_long_to(address, packet_bytes)
+                    interface_mtu_error(interface, packet_bytes)
+                    if interface
+                    else path_mtu_error(address, packet_bytes)
                 )
                 if why is not None:
                     raise SwitchUnreachableError(why)
@@ -116,7 +118,7 @@ class PortLink:
         if self._greets:
             return BatchSocket.bind(("0.0.0.0", 0), packet_bytes)
         with self._blaming_the_network():
-            interface = interface or interface_to(self._address)
+            interface = interface or route_interface(self._address)
         try:
             # No offload: not every switch handles a network interface's segmented sends.
             return BatchSocket.bind(("0.0.0.0", UDP_PORT), packet_bytes, offload=False, interface=interface)

@@ -10,7 +10,7 @@ from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.exchange_kernels import Station, exchange, new_wire, serve
 from peelsum.transport.server import AggregationServer
-from peelsum.wire import PROOF_BYTES, SECRET_BYTES, Kind, fields_of, packet_bytes
+from peelsum.wire import PROOF_BYTES, SECRET_BYTES, Kind, packet_bytes, packet_fields
 from peelsum.wire.datagrams import BatchSocket
 from peelsum.wire.hello import proof
 
@@ -35,7 +35,7 @@ def warm_up(lanes: int, planes: int = 1) -> None:
     resent_at = worker.next_timer() or 0.0
     worker.expire(resent_at)
     packets = worker.to_send(resent_at).copy()
-    fields_of(packets, lanes)["kind"] = Kind.BYPASS
+    packet_fields(packets, lanes)["kind"] = Kind.BYPASS
     server.receive(packets, resent_at)
     server.next_timer()
     server.expire(resent_at)

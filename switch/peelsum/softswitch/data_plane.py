@@ -21,7 +21,7 @@ from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.switch import Switch
-from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
+from peelsum.wire import CPU_PORT, count_lanes, packet_bytes
 
 #: All ports of a switch.
 Ports: TypeAlias = UdpPorts | InterfacePorts
@@ -178,7 +178,7 @@ class DataPlane:
         """Prepare ports, pacers and loop for the device's pipeline, if it is a new one."""
         switch = self._device.switch
         if switch is not self._switch and switch is not None:
-            lanes = lanes_in(switch.registers)
+            lanes = count_lanes(switch.registers)
             _logger.info("switch: runs a pipeline of %d lanes", lanes, extra={"lanes": lanes})
             self._ports.resize(packet_bytes(lanes))
             self._pacer, self._arrivals = self._new_pacers()

@@ -20,8 +20,8 @@ from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
 from peelsum.switch_settings import SwitchSettings
-from peelsum.tls import Identity, is_loopback
-from peelsum.wire import CPU_PORT, Verdict, lanes_in
+from peelsum.tls import TlsIdentity, is_loopback
+from peelsum.wire import CPU_PORT, Verdict, count_lanes
 
 #: The counter of peelsum's program.
 _VERDICTS = "PeelsumIngress.verdicts"
@@ -43,9 +43,9 @@ class Listening:
     """UDP ports by switch port."""
     interfaces: Mapping[int, str] = field(default_factory=dict)
     """Names of interfaces by switch port."""
-    ports_by: Mapping[int, str] = field(default_factory=dict)
+    port_method: Mapping[int, str] = field(default_factory=dict)
     """By switch port: AF_XDP and its mode, or AF_PACKET and why AF_XDP is not used."""
-    are_open: bool = False
+    accepts_any_hello: bool = False
     """Whether UDP ports accept every hello until a controller gives them secrets."""
 
 
@@ -66,7 +66,7 @@ class SwitchCounts:
 def run(
     settings: SwitchSettings,
     *,
-    identity: Identity | None = None,
+    identity: TlsIdentity | None = None,
     observe: Callable[[Callable[[], SwitchCounts]], AbstractContextManager[object]] | None = None,
     announce: Callable[[Listening], None] = lambda listening: None,
 ) -> SwitchCounts:
@@ -80,12 +80,12 @@ def run(
     Raises StartError, which names the value that is out of range or in use.
     """
     with ExitStack() as stack:
-        are_open = identity is None and is_loopback(settings.host)
+        accepts_any_hello = identity is None and is_loopback(settings.host)
         try:
             ports = (
-                InterfacePorts(settings.interfaces, method=settings.ports_by)
+                InterfacePorts(settings.interfaces, method=settings.port_method)
                 if settings.interfaces
-                else _open_udp_ports(settings, are_open)
+                else _open_udp_ports(settings, accepts_any_hello)
             )
             stack.callback(ports.close)
             warm_up(ports)
@@ -119,7 +119,11 @@ def run(
             if isinstance(ports, InterfacePorts):
                 announce(Listening(settings.host, server.port, {}, settings.interfaces, ports.methods))
             else:
-                announce(Listening(settings.host, server.port, ports.listening, are_open=are_open))
+                announce(
+                    Listening(
+                        settings.host, server.port, ports.listening, accepts_any_hello=accepts_any_hello
+                    )
+                )
             plane.run()
         return count()
 
@@ -128,7 +132,7 @@ def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts
     """Return a switch's counts so far."""
     port_counts = {number: port.counts for number, port in ports.ports.items()}
     switch, verdicts = device.switch, {}
-    lanes = lanes_in(switch.registers) if switch is not None else 0
+    lanes = count_lanes(switch.registers) if switch is not None else 0
     cells = switch.counters.get(_VERDICTS) if switch is not None and lanes else None
     if cells is not None:
         counted = zip(Verdict, cells.values().tolist(), strict=False)
@@ -136,14 +140,14 @@ def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts
     return SwitchCounts(port_counts, queues.counts() if queues else {}, lanes, verdicts)
 
 
-def _open_udp_ports(settings: SwitchSettings, are_open: bool) -> Ports:
+def _open_udp_ports(settings: SwitchSettings, accepts_any_hello: bool) -> Ports:
     ports = UdpPorts(
         range(1, settings.ports + 1),
         host=settings.host,
         base=settings.udp_ports or settings.udp_base,
         loss=settings.loss,
         seed=settings.seed,
-        are_open=are_open,
+        accepts_any_hello=accepts_any_hello,
     )
     for port, address in settings.peer_addresses.items():
         ports.ports[port].join(address)

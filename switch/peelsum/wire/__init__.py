@@ -1,6 +1,6 @@
 """The packet format and its limits: one declaration, batches of packets, and the P4 header made from it."""
 
-from peelsum.wire.batch import Batch, WireError, empty, fields_of, malformed, pack, unpack
+from peelsum.wire.batch import Batch, WireError, empty, malformed, pack, packet_fields, unpack
 from peelsum.wire.format import (
     ALL_FLAGS,
     COMPILED_LANES,
@@ -22,7 +22,7 @@ from peelsum.wire.format import (
     Kind,
     Level,
     Verdict,
-    lanes_in,
+    count_lanes,
     packet_bytes,
     slot_index,
     slot_tag,
@@ -54,13 +54,13 @@ __all__ = [
     "Level",
     "Verdict",
     "WireError",
+    "count_lanes",
     "empty",
     "encapsulation",
-    "fields_of",
-    "lanes_in",
     "malformed",
     "pack",
     "packet_bytes",
+    "packet_fields",
     "slot_index",
     "slot_tag",
     "unpack",

@@ -35,7 +35,7 @@ def empty(count: int, lanes: int) -> Batch:
     return batch
 
 
-def fields_of(batch: Batch, lanes: int) -> NDArray[Any]:
+def packet_fields(batch: Batch, lanes: int) -> NDArray[Any]:
     """Return the packets of a batch as a structured array [n] that shares its memory, unchecked."""
     return batch.view(packet_dtype(lanes))[:, 0]
 
@@ -48,7 +48,7 @@ def pack(lanes_per_packet: NDArray[np.uint32], **fields: Any) -> Batch:
     """
     count, lanes = lanes_per_packet.shape
     batch = empty(count, lanes)
-    packets = fields_of(batch, lanes)
+    packets = packet_fields(batch, lanes)
     packets["lanes"] = lanes_per_packet
     widths = dict(FIELDS)
     for name, values in fields.items():
@@ -64,7 +64,7 @@ def pack(lanes_per_packet: NDArray[np.uint32], **fields: Any) -> Batch:
 
 def malformed(batch: Batch, lanes: int) -> NDArray[np.bool_]:
     """Return bool[n]: packets to be dropped for their version, kind, reserved flags or job 0."""
-    packets = fields_of(batch, lanes)
+    packets = packet_fields(batch, lanes)
     is_malformed = (packets["version"] != VERSION) | (packets["flags"] & ~np.uint8(ALL_FLAGS) != 0)
     is_malformed |= (packets["kind"] < min(Kind)) | (packets["kind"] > max(Kind))
     is_malformed |= (packets["job_id"] == RESERVED_JOB_ID) & (packets["kind"] != Kind.RESET)
@@ -90,8 +90,10 @@ def unpack(data: bytes | bytearray | memoryview | Batch, lanes: int) -> NDArray[
     batch = flat.reshape(-1, size)
     malformed_rows = np.flatnonzero(malformed(batch, lanes))
     if malformed_rows.size:
-        raise WireError(_validation_error(fields_of(batch, lanes)[malformed_rows[0]], int(malformed_rows[0])))
-    return fields_of(batch, lanes)
+        raise WireError(
+            _validation_error(packet_fields(batch, lanes)[malformed_rows[0]], int(malformed_rows[0]))
+        )
+    return packet_fields(batch, lanes)
 
 
 def _validation_error(packet: Any, position: int) -> str:

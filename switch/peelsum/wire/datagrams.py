@@ -40,7 +40,7 @@ _CMSG_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
 _BUFFER_FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 #: Errors of a connected socket that may report an ICMP message about an earlier datagram. Any host can send
 #: such a message, so an error is ignored unless the next call returns it, too.
-REPORTED = (
+ICMP_ERRORS = (
     errno.ENONET,
     errno.EPROTO,
     errno.EMSGSIZE,
@@ -297,7 +297,7 @@ class BatchSocket:
             except (ConnectionError, InterruptedError):
                 continue  # Reports that an earlier datagram of ours was not received.
             except OSError as error:
-                if error.errno not in REPORTED:
+                if error.errno not in ICMP_ERRORS:
                     raise
                 continue
             return size, struct.unpack("=i", ancillary[0][2])[0] if ancillary else size, source
@@ -315,7 +315,7 @@ class BatchSocket:
                 error_number = 0  # about an earlier datagram: send this one again
             except OSError as error:
                 error_number = error.errno or errno.EIO
-                if error_number not in REPORTED:
+                if error_number not in ICMP_ERRORS:
                     break
             else:
                 return 0

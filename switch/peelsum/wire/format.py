@@ -134,7 +134,7 @@ def packet_bytes(lanes: int) -> int:
     return HEADER_BYTES + 4 * lanes
 
 
-def lanes_in(registers: Iterable[str]) -> int:
+def count_lanes(registers: Iterable[str]) -> int:
     """Return a pipeline's number of lanes, by its registers called `lane_<i>`."""
     return sum(1 for name in registers if _LANE_REGISTER.search(name))
 

@@ -23,11 +23,11 @@ _WORD = np.dtype("<u8")
 def proof(secret: bytes, challenge: bytes) -> bytes:
     """Return the proof of a secret, 16 bytes, for a challenge, 8 bytes."""
     key, (word,) = np.frombuffer(secret, _WORD), np.frombuffer(challenge, _WORD)
-    return int(keyed_hash(key[0], key[1], word, np.uint64(0))).to_bytes(PROOF_BYTES, "little")
+    return int(siphash_2_4(key[0], key[1], word, np.uint64(0))).to_bytes(PROOF_BYTES, "little")
 
 
 @compiled
-def keyed_hash(key0: np.uint64, key1: np.uint64, word0: np.uint64, word1: np.uint64) -> np.uint64:
+def siphash_2_4(key0: np.uint64, key1: np.uint64, word0: np.uint64, word1: np.uint64) -> np.uint64:
     """Return SipHash-2-4 of 16 bytes under a key of 16 bytes, all as little-endian words of 64 bits.
 
     Without the key, its values cannot be predicted (Aumasson and Bernstein, 2012).

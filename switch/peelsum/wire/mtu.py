@@ -17,7 +17,7 @@ _SIOCGIFMTU, _IP_MTU = 0x8921, 14
 _NAME_BYTES = 15
 
 
-def needed_mtu(packet_bytes: int) -> int:
+def required_mtu(packet_bytes: int) -> int:
     """Return the MTU that packets of `packet_bytes` bytes need."""
     return packet_bytes + FRAME_HEADER_BYTES - ETHERNET_HEADER_BYTES
 
@@ -29,12 +29,12 @@ def mtu_of(name: str) -> int:
     return int(struct.unpack("16si12x", reply)[1])
 
 
-def too_long_for(name: str, packet_bytes: int) -> str | None:
+def interface_mtu_error(name: str, packet_bytes: int) -> str | None:
     """Return why packets do not fit an interface's MTU, and what to do; None if they fit.
 
     Raises OSError if there is no such interface.
     """
-    mtu, required = mtu_of(name), needed_mtu(packet_bytes)
+    mtu, required = mtu_of(name), required_mtu(packet_bytes)
     if mtu >= required:
         return None
     lanes = (packet_bytes - HEADER_BYTES) // 4
@@ -44,7 +44,7 @@ def too_long_for(name: str, packet_bytes: int) -> str | None:
     )
 
 
-def too_long_to(address: Address, packet_bytes: int) -> str | None:
+def path_mtu_error(address: Address, packet_bytes: int) -> str | None:
     """Return why packets do not fit the MTU of the route to a UDP address, and what to do; None if they fit.
 
     The kernel knows the MTU of this host's interface, and the path MTU as far as routers have reported it.
@@ -53,18 +53,18 @@ def too_long_to(address: Address, packet_bytes: int) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         mtu = probe.getsockopt(socket.IPPROTO_IP, _IP_MTU)
-    if mtu >= needed_mtu(packet_bytes):
+    if mtu >= required_mtu(packet_bytes):
         return None
-    name, where = interface_to(address), socket.gethostbyname(address[0])
-    if name and (why := too_long_for(name, packet_bytes)) is not None:
+    name, where = route_interface(address), socket.gethostbyname(address[0])
+    if name and (why := interface_mtu_error(name, packet_bytes)) is not None:
         return why
     return (
         f"route to {where}: MTU {mtu}, but packets of {(packet_bytes - HEADER_BYTES) // 4} lanes need "
-        f"{needed_mtu(packet_bytes)}; see `ip route get {where}`, or use fewer lanes"
+        f"{required_mtu(packet_bytes)}; see `ip route get {where}`, or use fewer lanes"
     )
 
 
-def interface_to(address: Address) -> str:
+def route_interface(address: Address) -> str:
     """Return the name of the interface that packets to a UDP address leave by.
 
     It is empty if the main routing table has no route. Raises OSError if the host's name is unknown.

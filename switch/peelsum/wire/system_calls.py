@@ -106,7 +106,7 @@ def nanoseconds(scratch: NDArray[np.int64]) -> int:
 
 
 @compiled
-def is_late(error_number: int) -> bool:
+def is_stale_error(error_number: int) -> bool:
     """Return whether an error number is only about an earlier datagram, which was not received."""
     return error_number in (_REFUSED, _RESET, _ABORTED, _PIPE)
 
@@ -123,5 +123,5 @@ def receive(descriptor: int, message: NDArray[np.int64]) -> int:
         if size >= 0:
             return int(size)
         error_number = errno()
-        if error_number != INTERRUPTED and not is_late(error_number):
+        if error_number != INTERRUPTED and not is_stale_error(error_number):
             return -error_number

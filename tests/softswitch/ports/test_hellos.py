@@ -10,7 +10,7 @@ import pytest
 from peelsum.softswitch.ports import udp_kernels
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
 from peelsum.wire import packet_bytes
-from peelsum.wire.hello import keyed_hash, proof
+from peelsum.wire.hello import proof, siphash_2_4
 
 SIZE = packet_bytes(8)
 SECRET, OTHER = bytes(range(16)), bytes(range(1, 17))
@@ -20,14 +20,14 @@ Host = socket.socket
 def test_the_hash_is_siphash() -> None:
     # The designers' vector of 16 bytes, which `openssl mac ... SIPHASH` computes, too.
     words = [np.uint64(int.from_bytes(SECRET[i : i + 8], "little")) for i in (0, 8, 0, 8)]
-    assert int(keyed_hash(*words)).to_bytes(8, "little").hex() == "db9bc2577fcc2a3f"
+    assert int(siphash_2_4(*words)).to_bytes(8, "little").hex() == "db9bc2577fcc2a3f"
     assert proof(SECRET, bytes(8)).hex() == "017755efc0d3a098"
 
 
 @pytest.fixture
 def ports() -> Iterator[UdpPorts]:
     """Port 1, with a secret, and port 2, without one."""
-    with contextlib.closing(UdpPorts([1, 2], are_open=False)) as opened:
+    with contextlib.closing(UdpPorts([1, 2], accepts_any_hello=False)) as opened:
         opened.resize(SIZE)
         opened.ports[1].set_secret(SECRET)
         yield opened

@@ -99,7 +99,7 @@ def test_a_packet_for_a_port_without_peer_is_dropped_and_counted() -> None:
         frames.port[:] = (2, 9, 1)
         ports.send(frames)
         assert ports.ports[2].counts.unreachable == 1
-        assert ports.no_such_port == 1
+        assert ports.unknown_port_frames == 1
         assert np.array_equal(received(host, SIZE), packets(3)[2:])
 
 
@@ -133,7 +133,7 @@ def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offs
         else:
             frames.data[0, offset] = value
         ports.send(frames)
-        assert ports.unframed == 1
+        assert ports.malformed_frames == 1
         assert np.array_equal(received(host, SIZE), packets(2)[1:])
 
 

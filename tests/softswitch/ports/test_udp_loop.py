@@ -24,7 +24,7 @@ from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.ports.udp_kernels import UdpColumn
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import Queues
-from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Kind, fields_of, pack, packet_bytes
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Kind, pack, packet_bytes, packet_fields
 from peelsum.wire.datagrams import BatchSocket
 
 LANES, WORKERS, SERVER = 32, 4, 5
@@ -112,8 +112,8 @@ def test_sums_and_results_pass_as_through_a_switch_without_ports(rig: SimpleName
         rig.hosts[worker + 1].send(batch)
         rig.plane.process_batch(PATIENCE_S)
     sums = turn_until(rig, SERVER, 50)
-    expected = np.sum([fields_of(batch, LANES)["lanes"] for batch in batches.values()], 0, np.uint32)
-    assert np.array_equal(fields_of(sums, LANES)["lanes"], expected)
+    expected = np.sum([packet_fields(batch, LANES)["lanes"] for batch in batches.values()], 0, np.uint32)
+    assert np.array_equal(packet_fields(sums, LANES)["lanes"], expected)
     rig.hosts[SERVER].send(results(50))
     returned = {port: turn_until(rig, port, 50) for port in range(1, WORKERS + 1)}
     frames = [(worker + 1, frame(bytes(row))) for worker, batch in batches.items() for row in batch]
@@ -132,7 +132,7 @@ def test_it_goes_on_where_the_room_for_copies_ended(rig: SimpleNamespace) -> Non
     rig.job.rig.set_group(1, [1] * copies)
     rig.hosts[SERVER].send(results(64))
     got = turn_until(rig, 1, 64 * copies)
-    assert np.array_equal(fields_of(got, LANES)["chunk_id"], np.repeat(np.arange(64), copies))
+    assert np.array_equal(packet_fields(got, LANES)["chunk_id"], np.repeat(np.arange(64), copies))
 
 
 def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespace) -> None:
@@ -143,7 +143,7 @@ def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespac
     got = turn_until(rig, 2, 20)
     assert np.array_equal(got, results(20))
     assert [raw[FRAME_HEADER_BYTES:] for raw in delivered] == [bytes(row) for row in results(20)]
-    assert rig.ports.no_such_port == 0
+    assert rig.ports.unknown_port_frames == 0
     rig.job.rig.set_group(1, [2])
     rig.hosts[SERVER].send(results(3))
     assert len(turn_until(rig, 2, 3)) == 3
@@ -159,7 +159,7 @@ def test_a_kernel_that_refuses_so_many_segments_gets_fewer(rig: SimpleNamespace)
     rig.hosts[SERVER].send(results(120))
     for port in (1, 2):
         got = turn_until(rig, port, 480)
-        assert np.array_equal(fields_of(got, LANES)["chunk_id"], np.repeat(np.arange(120), 4))
+        assert np.array_equal(packet_fields(got, LANES)["chunk_id"], np.repeat(np.arange(120), 4))
     assert rig.ports.sockets.state[0, UdpColumn.SEGMENTS] <= 64
 
 
@@ -200,7 +200,7 @@ def test_a_group_that_grows_while_it_runs_is_served(rig: SimpleNamespace) -> Non
         bursts: list[np.ndarray] = []
         until(lambda: bursts.append(received(rig.hosts[1], SIZE)) or sum(map(len, bursts)) == 600)
     got = np.concatenate(bursts)
-    assert np.array_equal(fields_of(got, LANES)["chunk_id"], np.repeat([0, 1], 300))
+    assert np.array_equal(packet_fields(got, LANES)["chunk_id"], np.repeat([0, 1], 300))
 
 
 def test_a_new_pipeline_takes_over_while_it_waits(rig: SimpleNamespace) -> None:
@@ -231,7 +231,7 @@ def test_a_port_with_a_rate_keeps_it_while_others_send_at_once() -> None:
         assert np.array_equal(turn_until(rig, 2, 30), results(30))
         assert np.array_equal(turn_until(rig, 1, 30), results(30))
         assert time.monotonic() - began >= 30 * FRAME_BITS / 0.5e6
-        assert (rig.ports.no_such_port, rig.ports.unframed) == (0, 0)
+        assert (rig.ports.unknown_port_frames, rig.ports.malformed_frames) == (0, 0)
 
 
 def test_what_exceeds_a_queue_is_dropped_and_the_rest_leaves_in_order() -> None:

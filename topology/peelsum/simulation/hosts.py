@@ -26,7 +26,7 @@ from peelsum.transport.endpoint_state import Count, Identity, Limits, WorkerStat
 from peelsum.transport.layout import Words, copy, rows_of
 from peelsum.transport.server_state import Identity as ServerIdentity
 from peelsum.transport.server_state import JobState, Waits
-from peelsum.wire import FRAME_HEADER_BYTES, fields_of, packet_bytes
+from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes, packet_fields
 
 #: The port of a host.
 PORT = 0
@@ -235,7 +235,7 @@ class ServerHost:
         for job_id, server in self.servers.items():
             rows, times = self._none, np.zeros(0, np.int64)
             if arrivals is not None:
-                fields = fields_of(arrivals.train.data, self._lanes)
+                fields = packet_fields(arrivals.train.data, self._lanes)
                 mine = arrivals.train.rows(np.flatnonzero(fields["job_id"] == job_id))
                 rows, times = rows_of(mine.data), mine.times
             sent += self._run(server, self._outs[job_id], rows, times, until)

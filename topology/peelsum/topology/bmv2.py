@@ -35,7 +35,7 @@ def start(
     """
     if not available():
         raise TopologyError(f"{BINARY}: not found on PATH; install BMv2, or use the softswitch")
-    with held_tcp_port() as grpc_port, held_tcp_port() as thrift_port:
+    with reserved_tcp_port() as grpc_port, reserved_tcp_port() as thrift_port:
         address = address or f"127.0.0.1:{grpc_port}"
         command = [BINARY, "--no-p4", "--device-id", str(device_id), "--log-level", "off"]
         for port, interface in interfaces.items():
@@ -75,7 +75,7 @@ def _has_thrift_option(binary: str) -> bool:
 
 
 @contextmanager
-def held_tcp_port() -> Iterator[int]:
+def reserved_tcp_port() -> Iterator[int]:
     """Yield a TCP port that stays reserved during the body for a server that allows its reuse.
 
     gRPC sets SO_REUSEPORT, and Thrift SO_REUSEADDR. Linux lets them bind the port while nobody listens.

@@ -26,13 +26,13 @@ from peelsum.control import (
     open_session,
     read_status,
 )
-from peelsum.control.cluster import ControllerClient, observed
+from peelsum.control.cluster import ControllerClient, observe_cluster
 from peelsum.extras import install_command
-from peelsum.softswitch.ports.interfaces import best_method
-from peelsum.tls import Identity
+from peelsum.softswitch.ports.interfaces import best_port_method
+from peelsum.tls import TlsIdentity
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import BatchSocket
-from peelsum.wire.mtu import mtu_of, needed_mtu
+from peelsum.wire.mtu import mtu_of, required_mtu
 
 State = Literal["ok", "note", "failed"]
 _UDP_SEGMENT, _UDP_GRO = 103, 104
@@ -117,7 +117,7 @@ def examine_interface(name: str, lanes: int = 256) -> Iterator[Finding]:
     yield method
     if method.state == "failed":
         return
-    mtu, needed = mtu_of(name), needed_mtu(packet_bytes(lanes))
+    mtu, needed = mtu_of(name), required_mtu(packet_bytes(lanes))
     remedy = f"ip link set {name} mtu {needed}, and then start the switch; or use fewer lanes"
     yield _check_result(f"{name}: MTU", str(mtu), f"{needed} or more", remedy, mtu >= needed, "failed")
     sysfs = Path("/sys/class/net", name)
@@ -154,7 +154,7 @@ def _method(name: str) -> Finding:
     """Check by which method, AF_XDP or AF_PACKET, a switch can use an interface."""
     what = f"interface {name}"
     try:
-        method, why = best_method(name)
+        method, why = best_port_method(name)
     except OSError as error:
         reason, _, remedy = (error.strerror or "").partition("; ")
         return Finding(what, reason.rpartition(": ")[2], "AF_XDP or AF_PACKET", remedy, "failed")
@@ -167,7 +167,7 @@ def _method(name: str) -> Finding:
 
 
 def examine_job(
-    job: JobDescription | RacksDescription, identity: Identity | None = None
+    job: JobDescription | RacksDescription, identity: TlsIdentity | None = None
 ) -> Iterator[Finding]:
     """Check the switches of a job over P4Runtime, without changing anything. Yield findings."""
     for plan in job.plans():
@@ -205,7 +205,7 @@ def examine_job(
         yield _check_result(f"{switch}: refused packets", counts, "none", hint, not refused, "note")
 
 
-def examine_cluster(controllers: Sequence[str], identity: Identity | None = None) -> Iterator[Finding]:
+def examine_cluster(controllers: Sequence[str], identity: TlsIdentity | None = None) -> Iterator[Finding]:
     """Check a cluster's controllers and switches, and compare desired and actual jobs. Yield findings."""
     primary = None
     for address in controllers:
@@ -222,7 +222,7 @@ def examine_cluster(controllers: Sequence[str], identity: Identity | None = None
         remedy = "start `peelsum controller run`, or give the addresses of all controllers"
         yield Finding("cluster", "no primary answers", "a primary", remedy, "failed")
         return
-    report = observed(primary, identity)
+    report = observe_cluster(primary, identity)
     for switch in report.switches:
         state = switch.trouble.partition("; ")[0] or switch.state
         remedy = "start the switch, or see what the controller prints"
@@ -395,7 +395,7 @@ def _buffers(lanes: int, window: int) -> Finding:
 
 def _mtu(lanes: int) -> Iterator[Finding]:
     """Check the MTU of all interfaces that are up."""
-    needed = needed_mtu(packet_bytes(lanes))
+    needed = required_mtu(packet_bytes(lanes))
     for path in sorted(Path("/sys/class/net").glob("*/mtu")):
         name, text = path.parent.name, _read_text(path)
         if not text.isdecimal() or _read_text(path.parent / "operstate") == "down":

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from peelsum.processes.children import die_with_parent
-from peelsum.softswitch.ports.interfaces import without_offloads
+from peelsum.softswitch.ports.interfaces import disable_offloads
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import Batch
 
@@ -108,7 +108,7 @@ def run(what: str, *command: str, stdin: str = "") -> str:
 def bring_up(name: str) -> None:
     """Bring up an interface with the MTU for peelsum's frames, and without offloads."""
     run(f"link {name}", "ip", "link", "set", name, "mtu", str(MTU), "up")
-    without_offloads(name)
+    disable_offloads(name)
 
 
 def add_wire(switch_end: str, host_end: str) -> None:
@@ -160,7 +160,7 @@ def configure_host(pid: int, address: str, neighbours: Mapping[str, str]) -> Non
     with _inside_namespace(pid):
         disable_ipv6()
         # Bursts are segmented before they leave the host, so that a lossy link drops single packets.
-        without_offloads(HOST_INTERFACE)
+        disable_offloads(HOST_INTERFACE)
     end = f"dev {HOST_INTERFACE}"
     lines = ["link set lo up", f"address add {address} {end}", f"link set {HOST_INTERFACE} mtu {MTU} up"]
     for ip, mac in neighbours.items():

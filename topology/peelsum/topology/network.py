@@ -36,7 +36,7 @@ from peelsum.topology.namespaces import (
     inside,
     shape,
 )
-from peelsum.topology.records import MARKER, Place, Process, files_of
+from peelsum.topology.records import MARKER, ExecContext, Process, files_of
 from peelsum.transport.seats import SEAT
 from peelsum.wire import UDP_PORT
 
@@ -60,7 +60,7 @@ class Network(ABC):
         self.switch = switch
         self._restart = restart
         self.name = uuid.uuid4().hex
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, ExecContext] = {}
         self.p4runtime: dict[str, str] = {}
         self._stack, self._job_stack = ExitStack(), ExitStack()
         self._processes: dict[str, RestartableProcess] = {}
@@ -116,8 +116,8 @@ class Network(ABC):
         """Return the events that the controller has printed since the last call."""
         events = []
         controller = self._processes.get(_CONTROLLER)
-        while controller is not None and controller.child.running and controller.child.has_line(0):
-            line = controller.child.next_line(0) or {}
+        while controller is not None and controller.child.running and controller.child.has_message(0):
+            line = controller.child.next_message(0) or {}
             events += [line["event"]] if "event" in line else []
         return events
 
@@ -241,11 +241,11 @@ class UdpNetwork(Network):
         numbers = jobs.worker_numbers(self.topology, job) if job is not None else {}
         seats = ["{}:{}".format(*addresses[host]) for host in sorted(numbers, key=lambda host: numbers[host])]
         for host, address in addresses.items():
-            self.places[host] = Place(
+            self.places[host] = ExecContext(
                 None, self._environment_of(host, address, "udp-port", admission, switch=seats)
             )
         for switch in self.topology.switches:
-            self.places[switch] = Place(None, {MARKER: self.name})
+            self.places[switch] = ExecContext(None, {MARKER: self.name})
 
     def _start_switch(self, name: str, device_id: int) -> dict[int, int]:
         """Start a switch; return the UDP port of each of its ports."""
@@ -358,9 +358,9 @@ class VethNetwork(Network):
             self._start_server(server, admission, "--ethernet", pid=self._holders[job.server])
         for host, pid in self._holders.items():
             environment = self._environment_of(host, self._switch_address(host), "ethernet", admission)
-            self.places[host] = Place(Process.of(pid), environment)
+            self.places[host] = ExecContext(Process.of(pid), environment)
         for switch_name in self.topology.switches:
-            self.places[switch_name] = Place(Process.of(os.getpid()), {MARKER: self.name})
+            self.places[switch_name] = ExecContext(Process.of(os.getpid()), {MARKER: self.name})
 
     def _switch_address(self, host: str) -> tuple[str, int]:
         """Return the address to which a host sends its packets: its switch's IPv4 address, and UDP_PORT."""

@@ -52,7 +52,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Place:
+class ExecContext:
     """The namespace and environment of commands that `exec` runs in a host or switch."""
 
     namespace_of: Process | None = None
@@ -72,7 +72,7 @@ class Record:
     up: Process
     """The process of `peelsum up`."""
 
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, ExecContext] = field(default_factory=dict)
     """The place of each host and switch; empty until the network is up."""
 
     seats_file: str = ""
@@ -149,7 +149,7 @@ def _folder_error(path: Path, error: OSError) -> TopologyError:
 
 
 @contextmanager
-def only_one() -> Iterator[None]:
+def network_lock() -> Iterator[None]:
     """Hold this user's lock for a running network during the body. The kernel releases it with the process.
 
     Raises TopologyError if another process holds the lock.

@@ -1,6 +1,6 @@
 """Serve a job: admit it again for each training that starts (`peelsum job serve`).
 
-Rank 0 of a training sends a request, and `Requests` decides which request gets the lease on the job. The
+Rank 0 of a training sends a request, and `RequestServer` decides which request gets the lease on the job. The
 response is sent after the job was admitted in a new generation and its server is running. It is a JSON object
 with `admission` and with `switch`, the addresses of the workers' switch ports in order; or with `error`.
 
@@ -20,10 +20,17 @@ from ipaddress import IPv4Address
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal
 
 from peelsum.control import JobDescription, RacksDescription
-from peelsum.control.cluster import Event, JobController, Requests, Runs, answer_all, listening
-from peelsum.processes import Signalled
-from peelsum.processes.progress import Tell, taking_time
-from peelsum.tls import Identity
+from peelsum.control.cluster import (
+    Event,
+    JobController,
+    JobRuns,
+    RequestServer,
+    listening_socket,
+    serve_requests,
+)
+from peelsum.processes import SignalWaiter
+from peelsum.processes.progress import ProgressCallback, reporting_progress
+from peelsum.tls import TlsIdentity
 from peelsum.topology import records
 from peelsum.transport.warming import warm_up
 from peelsum.wire import UDP_PORT
@@ -70,34 +77,36 @@ def serve_job(
     places: JobPlaces,
     address: tuple[str, int],
     *,
-    identity: Identity | None,
+    identity: TlsIdentity | None,
     token: str,
     show: Callable[[Event], None],
-    tell: Tell,
+    tell: ProgressCallback,
     announce: Callable[[str, int, JobController], None],
 ) -> None:
     """Serve a job at `address` until a signal ends this process.
 
-    identity, token: as for `Requests`. show: takes the controller's events. tell: takes progress messages.
-    announce: called with host, port and controller when requests can be sent.
+    identity, token: as for `RequestServer`. show: takes the controller's events. tell: takes progress
+    messages. announce: called with host, port and controller when requests can be sent.
     Raises ServeError and ControlError.
     """
     job, bases = places.job, places.bases()
     with ExitStack() as stack:
         controller = stack.enter_context(JobController(identity=identity, tell=show))
-        with taking_time("loading the pipeline, which a switch that has not run it before compiles", tell):
-            controller.hold(job)  # so that errors are reported before the first request
+        with reporting_progress(
+            "loading the pipeline, which a switch that has not run it before compiles", tell
+        ):
+            controller.acquire_lease(job)  # so that errors are reported before the first request
         # Listen before jobs are evicted, so that only one of two controllers evicts jobs.
-        socket, evicted = stack.enter_context(listening(address, identity)), list[int]()
+        socket, evicted = stack.enter_context(listening_socket(address, identity)), list[int]()
         if isinstance(job, JobDescription):
             stack.enter_context(_lock_spare_ports(job))
             evicted = list(controller.evict_at(job, job.ports.spare))
         warm_up(job.plans()[0].switch.pipeline_lanes)  # so that no start waits for its server to compile
         name = f"job {job.job.id}"
-        requests = stack.enter_context(Requests(socket, name, identity=identity, token=token))
-        runs = stack.enter_context(Runs(controller, job, bases, ethernet=places.ethernet))
+        requests = stack.enter_context(RequestServer(socket, name, identity=identity, token=token))
+        runs = stack.enter_context(JobRuns(controller, job, bases, ethernet=places.ethernet))
         outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as with nohup
-        ended = Signalled(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
+        ended = SignalWaiter(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
         host, port = socket.getsockname()[:2]
         announce(host, port, controller)
         for number in evicted:
@@ -105,7 +114,7 @@ def serve_job(
                 f"job {number}: evicted, as it has spare ports, and no `peelsum job serve` has a group there"
             )
             controller.tell(Event("removed", text, number))
-        answer_all(requests, runs.start, runs.look, lambda: ended.wait(0), every_s=_CHECK_INTERVAL_S)
+        serve_requests(requests, runs.start, runs.check, lambda: ended.wait(0), every_s=_CHECK_INTERVAL_S)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from numba import config
 from numpy.typing import NDArray
 
 from peelsum.bench.devices import DEVICES, DeviceName, NoDeviceError
-from peelsum.codec import CodecError, Device, warm_up
+from peelsum.codec import CodecDevice, CodecError, warm_up
 from peelsum.codec import device as codec_device
 
 #: Peak memory: of an element, the value, random numbers and copies of words; of a candidate, peeling.
@@ -25,7 +25,7 @@ class TimedDevice:
     """A device on which to measure the codec."""
 
     name: DeviceName
-    codec: Device
+    codec: CodecDevice
     """The codec on it."""
     place: Callable[[NDArray[np.float32]], Any]
     """Copies the host's float32[n] to the device."""

@@ -22,7 +22,7 @@ _Cells = NDArray[np.int64] | NDArray[np.int32]
 class Peeled(NamedTuple):
     """The result of peeling."""
 
-    left: int
+    left_over: int
     """Number of left-over candidates."""
     rounds: int
     """Number of rounds that recovered a candidate."""

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Choice, Settings
-from peelsum.allreduce.costs import Seen, candidates, lower_bound_bits
+from peelsum.allreduce import Choice, PlanSettings
+from peelsum.allreduce.costs import UnionCounts, cost_estimates, lower_bound_bits
 from peelsum.bench.codec import (
     Measured,
     Support,
@@ -23,7 +23,7 @@ from peelsum.bench.codec import (
     require_memory,
     tensor,
 )
-from peelsum.codec import FEWEST_CELLS, SketchLayout, occupied
+from peelsum.codec import MIN_CELLS_PER_CANDIDATE, SketchLayout, occupied
 
 Form = Literal["auto", "compact", "sketch"]
 #: The forms to measure, each with its index. `auto` chooses its own.
@@ -39,7 +39,7 @@ class CodecBenchError(ValueError):
     """An invalid option of the benchmark. The message names option, value and remedy."""
 
 
-class Drawn(NamedTuple):
+class RandomTensor(NamedTuple):
     """A random tensor, and the device on which it is measured."""
 
     device: TimedDevice
@@ -55,20 +55,20 @@ def bench_codec(
     density: float,
     *,
     ways: Sequence[tuple[Form, str]] = WAYS,
-    cells_per_candidate: float = FEWEST_CELLS,
+    cells_per_candidate: float = MIN_CELLS_PER_CANDIDATE,
     seed: int = 0,
     device: str = "cpu",
 ) -> Iterator[dict[str, Any]]:
     """Measure a random tensor in each form and index of `ways`, after compiling all loops; yield the rows.
 
-    Raises what `draw` raises, and NotExactError if an element is wrong.
+    Raises what `random_tensor` raises, and NotExactError if an element is wrong.
     """
-    drawn = draw(support, elements, density, seed, device)
+    drawn = random_tensor(support, elements, density, seed, device)
     for form, index in ways:
-        yield ours(drawn, form, index, cells_per_candidate)
+        yield measure_form(drawn, form, index, cells_per_candidate)
 
 
-def draw(support: Support, elements: int, density: float, seed: int, device: str) -> Drawn:
+def random_tensor(support: Support, elements: int, density: float, seed: int, device: str) -> RandomTensor:
     """Return a random tensor, and a device whose loops are compiled.
 
     Raises NoDeviceError, NotEnoughMemoryError, and CodecBenchError if the tensor has no non-zeros.
@@ -81,42 +81,44 @@ def draw(support: Support, elements: int, density: float, seed: int, device: str
     values, positions = tensor(support, elements, density, seed)
     if not positions.size:
         raise CodecBenchError(f"--density: {elements:,} elements have no non-zeros; increase either")
-    return Drawn(TimedDevice.of(device), values, positions)
+    return RandomTensor(TimedDevice.of(device), values, positions)
 
 
-def ours(drawn: Drawn, form: Form, index: str, cells_per_candidate: float) -> dict[str, Any]:
+def measure_form(drawn: RandomTensor, form: Form, index: str, cells_per_candidate: float) -> dict[str, Any]:
     """Measure one form; return its row."""
-    settings = Settings(cells_per_candidate=cells_per_candidate)
-    statistics = Seen(tuple(occupied(drawn.positions).tolist()))
+    settings = PlanSettings(cells_per_candidate=cells_per_candidate)
+    statistics = UnionCounts(tuple(occupied(drawn.positions).tolist()))
     choice = fewest_words(form, index, drawn.values.size, statistics, settings)
     measured = fastest(lambda n: measure_step(drawn.device, choice, drawn.values, settings, seed=n))
     rounds = None
     if choice.form == "sketch" and measured.candidates is not None:
         layout = SketchLayout.sized(measured.candidates.size, 0, cells_per_candidate)
         rounds = peel_sketch(layout, measured.candidates).rounds
-    return row_of(drawn, form, choice.index.form if choice.index else "none", measured, rounds)
+    return codec_row(drawn, form, choice.index.form if choice.index else "none", measured, rounds)
 
 
-def fewest_words(form: Form, index: str, elements: int, seen: Seen, settings: Settings) -> Choice:
+def fewest_words(form: Form, index: str, elements: int, seen: UnionCounts, settings: PlanSettings) -> Choice:
     """Return the choice for this form and index, with the parameters that need the fewest words."""
 
     def matches(choice: Choice) -> bool:
         return form == "auto" or bool(choice.form == form and choice.index and choice.index.form == index)
 
-    matching = (way for way in candidates(elements, seen, settings) if matches(way.choice))
+    matching = (way for way in cost_estimates(elements, seen, settings) if matches(way.choice))
     return min(matching, key=lambda way: way.words).choice
 
 
-def row_of(drawn: Drawn, form: str, index: str, measured: Measured, rounds: int | None) -> dict[str, Any]:
+def codec_row(
+    drawn: RandomTensor, form: str, index: str, measured: Measured, rounds: int | None
+) -> dict[str, Any]:
     """Return the row of a measured form. rounds: of peeling; None if nothing was peeled."""
     elements, count = drawn.values.size, drawn.positions.size
-    candidates = count if measured.candidates is None else measured.candidates.size
+    cost_estimates = count if measured.candidates is None else measured.candidates.size
     return {
         "form": form,
         "index": index,
         "bits_per_element": round(32 * measured.words / elements, 4),
         "over_lower_bound": round(32 * measured.words / lower_bound_bits(elements, count), 4),
-        "recovered_by_peeling": None if rounds is None else 1 - measured.left / candidates,
+        "recovered_by_peeling": None if rounds is None else 1 - measured.left_over / cost_estimates,
         "rounds": rounds,
         "encode_gbps": round(32 * elements / measured.encode_s / 1e9, 3),
         "decode_gbps": round(32 * elements / measured.decode_s / 1e9, 3),

@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.costs import Seen
+from peelsum.allreduce.costs import UnionCounts
 from peelsum.bench.point import Support
 from peelsum.codec import BLOCK_SIZES
 
@@ -48,13 +48,13 @@ def tensor(
     return values, nonzero
 
 
-def seen(support: Support, elements: int, density: float) -> Seen:
+def expected_statistics(support: Support, elements: int, density: float) -> UnionCounts:
     """Return the expected statistics of a tensor with this support: its occupied blocks of each size."""
     if support == "uniform":
-        return Seen.uniform(elements, density)
+        return UnionCounts.uniform(elements, density)
     share = _row_share if support == "rows" else _column_share
     sizes = [2**b for b in range(BLOCK_SIZES)]
-    return Seen(tuple(elements / size * share(size, density) for size in sizes))
+    return UnionCounts(tuple(elements / size * share(size, density) for size in sizes))
 
 
 def _row_share(size: int, density: float) -> float:

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Choice, Settings, TensorPlan
+from peelsum.allreduce import Choice, PlanSettings, TensorPlan
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import Seen
-from peelsum.allreduce.history import Learned
-from peelsum.allreduce.one_round import Expected, OneRound
+from peelsum.allreduce.costs import UnionCounts
+from peelsum.allreduce.history import StepStatistics
+from peelsum.allreduce.one_round import OneRound, Prediction
 from peelsum.allreduce.plan import Layout, Plan
 from peelsum.allreduce.protocol import Round, SumProtocol, Sums
 from peelsum.allreduce.two_rounds import TwoRounds
 from peelsum.bench.codec.device import TimedDevice
-from peelsum.codec import HOST, Device, FixedPoint, occupied
+from peelsum.codec import HOST, CodecDevice, FixedPoint, occupied
 from peelsum.summation import Words
 
 #: Runs of a measurement; it ends earlier once they have taken _ENOUGH_S seconds.
@@ -44,7 +44,7 @@ class Measured(NamedTuple):
     """Seconds of decoding."""
     candidates: NDArray[np.int64] | None
     """int64[k]: the elements that were decoded; None means all."""
-    left: int
+    left_over: int
     """Number of candidates that peeling did not recover."""
 
     @property
@@ -53,8 +53,14 @@ class Measured(NamedTuple):
         return self.encode_s + self.decode_s
 
 
-def protocol_of(
-    device: TimedDevice, choice: Choice, values: Any, settings: Settings, workers: int, seed: int, likely: int
+def two_round_protocol(
+    device: TimedDevice,
+    choice: Choice,
+    values: Any,
+    settings: PlanSettings,
+    workers: int,
+    seed: int,
+    likely: int,
 ) -> SumProtocol:
     """Return one worker's protocol of two rounds for a step with the single tensor values[n], on the device.
 
@@ -62,27 +68,27 @@ def protocol_of(
     """
     plan = Plan((TensorPlan("g", (len(values),), "float32", choice),), workers, 1, settings)
     chooser = Chooser(values="sketch" if choice.form == "sketch" else "compact")
-    add_to_history(chooser, plan.layout, Seen.uniform(len(values), likely / len(values)))
+    add_to_history(chooser, plan.layout, UnionCounts.uniform(len(values), likely / len(values)))
     codec = device.codec.segments(plan.layout.table, [values], [None], workers)
     return TwoRounds(plan, chooser, device.codec, codec, seed)
 
 
 def _one_round_protocol(
-    device: TimedDevice, choice: Choice, values: Any, settings: Settings, seed: int
+    device: TimedDevice, choice: Choice, values: Any, settings: PlanSettings, seed: int
 ) -> SumProtocol:
     """Return the protocol of one round for values[n], whose history has a step with the same values."""
-    previous = protocol_of(device, choice, values, settings, 1, seed, len(values))
+    previous = two_round_protocol(device, choice, values, settings, 1, seed, len(values))
     _run(device, previous)
-    sums = device.codec.on_host(previous.codec.read(previous.dense, previous.sparse, 1)[0])
+    sums = device.codec.to_host(previous.codec.decode(previous.dense, previous.sparse, 1)[0])
     plan, chooser = previous.plan, Chooser()
-    statistics = Seen(tuple(occupied(np.flatnonzero(sums)).tolist()))
+    statistics = UnionCounts(tuple(occupied(np.flatnonzero(sums)).tolist()))
     add_to_history(chooser, plan.layout, statistics, previous.exponents)
     codec = device.codec.segments(plan.layout.table, [values], [None], 1)
-    return OneRound(plan, chooser, device.codec, codec, Expected.of(plan, chooser.history, seed))
+    return OneRound(plan, chooser, device.codec, codec, Prediction.of(plan, chooser.history, seed))
 
 
 def add_to_history(
-    chooser: Chooser, layout: Layout, statistics: Seen, levels: NDArray[np.int32] | None = None
+    chooser: Chooser, layout: Layout, statistics: UnionCounts, levels: NDArray[np.int32] | None = None
 ) -> None:
     """Add a step of a layout's only tensor to the chooser's history.
 
@@ -90,11 +96,11 @@ def add_to_history(
     """
     if levels is None:
         levels = np.zeros(int(layout.table.blocks[-1]), np.int32)
-    step = Learned(np.array([True]), np.array([statistics.occupied]), levels, np.zeros(1), None)
-    chooser.history.learn(layout.keys, layout.table, step, chooser.prices)
+    step = StepStatistics(np.array([True]), np.array([statistics.occupied]), levels, np.zeros(1), None)
+    chooser.history.record(layout.keys, layout.table, step, chooser.prices)
 
 
-def format_of(protocol: SumProtocol) -> FixedPoint:
+def fixed_point_format(protocol: SumProtocol) -> FixedPoint:
     """Return the fixed-point format of the protocol's tensor, after its first round."""
     scales, block = protocol.codec.scales, protocol.layout.table.segments[0].block
     return FixedPoint(int(scales.min()), scales - scales.min(), block)
@@ -104,7 +110,7 @@ def measure_step(
     device: TimedDevice,
     choice: Choice,
     values: NDArray[np.float32],
-    settings: Settings,
+    settings: PlanSettings,
     seed: int,
     *,
     ahead: bool = False,
@@ -120,17 +126,17 @@ def measure_step(
     else:
         nonzeros = int(np.count_nonzero(values))
         started = clock()
-        protocol = protocol_of(device, choice, device_values, settings, 1, seed, nonzeros)
+        protocol = two_round_protocol(device, choice, device_values, settings, 1, seed, nonzeros)
         encode_s = clock() - started
     words, rounds_encode_s, decode_s = _run(device, protocol)
     started = clock()
-    (decoded,) = protocol.codec.read(protocol.dense, protocol.sparse, 1)
-    codec.settle()
+    (decoded,) = protocol.codec.decode(protocol.dense, protocol.sparse, 1)
+    codec.synchronize()
     decode_s += clock() - started
-    require_exact([values], codec.on_host(decoded), format_of(protocol))
+    require_exact([values], codec.to_host(decoded), fixed_point_format(protocol))
     positions = None
     if choice.index is not None:
-        union = codec.on_host(protocol.union).view(np.uint32)
+        union = codec.to_host(protocol.union).view(np.uint32)
         positions = HOST.positions(union, values.size)
     return Measured(words, encode_s + rounds_encode_s, decode_s, positions, protocol.left_over)
 
@@ -146,13 +152,13 @@ def _run(device: TimedDevice, protocol: SumProtocol) -> tuple[int, float, float]
         started = clock()
         or_words, add_words = codec.words(request.or_words), codec.words(request.add_words)
         request.write(or_words, add_words)
-        sent_or, sent_add = sent_words(or_words, codec), sent_words(add_words, codec)
+        sent_or, sent_add = words_on_host(or_words, codec), words_on_host(add_words, codec)
         encode_s += clock() - started
         words += len(sent_or) + len(sent_add)
         or_sum, add_sum = sent_or.copy(), sent_add.copy()
         started = clock()
         try:
-            request = rounds.send(Sums(codec.placed(or_sum), codec.placed(add_sum), or_sum))
+            request = rounds.send(Sums(codec.to_device(or_sum), codec.to_device(add_sum), or_sum))
         except StopIteration:
             request = None
         decode_s += clock() - started
@@ -167,13 +173,13 @@ def fastest(run: Callable[[int], Measured]) -> Measured:
     return min(runs, key=lambda measured: measured.codec_s)
 
 
-def sent_words(words: Any, codec: Device) -> Words:
+def words_on_host(words: Any, codec: CodecDevice) -> Words:
     """Return the device's words in the host's memory, ready to be sent."""
     if codec.direct:
         return cast(Words, words)
-    out = codec.traveling(len(words))
-    codec.send(words, out)
-    codec.settle()
+    out = codec.staging_buffer(len(words))
+    codec.copy_async(words, out)
+    codec.synchronize()
     return out
 
 

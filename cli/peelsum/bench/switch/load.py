@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire import EVERYONE, Batch, Kind, fields_of, pack, packet_bytes
+from peelsum.wire import EVERYONE, Batch, Kind, pack, packet_bytes, packet_fields
 
 #: Seconds of silence after which chunks count as lost.
 _TIMEOUT_S = 0.2
@@ -111,7 +111,7 @@ class Load:
 
     def check(self, sums: Batch) -> None:
         """Raise WrongSumError unless every packet in `sums` holds the complete sum of its chunk."""
-        packets = fields_of(sums, self.lanes.shape[2])
+        packets = packet_fields(sums, self.lanes.shape[2])
         rows = packets["chunk_id"].astype(np.int64) % self.window
         wrong = np.flatnonzero((packets["lanes"] != self.sums[rows]).any(axis=1))
         if wrong.size:
@@ -185,7 +185,7 @@ def time_slots(
     while clock() < started + (seconds if latencies else max(seconds, first_within)):
         row = chunk % load.window
         for worker, batch in enumerate(packets):
-            fields_of(batch[row : row + 1], load.lanes.shape[2])["chunk_id"] = chunk
+            packet_fields(batch[row : row + 1], load.lanes.shape[2])["chunk_id"] = chunk
             sent = clock()
             hosts.send(worker, batch[row : row + 1])
         sums = hosts.receive_sums(_TIMEOUT_S)
@@ -206,19 +206,19 @@ def _send_half(load: Load, hosts: Hosts, packets: list[Batch], first: int, half:
     rows = slice(first % load.window, first % load.window + half)
     chunk_ids = np.arange(first, first + half) & 0xFFFFFFFF
     for worker, batch in enumerate(packets):
-        fields_of(batch[rows], load.lanes.shape[2])["chunk_id"] = chunk_ids
+        packet_fields(batch[rows], load.lanes.shape[2])["chunk_id"] = chunk_ids
         hosts.send(worker, batch[rows])
 
 
 def _complete(load: Load, sums: Batch) -> Batch:
     """Return the packets with a complete sum; the switch has forwarded the others without adding them up."""
-    complete = fields_of(sums, load.lanes.shape[2])["bitmap"] == load.expected_mask
+    complete = packet_fields(sums, load.lanes.shape[2])["bitmap"] == load.expected_mask
     return sums if complete.all() else sums[complete]
 
 
 def as_results(batch: Batch, lanes: int) -> Batch:
     """Turn complete sums, or the contributions of a job's only worker, into results in place; return them."""
-    fields = fields_of(batch, lanes)
+    fields = packet_fields(batch, lanes)
     fields["kind"] = Kind.RESULT
     fields["sender"] = EVERYONE
     return batch

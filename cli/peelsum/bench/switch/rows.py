@@ -57,25 +57,25 @@ print(time.perf_counter() - started)
 """
 
 
-def compared(
+def measure_switches(
     lanes: int, workers: int, seconds: float, on_interfaces: Mapping[str, Measure] | None = None
 ) -> list[dict[str, Any]]:
     """Measure every switch with these lanes and workers; return the rows.
 
     There are no rows on interfaces if this process may not create any, and none of BMv2 if it is missing; the
     field `bmv2` of all rows has the reason. `seconds` is the duration of each row's rate measurement, and of
-    its latency measurement. on_interfaces: further measurements, by their names for `measured`.
+    its latency measurement. on_interfaces: further measurements, by their names for `measure_switch`.
     """
     cold, cached = _first_packet_seconds(lanes)
     shape = lanes, workers, seconds
-    rows = [measured(ports, *shape) for ports in ("memory", "udp")]
+    rows = [measure_switch(ports, *shape) for ports in ("memory", "udp")]
     rows[0] |= {"first_packet_cold_s": cold, "first_packet_cached_s": cached}
     try:
-        rows += [measured(ports, *shape) for ports in ("xdp", "packet")]
-        rows += [measured(name, *shape, measure) for name, measure in (on_interfaces or {}).items()]
+        rows += [measure_switch(ports, *shape) for ports in ("xdp", "packet")]
+        rows += [measure_switch(name, *shape, measure) for name, measure in (on_interfaces or {}).items()]
         if not bmv2.available():
             raise TopologyError("not on PATH")
-        baseline = measured("bmv2", *shape)
+        baseline = measure_switch("bmv2", *shape)
     except (TopologyError, ProcessError, OSError) as error:
         return [row | {"bmv2": str(error)} for row in rows]
     return [
@@ -89,7 +89,7 @@ def compared(
     ]
 
 
-def measured(
+def measure_switch(
     name: str, lanes: int, workers: int, seconds: float, measure: Measure | None = None
 ) -> dict[str, Any]:
     """Measure one switch in a separate process, whose end also ends its namespaces; return the row.

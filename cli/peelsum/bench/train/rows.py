@@ -108,7 +108,7 @@ def _measure_paths(
     """Have the workers measure some backends; yield the row of each."""
     for rank, child in enumerate(children):
         seat = None if star is None else asdict(star.seats[rank])
-        child.tell(paths=paths, seat=seat, switch_pids=star.process_ids if star and rank == 0 else [])
+        child.send(paths=paths, seat=seat, switch_pids=star.process_ids if star and rank == 0 else [])
     for _ in paths:
         yield _row(gather_reports(children, star.check) if star else gather_reports(children))
 

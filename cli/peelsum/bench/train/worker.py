@@ -26,9 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.allreduce import AllreduceError, RequestedForm, Summation
 from peelsum.bench.devices import cpu_s
-from peelsum.processes import hear, say
-from peelsum.processes.reports import told_of_compiling
-from peelsum.processes.user_errors import reported
+from peelsum.processes import receive_from_parent, send_to_parent
+from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.user_errors import exit_on_errors
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
 from peelsum.training import Batch, Task, TrainingDataError, make_task
 from peelsum.transport import TransportError
@@ -344,19 +344,19 @@ def run(options: WorkerOptions) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{options.store}", rank=options.rank, world_size=options.workers
     )
-    say(ready=True)
-    while paths := (request := hear())["paths"]:
+    send_to_parent(ready=True)
+    while paths := (request := receive_from_parent())["paths"]:
         with ExitStack() as stack:
             seat = request["seat"]
             summation = None if seat is None else stack.enter_context(plug_in(seat))
             for path in paths:
                 trainer = Trainer(task, options, path, summation, request["switch_pids"])
-                say(**trainer.measure())
+                send_to_parent(**trainer.measure())
                 trainer.close()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    told_of_compiling(child=True)
-    with reported(AllreduceError, TransportError, HookError, TrainingDataError):
+    compile_progress_reporter(child=True)
+    with exit_on_errors(AllreduceError, TransportError, HookError, TrainingDataError):
         run(WorkerOptions(**json.loads(sys.argv[1])))

@@ -18,13 +18,13 @@ from peelsum.cli.demo.worker import SparseForm
 from peelsum.cli.options import Json
 from peelsum.cli.output import empty_table, progress_bar
 from peelsum.cli.settings import with_settings
-from peelsum.extras import missing
-from peelsum.options import Option, Settings
+from peelsum.extras import missing_extra_message
+from peelsum.options import CommandSettings, Option
 from peelsum.processes import Child
-from peelsum.processes.interrupts import Interruption
-from peelsum.processes.progress import Tell, taking_time
-from peelsum.processes.reports import told
-from peelsum.processes.user_errors import reported
+from peelsum.processes.interrupts import InterruptContext
+from peelsum.processes.progress import ProgressCallback, reporting_progress
+from peelsum.processes.reports import progress_reporter
+from peelsum.processes.user_errors import exit_on_errors
 from peelsum.topology import Star, TopologyError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _LOSS = Option("Share of datagrams that each switch port loses in each direction
 
 
 @dataclass(frozen=True)
-class DemoSettings(Settings):
+class DemoSettings(CommandSettings):
     """The demo's two trainings."""
 
     workers: Annotated[int, Option("Number of workers, 2 to 8.", 2, 8)] = 4
@@ -60,7 +60,7 @@ class DemoSettings(Settings):
 class Processes:
     """Training processes at a star. `stack` ends them; `timeout_s` is how long they may print nothing."""
 
-    def __init__(self, stack: ExitStack, interruption: Interruption, timeout_s: float) -> None:
+    def __init__(self, stack: ExitStack, interruption: InterruptContext, timeout_s: float) -> None:
         self._stack, self._interruption, self._timeout_s = stack, interruption, timeout_s
         self._workers: list[Child] = []
         self._star: Star | None = None
@@ -77,7 +77,7 @@ class Processes:
         self._star = self._stack.enter_context(star)
         self.gather_reports()
         for child, seat in zip(self._workers, self._star.seats, strict=True):
-            child.tell(**asdict(seat))
+            child.send(**asdict(seat))
         self.gather_reports()
         return self._star
 
@@ -136,10 +136,10 @@ def command(settings: DemoSettings, json: Json = False) -> None:
     of the same integers.
     """
     if find_spec("torch") is None:
-        raise typer.BadParameter(missing("torch", "demo"))
-    with reported(TopologyError), Interruption() as interruption, ExitStack() as stack:
+        raise typer.BadParameter(missing_extra_message("torch", "demo"))
+    with exit_on_errors(TopologyError), InterruptContext() as interruption, ExitStack() as stack:
         processes = Processes(stack, interruption, SILENCE_TIMEOUT_S)
-        values = run(processes, settings, told())
+        values = run(processes, settings, progress_reporter())
     if json:
         print(json_.dumps(values))
     else:
@@ -148,7 +148,7 @@ def command(settings: DemoSettings, json: Json = False) -> None:
         Console().print(_comparison(values), _facts(values), sep="")
 
 
-def run(processes: Processes, settings: DemoSettings, tell: Tell) -> dict[str, Any]:
+def run(processes: Processes, settings: DemoSettings, tell: ProgressCallback) -> dict[str, Any]:
     """Run both trainings; return the results that `--json` prints.
 
     tell: reports progress where there is no terminal for a progress bar.
@@ -160,21 +160,23 @@ def run(processes: Processes, settings: DemoSettings, tell: Tell) -> dict[str, A
         start = f"starting switch, controller, server, {settings.workers} workers"
         task = progress.add_task(start, total=None)
         if not progress.disable:
-            Child.on_work = staticmethod(lambda text: progress.update(task, description=text))
-        with taking_time(start, tell_without_bar):
+            Child.on_progress = staticmethod(lambda text: progress.update(task, description=text))
+        with reporting_progress(start, tell_without_bar):
             star = processes.start(settings)
         progress.remove_task(task)
-        Child.on_work = staticmethod(tell)
+        Child.on_progress = staticmethod(tell)
         trainings = []
         for form in (settings.form, "dense"):
             name = f"training, {form}"
-            with taking_time(name, tell_without_bar):
+            with reporting_progress(name, tell_without_bar):
                 trainings.append(_follow(processes, settings.steps, progress, name, tell_without_bar))
         star.close()
     return _summary(settings.workers, settings.form, star, *trainings)
 
 
-def _follow(processes: Processes, steps: int, progress: Progress, name: str, tell: Tell) -> TrainingReports:
+def _follow(
+    processes: Processes, steps: int, progress: Progress, name: str, tell: ProgressCallback
+) -> TrainingReports:
     """Gather the reports of a training, and show its progress."""
     training = TrainingReports()
     task = progress.add_task(name, total=steps)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from peelsum.processes import end_with_parent, hear, say
-from peelsum.processes.reports import told_of_compiling
-from peelsum.processes.user_errors import reported
+from peelsum.processes import receive_from_parent, send_to_parent, terminate_with_parent
+from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.user_errors import exit_on_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,14 +51,14 @@ def command(
     from peelsum.allreduce.history_loops import warm_up
     from peelsum.transport import TransportError
 
-    told_of_compiling(child=True)("")  # a report before PyTorch loads, which takes long
-    with reported(InexactSumError, GlooError, AllreduceError, TransportError):
+    compile_progress_reporter(child=True)("")  # a report before PyTorch loads, which takes long
+    with exit_on_errors(InexactSumError, GlooError, AllreduceError, TransportError):
         replica = Replica(worker_id, workers, seed)
         if worker_id == 0:
             warm_up()  # the other workers then find the codec compiled
-        say(prepared=True)
-        seat = hear()
-        end_with_parent()
+        send_to_parent(prepared=True)
+        seat = receive_from_parent()
+        terminate_with_parent()
         _train(replica, seat, GlooCheck(store, worker_id, workers), steps, seed, form)
 
 
@@ -115,7 +115,7 @@ def _train(
 
     warm_up()
     with plug_in(seat) as summation:
-        say(ready=True)
+        send_to_parent(ready=True)
         trainings: tuple[SparseForm | Literal["dense"], ...] = (form, "dense")
         for training in trainings:
             forms, values = _allreduce_options(replica, training)
@@ -129,10 +129,10 @@ def _train(
                 result = allreduce.sum(gradients)
                 check.compare(result)
                 replica.apply(result)
-                say(loss=loss, tensors=len(result), **_costs(result))
+                send_to_parent(loss=loss, tensors=len(result), **_costs(result))
             after = summation.stats()
             resends = after.resends - before.resends
-            say(sent_packets=after.contributions - before.contributions + resends, resends=resends)
+            send_to_parent(sent_packets=after.contributions - before.contributions + resends, resends=resends)
 
 
 def _allreduce_options(replica: Replica, form: SparseForm | Literal["dense"]) -> tuple[Any, RequestedValues]:
@@ -156,7 +156,7 @@ def _costs(result: StepResult) -> dict[str, Any]:
         "elements": tally.elements,
         "candidates": tally.candidates,
         "cells": tally.cells,
-        "left_over": tally.left_over,
+        "left_over": tally.unpeeled,
         "sparse_words": sum(tensor.words_sent for tensor in sparse),
         "bound_words": bits / 32,
         "encode_s": result.encode_s,

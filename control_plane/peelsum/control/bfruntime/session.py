@@ -34,7 +34,7 @@ from peelsum.control.bfruntime.schema import Schema, TableSchema
 from peelsum.control.errors import NotPrimaryError, SwitchError, UnsupportedError
 from peelsum.control.session import Session, schema_errors_translated
 from peelsum.control.stream import StreamChannel
-from peelsum.tls import Identity
+from peelsum.tls import TlsIdentity
 
 #: The time limit for loading a program, which resets the switch.
 _PROGRAM_TIMEOUT_S = 600.0
@@ -63,7 +63,7 @@ class BfRuntimeSession(Session):
         *,
         timeout_s: float,
         connect_s: float | None = None,
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
     ) -> None:
         """Connect as a backup. Raises SwitchError as `Session` does.
 

@@ -14,7 +14,7 @@ from peelsum.control.errors import ControlError
 from peelsum.control.sections import TofinoSection
 from peelsum.control.status import SwitchStatus, read_status
 from peelsum.requests import MAX_REQUEST_BYTES, ask, decode_line, encode_line
-from peelsum.tls import Identity, TlsError, require_tls
+from peelsum.tls import TlsError, TlsIdentity, require_tls
 from peelsum.tls.identity import tls_reason
 
 #: Seconds to wait for a primary if only a backup answers, which takes over within a few polls.
@@ -29,7 +29,11 @@ class ControllerClient:
     """A client of a cluster's controllers, which sends requests to the one that is the primary."""
 
     def __init__(
-        self, addresses: Sequence[str], identity: Identity | None = None, *, patience_s: float = _PATIENCE_S
+        self,
+        addresses: Sequence[str],
+        identity: TlsIdentity | None = None,
+        *,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         """addresses: the controllers', each host:port. identity: this client's certificate.
 
@@ -155,7 +159,7 @@ class ObservedJob:
 
 
 @dataclass(frozen=True)
-class Report:
+class ClusterReport:
     """The desired and the observed state of a cluster."""
 
     address: str
@@ -168,7 +172,7 @@ class Report:
     """All jobs, on each switch that has the job or should have it."""
 
 
-def observed(listed: Mapping[str, Any], identity: Identity | None = None) -> Report:
+def observe_cluster(listed: Mapping[str, Any], identity: TlsIdentity | None = None) -> ClusterReport:
     """Read the status of every switch of a cluster, and compare it with the controller's desired jobs.
 
     listed: what `ControllerClient.list` returned. identity: this client's, of role viewer or operator.
@@ -176,12 +180,12 @@ def observed(listed: Mapping[str, Any], identity: Identity | None = None) -> Rep
     """
     switches = tuple(_observe_switch(switch, identity) for switch in listed["switches"])
     jobs = tuple(job for switch in switches for job in _observe_jobs(switch, listed["jobs"]))
-    return Report(
+    return ClusterReport(
         listed["address"], listed["epoch"], switches, tuple(sorted(jobs, key=lambda job: job.job_id))
     )
 
 
-def _observe_switch(listed: Mapping[str, Any], identity: Identity | None) -> ObservedSwitch:
+def _observe_switch(listed: Mapping[str, Any], identity: TlsIdentity | None) -> ObservedSwitch:
     """Read the status of a switch that a controller has listed."""
     tofino = TofinoSection.model_validate(listed["tofino"]) if listed["tofino"] else None
     place, status, trouble = (listed["p4runtime"], listed["device_id"]), None, ""

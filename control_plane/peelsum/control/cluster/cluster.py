@@ -28,7 +28,7 @@ from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import MAX_JOB_ID, PlacedSwitch, Section
 from peelsum.control.session import pipeline_schema
 from peelsum.pipelines import PipelineError
-from peelsum.tls import Identity
+from peelsum.tls import TlsIdentity
 from peelsum.wire import RESERVED_JOB_ID
 
 #: If a primary did not resign, a backup takes over after so many polls in a row without a primary.
@@ -112,7 +112,7 @@ class Cluster(JobController):
         store: Store,
         *,
         address: str = "",
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
         tell: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:

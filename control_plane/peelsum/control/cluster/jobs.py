@@ -32,7 +32,7 @@ from peelsum.control.plan import SwitchPlan
 from peelsum.control.session import Session, pipeline_schema
 from peelsum.control.status import read_jobs
 from peelsum.control.tables import Placement, close_job, known_generation
-from peelsum.tls import Identity
+from peelsum.tls import TlsIdentity
 from peelsum.wire import Verdict
 
 
@@ -51,7 +51,7 @@ class JobController:
         self,
         *,
         store: Store | MemoryStore | None = None,
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
         tell: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -121,12 +121,12 @@ class JobController:
 
     # Jobs
 
-    def hold(self, job: AnyDescription) -> None:
+    def acquire_lease(self, job: AnyDescription) -> None:
         """Connect to a job's switches, acquire the job's leases and load pipelines. Raises as `admit_job`."""
         with self._primary_sessions(job.plans()):
             pass
 
-    def release(self, job: AnyDescription) -> None:
+    def release_lease(self, job: AnyDescription) -> None:
         """Release a job's leases."""
         for switch in self._switches_of(job.plans()):
             with switch.lock:

@@ -18,7 +18,7 @@ from typing import Any
 
 from peelsum.control.errors import ControlError
 from peelsum.requests import MAX_REQUEST_BYTES, encode_line, parsed_request
-from peelsum.tls import Identity, Role, require_tls, tokens_equal
+from peelsum.tls import Role, TlsIdentity, require_tls, tokens_equal
 from peelsum.tls.acceptor import Acceptor, oldest_of_largest_source, source_of
 from peelsum.tls.roles import role_of_peer
 
@@ -78,7 +78,7 @@ class ConnectedClient:
         return self.request.get("call") == "start" and self.ranks is None
 
 
-class Requests:
+class RequestServer:
     """A server that accepts connections, reads requests and gives out leases. A context manager.
 
     Theory of operation.
@@ -102,11 +102,11 @@ class Requests:
 
     def __init__(
         self,
-        listening: socket.socket,
+        listening_socket: socket.socket,
         name: str,
         calls: Collection[str] = ("start",),
         *,
-        identity: Identity | None = None,
+        identity: TlsIdentity | None = None,
         token: str = "",
     ) -> None:
         """listening: the listening socket. name: the server's name in errors. calls: the supported requests.
@@ -126,9 +126,9 @@ class Requests:
         self._wakeup, self._notifier = socket.socketpair()
         self._notifier.setblocking(False)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
-        self._acceptor = Acceptor(listening, self._hand_over, self._tls)
+        self._acceptor = Acceptor(listening_socket, self._hand_over, self._tls)
 
-    def __enter__(self) -> Requests:
+    def __enter__(self) -> RequestServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -308,7 +308,7 @@ class Requests:
         client.connection.close()
 
 
-def listening(place: tuple[str, int], identity: Identity | None) -> socket.socket:
+def listening_socket(place: tuple[str, int], identity: TlsIdentity | None) -> socket.socket:
     """Return a listening socket. Raises ControlError, or TlsError beyond loopback without an identity.
 
     place: host and port.
@@ -323,8 +323,8 @@ def listening(place: tuple[str, int], identity: Identity | None) -> socket.socke
         raise ControlError(f"--listen: {host}:{port}: {reason}; choose another") from error
 
 
-def answer_all(
-    requests: Requests,
+def serve_requests(
+    requests: RequestServer,
     respond: Callable[[ConnectedClient], dict[str, Any]],
     look: Callable[[], None],
     ended: Callable[[], bool],

@@ -24,7 +24,7 @@ from peelsum.processes.restarts import RestartableProcess
 from peelsum.wire.datagrams import Address
 
 
-class Run:
+class JobRun:
     """A job, and its current run if there is one."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Run:
             server.stop()
             self._evict()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Restart the server if it has ended. End a run that cannot continue."""
         if self._server is None:
             return
@@ -102,21 +102,21 @@ class Run:
         return f"{base[0]}:{base[1] if self._ethernet else base[1] + port}"
 
 
-class Runs:
+class JobRuns:
     """The run of a job, and those of further groups of workers, as a context manager."""
 
     def __init__(
         self, controller: JobController, job: AnyDescription, bases: Sequence[Address], *, ethernet: bool
     ) -> None:
-        """bases, ethernet: as for `Run`."""
+        """bases, ethernet: as for `JobRun`."""
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
-        self._main = Run(controller, job, bases, ethernet=ethernet)
+        self._main = JobRun(controller, job, bases, ethernet=ethernet)
         self._job = job if isinstance(job, JobDescription) else None
         # The port that has been free for longest is used first, as late packets of its last user may arrive.
         self._spare_ports = deque(self._job.ports.spare if self._job else ())
-        self._groups: dict[ConnectedClient, Run] = {}
+        self._groups: dict[ConnectedClient, JobRun] = {}
 
-    def __enter__(self) -> Runs:
+    def __enter__(self) -> JobRuns:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,19 +137,19 @@ class Runs:
         self._controller.tell(Event("run", _event_text(response, client)))
         return response
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check all runs: restore what switches have lost, and end runs of groups whose leases have ended."""
         self._controller.poll()
-        self._main.look()
+        self._main.check()
         for client, run in list(self._groups.items()):
             if client.closed:
                 self._end_group(client)
             else:
-                run.look()
+                run.check()
 
     def _start_group(self, client: ConnectedClient, ranks: int) -> dict[str, Any]:
         """Start a run for a further group of `ranks` workers, at spare ports; return the response."""
-        self.look()
+        self.check()
         if self._job is None:
             return {"refused": "a job over racks has no jobs for further groups; use one switch"}
         if self._ethernet:
@@ -167,13 +167,13 @@ class Runs:
         taken_ids = {self._job.job.id, *(run.job.job.id for run in self._groups.values())}
         try:
             for number in (candidate for candidate in range(MAX_JOB_ID, 0, -1) if candidate not in taken_ids):
-                run = Run(
+                run = JobRun(
                     self._controller, self._group_job(self._job, number, ports), self._bases, ethernet=False
                 )
                 try:
                     response = run.start(is_new=True)
                 except BaseException as error:
-                    self._controller.release(run.job)
+                    self._controller.release_lease(run.job)
                     if isinstance(error, LeaseHeldError):
                         continue
                     raise
@@ -198,7 +198,7 @@ class Runs:
         """End the run of a group, and free its ports."""
         run = self._groups.pop(client)
         run.end()
-        self._controller.release(run.job)
+        self._controller.release_lease(run.job)
         number, ports = run.job.job.id, (run.job.server_port, *run.job.worker_ports)
         self._controller.tell(Event("run", f"group's job {number}: ended with {client.name}"))
         self._spare_ports.extend(ports)

@@ -38,7 +38,7 @@ from peelsum.control.tables import (
     known_generation,
     row_updates,
 )
-from peelsum.tls import Identity
+from peelsum.tls import TlsIdentity
 from peelsum.wire import Verdict
 
 #: Time limits of a connection, and of every request except loading a pipeline, in seconds.
@@ -98,7 +98,7 @@ class DesiredJob(NamedTuple):
 class ManagedSwitch:
     """A switch whose tables a controller reconciles with its desired jobs. Callers must hold `lock`."""
 
-    def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: Identity | None) -> None:
+    def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: TlsIdentity | None) -> None:
         """described: the switch's section. pipeline: what the switch must run. identity: as for `Session`."""
         self.described = described
         #: Held during every operation on the switch.
@@ -223,7 +223,7 @@ class OwnedSwitch(ManagedSwitch):
     compared after connecting and after a failed write. A different pipeline is replaced.
     """
 
-    def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: Identity | None) -> None:
+    def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: TlsIdentity | None) -> None:
         super().__init__(described, pipeline, identity)
         self._epoch, self._verified = 0, False
 
@@ -335,7 +335,7 @@ class SharedSwitch(ManagedSwitch):
     primary, e.g. to restore its own job, the check is repeated at the next poll.
     """
 
-    def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: Identity | None) -> None:
+    def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: TlsIdentity | None) -> None:
         super().__init__(described, pipeline, identity)
         self._partly_restored: set[int] = set()
 

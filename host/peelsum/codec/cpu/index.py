@@ -37,7 +37,7 @@ OVERRUN = 8  # positions that are written at once, also if fewer are needed
 
 
 class CpuIndex:
-    """The operations of `Device` on bitmaps."""
+    """The operations of `CodecDevice` on bitmaps."""
 
     def count(self, index: Words) -> int:
         """Return how many bits of a bitmap are set."""

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from peelsum import buffers
 from peelsum.codec.arrays import Floats, Integers, Numbers, Words
 from peelsum.codec.errors import CodecError
-from peelsum.codec.floats import BFloat16, widened
+from peelsum.codec.floats import BFloat16, to_float32
 
 _FLOAT32 = np.dtype(np.float32)
 
 
 class HostMemory:
-    """The memory of a `Device` whose arrays are NumPy's: kernels read and write the words that are sent."""
+    """Memory of a `CodecDevice` whose arrays are NumPy arrays: kernels use the words that are sent in place."""
 
     is_host = direct = True
 
@@ -69,7 +69,7 @@ class HostMemory:
         values = [
             (tensor if tensor.ndim == 1 else tensor.reshape(-1))
             if type(tensor) is np.ndarray and tensor.dtype is _FLOAT32 and tensor.flags.c_contiguous
-            else widened(tensor)
+            else to_float32(tensor)
             for tensor in tensors
         ]
         return values, [
@@ -89,22 +89,22 @@ class HostMemory:
         """Return a view of words as int32."""
         return words.view(np.int32)
 
-    def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+    def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return the array itself: it is on the host."""
         return array
 
-    def traveling(self, count: int) -> Words:
+    def staging_buffer(self, count: int) -> Words:
         """Allocate uint32[count] for words to be sent."""
         return buffers.empty(count, np.uint32)
 
-    def send(self, words: Words, out: Words) -> None:
+    def copy_async(self, words: Words, out: Words) -> None:
         """Copy words to an array from `traveling`."""
         out[:] = words
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Do nothing: copies on the host are complete when they return."""
 
-    def placed(self, array: NDArray[Any]) -> Any:
+    def to_device(self, array: NDArray[Any]) -> Any:
         """Return the array itself: it is on this device."""
         return array
 

@@ -136,7 +136,7 @@ def locate_elements(
 ) -> NDArray[np.int64]:
     """Return the rows of `ElementLocations`, int64[4, k], for the elements of flagged blocks.
 
-    begins, rows: int64[segments + 1], of `Table`. sizes: int64[segments], elements of a block.
+    begins, rows: int64[segments + 1], of `SegmentTable`. sizes: int64[segments], elements of a block.
     """
     count = 0
     for s in range(sizes.size):

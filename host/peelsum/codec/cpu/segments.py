@@ -43,7 +43,7 @@ from peelsum.codec.cpu.words import BLOCK, address, array_at, compiled, largest_
 from peelsum.codec.fixed_point import NON_FINITE, fixed_point
 from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.scales import ZERO
-from peelsum.codec.segments import ROW, Counts, Table
+from peelsum.codec.segments import ROW, Counts, SegmentTable
 from peelsum.codec.threads import PER_CORE, each_of
 
 #: Elements of the largest piece: a multiple of the largest block of scales.
@@ -93,7 +93,7 @@ class CpuSegments:
     """Encodes the tensors of one step, and decodes their sums, by compiled loops: a `SegmentCodec`."""
 
     def __init__(
-        self, table: Table, values: Sequence[Floats], out: Sequence[Floats | None], workers: int
+        self, table: SegmentTable, values: Sequence[Floats], out: Sequence[Floats | None], workers: int
     ) -> None:
         self._table, self._values, self._out = table, values, list(out)
         pieces, self._segment_of, self._offsets = _pieces(table)
@@ -121,9 +121,9 @@ class CpuSegments:
 
     def read_scales(self, words: Words) -> None:
         """Set `fields` and `scales` from the OR of all workers' words."""
-        self.use(*read_scales(words, self._table.blocks, self._highest))
+        self.set_scales(*read_scales(words, self._table.blocks, self._highest))
 
-    def use(self, fields: Integers, scales: Integers) -> None:
+    def set_scales(self, fields: Integers, scales: Integers) -> None:
         """Set `fields` and `scales`, instead of those that `read_scales` computed."""
         self.fields, self.scales, self._powers = fields, scales, None
 
@@ -133,7 +133,7 @@ class CpuSegments:
         values_at(self._pieces, elements, values)
         return values
 
-    def place(self, union: Words) -> tuple[int, int]:
+    def set_candidates(self, union: Words) -> tuple[int, int]:
         """Set the candidates to those of a bitmap; return how many dense and sparse numbers are sent."""
         ends, self._union = np.zeros(2, np.int64), frozen(union)
         lay_out(self._pieces, self.fields, self._union, ends)
@@ -151,7 +151,7 @@ class CpuSegments:
             lambda first, last: write_sparse(self._pieces, first, last, self._union, factors, out)
         )
 
-    def read(
+    def decode(
         self, dense: Integers, sparse: Integers, divisor: int, overflow: tuple[Numbers, Floats] | None = None
     ) -> Sequence[Floats]:
         """Return each segment's result, from the sums of its integers."""
@@ -219,7 +219,7 @@ class CpuSegments:
 
 
 @lru_cache(64)  # a plan's table is the same object in every step
-def _pieces(table: Table) -> tuple[Numbers, Numbers, Numbers]:
+def _pieces(table: SegmentTable) -> tuple[Numbers, Numbers, Numbers]:
     """Return the rows of all pieces, without addresses; each piece's segment, and its first byte there."""
     large = int(table.begins[-1]) >= 2 * PER_CORE
     pieces = -(-table.elements // _PIECE) if large else np.ones(len(table), np.int64)
@@ -237,7 +237,7 @@ def _pieces(table: Table) -> tuple[Numbers, Numbers, Numbers]:
     return rows, segment_of, 4 * begin
 
 
-def occupied(table: Table, union: Words, sparse: Integers, selected: Numbers) -> Numbers:
+def occupied(table: SegmentTable, union: Words, sparse: Integers, selected: Numbers) -> Numbers:
     """Do what `SegmentCodec.occupied` does, for candidates and their sums on the host."""
     pieces, ends = _pieces(table)[0].copy(), np.zeros(2, np.int64)
     lay_out(pieces, np.zeros(len(table), np.int32), frozen(union), ends)

@@ -50,7 +50,7 @@ _SegmentIds = NDArray[np.uint16]
 
 
 class CpuSketch:
-    """The operations of `Device` on sketches."""
+    """The operations of `CodecDevice` on sketches."""
 
     def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Words) -> None:
         """Write the sketch of values[k] at positions[k]."""

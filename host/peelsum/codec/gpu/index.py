@@ -33,7 +33,7 @@ _SCAN_TILE = 4096
 
 
 class GpuIndex:
-    """The operations of `Device` on bitmaps."""
+    """The operations of `CodecDevice` on bitmaps."""
 
     def count(self, index: Tensor | Words) -> int:
         """Return how many bits of a bitmap are set. Waits for the device if the bitmap is there."""

@@ -21,7 +21,7 @@ from peelsum.codec.floats import BFloat16
 
 
 class DeviceMemory:
-    """The memory of a `Device` whose arrays are torch tensors on `device`.
+    """The memory of a `CodecDevice` whose arrays are torch tensors on `device`.
 
     By default the device is the GPU. If there is none, it is the CPU, on which Triton's interpreter runs.
     direct: whether words are sent from the device and received there, as over NCCL.
@@ -132,14 +132,14 @@ class DeviceMemory:
         """Return the words themselves: on this device they are int32."""
         return words
 
-    def on_host(self, array: Tensor | NDArray[Any]) -> NDArray[Any]:
+    def to_host(self, array: Tensor | NDArray[Any]) -> NDArray[Any]:
         """Return an array's content as a NumPy array, words as uint32. Waits for pending writes."""
         if isinstance(array, np.ndarray):
             return array
         host: NDArray[Any] = array.cpu().numpy()
         return host.view(np.uint32) if array.dtype == torch.int32 else host
 
-    def traveling(self, count: int) -> NDArray[np.uint32] | Tensor:
+    def staging_buffer(self, count: int) -> NDArray[np.uint32] | Tensor:
         """Allocate words to be sent: in pinned memory of the host, or, if `direct`, on the device."""
         if self.direct:
             return self.words(count)
@@ -147,17 +147,17 @@ class DeviceMemory:
         words: NDArray[np.uint32] = pinned.numpy().view(np.uint32)
         return words
 
-    def send(self, words: Tensor, out: NDArray[np.uint32] | Tensor) -> None:
+    def copy_async(self, words: Tensor, out: NDArray[np.uint32] | Tensor) -> None:
         """Start to copy words to an array from `traveling`, without waiting."""
         if len(out):
             into = out if isinstance(out, Tensor) else torch.from_numpy(out.view(np.int32))
             into.copy_(words, non_blocking=True)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for all work on the current stream."""
         wait(self._device)
 
-    def placed(self, array: NDArray[Any] | Tensor) -> Tensor:
+    def to_device(self, array: NDArray[Any] | Tensor) -> Tensor:
         """Return an array of the host as a tensor on the device, without waiting; a tensor as it is."""
         if isinstance(array, Tensor):
             return array

@@ -46,7 +46,7 @@ from peelsum.codec.gpu.words import (
     unpacked,
 )
 from peelsum.codec.scales import ZERO
-from peelsum.codec.segments import ROW, Counts, Table
+from peelsum.codec.segments import ROW, Counts, SegmentTable
 
 #: Warps of the pass over all rows: the fastest of sixteen launches on an H100.
 _MEASURE_WARPS = 2
@@ -71,14 +71,14 @@ class Rows(NamedTuple):
 
 
 #: A plan's table is the same object in every step. Its rows take a tenth of the memory of its elements.
-_ROWS: WeakKeyDictionary[Table, dict[tuple[torch.device, int], Rows]] = WeakKeyDictionary()
+_ROWS: WeakKeyDictionary[SegmentTable, dict[tuple[torch.device, int], Rows]] = WeakKeyDictionary()
 
 
 class GpuSegments:
     """Encodes the tensors of one step, and decodes their sums, by kernels: a `SegmentCodec`."""
 
     def __init__(
-        self, table: Table, values: Sequence[Tensor], out: Sequence[Tensor | None], workers: int
+        self, table: SegmentTable, values: Sequence[Tensor], out: Sequence[Tensor | None], workers: int
     ) -> None:
         self._table, self._out = table, out
         self._device = values[0].device
@@ -114,9 +114,9 @@ class GpuSegments:
 
     def read_scales(self, words: Words) -> None:
         """Set `fields` and `scales` from the OR of all workers' words."""
-        self.use(*read_scales(words, self._table.blocks, self._highest))
+        self.set_scales(*read_scales(words, self._table.blocks, self._highest))
 
-    def use(self, fields: Integers, scales: Integers) -> None:
+    def set_scales(self, fields: Integers, scales: Integers) -> None:
         """Set `fields` and `scales`, instead of those that `read_scales` computed."""
         self.fields, self.scales, self._row_numbers = fields, scales, None
         self._absent = (self.fields == ZERO) | (self.fields == NON_FINITE)
@@ -144,7 +144,7 @@ class GpuSegments:
         values: Floats = self._values[copy_to_device(elements, self._device)].cpu().numpy()
         return values
 
-    def place(self, union: Tensor) -> tuple[int, int]:
+    def set_candidates(self, union: Tensor) -> tuple[int, int]:
         """Set the candidates to those of a bitmap; return how many dense and sparse numbers are sent.
 
         Waits for the device.
@@ -188,7 +188,7 @@ class GpuSegments:
             rows.number, rows.first, BLOCK,
         )  # fmt: skip
 
-    def read(
+    def decode(
         self, dense: Tensor, sparse: Tensor, divisor: int, overflow: tuple[Numbers, Floats] | None = None
     ) -> Sequence[Tensor]:
         """Return each segment's result, from the sums of its integers."""
@@ -262,7 +262,7 @@ def _concatenated(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
     return torch.cat([tensor.to(first.device) for tensor in values]), False
 
 
-def _rows(table: Table, stream: tuple[torch.device, int]) -> Rows:
+def _rows(table: SegmentTable, stream: tuple[torch.device, int]) -> Rows:
     """Return a table's rows on a device, which are cached for each stream as long as the table exists."""
     cached = _ROWS.setdefault(table, {})
     if stream not in cached:

@@ -49,7 +49,7 @@ _SHARED = tl.constexpr(".cg")
 
 
 class GpuSketch:
-    """The operations of `Device` on sketches."""
+    """The operations of `CodecDevice` on sketches."""
 
     def sketch_encode(self, layout: SketchLayout, positions: Tensor, values: Tensor, out: Tensor) -> None:
         """Write the sketch of values[k] at positions[k]."""

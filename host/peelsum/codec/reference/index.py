@@ -11,7 +11,7 @@ from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
 
 
 class ReferenceIndex:
-    """The operations of `Device` on bitmaps."""
+    """The operations of `CodecDevice` on bitmaps."""
 
     def count(self, index: Words) -> int:
         """Return how many bits of a bitmap are set."""

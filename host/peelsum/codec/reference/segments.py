@@ -12,14 +12,14 @@ from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.reference.index import bits_of, index, magnitudes_of, occupied
 from peelsum.codec.reference.scales import decode_scales, encode_scales
 from peelsum.codec.scales import ZERO
-from peelsum.codec.segments import Counts, Table
+from peelsum.codec.segments import Counts, SegmentTable
 
 
 class ReferenceSegments:
     """Encodes the tensors of one step, and decodes their sums, in NumPy: a `SegmentCodec`."""
 
     def __init__(
-        self, table: Table, values: Sequence[Floats], out: Sequence[Floats | None], workers: int
+        self, table: SegmentTable, values: Sequence[Floats], out: Sequence[Floats | None], workers: int
     ) -> None:
         self._table, self._out = table, out
         self._values = [values[s].copy() for s in range(len(table))]
@@ -53,7 +53,7 @@ class ReferenceSegments:
         self.fields, fields = decode_scales(segments, blocks, self._table.blocks)
         self.scales = self._highest - fields
 
-    def use(self, fields: Integers, scales: Integers) -> None:
+    def set_scales(self, fields: Integers, scales: Integers) -> None:
         """Set `fields` and `scales`, instead of those that `read_scales` computed."""
         self.fields, self.scales = fields, scales
 
@@ -62,7 +62,7 @@ class ReferenceSegments:
         values: Floats = np.concatenate(self._values)[elements]
         return values
 
-    def place(self, union: Words) -> tuple[int, int]:
+    def set_candidates(self, union: Words) -> tuple[int, int]:
         """Set the candidates to those of a bitmap; return how many dense and sparse numbers are sent."""
         self._sent = []
         for s, segment in enumerate(self._table.segments):
@@ -82,7 +82,7 @@ class ReferenceSegments:
         """Write the integers of the candidates, in order."""
         self._write(range(self._table.dense, len(self._table)), out)
 
-    def read(
+    def decode(
         self, dense: Integers, sparse: Integers, divisor: int, overflow: tuple[Numbers, Floats] | None = None
     ) -> Sequence[Floats]:
         """Return each segment's result, from the sums of its integers."""

@@ -17,7 +17,7 @@ from peelsum.codec.reference.index import mixed
 
 
 class ReferenceSketch:
-    """The operations of `Device` on sketches."""
+    """The operations of `CodecDevice` on sketches."""
 
     def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Words) -> None:
         """Write the sketch of values[k] at positions[k]."""

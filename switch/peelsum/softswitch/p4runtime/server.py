@@ -17,7 +17,7 @@ from peelsum.softswitch.p4runtime.service import (
 )
 from peelsum.softswitch.p4runtime.status import RateLimit
 from peelsum.softswitch.runtime.device import Device
-from peelsum.tls import Identity, require_tls
+from peelsum.tls import TlsIdentity, require_tls
 from peelsum.tls.grpc_ends import LimitedServer
 
 #: Each stream and each waiting call holds a thread; the remaining threads answer or refuse other calls.
@@ -46,7 +46,9 @@ class RunningServer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def serve(device: Device, address: str = "127.0.0.1:9559", identity: Identity | None = None) -> RunningServer:
+def serve(
+    device: Device, address: str = "127.0.0.1:9559", identity: TlsIdentity | None = None
+) -> RunningServer:
     """Serve P4Runtime for a device at `address` (host:port; port 0 takes a free one).
 
     identity: if given, clients must use TLS with a certificate, whose role limits what they may do.

@@ -25,7 +25,7 @@ from peelsum.softswitch.ports.compiled_loop import (
     wait_for_ports,
 )
 from peelsum.softswitch.ports.interfaces import InterfacePorts
-from peelsum.softswitch.ports.ring_kernels import Wires, receive, send, unsent
+from peelsum.softswitch.ports.ring_kernels import InterfaceRings, receive, send, unsent
 from peelsum.softswitch.runtime.native import SIGNATURE, CompiledProgram, types
 from peelsum.softswitch.runtime.switch import ProgramMemory, Switch
 
@@ -36,7 +36,7 @@ _RETRY_US = 1000
 class _InterfaceLoopMemory(NamedTuple):
     """All memory that the loop reads and writes."""
 
-    wires: Wires
+    wires: InterfaceRings
     data: NDArray[np.uint8]  # [rows, stride]: received frames
     length: NDArray[np.int32]  # [rows]
     port: NDArray[np.int32]  # [rows]

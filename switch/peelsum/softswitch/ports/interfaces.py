@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from peelsum.softswitch.ports.ring_kernels import (
     InterfaceColumn,
-    Wires,
-    new_wires,
+    InterfaceRings,
+    new_interface_rings,
     receive,
     send,
 )
@@ -33,7 +33,7 @@ from peelsum.softswitch.ports.xdp import CHUNK, RING, XdpSocket
 from peelsum.softswitch.runtime.frames import Frames, frames_per_batch
 from peelsum.switch_settings import Method
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
-from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, mtu_of, too_long_for
+from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, interface_mtu_error, mtu_of
 
 _logger = logging.getLogger("peelsum")
 _ETH_P_ALL = 3
@@ -83,7 +83,7 @@ class InterfacePort:
     bytes of the longest frame that can arrive, which depends on the MTU when the port was opened.
     """
 
-    def __init__(self, number: int, name: str, method: Method, wires: Wires, row: int) -> None:
+    def __init__(self, number: int, name: str, method: Method, wires: InterfaceRings, row: int) -> None:
         """row: the port's row in `wires`."""
         self.number, self.name = number, name
         self._counts, self._overrun = wires.counts[row], 0
@@ -91,7 +91,7 @@ class InterfacePort:
         self.xdp: XdpSocket | None = None
         self._slots: NDArray[np.uint8] | None = None
         try:
-            without_offloads(name)
+            disable_offloads(name)
             self.method, self.why = self._open(name, method)
         except OSError as error:
             raise OSError(error.errno, _error_text(f"{number}@{name}", error)) from error
@@ -120,7 +120,7 @@ class InterfacePort:
             if self._mtu == (mtu := mtu_of(self.name)) and not always:
                 return
             self._mtu = mtu
-            problem = too_long_for(self.name, packet_bytes)
+            problem = interface_mtu_error(self.name, packet_bytes)
             if problem is None and self.longest < FRAME_HEADER_BYTES + packet_bytes:
                 problem = (
                     f"interface {self.name}: its MTU was smaller when the switch started, which receives no "
@@ -169,7 +169,7 @@ class InterfacePort:
         state[InterfaceColumn.RX_PRODUCER : InterfaceColumn.RX + 1] = xdp.rx
         state[[InterfaceColumn.FILL_PRODUCER, InterfaceColumn.FILL]] = xdp.fill.producer, xdp.fill.entries
         state[InterfaceColumn.TX_PRODUCER : InterfaceColumn.TX + 1] = xdp.tx
-        state[InterfaceColumn.DONE_PRODUCER : InterfaceColumn.DONE + 1] = xdp.completion
+        state[InterfaceColumn.COMPLETION_PRODUCER : InterfaceColumn.DONE + 1] = xdp.completion
         state[InterfaceColumn.FREE_CHUNKS] = RING
         self._free[:] = CHUNK * np.arange(RING, 2 * RING)
 
@@ -184,7 +184,7 @@ class InterfacePorts:
         """
         self.batch = self._most_frames = batch
         self._packet_bytes, self._next_mtu_check_s = 0, 0.0
-        self.wires = new_wires(list(interfaces), batch)
+        self.wires = new_interface_rings(list(interfaces), batch)
         #: By switch port number.
         self.ports: dict[int, InterfacePort] = {}
         try:
@@ -202,7 +202,7 @@ class InterfacePorts:
         return {number: f"{families[port.method]}, {port.why}" for number, port in self.ports.items()}
 
     @property
-    def no_such_port(self) -> int:
+    def unknown_port_frames(self) -> int:
         """Number of frames dropped because their egress port does not exist."""
         return int(self.wires.dropped[0])
 
@@ -259,7 +259,7 @@ class InterfacePorts:
             port.close()
 
 
-def best_method(name: str) -> tuple[Method, str]:
+def best_port_method(name: str) -> tuple[Method, str]:
     """Return which method a port on the interface `name` would use, and AF_XDP's mode or why it fails.
 
     The sockets are opened and closed again. Raises OSError, naming the interface, if no method works.
@@ -276,7 +276,7 @@ def best_method(name: str) -> tuple[Method, str]:
     return "xdp", xdp.mode
 
 
-def without_offloads(name: str) -> None:
+def disable_offloads(name: str) -> None:
     """Turn off an interface's offloads, as far as it has them and permits that.
 
     With offloads, the kernel delivers merged frames that exceed the MTU, and frames without checksums.

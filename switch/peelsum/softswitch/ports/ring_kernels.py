@@ -47,7 +47,7 @@ _SOL_SOCKET, _SO_ERROR = 1, 4
 
 
 class InterfaceCount(IntEnum):
-    """Columns of `Wires.counts`, with the meaning of `InterfaceCounts`' fields."""
+    """Columns of `InterfaceRings.counts`, with the meaning of `InterfaceCounts`' fields."""
 
     RECEIVED = 0
     SENT = 1
@@ -58,7 +58,7 @@ class InterfaceCount(IntEnum):
 
 
 class InterfaceColumn(IntEnum):
-    """Columns of `Wires.state`: addresses of the rings, and this process's indices in them."""
+    """Columns of `InterfaceRings.state`: addresses of the rings, and this process's indices in them."""
 
     DESCRIPTOR = 0
     XDP = 1  # 1 if the port is one of AF_XDP
@@ -74,18 +74,18 @@ class InterfaceColumn(IntEnum):
     TX_CONSUMER = 11
     TX = 12
     PUT = 13  # chunks that this process has put into the transmit ring
-    DONE_PRODUCER = 14
-    DONE_CONSUMER = 15
+    COMPLETION_PRODUCER = 14
+    COMPLETION_CONSUMER = 15
     DONE = 16
-    REAPED = 17
-    FREE_CHUNKS = 18  # chunks in `Wires.free`
+    RECLAIMED = 17
+    FREE_CHUNKS = 18  # chunks in `InterfaceRings.free`
     TX_TAKEN = 19  # chunks of the transmit ring that the kernel has taken, as of the last check
     TX_INVALID = 20  # chunks at the front of the transmit ring that were made invalid: the kernel skips them
     SLOT = 21  # bytes of a slot
     SLOTS = 22
 
 
-class Wires(NamedTuple):
+class InterfaceRings(NamedTuple):
     """The interfaces of a switch's ports, a row each, and memory for their system calls."""
 
     state: NDArray[np.int64]  # [ports, Column]
@@ -99,13 +99,13 @@ class Wires(NamedTuple):
     error: NDArray[np.int32]  # [2]: a socket's error number, and its bytes
 
 
-def new_wires(numbers: Sequence[int], frames: int) -> Wires:
+def new_interface_rings(numbers: Sequence[int], frames: int) -> InterfaceRings:
     """Return memory for the ports `numbers`, to send up to `frames` frames by one system call."""
     rows = np.full(_PORTS, -1, np.int32)
     rows[list(numbers)] = np.arange(len(numbers))
     messages, parts = np.zeros((frames, 8), np.int64), np.zeros((frames, 2), np.int64)
     messages[:, 2], messages[:, 3] = parts.ctypes.data + 16 * np.arange(frames), 1
-    return Wires(
+    return InterfaceRings(
         state=np.zeros((len(numbers), len(InterfaceColumn)), np.int64),
         numbers=np.array(numbers, np.int32),
         counts=np.zeros((len(numbers), len(InterfaceCount)), np.int64),
@@ -119,7 +119,7 @@ def new_wires(numbers: Sequence[int], frames: int) -> Wires:
 
 
 @compiled
-def receive(wires: Wires, ready: NDArray[np.int32], share: int, data: NDArray[np.uint8],
+def receive(wires: InterfaceRings, ready: NDArray[np.int32], share: int, data: NDArray[np.uint8],
             length: NDArray[np.int32], port: NDArray[np.int32]) -> int:  # fmt: skip
     """Copy up to `share` frames from each of the ports `ready` into rows of `data`; return their number."""
     count = 0
@@ -136,7 +136,9 @@ def receive(wires: Wires, ready: NDArray[np.int32], share: int, data: NDArray[np
 
 
 @compiled
-def _receive_from_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
+def _receive_from_xdp(
+    wires: InterfaceRings, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]
+) -> int:
     """Copy received frames from an AF_XDP port's ring into rows of `data`; return their number."""
     state, count = wires.state[row], 0
     available = (np.int64(acquire(state[InterfaceColumn.RX_PRODUCER])) - state[InterfaceColumn.TAKEN]) & _WORD
@@ -168,7 +170,9 @@ def _receive_from_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: N
 
 
 @compiled
-def _receive_from_slots(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
+def _receive_from_slots(
+    wires: InterfaceRings, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]
+) -> int:
     """Copy received frames from an AF_PACKET port's slots into rows of `data`; return their number."""
     state, counts, count, first_taken = (
         wires.state[row],
@@ -202,14 +206,16 @@ def _receive_from_slots(wires: Wires, row: int, data: NDArray[np.uint8], length:
 
 
 @compiled
-def _clear_socket_error(wires: Wires, row: int) -> None:
+def _clear_socket_error(wires: InterfaceRings, row: int) -> None:
     """Clear a socket's error, e.g. that its interface is down. Otherwise it would stay readable."""
     getsockopt(wires.state[row, InterfaceColumn.DESCRIPTOR], _SOL_SOCKET, _SO_ERROR, wires.error.ctypes.data,
                wires.error.ctypes.data + 4)  # fmt: skip
 
 
 @compiled
-def send(wires: Wires, data: NDArray[np.uint8], length: NDArray[np.int32], port: NDArray[np.int32]) -> int:
+def send(
+    wires: InterfaceRings, data: NDArray[np.uint8], length: NDArray[np.int32], port: NDArray[np.int32]
+) -> int:
     """Send the frames by their ports, in order; drop and count those that do not fit.
 
     Return how many are for the controller, which are neither sent nor counted.
@@ -228,7 +234,7 @@ def send(wires: Wires, data: NDArray[np.uint8], length: NDArray[np.int32], port:
 
 
 @compiled
-def unsent(wires: Wires) -> bool:
+def unsent(wires: InterfaceRings) -> bool:
     """Tell the kernel to send what has remained in transmit rings; return whether something still remains."""
     has_unsent = False
     for row in range(wires.numbers.shape[0]):
@@ -245,7 +251,7 @@ def unsent(wires: Wires) -> bool:
 
 
 @compiled
-def _send_by_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32],
+def _send_by_xdp(wires: InterfaceRings, row: int, data: NDArray[np.uint8], length: NDArray[np.int32],
             port: NDArray[np.int32]) -> None:  # fmt: skip
     """Send the frames of an AF_XDP port: copy them to free chunks, and tell the kernel."""
     state, counts, has_new = wires.state[row], wires.counts[row], False
@@ -284,7 +290,7 @@ def _send_by_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArra
 
 
 @compiled
-def _kick_tx(wires: Wires, row: int) -> None:
+def _kick_tx(wires: InterfaceRings, row: int) -> None:
     """Tell the kernel to send the transmit ring's frames, some tens per call; count those that it has taken.
 
     If the interface is down, the frames are made invalid and counted; otherwise they would be sent when it is
@@ -310,7 +316,7 @@ def _kick_tx(wires: Wires, row: int) -> None:
 
 
 @compiled
-def _count_taken(wires: Wires, row: int) -> None:
+def _count_taken(wires: InterfaceRings, row: int) -> None:
     """Count the frames that the kernel has taken from the transmit ring since the last check.
 
     The kernel may also give back the chunks of a frame that the interface refuses.
@@ -340,7 +346,7 @@ def _frames_between(state: NDArray[np.int64], first: int, end: int) -> int:
 
 
 @compiled
-def _invalidate_pending(wires: Wires, row: int) -> None:
+def _invalidate_pending(wires: InterfaceRings, row: int) -> None:
     """Make the frames in the transmit ring invalid, and free their chunks."""
     state = wires.state[row]
     for position in range(
@@ -355,26 +361,31 @@ def _invalidate_pending(wires: Wires, row: int) -> None:
 
 
 @compiled
-def _reclaim_chunks(wires: Wires, row: int) -> None:
+def _reclaim_chunks(wires: InterfaceRings, row: int) -> None:
     """Free the chunks of frames that have been sent, which are in the completion ring."""
     state = wires.state[row]
     completed = (
-        np.int64(acquire(state[InterfaceColumn.DONE_PRODUCER])) - state[InterfaceColumn.REAPED]
+        np.int64(acquire(state[InterfaceColumn.COMPLETION_PRODUCER])) - state[InterfaceColumn.RECLAIMED]
     ) & _WORD
     _count_taken(wires, row)  # before their positions in the transmit ring are reused
     for i in range(completed):
-        entry = state[InterfaceColumn.DONE] + 8 * ((state[InterfaceColumn.REAPED] + i) & _LAST)
+        entry = state[InterfaceColumn.DONE] + 8 * ((state[InterfaceColumn.RECLAIMED] + i) & _LAST)
         chunk = load(entry, 0)
         if chunk != _WORD:  # some kernels also return invalid chunks
             wires.free[row, state[InterfaceColumn.FREE_CHUNKS]] = chunk
             state[InterfaceColumn.FREE_CHUNKS] += 1
-    state[InterfaceColumn.REAPED] += completed
-    publish(state[InterfaceColumn.DONE_CONSUMER], np.uint32(state[InterfaceColumn.REAPED]))
+    state[InterfaceColumn.RECLAIMED] += completed
+    publish(state[InterfaceColumn.COMPLETION_CONSUMER], np.uint32(state[InterfaceColumn.RECLAIMED]))
 
 
 @compiled
-def _send_by_packet_socket(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32],
-                port: NDArray[np.int32]) -> None:  # fmt: skip
+def _send_by_packet_socket(
+    wires: InterfaceRings,
+    row: int,
+    data: NDArray[np.uint8],
+    length: NDArray[np.int32],
+    port: NDArray[np.int32],
+) -> None:
     """Send the frames of an AF_PACKET port, as many as possible with one system call."""
     count = 0
     for frame in range(length.shape[0]):
@@ -389,7 +400,7 @@ def _send_by_packet_socket(wires: Wires, row: int, data: NDArray[np.uint8], leng
 
 
 @compiled
-def send_messages(wires: Wires, row: int, count: int) -> None:
+def send_messages(wires: InterfaceRings, row: int, count: int) -> None:
     """Send the first `count` messages from a port of AF_PACKET; drop and count those that it refuses."""
     next_message, counts, may_be_stale = 0, wires.counts[row], True
     first = np.int64(wires.messages.ctypes.data)

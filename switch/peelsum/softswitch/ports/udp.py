@@ -154,7 +154,7 @@ class UdpPorts:
         loss: float = 0.0,
         seed: int = 0,
         offload: bool | None = None,
-        are_open: bool = True,
+        accepts_any_hello: bool = True,
     ) -> None:
         """Open one socket per switch port.
 
@@ -180,7 +180,7 @@ class UdpPorts:
             for row, number in enumerate(numbers):
                 address = (host, _udp_port(base, number))
                 sock = BatchSocket.bind(address, HEADER_BYTES, burst=1, offload=offload)
-                self.ports[number] = UdpPort(self.sockets, row, number, sock, is_open=are_open)
+                self.ports[number] = UdpPort(self.sockets, row, number, sock, is_open=accepts_any_hello)
         except OSError:
             self.close()
             raise
@@ -192,12 +192,12 @@ class UdpPorts:
         return {number: port.socket.address[1] for number, port in self.ports.items()}
 
     @property
-    def unframed(self) -> int:
+    def malformed_frames(self) -> int:
         """Frames that were dropped because they were not one whole packet."""
         return int(self.sockets.dropped[0])
 
     @property
-    def no_such_port(self) -> int:
+    def unknown_port_frames(self) -> int:
         """Frames that were dropped because their egress port does not exist."""
         return int(self.sockets.dropped[1])
 

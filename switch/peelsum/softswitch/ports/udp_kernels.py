@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, PROOF_BYTES
-from peelsum.wire.hello import keyed_hash
-from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, nanoseconds, sendmsg
+from peelsum.wire.hello import siphash_2_4
+from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_stale_error, nanoseconds, sendmsg
 from peelsum.wire.system_calls import receive as receive_message
 
 #: v1model's ports have 9 bits.
@@ -244,7 +244,7 @@ def _handle_proof(sockets: Sockets, row: int, frame: NDArray[np.uint8]) -> int:
         proof |= np.uint64(frame[FRAME_HEADER_BYTES + i]) << np.uint64(8 * i)
     for age in range(2):
         challenge = _challenge(sockets, row, period - age)
-        is_valid |= proof == keyed_hash(
+        is_valid |= proof == siphash_2_4(
             sockets.secrets[row, 0], sockets.secrets[row, 1], challenge, np.uint64(0)
         )
     if (
@@ -299,7 +299,7 @@ def _has_secret(sockets: Sockets, row: int) -> bool:
 def _challenge(sockets: Sockets, row: int, period: int) -> np.uint64:
     """Return the challenge for the source at a port in a period."""
     period_and_port = np.uint64(period * PORTS + row)
-    return keyed_hash(sockets.key[0], sockets.key[1], sockets.source[0], period_and_port)
+    return siphash_2_4(sockets.key[0], sockets.key[1], sockets.source[0], period_and_port)
 
 
 @compiled
@@ -403,6 +403,6 @@ def _send_datagram(sockets: Sockets, row: int, address: NDArray[np.uint64], iove
         if sendmsg(sockets.state[row, UdpColumn.DESCRIPTOR], message.ctypes.data, NO_WAIT) >= 0:
             break
         error_number = errno()
-        if not is_late(error_number):  # an error about an earlier datagram: send this one again
+        if not is_stale_error(error_number):  # an error about an earlier datagram: send this one again
             return error_number
     return 0
