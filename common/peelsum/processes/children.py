@@ -116,7 +116,7 @@ class Child:
         return self._process.pid
 
     def send(self, **values: object) -> None:
-        """Send a message that `receive_from_parent` returns in the child. Do nothing if the child has ended."""
+        """Send a message that `receive_from_parent` returns in the child; do nothing if it has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(values).encode() + b"\n")

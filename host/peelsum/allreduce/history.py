@@ -42,7 +42,7 @@ class StepStatistics(NamedTuple):
 class History:
     """Unions and exponents of past steps, and how well predictions were met, by name and number of elements.
 
-    A union, where any worker's tensor is not zero, is kept as counts of occupied blocks (`UnionCounts.occupied`),
+    A union, where any worker's tensor is not zero, is kept as counts of blocks (`UnionCounts.occupied`),
     without elements whose sum is 0.
 
     Several `Allreduce` that never sum the same tensor at the same time can share a history.

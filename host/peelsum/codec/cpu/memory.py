@@ -19,7 +19,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class HostMemory:
-    """Memory of a `CodecDevice` whose arrays are NumPy arrays: kernels use the words that are sent in place."""
+    """Memory of a `CodecDevice` in NumPy arrays: kernels use the words that are sent in place."""
 
     is_host = direct = True
 
