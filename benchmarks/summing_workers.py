@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
-from peelsum.processes import Child, ProcessError, receive_from_parent, send_to_parent
+from peelsum.processes import Child, ProcessError, print_message, receive_from_parent
 from peelsum.processes.reports import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.transport import TransportError
@@ -84,14 +84,14 @@ def run(seat: Mapping[str, Any], *, elements: int, seed: int) -> None:
     with plug_in(seat) as summation:
         words = words_of(elements, seed, summation.worker_id)
         right = expected(elements, seed, summation.workers)
-        send_to_parent(ready=True)
+        print_message(ready=True)
         while receive_from_parent()["again"]:
             started = time.perf_counter()
             (total,) = summation.sum_words([Part(words, "add")])
             elapsed = time.perf_counter() - started
-            send_to_parent(seconds=elapsed, wrong=int(np.count_nonzero(total != right)))
+            print_message(seconds=elapsed, wrong=int(np.count_nonzero(total != right)))
         stats = summation.stats()
-    send_to_parent(**asdict(stats))
+    print_message(**asdict(stats))
 
 
 if __name__ == "__main__":

@@ -42,13 +42,13 @@ os._exit(0)
 #: the open sockets it has a copy of. The order in which they are replaced is arbitrary, so there are many.
 INTERRUPTED = """
 import os, socket
-from peelsum.forks import keep_from_children
+from peelsum.forks import close_in_forked_children
 sockets = [socket.socket() for _ in range(64)]
 for opened in sockets:
-    keep_from_children(opened)
+    close_in_forked_children(opened)
 def interrupted():
     with open(os.devnull) as file:
-        keep_from_children(file)
+        close_in_forked_children(file)
         raise KeyboardInterrupt
 try:
     interrupted()

@@ -194,7 +194,7 @@ def _message(rival: Rival, values: Floats, others: list[Any], seed: int) -> _Run
 
 def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
     """Run all workers' protocols; the first worker's encoding and decoding count."""
-    device, likely = TimedDevice.of("cpu"), int(_seen(tensors).cost_estimates)
+    device, likely = TimedDevice.of("cpu"), int(_seen(tensors).non_zeros)
 
     def begin(values: Floats) -> tuple[SumProtocol, Rounds, Round]:
         protocol = two_round_protocol(device, choice, values, PlanSettings(), len(tensors), seed, likely)

@@ -141,7 +141,10 @@ def links(gbps: float, workers: int, elements: int = 1) -> Scenario:
 
 
 def sparse_sum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
-    """Sum the tensors one way. Raises SimulationError if the simulation fails."""
+    """Simulate the sum of the tensors by one way; return its seconds, words and number of wrong elements.
+
+    Raises SimulationError if the simulation fails.
+    """
     if way == "ring":
         # A ring of floats needs no codec. Its order of transfers is checked, not its rounding.
         row = run_collective(links(gbps, tensors.workers, tensors.elements), "ring")
@@ -150,7 +153,7 @@ def sparse_sum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     if way == "omnireduce":
         return _omnireduce(tensors, gbps)
     if way in ("switchml", "atp"):
-        # Either sends every element as an integer; its codec is peelsum's of everything.
+        # Either sends every element as an integer; its codec is timed as peelsum's dense codec.
         scenario = links(gbps, tensors.workers, tensors.elements)
         result = run_protocol(scenario, way, PROTOCOLS[way])
         codec_s = _codec_s("dense", np.sum(tensors.each(), axis=0))
@@ -253,23 +256,24 @@ def _lhc(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
 
 
 @lru_cache(maxsize=8)
-def _lhc_steps(tensors: Tensors) -> list[tuple[float, list[int]]]:
-    """Return the codec's seconds of LHC's tables, and the words of each one's exchanges.
+def _timed_lhc_layouts(tensors: Tensors) -> list[tuple[float, list[int]]]:
+    """Return, for each LHC layout to try, the codec's least seconds and the words of its exchanges.
 
-    They are tables of many sizes with batches of 1024, and the smallest table of every other batch.
+    Index and table are one exchange; what peeling leaves over, if anything, is another. The layouts are those
+    of `lhc_variants`, and the smallest layout of each batch size in BATCHES.
     """
     union = np.sum(tensors.each(), axis=0)
     where, fixed = np.flatnonzero(union), fixed_point(_field(union), 1)
     device = replace(TimedDevice.of("cpu"), clock=time.process_time)
     smallest = [smallest_lhc(where, tensors.elements, lanes=lanes, index_bits=1) for lanes in BATCHES]
     layouts = [*lhc_variants(where.size, smallest[-1]), *filter(None, smallest)]
-    tables = []
+    timed = []
     for layout in layouts:
         runs = [lhc_step(device, layout, union, fixed) for _ in range(_TIMED)]
         unpeeled = runs[0].left_over
         words = [runs[0].words - unpeeled, unpeeled] if unpeeled else [runs[0].words]
-        tables.append((min(run.codec_s for run in runs), words))
-    return tables
+        timed.append((min(run.codec_s for run in runs), words))
+    return timed
 
 
 def _lhc_fastest(tensors: Tensors, gbps: float) -> SparseSum:
@@ -278,7 +282,7 @@ def _lhc_fastest(tensors: Tensors, gbps: float) -> SparseSum:
     What a small table leaves over is one more exchange.
     """
     best: SparseSum | None = None
-    for codec_s, exchanges in _lhc_steps(tensors):
+    for codec_s, exchanges in _timed_lhc_layouts(tensors):
         sums = [_network(gbps, tensors.workers, words) for words in exchanges]
         candidate = SparseSum(
             sum(seconds for seconds, _ in sums), codec_s, sum(exchanges), sum(wrong for _, wrong in sums)

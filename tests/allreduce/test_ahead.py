@@ -41,7 +41,7 @@ def checked(group: Any, inputs: Tensors) -> Any:
 def test_a_step_like_the_ones_before_takes_one_exchange(make_workers: Any, values: str) -> None:
     group = make_workers(WORKERS, 256, values=values)
     results = [checked(group, drawn(step)) for step in range(12)]
-    assert [result.ahead for result in results] == [False] + 11 * [True]
+    assert [result.one_round for result in results] == [False] + 11 * [True]
     assert sum(result.exchanges for result in results[2:]) <= 11
     calls = group.take()
     assert len(calls) == sum(result.exchanges for result in results)
@@ -60,7 +60,7 @@ def test_values_of_sums_beyond_float64_are_rounded_once(make_workers: Any, sign:
     for tensors, value in zip(inputs, (2.0**28, 16.0, 2.0**-26), strict=True):
         tensors["g"][0] = sign * value
     found = group.sum(inputs)[0]
-    assert found.ahead
+    assert found.one_round
     assert found["g"].total[0] == sign * (2**54 + 2**30 + 1)
     assert found["g"].values[0] == sign * (2**28 + 32)
 
@@ -71,7 +71,7 @@ def test_scales_that_are_far_off_cost_one_more_exchange(make_workers: Any, facto
     for step in range(4):
         checked(group, drawn(step))
     far = checked(group, drawn(4, factor=factor))
-    assert (far.ahead, far.exchanges) == (True, 2)
+    assert (far.one_round, far.exchanges) == (True, 2)
     after = [checked(group, drawn(step, factor=factor)) for step in range(5, 9)]
     assert after[-1].exchanges == 1
 
@@ -135,7 +135,7 @@ def test_upper_parts_of_a_tensor_that_is_not_finite_elsewhere(make_workers: Any,
         tensors["s"][:100] *= np.float32(256)
     grown[1][bad][7] = np.inf
     result = checked(group, grown)
-    assert (result.ahead, result[bad].own, result[bad].occupied) == (True, 0, 0)
+    assert (result.one_round, result[bad].local_non_zeros, result[bad].union_size) == (True, 0, 0)
 
 
 def with_histories(make_workers: Any) -> tuple[Any, list[History]]:
@@ -178,15 +178,15 @@ def test_steps_go_ahead_where_an_exchange_takes_longer_than_its_words(make_worke
     ]:
         group = make_workers(WORKERS, 256, values=values, network=network)
         results = [checked(group, drawn(step)) for step in range(3)]
-        assert [result.ahead for result in results] == [False, ahead, ahead], (values, network)
+        assert [result.one_round for result in results] == [False, ahead, ahead], (values, network)
 
 
 def test_guesses_that_are_always_wrong_are_given_up(make_workers: Any) -> None:
     group = make_workers(WORKERS, 256, values="sketch", network=NetworkModel(0.05, 3e-3))
     results = [checked(group, drawn(step, factor=4.0 ** (30 * (step % 2)))) for step in range(40)]
-    given_up = [result.ahead for result in results].index(False, 1)
+    given_up = [result.one_round for result in results].index(False, 1)
     assert 3 < given_up < 30
-    assert sum(result.ahead for result in results[given_up:]) < 10, "tried again now and then"
+    assert sum(result.one_round for result in results[given_up:]) < 10, "tried again now and then"
 
 
 def test_a_restored_history_goes_on_with_the_same_bits(make_workers: Any) -> None:
@@ -197,7 +197,7 @@ def test_a_restored_history_goes_on_with_the_same_bits(make_workers: Any) -> Non
         there.restore(here.saved())
     for step in range(3, 6):
         one, other = (checked(group, drawn(step)) for group in (first, second))
-        assert one.ahead
+        assert one.one_round
         for name in ("d", "s"):
             assert one[name].values.tobytes() == other[name].values.tobytes()
             assert (one[name].scales == other[name].scales).all()

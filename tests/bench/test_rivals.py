@@ -50,7 +50,7 @@ def test_sizes_are_those_of_the_tensors(rows: dict[int, list[dict[str, Any]]]) -
 def test_the_exact_ways_give_the_sum_of_integers() -> None:
     tensors = workers_tensors(3)
     for form, index in bench.OURS.values():
-        choice = bench.fewest_words(form, index, N, bench._seen(tensors), bench.Settings())
+        choice = bench.fewest_words(form, index, N, bench._seen(tensors), bench.PlanSettings())
         run = bench._exchange(choice, tensors, 5)
         factor = np.ldexp(1.0, run.fixed.scales_at(np.arange(N)))
         total = sum(np.rint(values * factor).astype(np.int64) for values in tensors)

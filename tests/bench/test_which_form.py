@@ -99,7 +99,7 @@ def test_the_map_has_a_square_for_each_point_and_marks_where_auto_is_slower() ->
     few, many = figure.axes
     assert [axes.get_title() for axes in figure.axes] == ["1,024 elements, 1%", "1,024 elements, 20%"]
     assert [len(axes.patches) for axes in figure.axes] == [2, 1]
-    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["1.25x"]
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["1.25"]
     assert few.patches[0].get_facecolor() != few.patches[1].get_facecolor() == many.patches[0].get_facecolor()
     (circle,) = many.lines
     assert circle.get_color() not in (few.patches[0].get_facecolor()[:3], many.patches[0].get_facecolor()[:3])

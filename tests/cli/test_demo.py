@@ -35,7 +35,7 @@ def endless(tmp_path):
     deadline = time.monotonic() + PATIENCE_S
     while len(parts := psutil.Process(demo.pid).children(recursive=True)) < 5:
         assert time.monotonic() < deadline, "switch, controller, server and two workers did not start"
-        assert demo.poll() is None, demo.stderr.decode()
+        assert demo.poll() is None, demo.stderr.read()
         signal.sigtimedwait([signal.SIGUSR1], 0.05)
     yield demo, parts
     demo.kill()

@@ -274,5 +274,5 @@ def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
 def test_a_reader_that_left_causes_no_message(arguments):
     with subprocess.Popen([*PEELSUM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
-        assert process.stderr.decode() == b""
+        assert process.stderr.read() == b""
         assert process.wait(timeout=PATIENCE_S) == 1

@@ -58,7 +58,7 @@ def test_a_child_that_says_what_it_is_busy_with_is_waited_for(child, monkeypatch
 
 def test_a_child_that_is_silent_is_not_and_its_last_word_is_told(child):
     silent = child(SILENT)
-    while not silent.busy_with():
+    while not silent.last_progress():
         time.sleep(0.01)
     with pytest.raises(ProcessError) as caught:
         silent.ready(timeout_s=0.5)

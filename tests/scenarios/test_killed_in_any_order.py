@@ -107,7 +107,7 @@ class Scene:
         self.start("switch")
         (folder / "cluster.toml").write_text(cluster_text([self.p4runtime], poll_s=0.2))
         self.start("primary")
-        while self.children["primary"].next_line(PATIENCE_S)["kind"] != "regained":
+        while self.children["primary"].next_message(PATIENCE_S)["kind"] != "regained":
             pass
         self.start("backup")
         self.client = ControllerClient(list(self.listens.values()))

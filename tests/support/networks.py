@@ -76,7 +76,7 @@ class Up(subprocess.Popen):
         """The next object."""
         assert select.select([self.stdout], [], [], timeout_s)[0], "nothing in time"
         line = self.stdout.readline()
-        assert line.startswith(b"{"), self.stderr.decode()
+        assert line.startswith(b"{"), self.stderr.read()
         self.said = json.loads(line)
         return self.said
 

@@ -101,7 +101,7 @@ class OnHost(dict[str, Any]):
 
     def __init__(self, result: Any) -> None:
         super().__init__({name: replace(one, values=host(one.values)) for name, one in result.items()})
-        self.ahead = result.ahead
+        self.one_round = result.one_round
 
 
 def host(array: Any) -> Any:
@@ -116,7 +116,7 @@ def check(results: Sequence[Any], arrays: Sequence[Floats], name: str = "g", *, 
     if finite and any(array.any() for array in arrays):
         block = first.fixed.block
         assert block in [2**b for b in range(5, 16)]
-        scales = first.scales.reshape(-1).astype(np.int64) if results[0].ahead else None
+        scales = first.scales.reshape(-1).astype(np.int64) if results[0].one_round else None
         meant = expected(arrays, block, divisor, scales=scales)
         if scales is None:
             np.testing.assert_array_equal(first.scales.reshape(-1), meant.scales)

@@ -413,7 +413,7 @@ def busy_queue() -> dict[str, object]:
     queue = ["root", "pfifo"]  # veth then stops, instead of dropping
     done = subprocess.run(["tc", "qdisc", "add", "dev", "switch1", *queue], check=False, capture_output=True)
     if done.returncode:
-        return {"refused": done.stderr.decode().strip()}
+        return {"refused": done.stderr.read().strip()}
     for one in (ports, host):
         one.resize(packet_bytes(2048))
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, a
 
 
 def test_one_network_at_a_time() -> None:
-    program = "from peelsum.topology.records import only_one\nwith only_one(): print('got it')"
+    program = "from peelsum.topology.records import network_lock\nwith network_lock(): print('got it')"
     command = [sys.executable, "-c", program]
     with records.network_lock():
         refused = subprocess.run(command, capture_output=True, text=True, check=False)

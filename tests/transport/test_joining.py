@@ -53,7 +53,7 @@ def test_a_worker_may_start_later_than_the_others_stall(monkeypatch, told) -> No
     """The last worker starts when another has waited for longer than its timeout."""
 
     def late(timeout_s: float) -> None:
-        monkeypatch.setattr(joining, "TELL_AFTER_S", 1.3 * timeout_s)
+        monkeypatch.setattr(joining, "WARN_AFTER_S", 1.3 * timeout_s)
         told.some.clear()
         told.lines.clear()
 

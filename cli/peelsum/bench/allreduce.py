@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.bench.workers import gather_reports
-from peelsum.processes import Child, send_to_parent, terminate_with_parent
+from peelsum.processes import Child, print_message, terminate_with_parent
 from peelsum.processes.reports import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.topology import Star
@@ -222,9 +222,9 @@ def run(
 ) -> None:
     """Join the job of `seat`, measure the cases in order, and print each measurement."""
     with plug_in(seat) as summation:
-        send_to_parent(ready=True)
+        print_message(ready=True)
         for case in cases:
-            send_to_parent(**measure(summation, Case(**case), iterations=iterations, warmups=warmups))
+            print_message(**measure(summation, Case(**case), iterations=iterations, warmups=warmups))
 
 
 if __name__ == "__main__":

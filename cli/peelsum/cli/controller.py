@@ -14,7 +14,7 @@ import typer
 from peelsum.cli.options import Service, address, parse_address, read_identity, report_errors
 from peelsum.cli.settings import with_settings
 from peelsum.options import CommandSettings, Option
-from peelsum.processes import SignalWaiter, send_to_parent, terminate_with_parent
+from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
 from peelsum.processes.progress import reporting_progress
 from peelsum.processes.reports import progress_reporter
 
@@ -116,7 +116,7 @@ def show_cluster(controllers: Sequence[str], tls: Path | None, json: bool) -> No
 
     report = observe_cluster(_client(controllers, tls).list(), read_identity(tls))
     if json:
-        send_to_parent(**_as_json(report))
+        print_message(**_as_json(report))
     else:
         _print(report)
 

@@ -10,7 +10,7 @@ import typer
 
 from peelsum.cli.options import ClusterSettings, Json, Tls, read_identity, report_errors
 from peelsum.cli.settings import with_settings
-from peelsum.processes import send_to_parent
+from peelsum.processes import print_message
 from peelsum.wire import DEFAULT_LANES
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def command(
             findings += examine_cluster(cluster.controller, read_identity(tls))
     failed = [finding for finding in findings if finding.state == "failed"]
     if json:
-        send_to_parent(findings=[asdict(finding) for finding in findings], failed=len(failed))
+        print_message(findings=[asdict(finding) for finding in findings], failed=len(failed))
     else:
         _print(findings, len(failed))
     if failed:

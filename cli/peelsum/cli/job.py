@@ -30,7 +30,7 @@ from peelsum.cli.options import (
 )
 from peelsum.cli.settings import with_settings
 from peelsum.options import CommandSettings, Option, OptionError
-from peelsum.processes import SignalWaiter, send_to_parent, terminate_with_parent
+from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
 from peelsum.processes.progress import reporting_progress
 from peelsum.processes.reports import compile_progress_reporter, progress_reporter
 from peelsum.topology import TopologyError
@@ -141,7 +141,7 @@ def _hold(jobs: JobController, job: AnyDescription, service: Service) -> None:
     if waiting := jobs.evict(job.job.id)["waiting"]:
         raise ControlError(f"job: {job.job.id}: is still on {', '.join(waiting)}, which is away")
     if service.json:
-        send_to_parent(verdicts=_by_name(total))
+        print_message(verdicts=_by_name(total))
 
 
 def _connecting(*addresses: str) -> str:
@@ -255,7 +255,7 @@ def status(
         with switch.connect(tls) as session:
             state = read_status(session)
     if json:
-        send_to_parent(**{**asdict(state), "verdicts": _by_name(state.verdicts)})
+        print_message(**{**asdict(state), "verdicts": _by_name(state.verdicts)})
     else:
         _print_status(state)
 

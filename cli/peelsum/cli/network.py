@@ -20,7 +20,7 @@ import typer
 from peelsum.cli.options import Topology
 from peelsum.cli.settings import with_settings
 from peelsum.options import CommandSettings, Option
-from peelsum.processes import SignalWaiter, send_to_parent, terminate_with_parent
+from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
 from peelsum.processes.interrupts import InterruptContext, Interrupted
 from peelsum.processes.progress import reporting_progress
 from peelsum.processes.reports import progress_reporter
@@ -114,7 +114,7 @@ def _watch(
             _write_record(network, process)
         for message in messages:
             if json:
-                send_to_parent(news=message, processes=network.processes)
+                print_message(news=message, processes=network.processes)
             else:
                 print(message, flush=True)
 
@@ -264,7 +264,7 @@ def down() -> None:
 def _announce(network: Network, json: bool) -> None:
     """Print that the network is up, with its switches and its job."""
     if json:
-        send_to_parent(
+        print_message(
             network=network.name,
             hosts=list(network.topology.hosts),
             p4runtime=network.p4runtime,

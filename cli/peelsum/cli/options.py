@@ -13,7 +13,7 @@ import typer
 from peelsum.logs import LogsError, configure, log_event
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, Values, controller_values, metrics_address
 from peelsum.options import CommandSettings, Option, OptionError
-from peelsum.processes import send_to_parent
+from peelsum.processes import print_message
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.tls import TlsError, TlsIdentity
 
@@ -63,7 +63,7 @@ class Service(CommandSettings):
     def announce(self, text: str, /, **values: object) -> None:
         """Print the text, or with `--json` the values."""
         if self.json:
-            send_to_parent(**values)
+            print_message(**values)
         else:
             print(text, flush=True)
 

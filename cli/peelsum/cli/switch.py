@@ -16,7 +16,7 @@ import typer
 from peelsum.cli.options import OPTION_ERRORS, Service
 from peelsum.cli.settings import with_settings
 from peelsum.options import CommandSettings, Option, OptionError
-from peelsum.processes import send_to_parent, terminate_with_parent
+from peelsum.processes import print_message, terminate_with_parent
 from peelsum.processes.reports import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.switch_settings import SwitchSettings
@@ -67,7 +67,7 @@ def run(settings: SwitchSettings, service: Service) -> None:
             configure(service.log_format, "switch", {"device_id": settings.device_id})
         counts = run_switch(settings, identity=service.identity, observe=observe, announce=announce)
     if service.json:
-        send_to_parent(**asdict(counts))
+        print_message(**asdict(counts))
     _exit_if_compiling()
 
 

@@ -3,8 +3,8 @@
 from peelsum.processes.children import (
     Child,
     SignalWaiter,
+    print_message,
     receive_from_parent,
-    send_to_parent,
     terminate_with_parent,
 )
 from peelsum.processes.errors import ProcessError
@@ -13,7 +13,7 @@ __all__ = [
     "Child",
     "ProcessError",
     "SignalWaiter",
+    "print_message",
     "receive_from_parent",
-    "send_to_parent",
     "terminate_with_parent",
 ]

@@ -44,7 +44,7 @@ _libc = ctypes.CDLL(None)
 class Child:
     """A command in a child process, in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
-    on_work: called, from a thread, with the child's name and each of its progress messages.
+    on_progress: called, from a thread, with 'NAME: TEXT' for each of its progress messages.
     """
 
     on_progress: Callable[[str], None] = staticmethod(lambda text: None)
@@ -268,7 +268,7 @@ def _start_process(
     return process
 
 
-def send_to_parent(**values: object) -> None:
+def print_message(**values: object) -> None:
     """Print a message for the parent process."""
     sys.stdout.write(json.dumps(values) + "\n")  # one write, because several threads may print
     sys.stdout.flush()

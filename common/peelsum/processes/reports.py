@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from peelsum.processes import Child, send_to_parent
+from peelsum.processes import Child, print_message
 from peelsum.processes.progress import ProgressCallback, shown_on_stderr
 
 
@@ -29,4 +29,4 @@ def compile_progress_reporter(*, child: bool = False) -> ProgressCallback:
 
 def _send_to_parent(text: str) -> None:
     with suppress(OSError):  # the parent has ended, and so will this process
-        send_to_parent(working=text)
+        print_message(working=text)

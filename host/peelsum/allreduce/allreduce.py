@@ -143,10 +143,12 @@ class Allreduce:
         """
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
-        named = self._by_name(tensors)
+        named = self._validated_by_name(tensors)
         unchanged = named is tensors and out is None  # so all of them are writable
         into = (
-            named if unchanged and in_place else self._results_into(named, in_place, self._by_name(out or {}))
+            named
+            if unchanged and in_place
+            else self._results_into(named, in_place, self._validated_by_name(out or {}))
         )
         self._failed = True
         try:
@@ -189,10 +191,11 @@ class Allreduce:
         self._plans[signature] = plan, current
         return plan
 
-    def _by_name(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Return the tensors by their names, as the device takes them. Raises InvalidRequestError.
+    def _validated_by_name(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Return the tensors by name, those of a sequence by index, as the device's `validated` returns them.
 
-        The same object is returned if nothing has to be changed.
+        The argument itself is returned if it is a dict whose names passed an earlier call, and the device can
+        use all its tensors as they are. Raises InvalidRequestError.
         """
         if (
             isinstance(tensors, dict)

@@ -185,7 +185,7 @@ class Chooser:
                 Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0
             )
         forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
-        if form == "auto" and seen and (elements < _LARGE or seen.cost_estimates >= _DENSE * elements):
+        if form == "auto" and seen and (elements < _LARGE or seen.non_zeros >= _DENSE * elements):
             forms = ("dense", sparse)
         union, codec = seen or UnionCounts.uniform(elements, 1.0), self.network.codec
         choices = cost_estimates(elements, union, settings, forms, ahead=one_round, codec=codec)

@@ -44,7 +44,7 @@ class UnionCounts:
     """For each b from 0 on, the number of blocks of 2**b elements that hold a non-zero of the union."""
 
     @property
-    def cost_estimates(self) -> float:
+    def non_zeros(self) -> float:
         """Non-zeros in the union."""
         return self.occupied[0]
 
@@ -193,7 +193,7 @@ def cost_estimates(
             work_ns = codec.call * _DENSE_CALLS + codec.dense * elements
             yield _with_scales(Choice(form), elements, elements, work_ns, codec, ahead)
         elif form == "sketch" or not ahead:
-            per_candidate = settings.cells(seen.cost_estimates) if form == "sketch" else 1.0
+            per_candidate = settings.cells(seen.non_zeros) if form == "sketch" else 1.0
             for index in indexes(elements, seen, per_candidate):
                 if not (ahead and index.refined):
                     yield _sparse(form, index, elements, seen, per_candidate, codec, ahead)
@@ -202,7 +202,7 @@ def cost_estimates(
 def _with_scales(
     choice: Choice, elements: int, words: float, work_ns: float, codec: CodecModel, one_round: bool
 ) -> CostEstimate:
-    """Return the Candidate of a choice that sends `words` words in addition to those that agree on scales."""
+    """Return the CostEstimate of a choice that sends `words` words besides those that agree on scales."""
     block = scale_block(elements, words)
     scales, refined = 1 + -(-elements // block), choice.index is not None and choice.index.refined
     exchanges = 1 if one_round else 2 + refined
@@ -221,7 +221,7 @@ def _sparse(
     codec: CodecModel,
     one_round: bool,
 ) -> CostEstimate:
-    """Return the Candidate of a sparse form whose values take `per_candidate` words for each candidate."""
+    """Return the CostEstimate of a sparse form that sends `per_candidate` words for each candidate."""
     words, passed = expected(index, elements, seen)
     work_ns = codec.call * _SPARSE_CALLS + codec.sparse * elements + codec.compact * passed
     work_ns += index_ns(index, elements, seen, codec)
@@ -255,7 +255,7 @@ def _passes_ns(index: BlockIndex | BloomIndex, elements: int, seen: UnionCounts)
 
 def expected(index: Index, elements: int, seen: UnionCounts) -> tuple[float, float]:
     """Return the estimated words of an index in all its exchanges, and the candidates that pass it."""
-    words, count = index.words(elements), seen.cost_estimates
+    words, count = index.words(elements), seen.non_zeros
     if isinstance(index, BitmapIndex):
         return words, count
     if isinstance(index, BlockIndex):
@@ -267,8 +267,8 @@ def expected(index: Index, elements: int, seen: UnionCounts) -> tuple[float, flo
 
 def _passed(index: BloomIndex, elements: int, seen: UnionCounts) -> float:
     """Return the expected number of elements that pass a Bloom filter."""
-    filled = -math.expm1(-seen.cost_estimates / (WORD_BITS * index.rows))
-    return seen.cost_estimates + (elements - seen.cost_estimates) * filled**index.hashes
+    filled = -math.expm1(-seen.non_zeros / (WORD_BITS * index.rows))
+    return seen.non_zeros + (elements - seen.non_zeros) * filled**index.hashes
 
 
 def _level(index: BlockIndex) -> int:
@@ -289,19 +289,19 @@ def indexes(elements: int, seen: UnionCounts, words_per_candidate: float) -> Ite
             if suitable:
                 yield min(suitable, key=partial(_index_words, elements, seen, words_per_candidate))
         wasted_bits = 1.0 if refined else WORD_BITS * words_per_candidate
-        bloom = best_bloom(elements, seen.cost_estimates, wasted_bits, refined=refined)
+        bloom = best_bloom(elements, seen.non_zeros, wasted_bits, refined=refined)
         if refined or _few_zeros_pass(bloom, elements, seen):
             yield bloom
 
 
 def _few_zeros_pass(index: Index, elements: int, seen: UnionCounts) -> bool:
     """Return whether so few zeros pass an index that it need not be refined."""
-    return not too_many(expected(index, elements, seen)[1], seen.cost_estimates)
+    return not too_many(expected(index, elements, seen)[1], seen.non_zeros)
 
 
-def too_many(cost_estimates: float, non_zeros: float) -> bool:
+def too_many(candidates: float, non_zeros: float) -> bool:
     """Return whether so many candidates are zeros that sending the candidates' own bits saves words."""
-    return cost_estimates > (1 + TOLERANCE) * non_zeros + cost_estimates / WORD_BITS
+    return candidates > (1 + TOLERANCE) * non_zeros + candidates / WORD_BITS
 
 
 def _index_words(elements: int, seen: UnionCounts, words_per_candidate: float, index: Index) -> float:
@@ -310,15 +310,15 @@ def _index_words(elements: int, seen: UnionCounts, words_per_candidate: float, i
     return words + passed * words_per_candidate
 
 
-def best_bloom(elements: int, cost_estimates: float, wasted_bits: float, *, refined: bool) -> BloomIndex:
+def best_bloom(elements: int, non_zeros: float, wasted_bits: float, *, refined: bool) -> BloomIndex:
     """Return the Bloom filter with the fewest bits in total: its own, and `wasted_bits` per false positive.
 
     Each additional sub-table costs _BLOOM_BITS per candidate and halves the false positives.
     """
-    cost_estimates = max(cost_estimates, 1.0)
-    ratio = wasted_bits * max(elements - cost_estimates, 1.0) * math.log(2) / (cost_estimates * _BLOOM_BITS)
+    non_zeros = max(non_zeros, 1.0)
+    ratio = wasted_bits * max(elements - non_zeros, 1.0) * math.log(2) / (non_zeros * _BLOOM_BITS)
     hashes = min(max(round(math.log2(max(ratio, 1.0))), 1), 32)
-    return BloomIndex(hashes, BloomLayout.sized(math.ceil(cost_estimates), hashes, 0).rows, refined)
+    return BloomIndex(hashes, BloomLayout.sized(math.ceil(non_zeros), hashes, 0).rows, refined)
 
 
 def lower_bound_bits(elements: int, count: float) -> float:

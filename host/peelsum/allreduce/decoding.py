@@ -40,15 +40,18 @@ class StepDecoder:
         """Decode the sums of a protocol that has ended, and record the step in its chooser's history."""
         codec, dense, sparse = protocol.codec, protocol.dense, protocol.sparse
         self._protocol = protocol
-        self._values = list(codec.decode(dense, sparse, self._divisor, self._sort_overflow()))
+        self._values = list(codec.decode(dense, sparse, self._divisor, self._split_overflow()))
         self._fields, self._scales = codec.fields, codec.scales
         self._counts = codec.counts()
         if protocol.cells:
             self._sketch = len(sparse), protocol.cells, protocol.left_over
         self._update_history()
 
-    def _sort_overflow(self) -> tuple[_Numbers, NDArray[np.float32]] | None:
-        """Sort the sums that may need more than 32 bits by segment; return their elements and results."""
+    def _split_overflow(self) -> tuple[_Numbers, NDArray[np.float32]] | None:
+        """Split the sums that may need more than 32 bits into `_overflow`; they are in the order of segments.
+
+        Return their elements and float32 results, or None if there are none.
+        """
         overflow, table = self._protocol.overflow, self._plan.layout.table
         if overflow is None or not len(overflow.sums):
             return None

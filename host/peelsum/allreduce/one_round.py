@@ -95,7 +95,7 @@ class Prediction:
             union = UnionCounts(tuple(unions[part.segments].sum(axis=0).tolist()))
             # If more elements pass an index, it is refined: it was chosen for fewer, as is the sketch.
             passed = index_expected(part.index, part.elements, union)[1]
-            count += min(passed, (1 + TOLERANCE) * union.cost_estimates)
+            count += min(passed, (1 + TOLERANCE) * union.non_zeros)
         room = math.ceil(count)
         if room < MANY_CANDIDATES:
             room += math.ceil(DEVIATIONS * math.sqrt(room))

@@ -67,7 +67,7 @@ class Reducer:
         return None
 
     def saved(self) -> dict[str, Any]:
-        """Return what later steps depend on: plain values and arrays, by names; {} without `residuals`."""
+        """Return what later steps depend on: plain values and arrays, by names; {} without residuals."""
         return {}
 
     def restore(

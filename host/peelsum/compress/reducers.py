@@ -33,9 +33,9 @@ from peelsum.compress.sparsifier import TopK
 class LossyReducer(Reducer):
     """The base class of reducers with loss. Residuals are in `memory`."""
 
-    on_host = residuals = True
+    on_host = keeps_residuals = True
     #: False, because scales and shares may be those of a bucket.
-    merges = False
+    can_merge_buckets = False
 
     def __init__(self, *, span: Span = nullcontext, note: Note = ignore_costs) -> None:
         self.memory = Memory()
@@ -95,7 +95,7 @@ class CompressorReducer(LossyReducer):
         self._group_gathers = group_gathers
         self._group: GroupSummation | None = None
         # If each tensor is compressed by itself, buckets do not matter.
-        self.merges = compressor.kind == "indexed" and compressor.per == "tensor"
+        self.can_merge_buckets = compressor.kind == "indexed" and compressor.per == "tensor"
 
     def connect(self, turns: SumScheduler, new_group: Callable[[], GroupSummation]) -> None:
         """Sum at `turns` from now on; make a process group for gathered payloads if one is needed."""

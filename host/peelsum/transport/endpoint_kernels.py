@@ -100,8 +100,11 @@ def contribute(state: WorkerState, window: int, limit: int, now: float) -> tuple
 def gather(state: WorkerState, now: float, out: Words) -> int:
     """Begin chunks of a GATHER; fill out uint32[limit, words] with those to be sent, and return how many.
 
-    No worker may be a window behind the newest complete chunk, as the server keeps no more. So all workers
-    contribute every PACE-th chunk, beginning with the first, and REACH is less than half the window.
+    This worker sends its own chunks and those that all workers contribute. Of another worker's chunk it keeps
+    a RETRY, and waits for the result. The server keeps the results of one window only, so no worker may fall
+    a window behind. Therefore all workers contribute every PACE-th chunk, beginning with the first, at most
+    REACH chunks are begun after the oldest without a result, and until the first chunk has its result, only
+    chunks that all contribute are begun.
     """
     cursors, filled, settled = state.cursors, 0, False
     while cursors[Cursor.NEXT] < cursors[Cursor.END] and filled < out.shape[0]:

@@ -28,11 +28,15 @@ class TensorCompleted:
 def named(workers: Sequence[int], last_seen: Sequence[float | None], racks: int) -> str:
     """Return one or more workers as text: numbers, racks if there are any, when each was last seen."""
     ages: Sequence[float | str | None] = last_seen or [""] * len(workers)
-    numbers = ", ".join(_named(worker, age, racks) for worker, age in zip(workers, ages, strict=True))
+    numbers = ", ".join(_worker_text(worker, age, racks) for worker, age in zip(workers, ages, strict=True))
     return f"worker{'s' * (len(workers) > 1)} {numbers}"
 
 
-def _named(worker: int, age: float | str | None, racks: int) -> str:
+def _worker_text(worker: int, age: float | str | None, racks: int) -> str:
+    """Return a worker's number with its rack, if there are racks, and when it was last seen.
+
+    age: seconds since then; None: never; "": unknown, and left out.
+    """
     notes = [f"rack {worker // MAX_WORKERS}"] if racks else []
     if age is None:
         notes.append("never seen")

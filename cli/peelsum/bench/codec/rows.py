@@ -112,13 +112,13 @@ def codec_row(
 ) -> dict[str, Any]:
     """Return the row of a measured form. rounds: of peeling; None if nothing was peeled."""
     elements, count = drawn.values.size, drawn.positions.size
-    cost_estimates = count if measured.candidates is None else measured.candidates.size
+    candidates = count if measured.candidates is None else measured.candidates.size
     return {
         "form": form,
         "index": index,
         "bits_per_element": round(32 * measured.words / elements, 4),
         "over_lower_bound": round(32 * measured.words / lower_bound_bits(elements, count), 4),
-        "recovered_by_peeling": None if rounds is None else 1 - measured.left_over / cost_estimates,
+        "recovered_by_peeling": None if rounds is None else 1 - measured.left_over / candidates,
         "rounds": rounds,
         "encode_gbps": round(32 * elements / measured.encode_s / 1e9, 3),
         "decode_gbps": round(32 * elements / measured.decode_s / 1e9, 3),

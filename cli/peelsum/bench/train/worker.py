@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.allreduce import AllreduceError, RequestedForm, Summation
 from peelsum.bench.devices import cpu_s
-from peelsum.processes import receive_from_parent, send_to_parent
+from peelsum.processes import print_message, receive_from_parent
 from peelsum.processes.reports import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
@@ -344,14 +344,14 @@ def run(options: WorkerOptions) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{options.store}", rank=options.rank, world_size=options.workers
     )
-    send_to_parent(ready=True)
+    print_message(ready=True)
     while paths := (request := receive_from_parent())["paths"]:
         with ExitStack() as stack:
             seat = request["seat"]
             summation = None if seat is None else stack.enter_context(plug_in(seat))
             for path in paths:
                 trainer = Trainer(task, options, path, summation, request["switch_pids"])
-                send_to_parent(**trainer.measure())
+                print_message(**trainer.measure())
                 trainer.close()
     dist.destroy_process_group()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from peelsum.processes import receive_from_parent, send_to_parent, terminate_with_parent
+from peelsum.processes import print_message, receive_from_parent, terminate_with_parent
 from peelsum.processes.reports import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 
@@ -56,7 +56,7 @@ def command(
         replica = Replica(worker_id, workers, seed)
         if worker_id == 0:
             warm_up()  # the other workers then find the codec compiled
-        send_to_parent(prepared=True)
+        print_message(prepared=True)
         seat = receive_from_parent()
         terminate_with_parent()
         _train(replica, seat, GlooCheck(store, worker_id, workers), steps, seed, form)
@@ -115,7 +115,7 @@ def _train(
 
     warm_up()
     with plug_in(seat) as summation:
-        send_to_parent(ready=True)
+        print_message(ready=True)
         trainings: tuple[SparseForm | Literal["dense"], ...] = (form, "dense")
         for training in trainings:
             forms, values = _allreduce_options(replica, training)
@@ -129,10 +129,10 @@ def _train(
                 result = allreduce.sum(gradients)
                 check.compare(result)
                 replica.apply(result)
-                send_to_parent(loss=loss, tensors=len(result), **_costs(result))
+                print_message(loss=loss, tensors=len(result), **_costs(result))
             after = summation.stats()
             resends = after.resends - before.resends
-            send_to_parent(sent_packets=after.contributions - before.contributions + resends, resends=resends)
+            print_message(sent_packets=after.contributions - before.contributions + resends, resends=resends)
 
 
 def _allreduce_options(replica: Replica, form: SparseForm | Literal["dense"]) -> tuple[Any, RequestedValues]:

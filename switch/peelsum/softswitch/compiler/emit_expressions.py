@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _TOP = 1 << 64
 _HALF = 1 << 63
+#: Ranges are tracked for shifts up to this many bits; so far shifted, a range exceeds 64 bits anyway.
+_RANGE_SHIFT = 4096
 _COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 
 
@@ -240,12 +242,16 @@ class Expressions:
         raise UnsupportedConstruct(f"operator {op} as a number: not supported; leave it out of the program")
 
     def _shift_left(self, value: BoundedValue, shift: Expr) -> BoundedValue:
+        """Return `value` << `shift`: text that is equal modulo 2**64, with the range of the exact result.
+
+        Refuses the program if the shift itself may exceed 64 bits.
+        """
         if isinstance(shift, Const) and 0 <= shift.value < 64:
             text = f"({value.text} << {self._emitter.constant(shift.value)})"
             return BoundedValue(text, value.low << shift.value, value.high << shift.value)
         count = self.exact(shift, "operator <<")
-        most_bits = min(count.high, 4096)
-        low, high = min(0, value.low << most_bits), max(value.high, value.high << most_bits)
+        range_shift = min(count.high, _RANGE_SHIFT)
+        low, high = min(0, value.low << range_shift), max(value.high, value.high << range_shift)
         return BoundedValue(f"shl({value.text}, {count.text})", low, high)
 
     def _shift_right(self, left: Expr, shift: Expr) -> BoundedValue:
