@@ -15,14 +15,14 @@ from peelsum.processes.progress import reporting_progress, shown_on_stderr
 #: Busy until told to go on; says so all the while.
 BUSY = """
 import sys, threading, time
-from peelsum.processes import hear, say
-from peelsum.processes.progress import taking_time
+from peelsum.processes import print_message, receive_from_parent
+from peelsum.processes.progress import reporting_progress
 import peelsum.processes.progress as progress
 progress.INTERVAL_S = 0.05
-with taking_time("compiling loops", lambda text: say(working=text)):
-    hear()
-say(ready=True)
-hear()
+with reporting_progress("compiling loops", lambda text: print_message(working=text)):
+    receive_from_parent()
+print_message(ready=True)
+receive_from_parent()
 """
 SILENT = 'import time, sys; print(\'{"working": "compiling loops: 7 s"}\', flush=True); sys.stdin.read()'
 
