@@ -73,7 +73,7 @@ def options_of(settings: type) -> dict[str, tuple[str, Option]]:
     }
 
 
-def parsed(settings: type[T], values: dict[str, Any]) -> T:
+def take_settings(settings: type[T], values: dict[str, Any]) -> T:
     """Create settings from a command's parameter values, and remove those from `values`.
 
     Raises OptionError for an invalid value.

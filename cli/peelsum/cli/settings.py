@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from peelsum.options import CommandSettings, OptionError, options_of, parsed
+from peelsum.options import CommandSettings, OptionError, options_of, take_settings
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -32,7 +32,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**values: Any) -> None:
         try:
-            settings = {name: parsed(kind, values) for name, kind in classes.items()}
+            settings = {name: take_settings(kind, values) for name, kind in classes.items()}
             command(**settings, **values)
         except OptionError as error:
             raise typer.BadParameter(str(error)) from None
