@@ -8,8 +8,9 @@ INPUTS := pyproject.toml constraints.txt
 # The tests start hundreds of processes, each of which would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Each process runs one test file at a time, the slowest folders first (tests/support/suite_order.py).
-PYTEST := $(BIN)/pytest -q --maxprocesses 8 --dist loadfile --no-loadscope-reorder -n
+# Each process runs one test file at a time, the slowest folders first (tests/support/suite_order.py). The tests that
+# take longest are listed at the end.
+PYTEST := $(BIN)/pytest -q --durations=15 --durations-min=5 --maxprocesses 8 --dist loadfile --no-loadscope-reorder -n
 # One process more than there are processors, because many tests wait.
 TEST_PROCESSES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)' 2>/dev/null || echo logical)
 
