@@ -1,12 +1,12 @@
 // The switch program, the same for every architecture. An architecture defines the registers (`Owner`,
-// `Bitmap`, `Lanes`), parses with `FrameParser`, sets `ingress_port` and `now`, and acts on `way` and
-// `verdict`.
+// `Bitmap`, `Lanes`), parses with `FrameParser`, sets `ingress_port` and `now`, and acts on
+// `direction` and `verdict`.
 //
 //            +--------+   +-----------+   +-------+   +--- Slot ----+   +----------+
 //   frame -->| parser |-->| Admission |-->| Owner |-->| bitmap lanes|-->| Delivery |--> up, down, back
 //            +--------+   +-----------+   +-------+   +-------------+   +----------+
 //                |              |             |              |                |
-//                +--------------+-- verdict --+--------------+----------------+----> counted once, dropped if no way
+//                +--------------+-- verdict --+--------------+----------------+----> counted once, dropped if nowhere
 //                +--> Forwarding: other traffic
 
 #ifndef PEELSUM_CORE_AGGREGATION_P4_

@@ -8,8 +8,8 @@ control Delivery(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.egress_port = port;
     }
 
-    action lose() {
-        ig_md.way = way_t.NOWHERE;
+    action drop_without_path() {
+        ig_md.direction = direction_t.NOWHERE;
         ig_md.verdict = verdict_t.NO_RETURN_PATH;
     }
 
@@ -19,13 +19,13 @@ control Delivery(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             hdr.peelsum.job_id : exact @name("job_id");
             hdr.peelsum.sender : exact @name("sender");
         }
-        actions = { return_to; @defaultonly lose; }
-        const default_action = lose();
+        actions = { return_to; @defaultonly drop_without_path; }
+        const default_action = drop_without_path();
         size = 4096;
     }
 
     apply {
-        if (ig_md.way == way_t.UP) {
+        if (ig_md.direction == direction_t.UP) {
             if (ig_md.verdict == verdict_t.COMPLETED) {
                 hdr.peelsum.kind = ig_md.sum_kind;
                 hdr.peelsum.flag_spine = ig_md.sum_spine;
@@ -35,11 +35,11 @@ control Delivery(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             }
             hdr.peelsum.bitmap = ig_md.worker_bitmap;
             ig_md.egress_port = ig_md.up_port;
-        } else if (ig_md.way == way_t.THROUGH) {
+        } else if (ig_md.direction == direction_t.THROUGH) {
             ig_md.egress_port = ig_md.up_port;
-        } else if (ig_md.way == way_t.BACK) {
+        } else if (ig_md.direction == direction_t.BACK) {
             ig_md.egress_port = CPU_PORT;
-        } else if (ig_md.way == way_t.DOWN) {
+        } else if (ig_md.direction == direction_t.DOWN) {
             if (hdr.peelsum.sender == EVERYONE) {
                 ig_md.multicast = 1;
             } else {

@@ -6,14 +6,14 @@
 
 control Forwarding(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action forward(port_t port) {
-        ig_md.way = way_t.ACROSS;
+        ig_md.direction = direction_t.ACROSS;
         ig_md.verdict = verdict_t.FORWARDED;
         ig_md.egress_port = port;
     }
 
     // To every port of a multicast group, for broadcasts such as ARP's.
     action flood(bit<16> group) {
-        ig_md.way = way_t.ACROSS;
+        ig_md.direction = direction_t.ACROSS;
         ig_md.verdict = verdict_t.FORWARDED;
         ig_md.group = group;
         ig_md.multicast = 1;
@@ -42,20 +42,20 @@ control Forwarding(inout headers_t hdr, inout ingress_metadata_t ig_md) {
 
     apply {
         // The parser skips frames with IPv4 options or VLAN tags, but a host accepts UDP after options, and tags
-        // of VLAN 0. Such frames could carry peelsum packets past admission, so they are dropped. Other packets
+        // of VLAN 0. Peelsum packets in such frames would pass without admission, so they are dropped. Other packets
         // with options are bridged and not routed.
-        bit<1> veiled = 0;
+        bit<1> hidden_udp = 0;
         if (hdr.ipv4.isValid() && hdr.ipv4.ihl != IPV4_WORDS) {
             if (hdr.ipv4.protocol == PROTOCOL_UDP) {
-                veiled = 1;
+                hidden_udp = 1;
             }
         } else if (hdr.ipv4.isValid() && hdr.ipv4.ttl > 1) {
             routes.apply();
         }
         if (hdr.ethernet.ether_type == ETHERTYPE_VLAN || hdr.ethernet.ether_type == ETHERTYPE_SERVICE_VLAN) {
-            veiled = 1;
+            hidden_udp = 1;
         }
-        if (ig_md.way == way_t.NOWHERE && veiled == 0 && hdr.ethernet.isValid()) {
+        if (ig_md.direction == direction_t.NOWHERE && hidden_udp == 0 && hdr.ethernet.isValid()) {
             bridge.apply();
         }
     }

@@ -80,7 +80,7 @@ struct ingress_metadata_t {
     marks_t      marks;          // the slot's flags, combined with this packet's
     lane_op_t    lane_op;
     // To the architecture.
-    way_t        way;
+    direction_t  direction;
     port_t       egress_port;    // if `multicast` is 0
     bit<1>       multicast;
 }

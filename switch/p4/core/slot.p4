@@ -8,11 +8,11 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     Bitmap() bitmap;
     Lanes() lanes;
 
-    // Send the packet up with the slot's lanes and with the flags of all packets in them.
-    action leave_summed(lane_op_t lane_op, verdict_t verdict) {
+    // Send the packet up with the slot's sum, and with the flags of all packets in it.
+    action send_sum(lane_op_t lane_op, verdict_t verdict) {
         ig_md.lane_op = lane_op;
         ig_md.verdict = verdict;
-        ig_md.way = way_t.UP;
+        ig_md.direction = direction_t.UP;
         hdr.peelsum.flag_ce = ig_md.marks[2:2];
         hdr.peelsum.flag_fin = ig_md.marks[3:3];
     }
@@ -23,9 +23,9 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.verdict = verdict_t.ABSORBED;
     }
 
-    // Leave the slot's lanes unchanged.
-    action pass(way_t way, verdict_t verdict) {
-        ig_md.way = way;
+    // Neither read nor change the slot's lanes.
+    action skip_lanes(direction_t direction, verdict_t verdict) {
+        ig_md.direction = direction;
         ig_md.verdict = verdict;
     }
 
@@ -40,52 +40,58 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             hdr.peelsum.flag_or : ternary @name("flag_or");
             ig_md.for_racks     : ternary @name("for_racks");
         }
-        actions = { leave_summed; absorb; pass; }
+        actions = { send_sum; absorb; skip_lanes; }
         const entries = {
-            // A tombstone: the sum has already left.
+            // A tombstone: the slot has sent its sum already.
             (_, kind_t.CONTRIBUTION, MATCH_MINE, MATCH_HELD_NONE, _, _, _) :
-                pass(way_t.UP, verdict_t.TOMBSTONED);
+                skip_lanes(direction_t.UP, verdict_t.TOMBSTONED);
             // One more worker, perhaps the last.
             (_, kind_t.CONTRIBUTION, MATCH_MINE, HELD_SOME, 0, 0, _) : absorb(lane_op_t.ADD);
             (_, kind_t.CONTRIBUTION, MATCH_MINE, HELD_SOME, 0, 1, _) : absorb(lane_op_t.OR);
             (_, kind_t.CONTRIBUTION, MATCH_MINE, HELD_REST, 0, 0, _) :
-                leave_summed(lane_op_t.ADD, verdict_t.COMPLETED);
+                send_sum(lane_op_t.ADD, verdict_t.COMPLETED);
             (_, kind_t.CONTRIBUTION, MATCH_MINE, HELD_REST, 0, 1, _) :
-                leave_summed(lane_op_t.OR, verdict_t.COMPLETED);
-            (_, kind_t.CONTRIBUTION, MATCH_MINE, _, _, _, _)         : pass(way_t.NOWHERE, verdict_t.DUPLICATE);
+                send_sum(lane_op_t.OR, verdict_t.COMPLETED);
+            (_, kind_t.CONTRIBUTION, MATCH_MINE, _, _, _, _) :
+                skip_lanes(direction_t.NOWHERE, verdict_t.DUPLICATE);
             // The chunk takes the slot. With one worker in the job it is complete at once.
             (_, kind_t.CONTRIBUTION, OWNER_EXPIRED, MATCH_HELD_REST, _, _, _) :
-                leave_summed(lane_op_t.SET, verdict_t.COMPLETED);
+                send_sum(lane_op_t.SET, verdict_t.COMPLETED);
             (_, kind_t.CONTRIBUTION, OWNER_EXPIRED, _, _, _, _) : absorb(lane_op_t.SET);
             // Another chunk owns the slot.
-            (_, kind_t.CONTRIBUTION, _, _, _, _, _) : pass(way_t.UP, verdict_t.COLLIDED);
-            // A retry adds to a partial sum, but claims no slot: it leaves alone if the slot is another chunk's.
+            (_, kind_t.CONTRIBUTION, _, _, _, _, _) : skip_lanes(direction_t.UP, verdict_t.COLLIDED);
+            // A retry adds to a partial sum, but claims no slot: without a sum of its chunk, it is sent up alone.
             (_, kind_t.RETRY, MATCH_MINE, MATCH_HELD_NONE, _, _, _) :
-                pass(way_t.NOWHERE, verdict_t.NOTHING_HELD);
-            (_, kind_t.RETRY, _, MATCH_HELD_NONE, _, _, _)          : pass(way_t.UP, verdict_t.RESEND_PASSED);
+                skip_lanes(direction_t.NOWHERE, verdict_t.NOTHING_HELD);
+            (_, kind_t.RETRY, _, MATCH_HELD_NONE, _, _, _) :
+                skip_lanes(direction_t.UP, verdict_t.RESEND_PASSED);
             (_, kind_t.RETRY, _, HELD_SOME, 0, 0, _) : absorb(lane_op_t.ADD);
             (_, kind_t.RETRY, _, HELD_SOME, 0, 1, _) : absorb(lane_op_t.OR);
-            (_, kind_t.RETRY, _, HELD_REST, 0, 0, _) : leave_summed(lane_op_t.ADD, verdict_t.COMPLETED);
-            (_, kind_t.RETRY, _, HELD_REST, 0, 1, _) : leave_summed(lane_op_t.OR, verdict_t.COMPLETED);
-            (_, kind_t.RETRY, _, _, _, _, _)         : pass(way_t.NOWHERE, verdict_t.DUPLICATE);
-            // A rack's bypass passes unchanged. The server's question to the racks goes down to them.
-            (role_t.RACK, kind_t.BYPASS, _, _, _, _, _)   : pass(way_t.THROUGH, verdict_t.BYPASSED);
-            (role_t.SERVER, kind_t.RESEND, _, _, _, _, 1) : pass(way_t.DOWN, verdict_t.RESEND_FORWARDED);
-            // A resend takes the slot's partial sum along. The server, or a worker already in it, only reads.
+            (_, kind_t.RETRY, _, HELD_REST, 0, 0, _) : send_sum(lane_op_t.ADD, verdict_t.COMPLETED);
+            (_, kind_t.RETRY, _, HELD_REST, 0, 1, _) : send_sum(lane_op_t.OR, verdict_t.COMPLETED);
+            (_, kind_t.RETRY, _, _, _, _, _)         : skip_lanes(direction_t.NOWHERE, verdict_t.DUPLICATE);
+            // A rack's bypass is sent up unchanged. The server's resend to the racks is sent down to them.
+            (role_t.RACK, kind_t.BYPASS, _, _, _, _, _) :
+                skip_lanes(direction_t.THROUGH, verdict_t.BYPASSED);
+            (role_t.SERVER, kind_t.RESEND, _, _, _, _, 1) :
+                skip_lanes(direction_t.DOWN, verdict_t.RESEND_FORWARDED);
+            // A resend is sent up with the slot's partial sum. One from the server, or from a worker whose lanes
+            // are in it, adds nothing.
             (role_t.SERVER, kind_t.RESEND, _, MATCH_HELD_NONE, _, _, _) :
-                pass(way_t.NOWHERE, verdict_t.NOTHING_HELD);
-            (_, kind_t.RESEND, _, MATCH_HELD_NONE, _, _, _)           : pass(way_t.UP, verdict_t.RESEND_PASSED);
-            (role_t.SERVER, kind_t.RESEND, _, _, _, _, _) : leave_summed(lane_op_t.READ, verdict_t.RESENT);
-            (_, kind_t.RESEND, _, _, 0, 0, _)           : leave_summed(lane_op_t.ADD, verdict_t.RESENT);
-            (_, kind_t.RESEND, _, _, 0, 1, _)           : leave_summed(lane_op_t.OR, verdict_t.RESENT);
-            (_, kind_t.RESEND, _, _, _, _, _)           : leave_summed(lane_op_t.READ, verdict_t.RESENT);
-            (_, kind_t.BYPASS, _, _, _, _, _) : pass(way_t.UP, verdict_t.BYPASSED);
-            (_, kind_t.RESULT, _, _, _, _, _) : pass(way_t.DOWN, verdict_t.RESULT_RETURNED);
-            (_, kind_t.NEED,   _, _, _, _, _) : pass(way_t.DOWN, verdict_t.NEED_PASSED);
-            (_, kind_t.RESET,  _, _, _, _, _) : pass(way_t.BACK, verdict_t.RESET_DONE);
+                skip_lanes(direction_t.NOWHERE, verdict_t.NOTHING_HELD);
+            (_, kind_t.RESEND, _, MATCH_HELD_NONE, _, _, _) :
+                skip_lanes(direction_t.UP, verdict_t.RESEND_PASSED);
+            (role_t.SERVER, kind_t.RESEND, _, _, _, _, _) : send_sum(lane_op_t.READ, verdict_t.RESENT);
+            (_, kind_t.RESEND, _, _, 0, 0, _)           : send_sum(lane_op_t.ADD, verdict_t.RESENT);
+            (_, kind_t.RESEND, _, _, 0, 1, _)           : send_sum(lane_op_t.OR, verdict_t.RESENT);
+            (_, kind_t.RESEND, _, _, _, _, _)           : send_sum(lane_op_t.READ, verdict_t.RESENT);
+            (_, kind_t.BYPASS, _, _, _, _, _) : skip_lanes(direction_t.UP, verdict_t.BYPASSED);
+            (_, kind_t.RESULT, _, _, _, _, _) : skip_lanes(direction_t.DOWN, verdict_t.RESULT_RETURNED);
+            (_, kind_t.NEED,   _, _, _, _, _) : skip_lanes(direction_t.DOWN, verdict_t.NEED_PASSED);
+            (_, kind_t.RESET,  _, _, _, _, _) : skip_lanes(direction_t.BACK, verdict_t.RESET_DONE);
         }
         // Not reached: `permissions` refuses every other kind.
-        const default_action = pass(way_t.NOWHERE, verdict_t.FOREIGN_PORT);
+        const default_action = skip_lanes(direction_t.NOWHERE, verdict_t.FOREIGN_PORT);
     }
 
     apply {

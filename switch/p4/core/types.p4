@@ -59,7 +59,7 @@ enum bit<8> lane_op_t {
 }
 
 // Where a packet goes.
-enum bit<8> way_t {
+enum bit<8> direction_t {
     NOWHERE = 0,
     UP = 1,
     DOWN = 2,

@@ -34,7 +34,7 @@ control Marks(in headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.marks = merge.execute((slot_t)ig_md.slot_index);
     }
 
-    action hold_none() { }
+    action no_bitmap() { }
 
     #include "../core/arrivals.p4inc"
 

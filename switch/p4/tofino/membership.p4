@@ -7,22 +7,22 @@ control Membership(in headers_t hdr, inout ingress_metadata_t ig_md) {
     Register<bit<32>, slot_t>(SLOTS) bitmap;
 
     RegisterAction<bit<32>, slot_t, membership_t>(bitmap) set = {
-        void apply(inout bit<32> value, out membership_t found) {
-            found = this.predicate(value == 0, ig_md.other_masks == 0);
+        void apply(inout bit<32> value, out membership_t result) {
+            result = this.predicate(value == 0, ig_md.other_masks == 0);
             value = ig_md.worker_mask;
         }
     };
     RegisterAction<bit<32>, slot_t, membership_t>(bitmap) merge = {
-        void apply(inout bit<32> value, out membership_t found) {
-            found = this.predicate(value == 0, value == ig_md.other_masks);
+        void apply(inout bit<32> value, out membership_t result) {
+            result = this.predicate(value == 0, value == ig_md.other_masks);
             if (value != 0) {
                 value = value | ig_md.worker_mask;
             }
         }
     };
     RegisterAction<bit<32>, slot_t, membership_t>(bitmap) take = {
-        void apply(inout bit<32> value, out membership_t found) {
-            found = this.predicate(value == 0, value == ig_md.other_masks);
+        void apply(inout bit<32> value, out membership_t result) {
+            result = this.predicate(value == 0, value == ig_md.other_masks);
             value = 0;
         }
     };
@@ -39,7 +39,7 @@ control Membership(in headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.membership = take.execute((slot_t)ig_md.slot_index);
     }
 
-    action hold_none() {
+    action no_bitmap() {
         ig_md.membership = HELD_NONE;
     }
 

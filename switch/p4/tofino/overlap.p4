@@ -38,7 +38,7 @@ control Overlap(in headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.overlap = take.execute((slot_t)ig_md.slot_index);
     }
 
-    action hold_none() { }
+    action no_bitmap() { }
 
     #include "../core/arrivals.p4inc"
 

@@ -18,22 +18,22 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     #define MINE (value.tag == ig_md.slot_tag)
 
     RegisterAction<owner_t, slot_t, ownership_t>(owner) claim_owner = {
-        void apply(inout owner_t value, out ownership_t found) {
-            found = this.predicate(MINE, EXPIRED);
+        void apply(inout owner_t value, out ownership_t result) {
+            result = this.predicate(MINE, EXPIRED);
             if (MINE || EXPIRED) {
                 value.tag = ig_md.slot_tag;
                 value.expiry = ig_md.now + age_limit.read();
             }
         }
     };
-    RegisterAction<owner_t, slot_t, ownership_t>(owner) look_at_owner = {
-        void apply(inout owner_t value, out ownership_t found) {
-            found = this.predicate(MINE, EXPIRED);
+    RegisterAction<owner_t, slot_t, ownership_t>(owner) get_owner = {
+        void apply(inout owner_t value, out ownership_t result) {
+            result = this.predicate(MINE, EXPIRED);
         }
     };
     RegisterAction<owner_t, slot_t, ownership_t>(owner) release_owner = {
-        void apply(inout owner_t value, out ownership_t found) {
-            found = this.predicate(MINE, EXPIRED);
+        void apply(inout owner_t value, out ownership_t result) {
+            result = this.predicate(MINE, EXPIRED);
             if (MINE) {
                 value.tag = 0;
                 value.expiry = ig_md.now;
@@ -53,8 +53,8 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     }
 
     // Read the owner only.
-    action look() {
-        ig_md.ownership = look_at_owner.execute((slot_t)ig_md.slot_index);
+    action read_owner() {
+        ig_md.ownership = get_owner.execute((slot_t)ig_md.slot_index);
     }
 
     // Free the slot if it is this chunk's.

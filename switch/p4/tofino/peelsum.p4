@@ -70,7 +70,7 @@ parser IngressParser(
         ig_md.for_racks = 0;
         ig_md.overlap = 0;
         ig_md.lane_op = lane_op_t.NONE;
-        ig_md.way = way_t.NOWHERE;
+        ig_md.direction = direction_t.NOWHERE;
         ig_md.multicast = 0;
         hdr.bridge.setValid();
         frame_parser.apply(packet, hdr.frame, ig_md);
@@ -97,7 +97,7 @@ control Ingress(
         verdicts.count((bit<5>)(bit<8>)ig_md.verdict);
         // The hardware drops frames that end early before ingress unless ingress reads the parser's error. It
         // is read here so that such frames are counted before they are dropped.
-        if (ig_md.way == way_t.NOWHERE || ig_prsr_md.parser_err != PARSER_ERROR_OK) {
+        if (ig_md.direction == direction_t.NOWHERE || ig_prsr_md.parser_err != PARSER_ERROR_OK) {
             ig_dprsr_md.drop_ctl = 1;
         } else if (ig_md.multicast == 1) {
             ig_tm_md.mcast_grp_a = ig_md.group;

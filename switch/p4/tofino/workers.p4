@@ -39,7 +39,7 @@ control Workers(in headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.worker_bitmap = take.execute((slot_t)ig_md.slot_index);
     }
 
-    action hold_none() {
+    action no_bitmap() {
         ig_md.worker_bitmap = ig_md.worker_mask;
     }
 

@@ -28,7 +28,7 @@ control Bitmap(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     }
 
     // Leave the bitmap unchanged.
-    action hold_none() {
+    action no_bitmap() {
         ig_md.membership = HELD_NONE;
         ig_md.worker_bitmap = ig_md.worker_mask;
     }

@@ -19,8 +19,8 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     }
 
     // Read the owner only.
-    action look() {
-        owner_op = owner_op_t.LOOK;
+    action read_owner() {
+        owner_op = owner_op_t.READ;
     }
 
     // Free the slot if it is this chunk's.

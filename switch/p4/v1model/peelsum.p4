@@ -42,7 +42,7 @@ control PeelsumIngress(inout headers_t hdr, inout metadata_t md, inout standard_
         md.ig_md.now = (bit<32>)(standard_metadata.ingress_global_timestamp >> TICK_SHIFT) + EPOCH_TICKS;
         aggregation.apply(hdr, md.ig_md);
         verdicts.count((bit<32>)(bit<8>)md.ig_md.verdict);
-        if (md.ig_md.way == way_t.NOWHERE) {
+        if (md.ig_md.direction == direction_t.NOWHERE) {
             mark_to_drop(standard_metadata);
         } else if (md.ig_md.multicast == 1) {
             standard_metadata.mcast_grp = md.ig_md.group;

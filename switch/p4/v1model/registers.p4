@@ -9,7 +9,7 @@ const int SLOT_BITS = 12;
 enum bit<8> owner_op_t {
     KEEP = 0,
     CLAIM = 1,
-    LOOK = 2,
+    READ = 2,
     RELEASE = 3,
     FREE = 4
 }
