@@ -14,8 +14,7 @@ from unrolled_lanes import SLOTS, expression, field, one_array, stack_of_lanes, 
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Frames, Switch, load
-from peelsum.softswitch.compiler.codegen import generate
-from peelsum.softswitch.compiler.loading import parse
+from peelsum.softswitch.compiler.loading import generate, parse
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.runtime import compiled
 

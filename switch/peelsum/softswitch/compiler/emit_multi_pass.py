@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from peelsum.softswitch.compiler.emit_packets import clear_chunks
-from peelsum.softswitch.compiler.emit_registers import StateLayout
 from peelsum.softswitch.compiler.emit_statements import Statements
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.flow import Statement
-from peelsum.softswitch.compiler.storage import Variable
+from peelsum.softswitch.compiler.layout import StateLayout, Variable
 from peelsum.softswitch.program.operations import Clone, FieldRef, Recirculate, Resubmit, walk
 
 #: Most items that one frame may make; further ones are refused and counted.

@@ -8,33 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from peelsum.softswitch.compiler.emit_packets import clear_chunks, deparse
-from peelsum.softswitch.compiler.emit_registers import StateLayout
+from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse, hashed_bytes
 from peelsum.softswitch.compiler.emit_statements import Statements
-from peelsum.softswitch.compiler.emit_sums import checksum, hashed_bytes
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.flow import Block
-from peelsum.softswitch.compiler.layout import FULL
-from peelsum.softswitch.compiler.storage import Variable
+from peelsum.softswitch.compiler.layout import FULL, StateLayout, Variable
+from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.model import Checksum, Program
-from peelsum.softswitch.program.operations import (
-    Assign,
-    AssignIndexed,
-    CopyHeader,
-    CopyStack,
-    Exit,
-    FieldRef,
-    Hash,
-    Hit,
-    ReadRegister,
-    SetValidity,
-    ShiftStack,
-    Target,
-    walk,
-)
 from peelsum.wire import DROP_PORT
 
-_EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
+_EGRESS_SPEC = ops.FieldRef("standard_metadata", "egress_spec")
 #: standard_metadata.instance_type of a multicast copy.
 _REPLICA = 5
 
@@ -47,7 +30,7 @@ class Blocks(NamedTuple):
     egress: Block
 
 
-def architecture_fields(program: Program) -> list[FieldRef]:
+def architecture_fields(program: Program) -> list[ops.FieldRef]:
     """Return the fields that the architecture needs even if the program does not use them."""
     group = program.intrinsic("intrinsic_metadata.mcast_grp")
     return [_EGRESS_SPEC, *([] if group is None else [group])]
@@ -71,8 +54,8 @@ class SwitchWriter:
         self._packet_headers = [header.name for header in program.headers.values() if not header.metadata]
         # Declare the hit variables that the program reads before the code that sets them is written.
         for block in blocks:
-            for node in walk(block):
-                if isinstance(node, Hit):
+            for node in ops.walk(block):
+                if isinstance(node, ops.Hit):
                     self._emit.hit(node.table)
 
     def source(self) -> str:
@@ -100,7 +83,7 @@ class SwitchWriter:
             emit.line(f"{array.name} = array{size}({array.count})")
             if array.name in self._copied_names():
                 emit.line(f"e_{array.name} = array{size}({array.count})")
-        hashes = [node for block in self._blocks for node in walk(block) if isinstance(node, Hash)]
+        hashes = [node for block in self._blocks for node in ops.walk(block) if isinstance(node, ops.Hash)]
         if hashes:
             emit.line(f"hashed = array8({max(1, *map(hashed_bytes, hashes), 1)})")
         emit.line("frame = first")
@@ -180,7 +163,7 @@ class SwitchWriter:
 
     @staticmethod
     def _exits(block: Block) -> bool:
-        return any(isinstance(node, Exit) for node in walk(block))
+        return any(isinstance(node, ops.Exit) for node in ops.walk(block))
 
     def _set_intrinsic(self, name: str, text: str, mask: bool = False) -> None:
         """Set a field of the architecture, if the program uses it."""
@@ -284,20 +267,20 @@ class SwitchWriter:
 
     def _copied_names(self) -> frozenset[str]:
         """Return the variables that egress changes, so that each copy of a packet needs its own."""
-        targets: list[Target] = [item.target for item in self._program.checksums if item.update]
+        targets: list[ops.Target] = [item.target for item in self._program.checksums if item.update]
         headers: list[str] = []
         stacks: list[str] = []
-        for node in walk(self._blocks.egress):
-            if isinstance(node, (Assign, Hash, ReadRegister)):
+        for node in ops.walk(self._blocks.egress):
+            if isinstance(node, (ops.Assign, ops.Hash, ops.ReadRegister)):
                 targets.append(node.target)
-            elif isinstance(node, AssignIndexed):
+            elif isinstance(node, ops.AssignIndexed):
                 targets += node.targets
-            elif isinstance(node, SetValidity):
+            elif isinstance(node, ops.SetValidity):
                 headers.append(node.header)
-            elif isinstance(node, CopyHeader):
+            elif isinstance(node, ops.CopyHeader):
                 headers.append(node.target)
-            elif isinstance(node, (ShiftStack, CopyStack)):
-                stack = node.target if isinstance(node, CopyStack) else node.stack
+            elif isinstance(node, (ops.ShiftStack, ops.CopyStack)):
+                stack = node.target if isinstance(node, ops.CopyStack) else node.stack
                 headers += self._program.stacks[stack]
                 stacks.append(stack)
         names = {CURRENT_SIZE, *(name for target in targets for name in self._storage.names(target))}

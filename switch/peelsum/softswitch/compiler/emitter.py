@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 
 from peelsum.softswitch.compiler.emit_expressions import BoundedValue, Expressions, unsigned
-from peelsum.softswitch.compiler.layout import TablePlan, words_of
-from peelsum.softswitch.compiler.storage import Array, Storage
+from peelsum.softswitch.compiler.layout import Array, Storage, TablePlan, words_of
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.program.operations import Expr, FieldElement, FieldRef, Lookahead, Param, Target
@@ -83,10 +82,6 @@ class Emitter:
         if len(self.lines) == before:
             self.line("pass")
         self._depth -= 1
-
-    def drop_lines(self, count: int) -> None:
-        """Remove the lines written since `len(lines)` was `count`."""
-        del self.lines[count:]
 
     def constant(self, value: int) -> str:
         """Return the name of a constant."""

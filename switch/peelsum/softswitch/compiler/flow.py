@@ -11,30 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.program.model import (
-    Conditional,
-    Parser,
-    ParserOp,
-    PipelineGraph,
-    Program,
-    TableDeclaration,
-    successors,
-)
-from peelsum.softswitch.program.model import ParserState as State
-from peelsum.softswitch.program.operations import (
-    Action,
-    Binary,
-    Bool,
-    Const,
-    Exit,
-    Expr,
-    Hit,
-    Jump,
-    JumpIfZero,
-    Param,
-    Unary,
-    walk,
-)
+from peelsum.softswitch.program import model
+from peelsum.softswitch.program import operations as ops
 
 # --- statements -----------------------------------------------------------------------------------
 
@@ -43,7 +21,7 @@ from peelsum.softswitch.program.operations import (
 class If:
     """Run `then` if `condition` holds, else `orelse`."""
 
-    condition: Expr
+    condition: ops.Expr
     then: Block
     orelse: Block = ()
 
@@ -86,7 +64,7 @@ class Goto:
     state: int | None
 
 
-Statement: TypeAlias = If | Apply | ExitCheck | Repeat | StateMachine | Goto | ParserOp
+Statement: TypeAlias = If | Apply | ExitCheck | Repeat | StateMachine | Goto | model.ParserOp
 Block: TypeAlias = tuple[Statement, ...]
 
 #: Largest factor by which a graph may grow when it is converted to blocks, which duplicates shared branches.
@@ -169,29 +147,29 @@ class _Graph:
 # --- actions --------------------------------------------------------------------------------------
 
 
-def inline(program: Program, table: TableDeclaration, number: int) -> Block:
+def inline(program: model.Program, table: model.TableDeclaration, number: int) -> Block:
     """Return an action's statements in `table`: jumps are replaced by ifs, and parameters are bound."""
     action = program.actions[number]
     block = _structured_body(action)
     if _is_constant(table):
         block = _bind_parameters(
-            block, lambda param: Const(_signed_value(param, table.default_params[param.index]))
+            block, lambda param: ops.Const(_signed_value(param, table.default_params[param.index]))
         )
     else:
         block = _bind_parameters(block, lambda param: replace(param, table=table.name))
-    return (*block, ExitCheck()) if any(isinstance(node, Exit) for node in walk(block)) else block
+    return (*block, ExitCheck()) if any(isinstance(node, ops.Exit) for node in ops.walk(block)) else block
 
 
-def _signed_value(param: Param, value: int) -> int:
+def _signed_value(param: ops.Param, value: int) -> int:
     """Return a parameter's argument as a number; that of a signed parameter is in two's complement."""
     return value - (1 << param.bits) if param.signed and value >> param.bits - 1 else value
 
 
-def _is_constant(table: TableDeclaration) -> bool:
+def _is_constant(table: model.TableDeclaration) -> bool:
     return not table.keys and table.const_default
 
 
-def _structured_body(action: Action) -> Block:
+def _structured_body(action: ops.Action) -> Block:
     """Return an action's statements, with ifs in place of jumps."""
     body = action.body
 
@@ -200,29 +178,29 @@ def _structured_body(action: Action) -> Block:
 
     def following(number: int) -> list[int | None]:
         primitive = body[number]
-        if isinstance(primitive, Jump):
+        if isinstance(primitive, ops.Jump):
             return [index_or_end(primitive.to)]
-        if isinstance(primitive, JumpIfZero):
+        if isinstance(primitive, ops.JumpIfZero):
             return [index_or_end(number + 1), index_or_end(primitive.to)]
         return [index_or_end(number + 1)]
 
     def write(number: int, arm: Callable[[Any], Block]) -> Block:
         primitive = body[number]
-        if isinstance(primitive, Jump):
+        if isinstance(primitive, ops.Jump):
             return ()
-        if isinstance(primitive, JumpIfZero):
+        if isinstance(primitive, ops.JumpIfZero):
             then, orelse = (arm(follower) for follower in following(number))
-            return (If(Unary("d2b", primitive.condition), then, orelse),)
+            return (If(ops.Unary("d2b", primitive.condition), then, orelse),)
         return (primitive,)
 
     graph = _Graph(f"action {action.name}", index_or_end(0), following)
     return graph.block(index_or_end(0), None, write)
 
 
-def _bind_parameters(block: Block, bind: Callable[[Param], Expr]) -> Block:
+def _bind_parameters(block: Block, bind: Callable[[ops.Param], ops.Expr]) -> Block:
     """Return a block in which `bind` replaces every parameter of the action."""
     return tuple(
-        replace_nodes(statement, lambda node: bind(node) if isinstance(node, Param) else None)
+        replace_nodes(statement, lambda node: bind(node) if isinstance(node, ops.Param) else None)
         for statement in block
     )
 
@@ -243,29 +221,31 @@ def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
 # --- pipelines ------------------------------------------------------------------------------------
 
 
-def pipeline_block(program: Program, pipeline: PipelineGraph) -> Block:
+def pipeline_block(program: model.Program, pipeline: model.PipelineGraph) -> Block:
     """Return a pipeline as nested statements. Raises UnsupportedConstruct for loops."""
 
     def write(name: str, arm: Callable[[Any], Block]) -> Block:
         node = pipeline.nodes[name]
-        if isinstance(node, Conditional):
+        if isinstance(node, model.Conditional):
             return _if(node.condition, arm(node.if_true), arm(node.if_false))
         return _table_block(program, node, arm)
 
-    graph = _Graph(f"pipeline {pipeline.name}", pipeline.start, lambda name: successors(pipeline.nodes[name]))
+    graph = _Graph(
+        f"pipeline {pipeline.name}", pipeline.start, lambda name: model.successors(pipeline.nodes[name])
+    )
     return graph.block(pipeline.start, None, write)
 
 
-def _if(condition: Expr, then: Block, orelse: Block) -> Block:
+def _if(condition: ops.Expr, then: Block, orelse: Block) -> Block:
     """Return an if without an empty `then`; nothing if both branches are empty."""
     if not then and not orelse:
         return ()
     if not then:
-        return (If(Unary("not", condition), orelse),)
+        return (If(ops.Unary("not", condition), orelse),)
     return (If(condition, then, orelse),)
 
 
-def _table_block(program: Program, table: TableDeclaration, arm: Callable[[Any], Block]) -> Block:
+def _table_block(program: model.Program, table: model.TableDeclaration, arm: Callable[[Any], Block]) -> Block:
     """Return the application of a table, and what follows it, as statements."""
     number = table.default_action
     if _is_constant(table):
@@ -276,13 +256,13 @@ def _table_block(program: Program, table: TableDeclaration, arm: Callable[[Any],
         arms = tuple((n, (*inline(program, table, n), *arm(table.next_by_action.get(n)))) for n in numbers)
         return (Apply(table.name, arms),)
     application = Apply(table.name, tuple((n, inline(program, table, n)) for n in numbers))
-    return (application, *_if(Hit(table.name), arm(table.next_by_hit[0]), arm(table.next_by_hit[1])))
+    return (application, *_if(ops.Hit(table.name), arm(table.next_by_hit[0]), arm(table.next_by_hit[1])))
 
 
 # --- parsers --------------------------------------------------------------------------------------
 
 
-def parser_block(parser: Parser) -> Block:
+def parser_block(parser: model.Parser) -> Block:
     """Return a parser as nested statements, or as a state machine if it has loops."""
 
     def following(name: str) -> list[str | None]:
@@ -301,7 +281,7 @@ def parser_block(parser: Parser) -> Block:
     return graph.block(parser.start, None, write)
 
 
-def _state_machine(parser: Parser) -> StateMachine:
+def _state_machine(parser: model.Parser) -> StateMachine:
     """Return a parser with loops as a state machine, whose state 0 is the parser's start."""
     names = [parser.start, *(name for name in parser.states if name != parser.start)]
     number = {name: position for position, name in enumerate(names)}
@@ -327,7 +307,7 @@ def _end_if_unmatched(block: Block) -> Block:
     )
 
 
-def _select(state: State, arm: Callable[[Any], Block]) -> Block:
+def _select(state: model.ParserState, arm: Callable[[Any], Block]) -> Block:
     """Return a state's transitions as a chain of ifs; `arm` returns the statements of a target."""
     chain: Block = ()
     for transition in reversed(state.transitions):
@@ -336,22 +316,24 @@ def _select(state: State, arm: Callable[[Any], Block]) -> Block:
             chain = then
             continue
         condition = _transition_condition(state.key, transition.values, transition.masks)
-        if isinstance(condition, Bool):
+        if isinstance(condition, ops.Bool):
             chain = then if condition.value else chain
         elif then or chain:
             chain = (If(condition, then, chain),)
     return chain
 
 
-def _transition_condition(key: Sequence[Expr], values: Sequence[int], masks: Sequence[int] | None) -> Expr:
+def _transition_condition(
+    key: Sequence[ops.Expr], values: Sequence[int], masks: Sequence[int] | None
+) -> ops.Expr:
     """Return whether a key equals a transition's values, under its masks if it has some."""
-    condition: Expr = Bool(True)
+    condition: ops.Expr = ops.Bool(True)
     for number, (expression, value) in enumerate(zip(key, values, strict=True)):
-        left: Expr = expression
+        left: ops.Expr = expression
         if masks is not None:
             if masks[number] == 0:
                 continue
-            left, value = Binary("&", expression, Const(masks[number])), value & masks[number]
-        test = Binary("==", left, Const(value))
-        condition = test if isinstance(condition, Bool) else Binary("and", condition, test)
+            left, value = ops.Binary("&", expression, ops.Const(masks[number])), value & masks[number]
+        test = ops.Binary("==", left, ops.Const(value))
+        condition = test if isinstance(condition, ops.Bool) else ops.Binary("and", condition, test)
     return condition

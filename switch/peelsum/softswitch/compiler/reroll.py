@@ -14,27 +14,8 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.compiler.flow import Apply, Block, ExitCheck, If, Repeat, Statement
+from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Program, Require, Verify
-from peelsum.softswitch.program.operations import (
-    Assign,
-    AssignIndexed,
-    CopyHeader,
-    CopyStack,
-    Exit,
-    Expr,
-    FieldElement,
-    FieldRef,
-    Hash,
-    Hit,
-    Lookahead,
-    ReadRegister,
-    RegisterElement,
-    SetValidity,
-    ShiftStack,
-    Target,
-    WriteRegister,
-    walk,
-)
 
 #: Fewest iterations worth a loop.
 MIN_ITERATIONS = 4
@@ -107,18 +88,18 @@ class Roller:
 
     def _shape_of(self, node: Any, places: list[Place]) -> Hashable:
         """Return the shape of a statement or expression, and append its places to `places`."""
-        if isinstance(node, FieldRef) and (node.header, node.field) in self._fields:
+        if isinstance(node, ops.FieldRef) and (node.header, node.field) in self._fields:
             place = (node.header, self._fields[node.header, node.field])
             places.append(place)
             declared = self._program.headers[node.header].fields[place[1]]
             return "field", declared.bits, declared.signed
-        if isinstance(node, (Apply, ExitCheck, Exit, Hit, Repeat, *_PARSER_ENDS)):
+        if isinstance(node, (Apply, ExitCheck, ops.Exit, ops.Hit, Repeat, *_PARSER_ENDS)):
             return "unique", id(node)  # equal to no other shape: control flow is not rolled
         if isinstance(node, tuple):
             return tuple(self._shape_of(item, places) for item in node)
         if not is_dataclass(node):
             return node  # type: ignore[no-any-return]
-        if isinstance(node, (ReadRegister, WriteRegister)) and isinstance(node.register, str):
+        if isinstance(node, (ops.ReadRegister, ops.WriteRegister)) and isinstance(node.register, str):
             number = self._registers[node.register]
             places.append(("", number))
             register = self._register_list[number]
@@ -196,19 +177,19 @@ class Roller:
 
     def _with_steps(self, node: Any, iterations: int, steps: Iterator[int]) -> Any:
         """Return `node` with elements of loops as its places; takes `steps` in the order of `_shape_of`."""
-        if isinstance(node, FieldRef) and (node.header, node.field) in self._fields:
+        if isinstance(node, ops.FieldRef) and (node.header, node.field) in self._fields:
             number = self._fields[node.header, node.field]
             step = self._record_span((node.header, number), iterations, next(steps))
-            return FieldElement(node.header, number, step) if step else node
+            return ops.FieldElement(node.header, number, step) if step else node
         if isinstance(node, tuple):
             return tuple(self._with_steps(part, iterations, steps) for part in node)
         if not is_dataclass(node) or isinstance(node, type):
             return node
         values: dict[str, Any] = {}
-        if isinstance(node, (ReadRegister, WriteRegister)) and isinstance(node.register, str):
+        if isinstance(node, (ops.ReadRegister, ops.WriteRegister)) and isinstance(node.register, str):
             number = self._registers[node.register]
             step = self._record_span(("", number), iterations, next(steps))
-            values["register"] = RegisterElement(number, step) if step else node.register
+            values["register"] = ops.RegisterElement(number, step) if step else node.register
         for name in _field_names(node):
             if name not in values:
                 values[name] = self._with_steps(getattr(node, name), iterations, steps)
@@ -257,33 +238,33 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | None:
     """Return the (header, field number) pairs that any iteration changes; None if they are unknown."""
     places: set[tuple[str, int]] = set()
-    for node in walk(loop.body):
-        if isinstance(node, (SetValidity, CopyHeader, ShiftStack, CopyStack)):
+    for node in ops.walk(loop.body):
+        if isinstance(node, (ops.SetValidity, ops.CopyHeader, ops.ShiftStack, ops.CopyStack)):
             return None
-        if isinstance(node, AssignIndexed):
+        if isinstance(node, ops.AssignIndexed):
             for target in node.targets:
                 places |= _places_of(program, target, loop.count)
-        if isinstance(node, (Assign, Hash, ReadRegister)):
+        if isinstance(node, (ops.Assign, ops.Hash, ops.ReadRegister)):
             places |= _places_of(program, node.target, loop.count)
     return places
 
 
-def _places_of(program: Program, target: Target, count: int) -> set[tuple[str, int]]:
+def _places_of(program: Program, target: ops.Target, count: int) -> set[tuple[str, int]]:
     """Return the (header, field number) pairs that a field or element denotes over `count` iterations."""
-    if isinstance(target, FieldElement):
+    if isinstance(target, ops.FieldElement):
         return {(target.header, target.first + target.step * iteration) for iteration in range(count)}
     fields = program.headers[target.header].fields
     return {(target.header, number) for number, part in enumerate(fields) if part.name == target.field}
 
 
-def is_loop_invariant(program: Program, value: Expr, loop: Repeat) -> bool:
+def is_loop_invariant(program: Program, value: ops.Expr, loop: Repeat) -> bool:
     """Return whether an expression has the same value in every iteration of a loop."""
     written = _written_places(program, loop)
     if written is None:
         return False
-    for node in walk(value):
-        if isinstance(node, (FieldElement, Lookahead)):
+    for node in ops.walk(value):
+        if isinstance(node, (ops.FieldElement, ops.Lookahead)):
             return False
-        if isinstance(node, FieldRef) and written & _places_of(program, node, 1):
+        if isinstance(node, ops.FieldRef) and written & _places_of(program, node, 1):
             return False
     return True

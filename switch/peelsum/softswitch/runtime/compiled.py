@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from peelsum.compiling import compiler
-from peelsum.softswitch.compiler.codegen import RUNTIME, Generated
+from peelsum.softswitch.compiler.loading import RUNTIME, Generated
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.runtime import native, plain
 

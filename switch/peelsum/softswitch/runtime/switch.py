@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.compiler.codegen import generate
 from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, REFUSED_COUNT
+from peelsum.softswitch.compiler.loading import generate
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.compiled import interpreted, machine_code
