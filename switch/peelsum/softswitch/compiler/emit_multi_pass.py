@@ -52,8 +52,10 @@ class _PassRequests(Statements):
         emit = self._emit
         match statement:
             case Clone(session, fields):
-                emit.line(f"cloning = {emit.expressions.truncated(session, 15)} | {_CLONE_FLAG}")
-                emit.line(f"clone_fields = {fields}")
+                emit.line(
+                    f"cloning = {emit.expressions.truncated(session, 15)} | {_CLONE_FLAG}",
+                    f"clone_fields = {fields}",
+                )
             case Resubmit(fields):
                 emit.line(f"resubmit_fields = {fields}")
             case Recirculate(fields):
@@ -82,9 +84,7 @@ class MultiPassWriter(SwitchWriter):
         """Load the queue's indices in addition, which the function keeps in variables."""
         super()._start()
         emit = self._emit
-        emit.line(f"head = pass_queue[{NEXT_ITEM}]")
-        emit.line(f"tail = pass_queue[{ITEM_COUNT}]")
-        emit.line("frames = data")
+        emit.line(f"head = pass_queue[{NEXT_ITEM}]", f"tail = pass_queue[{ITEM_COUNT}]", "frames = data")
 
     # --- items ------------------------------------------------------------------------------------
 
@@ -125,13 +125,15 @@ class MultiPassWriter(SwitchWriter):
             for word, name in enumerate(_HEADER_WORDS):
                 emit.line(f"{name} = pass_queue[item + {word}]")
             emit.line("head = head + 1")
-        with emit.block("else:"):
-            emit.line(f"kind = {_FRESH}")
-            emit.line("fields = 0")
-            emit.line("source = 0")
-            emit.line("base = frame * stride")
-            emit.line("size = number(length[frame])")
-            emit.line("in_port = number(port[frame])")
+        emit.nested(
+            "else:",
+            f"kind = {_FRESH}",
+            "fields = 0",
+            "source = 0",
+            "base = frame * stride",
+            "size = number(length[frame])",
+            "in_port = number(port[frame])",
+        )
         emit.line("data = frames if source == 0 else scratch")
         for name in ("cloning", "clone_fields", "resubmit_fields", "recirculate_fields"):
             emit.line(f"{name} = 0")
@@ -140,8 +142,7 @@ class MultiPassWriter(SwitchWriter):
         """Append an item. Its header words come from `words`, or else from variables of the same names."""
         emit = self._emit
         refused = f"pass_queue[{REFUSED_COUNT}]"
-        with emit.block(f"if tail == {MOST_ITEMS}:"):
-            emit.line(f"{refused} = {refused} + 1")
+        emit.nested(f"if tail == {MOST_ITEMS}:", f"{refused} = {refused} + 1")
         with emit.block("else:"):
             emit.line(f"new_item = {FIRST_ITEM} + tail * {self._item_words()}")
             header_words = {"kind": str(kind), "fields": fields, **words}
@@ -152,8 +153,7 @@ class MultiPassWriter(SwitchWriter):
             for name, word, count in self._packet_variables() if kind in _UNPARSED_KINDS else ():
                 place, variable = f"pass_queue[new_item + {word}", emit.name(name)
                 if count:
-                    with emit.block(f"for k in range({count}):"):
-                        emit.line(f"{place} + k] = {variable}[k]")
+                    emit.nested(f"for k in range({count}):", f"{place} + k] = {variable}[k]")
                 else:
                     emit.line(f"{place}] = {variable}")
             if kind == _RECIRCULATED:
@@ -166,8 +166,7 @@ class MultiPassWriter(SwitchWriter):
         for name, word, count in self._packet_variables():
             place = f"pass_queue[item + {word}"
             if count:
-                with emit.block(f"for k in range({count}):"):
-                    emit.line(f"{name}[k] = {place} + k]")
+                emit.nested(f"for k in range({count}):", f"{name}[k] = {place} + k]")
             else:
                 emit.line(f"{name} = {place}]" + (" != 0" if name in self._flags else ""))
 
@@ -203,13 +202,9 @@ class MultiPassWriter(SwitchWriter):
         emit.line(f"members = sessions if {self._kind_test(_INGRESS_CLONE, _EGRESS_CLONE)} else groups")
         with emit.block("for _ in range(replicas):"):
             self._write_copy()
-        with emit.block("if head == tail:"):
-            emit.line("head = 0")
-            emit.line("tail = 0")
-        emit.line(f"pass_queue[{NEXT_ITEM}] = head")
-        emit.line(f"pass_queue[{ITEM_COUNT}] = tail")
-        with emit.block("if tail != 0:"):
-            emit.line("continue")
+        emit.nested("if head == tail:", "head = 0", "tail = 0")
+        emit.line(f"pass_queue[{NEXT_ITEM}] = head", f"pass_queue[{ITEM_COUNT}] = tail")
+        emit.nested("if tail != 0:", "continue")
 
     def _kind_test(self, *kinds: int) -> str:
         return " or ".join(f"kind == {kind}" for kind in kinds)
@@ -231,8 +226,7 @@ class MultiPassWriter(SwitchWriter):
         """Append the clone, then either resubmit the packet or let it continue to its destination."""
         emit = self._emit
         if Resubmit in self._ingress_requests:
-            with emit.block("if resubmit_fields != 0:"):
-                emit.line("replicas = 0")
+            emit.nested("if resubmit_fields != 0:", "replicas = 0")
         if Clone in self._ingress_requests:
             with emit.block("if cloning != 0:"):
                 self._append_clone(_INGRESS_CLONE)
@@ -247,8 +241,7 @@ class MultiPassWriter(SwitchWriter):
     def _append_clone(self, kind: int) -> None:
         """Append a clone, unless its session has no ports."""
         emit = self._emit
-        emit.line(f"session = 2 * (cloning & {_CLONE_FLAG - 1})")
-        emit.line("copied = sessions[session + 1]")
+        emit.line(f"session = 2 * (cloning & {_CLONE_FLAG - 1})", "copied = sessions[session + 1]")
         copies = {"replica": "sessions[session]", "replicas": "copied", "group": "1"}
         with emit.block("if copied != 0:"):
             self._append_item(kind, "clone_fields", copies)
@@ -259,10 +252,8 @@ class MultiPassWriter(SwitchWriter):
         """Write code for a copy's port, and reset the requests that egress may make for this copy."""
         super()._destination(members)
         emit = self._emit
-        with emit.block(f"if {self._kind_test(_INGRESS_CLONE, _EGRESS_CLONE)}:"):
-            emit.line("instance = kind")
-        emit.line("cloning = 0")
-        emit.line("recirculate_fields = 0")
+        emit.nested(f"if {self._kind_test(_INGRESS_CLONE, _EGRESS_CLONE)}:", "instance = kind")
+        emit.line("cloning = 0", "recirculate_fields = 0")
 
     def _egress(self) -> None:
         super()._egress()

@@ -1,4 +1,4 @@
-"""Writes code that extracts, validates and deparses headers, and moves those of header stacks.
+"""Writes code that extracts, validates, moves and deparses headers, and sums fields.
 
 In generated code, the packet starts at byte `base` of `data`. Of its bytes, `parsed` are parsed and
 `remaining` are not. A stack's elements are ordinary headers, and one variable per stack counts the filled
@@ -8,7 +8,8 @@ Elsewhere, e.g. in a loop, the code tests the variable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, SIZES, Emitter
 from peelsum.softswitch.compiler.layout import Array, Chunk, Variable, limbs, words_of
@@ -21,9 +22,7 @@ from peelsum.softswitch.program.operations import FieldRef, Hash
 
 def stop_parser(emit: Emitter, test: str, error: str) -> None:
     """End the parser if `test` holds. `error` is a name from P4's core library, or the text of a number."""
-    with emit.block(f"if {test}:"):
-        emit.line(f"parser_error = {emit.program.errors.get(error, error)}")
-        emit.line("break")
+    emit.nested(f"if {test}:", f"parser_error = {emit.program.errors.get(error, error)}", "break")
 
 
 def extract(emit: Emitter, header: str) -> None:
@@ -35,16 +34,14 @@ def extract(emit: Emitter, header: str) -> None:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(chunk.name)} = {emit.load_bits('at', chunk.offset, chunk.bits)}")
         else:
-            with emit.block(f"for k in range({chunk.count}):"):
-                emit.line(
-                    f"{emit.name(chunk.name)}[k] = load{chunk.bits}(data, {_element(emit, 'at', chunk)})"
-                )
-    emit.line(f"{emit.validity(header)} = True")
-    emit.line(f"parsed = parsed + {size}")
-    emit.line(f"remaining = remaining - {size}")
+            load = f"load{chunk.bits}(data, {_element('at', chunk)})"
+            emit.nested(f"for k in range({chunk.count}):", f"{emit.name(chunk.name)}[k] = {load}")
+    emit.line(
+        f"{emit.validity(header)} = True", f"parsed = parsed + {size}", f"remaining = remaining - {size}"
+    )
 
 
-def _element(emit: Emitter, base: str, array: Array) -> str:
+def _element(base: str, array: Array) -> str:
     return f"{base} + {array.offset // 8} + k * {array.bits // 8}"
 
 
@@ -57,8 +54,7 @@ def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(chunk.name)} = 0")
         else:
-            with emit.block(f"for k in range({chunk.count}):"):
-                emit.line(f"{emit.name(chunk.name)}[k] = 0")
+            emit.nested(f"for k in range({chunk.count}):", f"{emit.name(chunk.name)}[k] = 0")
 
 
 def set_validity(emit: Emitter, header: str, valid: bool) -> None:
@@ -67,8 +63,10 @@ def set_validity(emit: Emitter, header: str, valid: bool) -> None:
     with emit.block(f"if not {validity}:" if valid else f"if {validity}:"):
         if valid:
             clear_chunks(emit, emit.storage.chunks[header])
-        emit.line(f"{validity} = {valid}")
-        emit.line(f"{size} = {size} {'+' if valid else '-'} {emit.program.headers[header].bits // 8}")
+        emit.line(
+            f"{validity} = {valid}",
+            f"{size} = {size} {'+' if valid else '-'} {emit.program.headers[header].bits // 8}",
+        )
 
 
 def copy_header(emit: Emitter, target: str, source: str) -> None:
@@ -90,8 +88,10 @@ def copy_fields(emit: Emitter, target: str, source: str) -> None:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(target_chunk.name)} = {emit.name(chunk.name)}")
         else:
-            with emit.block(f"for k in range({chunk.count}):"):
-                emit.line(f"{emit.name(target_chunk.name)}[k] = {emit.name(chunk.name)}[k]")
+            emit.nested(
+                f"for k in range({chunk.count}):",
+                f"{emit.name(target_chunk.name)}[k] = {emit.name(chunk.name)}[k]",
+            )
 
 
 # --- header stacks -------------------------------------------------------------------------------
@@ -120,7 +120,8 @@ def shift_stack(emit: Emitter, stack: str, places: int) -> None:
     count, size = emit.stack_count(stack), len(elements)
     targets = range(size - 1, places - 1, -1) if places > 0 else range(max(size + places, 0))
     for target in targets:
-        _move(emit, elements[target], elements[target - places])
+        copy_fields(emit, elements[target], elements[target - places])
+        emit.line(f"{emit.validity(elements[target])} = {emit.validity(elements[target - places])}")
     for header in elements[:places] if places > 0 else elements[len(targets) :]:
         emit.line(f"{emit.validity(header)} = False")
     if places > 0:
@@ -137,11 +138,6 @@ def copy_stack(emit: Emitter, target: str, source: str) -> None:
     emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")
 
 
-def _move(emit: Emitter, target: str, source: str) -> None:
-    copy_fields(emit, target, source)
-    emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
-
-
 # --- deparsing ------------------------------------------------------------------------------------
 
 
@@ -151,9 +147,8 @@ def deparse(emit: Emitter, header: str) -> None:
         group: list[Variable] = []
         for chunk in emit.storage.chunks[header]:
             if isinstance(chunk, Array):
-                with emit.block(f"for k in range({chunk.count}):"):
-                    place = _element(emit, "to", chunk)
-                    emit.line(f"store{chunk.bits}(out, {place}, {emit.name(chunk.name)}[k])")
+                store = f"store{chunk.bits}(out, {_element('to', chunk)}, {emit.name(chunk.name)}[k])"
+                emit.nested(f"for k in range({chunk.count}):", store)
                 continue
             group.append(chunk)
             if (chunk.offset + chunk.bits) % 8 == 0:
@@ -166,7 +161,9 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
     """Store fields that together make up whole bytes."""
     end = group[-1].offset + group[-1].bits
     if end - group[0].offset > 64:
-        _store_bytewise(emit, group)
+        pieces = [(emit.name(variable.name), variable.bits) for variable in group]
+        for byte, text in enumerate(_bytes_of(pieces), group[0].offset // 8):
+            emit.line(f"store8(out, to + {byte}, {text})")
         return
     texts = []
     for variable in group:
@@ -185,17 +182,20 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
             first, count = first + size, count - size
 
 
-def _store_bytewise(emit: Emitter, group: Sequence[Variable]) -> None:
-    """Store fields of more than 64 bits together, one byte at a time."""
-    for byte in range(group[0].offset // 8, (group[-1].offset + group[-1].bits) // 8):
-        texts = []
-        for variable in group:
-            shift = 8 * (byte + 1) - variable.offset - variable.bits  # of the field's low end from the byte's
-            if -variable.bits < shift < 8:
-                word = f"{emit.name(variable.name)} {'<<' if shift >= 0 else '>>'} {abs(shift)}"
-                texts.append(f"({word})")
-        emit.line(f"store8(out, to + {byte}, ({' | '.join(texts)}) & 255)")
+def _bytes_of(pieces: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """Yield the text of each byte of fields side by side, (text, bits) each; the last one has zeros behind."""
+    total = sum(width for _, width in pieces)
+    for byte in range(-(-total // 8)):
+        texts, end = [], 0
+        for text, width in pieces:
+            end += width
+            shift = 8 * (byte + 1) - end  # of the field's low end from the byte's
+            if -width < shift < 8:
+                texts.append(f"({text} {'<<' if shift >= 0 else '>>'} {abs(shift)})")
+        yield f"({' | '.join(texts)}) & 255"
 
+
+# --- hashes and checksums -------------------------------------------------------------------------
 
 #: Most headers of a checksum whose inputs are not a multiple of 16 bits: each doubles the generated code.
 _MOST_UNALIGNED = 4
@@ -213,11 +213,10 @@ def hash_fields(emit: Emitter, statement: Hash, bits: int) -> str:
                 f"hash {statement.algorithm}: fields of {header or 'metadata'} before others "
                 "are not whole bytes; pad them"
             )
-        if header is None:
-            _append_bytes(emit, pieces)
-        else:
-            with emit.block(f"if {emit.validity(header)}:"):
-                _append_bytes(emit, pieces)
+        with nullcontext() if header is None else emit.block(f"if {emit.validity(header)}:"):
+            texts = list(_bytes_of(pieces))
+            emit.line(*(f"hashed[count + {byte}] = {text}" for byte, text in enumerate(texts)))
+            emit.line(f"count = count + {len(texts)}")
         position = end
     base = emit.expressions.exact(statement.base, "base of a hash").text
     size = emit.expressions.exact(statement.size, "size of a hash").text
@@ -242,23 +241,6 @@ def _same_header_run(emit: Emitter, item: Hash | Checksum, start: int) -> tuple[
     while end < len(item.inputs) and header_of(end) == header_of(start):
         end += 1
     return header_of(start), end
-
-
-def _append_bytes(emit: Emitter, pieces: Sequence[tuple[str, int]]) -> None:
-    """Append fields side by side to `hashed`; the last byte is padded with zeros."""
-    total = sum(width for _, width in pieces)
-    for byte in range(-(-total // 8)):
-        texts, end = [], 0
-        for text, width in pieces:
-            end += width
-            shift = 8 * (byte + 1) - end  # of the field's low end from the byte's
-            if -width < shift < 8:
-                texts.append(f"({text} {'<<' if shift >= 0 else '>>'} {abs(shift)})")
-        emit.line(f"hashed[count + {byte}] = ({' | '.join(texts)}) & 255")
-    emit.line(f"count = count + {-(-total // 8)}")
-
-
-# --- checksums ------------------------------------------------------------------------------------
 
 
 def checksum(emit: Emitter, item: Checksum) -> None:
@@ -307,11 +289,14 @@ def _add_inputs_from(
 
 
 def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
-    """Add the inputs from `start` to `end` to `total`; return the offset after them."""
+    """Add the inputs from `start` to `end` to `total`, 16 bits at a time; return the offset after them."""
     for ref, value, bits in item.inputs[start:end]:
         for text, width in _limbs_of(emit, ref, value, bits):
-            _add_limb(emit, text, width, offset)
-            offset += width
+            word, offset = offset // 16, offset + width
+            for position in range(word, -(-offset // 16)):
+                shift = 16 * (position + 1) - offset  # of the value's low end from the word's
+                shifted = f"({text} {'<<' if shift > 0 else '>>'} {abs(shift)})" if shift else text
+                emit.line(f"total = total + ({shifted} & 0xFFFF)")
     return offset
 
 
@@ -324,13 +309,3 @@ def _limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> lis
     if bits <= 64:
         return [(emit.place(ref), bits)]
     return [(emit.name(variable.name), variable.bits) for variable in emit.storage.variables(ref)]
-
-
-def _add_limb(emit: Emitter, text: str, bits: int, offset: int) -> None:
-    """Add a value to `total`, 16 bits at a time; it starts `offset` bits after the start of the inputs."""
-    end = offset + bits
-    for word in range(offset // 16, -(-end // 16)):
-        shift = 16 * (word + 1) - end  # of the value's low end from the word's
-        shifted = f"({text} << {shift})" if shift > 0 else text
-        shifted = f"({text} >> {-shift})" if shift < 0 else shifted
-        emit.line(f"total = total + ({shifted} & 0xFFFF)")

@@ -103,16 +103,14 @@ class Statements:
             case ops.Exit():
                 emit.line("leaving = True")
             case flow.ExitCheck():
-                with emit.block("if leaving:"):
-                    emit.line("break")
+                emit.nested("if leaving:", "break")
             case Extract(header):
                 packets.extract(emit, header)
             case Require(bits):
                 packets.stop_parser(emit, f"remaining < {-(-bits // 8)}", "PacketTooShort")
             case Advance(count):
                 packets.stop_parser(emit, f"remaining < {count}", "PacketTooShort")
-                emit.line(f"parsed = parsed + {count}")
-                emit.line(f"remaining = remaining - {count}")
+                emit.line(f"parsed = parsed + {count}", f"remaining = remaining - {count}")
             case Verify(condition, error):
                 test = f"not {expressions.condition(condition)}"
                 packets.stop_parser(emit, test, expressions.truncated(error, 32))
@@ -120,8 +118,7 @@ class Statements:
     def _state_machine(self, states: tuple[flow.Block, ...]) -> None:
         """Write states as a loop, with limited visits, as states that extract nothing could loop forever."""
         emit = self._emit
-        emit.line("state = 0")
-        emit.line("visits = 0")
+        emit.line("state = 0", "visits = 0")
         with emit.block("while True:"):
             packets.stop_parser(emit, f"visits == {MOST_STATE_VISITS}", "ParserTimeout")
             emit.line("visits = visits + 1")
@@ -246,9 +243,11 @@ class Statements:
         """Add the packet to the cell with this index, which is in range."""
         emit = self._emit
         cell = emit.temporary("cell")
-        emit.line(f"{cell} = {plan.base} + 2 * {index}")
-        emit.line(f"counts[{cell}] = counts[{cell}] + 1")
-        emit.line(f"counts[{cell} + 1] = counts[{cell} + 1] + size")
+        emit.line(
+            f"{cell} = {plan.base} + 2 * {index}",
+            f"counts[{cell}] = counts[{cell}] + 1",
+            f"counts[{cell} + 1] = counts[{cell} + 1] + size",
+        )
 
     def _plan(self, register: ops.AnyRegister) -> RegisterPlan:
         name = self._register_list[register.first] if isinstance(register, ops.RegisterElement) else register

@@ -58,17 +58,26 @@ class Emitter:
 
     # --- text -------------------------------------------------------------------------------------
 
-    def line(self, text: str) -> None:
-        """Append one line at the current depth. Numbers in it become constants of the right type."""
-        text = _NUMBER.sub(lambda match: self.constant(int(match[0], 0)), text)
-        if len(text) > _NESTING_LIMIT and _nesting(text) > _NESTING_LIMIT:
-            raise UnsupportedConstruct("expression: nested too deeply; assign its parts to variables first")
-        if len(self.lines) >= _LINE_LIMIT:
-            raise UnsupportedConstruct(
-                f"program: takes more than {_LINE_LIMIT} lines of code; use shorter header stacks, "
-                "or fewer statements"
-            )
-        self.lines.append("    " * self._depth + text)
+    def line(self, *texts: str) -> None:
+        """Append lines at the current depth. Numbers in them become constants of the right type."""
+        for text in texts:
+            line = _NUMBER.sub(lambda match: self.constant(int(match[0], 0)), text)
+            brackets = accumulate((character in "([") - (character in ")]") for character in line)
+            if len(line) > _NESTING_LIMIT and max(brackets) > _NESTING_LIMIT:
+                raise UnsupportedConstruct(
+                    "expression: nested too deeply; assign its parts to variables first"
+                )
+            if len(self.lines) >= _LINE_LIMIT:
+                raise UnsupportedConstruct(
+                    f"program: takes more than {_LINE_LIMIT} lines of code; use shorter header stacks, "
+                    "or fewer statements"
+                )
+            self.lines.append("    " * self._depth + line)
+
+    def nested(self, head: str, *texts: str) -> None:
+        """Append a block with these lines."""
+        with self.block(head):
+            self.line(*texts)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
@@ -236,11 +245,6 @@ class Emitter:
         if self._signed(target):
             return self.expressions.sign_extended(value.text, bits)
         return value
-
-
-def _nesting(text: str) -> int:
-    """Return how many brackets are open at once."""
-    return max(accumulate((character in "([") - (character in ")]") for character in text))
 
 
 def _variable_names(prefix: str, names: Iterable[str]) -> dict[str, str]:
