@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from peelsum.softswitch.compiler.emit_packets import clear_chunks
-from peelsum.softswitch.compiler.emit_statements import Statements
+from peelsum.softswitch.compiler.emit_statements import CLONE_FLAG
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
-from peelsum.softswitch.compiler.flow import Statement
 from peelsum.softswitch.compiler.layout import StateLayout, Variable
 from peelsum.softswitch.program.operations import Clone, FieldRef, Recirculate, Resubmit, walk
 
@@ -35,33 +34,11 @@ _HEADER_WORDS = (
     *("kind", "fields", "source", "base", "size", "in_port"),
     *("replica", "replicas", "group", "unicast_port"),
 )
-#: This bit of `cloning` is set if the packet is cloned; the others are the session's number.
-_CLONE_FLAG = 1 << 15
 
 
 def is_multi_pass(blocks: Blocks) -> bool:
     """Return whether a program clones, resubmits or recirculates packets."""
     return any(isinstance(node, (Clone, Resubmit, Recirculate)) for block in blocks for node in walk(block))
-
-
-class _PassRequests(Statements):
-    """Writes statements. It notes the last request of each kind: clone, resubmit, recirculate."""
-
-    def statement(self, statement: Statement) -> None:
-        """Write one statement."""
-        emit = self._emit
-        match statement:
-            case Clone(session, fields):
-                emit.line(
-                    f"cloning = {emit.expressions.truncated(session, 15)} | {_CLONE_FLAG}",
-                    f"clone_fields = {fields}",
-                )
-            case Resubmit(fields):
-                emit.line(f"resubmit_fields = {fields}")
-            case Recirculate(fields):
-                emit.line(f"recirculate_fields = {fields}")
-            case _:
-                super().statement(statement)
 
 
 class MultiPassWriter(SwitchWriter):
@@ -71,7 +48,6 @@ class MultiPassWriter(SwitchWriter):
 
     def __init__(self, emit: Emitter, layout: StateLayout, blocks: Blocks, queued: bool) -> None:
         super().__init__(emit, layout, blocks, queued)
-        self._statements = _PassRequests(emit, layout)
         self._ingress_requests = {type(node) for node in walk(blocks.ingress)}
         self._egress_requests = {type(node) for node in walk(blocks.egress)}
         self._flags = list(map(emit.validity_variable, self._packet_headers))
@@ -98,14 +74,8 @@ class MultiPassWriter(SwitchWriter):
     def _packet_variables(self) -> Iterator[tuple[str, int, int]]:
         """Yield a packet's variables, their words in an item, and the number of elements, 0 for a scalar."""
         emit = self._emit
-        scalars = [
-            CURRENT_SIZE,
-            "parsed",
-            "remaining",
-            *map(emit.stack_variable, self._program.stacks),
-            *self._flags,
-        ]
-        counts = dict.fromkeys(scalars, 0)
+        stacks = map(emit.stack_variable, self._program.stacks)
+        counts = dict.fromkeys((CURRENT_SIZE, "parsed", "remaining", *stacks, *self._flags), 0)
         for chunk in (chunk for chunks in self._storage.chunks.values() for chunk in chunks):
             counts[chunk.name] = 0 if isinstance(chunk, Variable) else chunk.count
         word = len(_HEADER_WORDS) + len(list(self._field_list_variables()))
@@ -125,15 +95,9 @@ class MultiPassWriter(SwitchWriter):
             for word, name in enumerate(_HEADER_WORDS):
                 emit.line(f"{name} = pass_queue[item + {word}]")
             emit.line("head = head + 1")
-        emit.nested(
-            "else:",
-            f"kind = {_FRESH}",
-            "fields = 0",
-            "source = 0",
-            "base = frame * stride",
-            "size = number(length[frame])",
-            "in_port = number(port[frame])",
-        )
+        with emit.block("else:"):
+            emit.line(f"kind = {_FRESH}", "fields = 0", "source = 0", "base = frame * stride")
+            emit.line("size = number(length[frame])", "in_port = number(port[frame])")
         emit.line("data = frames if source == 0 else scratch")
         for name in ("cloning", "clone_fields", "resubmit_fields", "recirculate_fields"):
             emit.line(f"{name} = 0")
@@ -160,16 +124,6 @@ class MultiPassWriter(SwitchWriter):
                 emit.line(f"copy(scratch, {words['base']}, out, sent * out_stride, {words['size']})")
             emit.line("tail = tail + 1")
 
-    def _restore_variables(self) -> None:
-        """Restore all variables from an item."""
-        emit = self._emit
-        for name, word, count in self._packet_variables():
-            place = f"pass_queue[item + {word}"
-            if count:
-                emit.nested(f"for k in range({count}):", f"{name}[k] = {place} + k]")
-            else:
-                emit.line(f"{name} = {place}]" + (" != 0" if name in self._flags else ""))
-
     def _restore_fields(self) -> None:
         """Restore the metadata of the item's field list."""
         emit = self._emit
@@ -186,7 +140,12 @@ class MultiPassWriter(SwitchWriter):
         emit = self._emit
         self._take_item()
         with emit.block(f"if {self._kind_test(*_UNPARSED_KINDS)}:"):
-            self._restore_variables()
+            for name, word, count in self._packet_variables():
+                place = f"pass_queue[item + {word}"
+                if count:
+                    emit.nested(f"for k in range({count}):", f"{name}[k] = {place} + k]")
+                else:
+                    emit.line(f"{name} = {place}]" + (" != 0" if name in self._flags else ""))
         with emit.block("else:"):
             emit.line(f"{CURRENT_SIZE} = size")
             self._parse()
@@ -241,7 +200,7 @@ class MultiPassWriter(SwitchWriter):
     def _append_clone(self, kind: int) -> None:
         """Append a clone, unless its session has no ports."""
         emit = self._emit
-        emit.line(f"session = 2 * (cloning & {_CLONE_FLAG - 1})", "copied = sessions[session + 1]")
+        emit.line(f"session = 2 * (cloning & {CLONE_FLAG - 1})", "copied = sessions[session + 1]")
         copies = {"replica": "sessions[session]", "replicas": "copied", "group": "1"}
         with emit.block("if copied != 0:"):
             self._append_item(kind, "clone_fields", copies)

@@ -183,7 +183,7 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
 
 
 def _bytes_of(pieces: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """Yield the text of each byte of fields side by side, (text, bits) each; the last one has zeros behind."""
+    """Yield the text of each byte of fields side by side, (text, bits) each; the last is padded."""
     total = sum(width for _, width in pieces)
     for byte in range(-(-total // 8)):
         texts, end = [], 0

@@ -25,6 +25,8 @@ from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.load_actions import VALID
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 
+#: This bit of `cloning` is set if the packet is cloned; the others are the session's number.
+CLONE_FLAG = 1 << 15
 #: Parser states that one packet may go through.
 MOST_STATE_VISITS = 4096
 
@@ -100,6 +102,13 @@ class Statements:
                 self._state_machine(states)
             case flow.Goto(state):
                 emit.line("break" if state is None else f"state = {state}")
+            case ops.Clone(session, fields):
+                emit.line(f"cloning = {expressions.truncated(session, 15)} | {CLONE_FLAG}")
+                emit.line(f"clone_fields = {fields}")
+            case ops.Resubmit(fields):
+                emit.line(f"resubmit_fields = {fields}")
+            case ops.Recirculate(fields):
+                emit.line(f"recirculate_fields = {fields}")
             case ops.Exit():
                 emit.line("leaving = True")
             case flow.ExitCheck():
