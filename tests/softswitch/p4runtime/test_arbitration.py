@@ -5,8 +5,8 @@ import pytest
 from finsy.proto import U128, p4r, rpc_code
 from p4runtime_client import Client
 
-from peelsum.softswitch.p4runtime.arbitration import Arbiter
 from peelsum.softswitch.p4runtime.status import RequestError
+from peelsum.softswitch.p4runtime.stream import Arbiter
 
 PRIMARY, BACKUP, NOBODY = rpc_code.OK, rpc_code.ALREADY_EXISTS, rpc_code.NOT_FOUND
 LEAVES = None

@@ -7,7 +7,9 @@ bits there, the program is refused. So generated code needs no checks.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from peelsum.softswitch.compiler.layout import FULL, words_of
@@ -21,6 +23,7 @@ _TOP = 1 << 64
 _HALF = 1 << 63
 #: Ranges are tracked for shifts up to this many bits; so far shifted, a range exceeds 64 bits anyway.
 _RANGE_SHIFT = 4096
+_ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 
 
@@ -91,29 +94,19 @@ class Expressions:
     def _comparison(self, op: str, left: ops.Expr, right: ops.Expr) -> str:
         """Return the text of a comparison of two numbers."""
         for operand, other in ((left, right), (right, left)):
-            if (
-                isinstance(operand, ops.Unary)
-                and operand.op == "b2d"
-                and isinstance(other, ops.Const)
-                and op in ("==", "!=")
-            ):
-                # A header's validity compared with 0 or 1, as p4c writes it.
-                expects_valid = (other.value == 1) == (op == "==")
-                if other.value in (0, 1):
-                    text = self.condition(operand.operand)
-                    return text if expects_valid else f"(not {text})"
+            match op, operand, other:
+                case "==" | "!=", ops.Unary("b2d", boolean), ops.Const(0 | 1 as number):
+                    # A header's validity compared with 0 or 1, as p4c writes it.
+                    text = self.condition(boolean)
+                    return text if (number == 1) == (op == "==") else f"(not {text})"
         values = self.value(left), self.value(right)
-        if op in ("==", "!=") and max(value.high for value in values) >= _TOP:
-            return self._compare_wide(op, left, right, *values)
-        return self._compare(op, *values)
-
-    def _compare_wide(self, op: str, left: ops.Expr, right: ops.Expr, *values: BoundedValue) -> str:
-        """Return the text of `==` or `!=` of two numbers of more than 64 bits, limb by limb."""
+        if op not in ("==", "!=") or max(value.high for value in values) < _TOP:
+            return self._compare(op, *values)
+        # Numbers of more than 64 bits are compared limb by limb.
         if min(value.low for value in values) < 0:
             raise UnsupportedConstruct(f"operator {op}: on signed numbers past 64 bits; cast them to bit<W>")
         count = words_of(max(value.high for value in values).bit_length())
-        pairs = ((self.limb(left, number), self.limb(right, number)) for number in range(count))
-        tests = [f"{left_limb} {op} {right_limb}" for left_limb, right_limb in pairs]
+        tests = [f"{self.limb(left, number)} {op} {self.limb(right, number)}" for number in range(count)]
         return f"({(' and ' if op == '==' else ' or ').join(tests)})"
 
     def _compare(self, op: str, left: BoundedValue, right: BoundedValue) -> str:
@@ -211,20 +204,20 @@ class Expressions:
     def _binary(self, op: str, left: ops.Expr, right: ops.Expr) -> BoundedValue:
         match op:
             case "+" | "-" | "*":
-                return _arithmetic(op, self.value(left), self.value(right))
+                first, second = self.value(left), self.value(right)
+                operands = product((first.low, first.high), (second.low, second.high))
+                ends = [_ARITHMETIC[op](*pair) for pair in operands]
+                return BoundedValue(f"({first.text} {op} {second.text})", min(ends), max(ends))
             case "&" | "|" | "^":
                 return _bitwise(op, self.value(left), self.value(right))
             case "<<":
                 return self._shift_left(self.value(left), right)
-            case ">>" if isinstance(right, ops.Const) and self.value(left).high >= _TOP:
-                value = self.value(left)
-                if value.low < 0 or right.value < 0:
-                    raise UnsupportedConstruct("operator >>: on signed numbers past 64 bits; cast to bit<W>")
-                return BoundedValue(self.limb(ops.Binary(op, left, right), 0), 0, value.high >> right.value)
             case ">>":
                 return self._shift_right(left, right)
             case "two_comp_mod" | "usat_cast" | "sat_cast":
-                return self._cast(op, self.value(left), _width(op, right))
+                if not isinstance(right, ops.Const) or not 1 <= right.value <= 64:
+                    raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; use up to 64")
+                return self._cast(op, self.value(left), right.value)
         raise UnsupportedConstruct(f"operator {op} as a number: not supported; leave it out of the program")
 
     def _shift_left(self, value: BoundedValue, shift: ops.Expr) -> BoundedValue:
@@ -241,22 +234,24 @@ class Expressions:
         return BoundedValue(f"shl({value.text}, {count.text})", low, high)
 
     def _shift_right(self, left: ops.Expr, shift: ops.Expr) -> BoundedValue:
-        value, count = self.value(left), self.exact(shift, "operator >>")
-        if value.low < 0 and value.signed:
-            return self._shift_right_signed(value, count)
+        """Return `left` >> `shift`, which is an arithmetic shift if `left` may be negative."""
+        value = self.value(left)
+        if isinstance(shift, ops.Const) and value.high >= _TOP:
+            if value.low < 0 or shift.value < 0:
+                raise UnsupportedConstruct("operator >>: on signed numbers past 64 bits; cast to bit<W>")
+            return BoundedValue(self.limb(ops.Binary(">>", left, shift), 0), 0, value.high >> shift.value)
+        count = self.exact(shift, "operator >>")
+        if value.low < 0 and value.signed:  # an unsigned shift of value + 2**63
+            half, all_ones, most = map(self._emitter.constant, (_HALF, _TOP - 1, 63))
+            places = count.text
+            if count.high > 63:
+                places = most if count.low > 63 else f"({places} if {places} < {most} else {most})"
+            text = f"((({value.text} + {half}) & {all_ones}) >> {places}) - ({half} >> {places})"
+            return BoundedValue(f"({text})", value.low, max(value.high, -1))
         value = self.exact(left, "operator >>")
         if isinstance(shift, ops.Const) and shift.value < 64:
             return BoundedValue(f"({value.text} >> {count.text})", 0, value.high >> shift.value)
         return BoundedValue(f"shr({value.text}, {count.text})", 0, value.high)
-
-    def _shift_right_signed(self, value: BoundedValue, count: BoundedValue) -> BoundedValue:
-        """Return the text of an arithmetic right shift, by an unsigned shift of `value + 2**63`."""
-        half, all_ones, most_shift = map(self._emitter.constant, (_HALF, _TOP - 1, 63))
-        shift = count.text
-        if count.high > 63:
-            shift = most_shift if count.low > 63 else f"({shift} if {shift} < {most_shift} else {most_shift})"
-        text = f"((({value.text} + {half}) & {all_ones}) >> {shift}) - ({half} >> {shift})"
-        return BoundedValue(f"({text})", value.low, max(value.high, -1))
 
     def _cast(self, op: str, value: BoundedValue, bits: int) -> BoundedValue:
         """Return a value cast to `bits` bits: wrapped, or saturated to an unsigned or a signed type."""
@@ -303,21 +298,6 @@ def _is_boolean(expr: ops.Expr) -> bool:
     return False
 
 
-def _arithmetic(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
-    """Return the sum, difference or product of two values, with its range."""
-    text = f"({left.text} {op} {right.text})"
-    if op == "+":
-        return BoundedValue(text, left.low + right.low, left.high + right.high)
-    if op == "-":
-        return BoundedValue(text, left.low - right.high, left.high - right.low)
-    ends = [
-        left_bound * right_bound
-        for left_bound in (left.low, left.high)
-        for right_bound in (right.low, right.high)
-    ]
-    return BoundedValue(text, min(ends), max(ends))
-
-
 def _bitwise(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
     """Return `&`, `|` or `^` of two values, with a range that contains the result."""
     text = f"({left.text} {op} {right.text})"
@@ -329,13 +309,6 @@ def _bitwise(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
         return BoundedValue(text, 0, (1 << max(left.high, right.high).bit_length()) - 1)
     bits = max(abs(end).bit_length() for side in (left, right) for end in (side.low, side.high))
     return BoundedValue(text, -(1 << bits), (1 << bits) - 1)
-
-
-def _width(op: str, expr: ops.Expr) -> int:
-    """Return the width that a cast's right operand gives. Raises UnsupportedConstruct beyond 64 bits."""
-    if not isinstance(expr, ops.Const) or not 1 <= expr.value <= 64:
-        raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; use up to 64")
-    return expr.value
 
 
 def _describe(expr: ops.Expr) -> str:

@@ -33,12 +33,7 @@ class Emitter:
     Where egress runs once per copy of a packet, `copied` has the variables of which it uses copies.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        storage: Storage,
-        plans: dict[str, TablePlan],
-    ) -> None:
+    def __init__(self, program: Program, storage: Storage, plans: dict[str, TablePlan]) -> None:
         self.program = program
         self.storage = storage
         self.plans = plans

@@ -91,7 +91,11 @@ class _Graph:
             successors = after(node)
             merge_node = successors[0]
             for other in successors[1:]:
-                merge_node = self._common_successor(merge_node, other)
+                while merge_node != other:  # go on to the first node that the paths of both reach
+                    if self._depth[merge_node] >= self._depth[other]:
+                        merge_node = self._merge_node[merge_node]
+                    else:
+                        other = self._merge_node[other]
             self._merge_node[node] = merge_node
             self._depth[node] = self._depth[merge_node] + 1
         self._node_budget = _GROWTH_LIMIT * len(order) + 100
@@ -117,15 +121,6 @@ class _Graph:
                 done.add(node)
                 yield node
 
-    def _common_successor(self, node: Any, other: Any) -> Any:
-        """Return the first node that both nodes' paths reach."""
-        while node != other:
-            if self._depth[node] >= self._depth[other]:
-                node = self._merge_node[node]
-            else:
-                other = self._merge_node[other]
-        return node
-
     def block(self, node: Any, stop: Any, write: Callable[[Any, Callable[[Any], Block]], Block]) -> Block:
         """Return the statements from `node` up to `stop`.
 
@@ -149,20 +144,20 @@ class _Graph:
 
 def inline(program: model.Program, table: model.TableDeclaration, number: int) -> Block:
     """Return an action's statements in `table`: jumps are replaced by ifs, and parameters are bound."""
-    action = program.actions[number]
-    block = _structured_body(action)
-    if _is_constant(table):
-        block = _bind_parameters(
-            block, lambda param: ops.Const(_signed_value(param, table.default_params[param.index]))
-        )
-    else:
-        block = _bind_parameters(block, lambda param: replace(param, table=table.name))
+    is_constant = _is_constant(table)
+
+    def bind(node: Any) -> ops.Expr | None:
+        """Return what replaces a parameter; None for anything else."""
+        if not isinstance(node, ops.Param):
+            return None
+        if not is_constant:
+            return replace(node, table=table.name)
+        # A signed parameter's argument is in two's complement.
+        value = table.default_params[node.index]
+        return ops.Const(value - (1 << node.bits) if node.signed and value >> node.bits - 1 else value)
+
+    block = tuple(replace_nodes(part, bind) for part in _structured_body(program.actions[number]))
     return (*block, ExitCheck()) if any(isinstance(node, ops.Exit) for node in ops.walk(block)) else block
-
-
-def _signed_value(param: ops.Param, value: int) -> int:
-    """Return a parameter's argument as a number; that of a signed parameter is in two's complement."""
-    return value - (1 << param.bits) if param.signed and value >> param.bits - 1 else value
 
 
 def _is_constant(table: model.TableDeclaration) -> bool:
@@ -195,14 +190,6 @@ def _structured_body(action: ops.Action) -> Block:
 
     graph = _Graph(f"action {action.name}", index_or_end(0), following)
     return graph.block(index_or_end(0), None, write)
-
-
-def _bind_parameters(block: Block, bind: Callable[[ops.Param], ops.Expr]) -> Block:
-    """Return a block in which `bind` replaces every parameter of the action."""
-    return tuple(
-        replace_nodes(statement, lambda node: bind(node) if isinstance(node, ops.Param) else None)
-        for statement in block
-    )
 
 
 def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
@@ -300,40 +287,28 @@ def _end_if_unmatched(block: Block) -> Block:
     if not block:
         return (Goto(None),)
     (branch,) = block
-    return (
-        (If(branch.condition, branch.then, _end_if_unmatched(branch.orelse)),)
-        if isinstance(branch, If)
-        else block
-    )
+    if not isinstance(branch, If):
+        return block
+    return (If(branch.condition, branch.then, _end_if_unmatched(branch.orelse)),)
 
 
 def _select(state: model.ParserState, arm: Callable[[Any], Block]) -> Block:
-    """Return a state's transitions as a chain of ifs; `arm` returns the statements of a target."""
+    """Return a state's transitions, which test its key, as ifs; `arm` returns a target's statements."""
     chain: Block = ()
     for transition in reversed(state.transitions):
         then = arm(transition.next_state)
         if transition.values is None:
             chain = then
             continue
-        condition = _transition_condition(state.key, transition.values, transition.masks)
+        condition: ops.Expr = ops.Bool(True)
+        masks = transition.masks or [None] * len(state.key)
+        for expression, value, mask in zip(state.key, transition.values, masks, strict=True):
+            if mask != 0:
+                left = expression if mask is None else ops.Binary("&", expression, ops.Const(mask))
+                test = ops.Binary("==", left, ops.Const(value if mask is None else value & mask))
+                condition = test if condition == ops.Bool(True) else ops.Binary("and", condition, test)
         if isinstance(condition, ops.Bool):
             chain = then if condition.value else chain
         elif then or chain:
             chain = (If(condition, then, chain),)
     return chain
-
-
-def _transition_condition(
-    key: Sequence[ops.Expr], values: Sequence[int], masks: Sequence[int] | None
-) -> ops.Expr:
-    """Return whether a key equals a transition's values, under its masks if it has some."""
-    condition: ops.Expr = ops.Bool(True)
-    for number, (expression, value) in enumerate(zip(key, values, strict=True)):
-        left: ops.Expr = expression
-        if masks is not None:
-            if masks[number] == 0:
-                continue
-            left, value = ops.Binary("&", expression, ops.Const(masks[number])), value & masks[number]
-        test = ops.Binary("==", left, ops.Const(value))
-        condition = test if isinstance(condition, ops.Bool) else ops.Binary("and", condition, test)
-    return condition

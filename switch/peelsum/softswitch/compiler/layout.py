@@ -292,15 +292,24 @@ class Storage:
         while number < len(header.fields):
             span = next((part for part in spans if part[0] == number), None)
             if span is not None:
-                chunk = self._array(header, span, offset)
-                chunks.append(chunk)
-                number, offset = span[1] + 1, offset + chunk.bits * chunk.count
+                fields = header.fields[number : span[1] + 1]
+                name = self.name("a", header.name)
+                array = Array(name, offset, fields[0].bits, number, len(fields))
+                self._fields.update({(header.name, field.name): array for field in fields})
+                chunks.append(array)
+                number, offset = span[1] + 1, offset + array.bits * array.count
                 continue
             end = self._group_end(header, number, used, spans)
             bits = sum(part.bits for part in header.fields[number:end])
             name = header.fields[number].name
             if not header.metadata or (header.type_name, name) in used:
-                variables = self._variables(header, name, offset, bits)
+                # Variables of up to 64 bits each, most significant first.
+                start, limb_count = offset, words_of(bits)
+                variables = []
+                for limb in range(limb_count):
+                    width = 64 if limb else bits - 64 * (limb_count - 1)
+                    variables.append(Variable(self.name("f", header.name, name), start, width))
+                    start += width
                 chunks += variables
                 self._fields[header.name, name] = variables
             number, offset = end, offset + bits
@@ -323,24 +332,6 @@ class Storage:
             bits += header.fields[end].bits
             end += 1
         return end
-
-    def _array(self, header: Header, span: tuple[int, int], offset: int) -> Array:
-        """Return a new array for the fields of a span."""
-        first, last = span
-        array = Array(self.name("a", header.name), offset, header.fields[first].bits, first, last - first + 1)
-        for field in header.fields[first : last + 1]:
-            self._fields[header.name, field.name] = array
-        return array
-
-    def _variables(self, header: Header, field: str, offset: int, bits: int) -> list[Variable]:
-        """Return new variables of up to 64 bits each for `bits` bits, most significant first."""
-        variables = []
-        count = words_of(bits)
-        for limb in range(count):
-            width = bits - 64 * (count - 1) if limb == 0 else 64
-            variables.append(Variable(self.name("f", header.name, field), offset, width))
-            offset += width
-        return variables
 
 
 def _used(program: Program, blocks: Iterable[Any], roots: Iterable[FieldRef]) -> set[tuple[str, str]]:

@@ -49,21 +49,35 @@ class Roller:
 
     def spans(self) -> Spans:
         """Return the fields and registers that loops step through; overlapping spans are merged."""
-        return {owner: _merged(spans) for owner, spans in self._spans.items()}
+        merged: dict[str, list[tuple[int, int]]] = {}
+        for owner, spans in self._spans.items():
+            out = merged[owner] = []
+            for low, high in sorted(spans):
+                if out and low <= out[-1][1]:
+                    out[-1] = (out[-1][0], max(out[-1][1], high))
+                else:
+                    out.append((low, high))
+        return merged
 
     def roll(self, block: Block) -> Block:
         """Return a block in which loops replace its runs and those of nested blocks."""
         statements = tuple(self._roll_nested(statement) for statement in block)
-        shaped = [self._shape(statement) for statement in statements]
         numbers: dict[Hashable, int] = {}
-        shapes = [numbers.setdefault(shape, len(numbers)) for shape, _ in shaped]
-        places = [statement_places for _, statement_places in shaped]
+        shapes, places = [], []
+        for statement in statements:
+            places_of_statement: list[Place] = []
+            # A shape is what remains of a statement without its places.
+            shape = self._shape_of(statement, places_of_statement)
+            shapes.append(numbers.setdefault(shape, len(numbers)))
+            places.append(tuple(places_of_statement))
         rolled: list[Statement] = []
         position = 0
         while position < len(statements):
             period, iterations, steps = self._best_run(shapes, places, position)
             if iterations >= MIN_ITERATIONS:
-                rolled.append(self._repeat(statements[position : position + period], iterations, steps))
+                body, remaining = statements[position : position + period], iter(steps)
+                parts = tuple(self._with_steps(part, iterations, remaining) for part in body)
+                rolled.append(Repeat(iterations, parts))
                 position += period * iterations
             else:
                 rolled.append(statements[position])
@@ -79,12 +93,6 @@ class Roller:
         return statement
 
     # --- finding runs -----------------------------------------------------------------------------
-
-    def _shape(self, statement: Statement) -> tuple[Hashable, tuple[Place, ...]]:
-        """Return a statement's shape, which is what remains without its places, and its places in order."""
-        places: list[Place] = []
-        shape = self._shape_of(statement, places)
-        return shape, tuple(places)
 
     def _shape_of(self, node: Any, places: list[Place]) -> Hashable:
         """Return the shape of a statement or expression, and append its places to `places`."""
@@ -105,12 +113,12 @@ class Roller:
             register = self._register_list[number]
             rest = [
                 self._shape_of(getattr(node, name), places)
-                for name in _field_names(node)
+                for name in _field_names(type(node))
                 if name != "register"
             ]
             return type(node).__name__, register.bits, register.size, *rest
         return type(node).__name__, *(
-            self._shape_of(getattr(node, name), places) for name in _field_names(node)
+            self._shape_of(getattr(node, name), places) for name in _field_names(type(node))
         )
 
     def _best_run(
@@ -119,8 +127,8 @@ class Roller:
         """Return the longest run from `start` on: its period, iterations, and the step of every place."""
         best: tuple[int, int, list[int]] = (1, 1, [])
         for period in range(1, MAX_PERIOD + 1):
-            iterations = 1
-            while _repeats(shapes, start, period, iterations):
+            iterations, first_shapes = 1, shapes[start : start + period]
+            while shapes[(at := start + period * iterations) : at + period] == first_shapes:
                 iterations += 1
             if iterations < MIN_ITERATIONS or period * iterations <= best[0] * best[1]:
                 continue
@@ -171,10 +179,6 @@ class Roller:
 
     # --- building loops ---------------------------------------------------------------------------
 
-    def _repeat(self, body: Block, iterations: int, steps: Sequence[int]) -> Repeat:
-        remaining = iter(steps)
-        return Repeat(iterations, tuple(self._with_steps(part, iterations, remaining) for part in body))
-
     def _with_steps(self, node: Any, iterations: int, steps: Iterator[int]) -> Any:
         """Return `node` with elements of loops as its places; takes `steps` in the order of `_shape_of`."""
         if isinstance(node, ops.FieldRef) and (node.header, node.field) in self._fields:
@@ -190,7 +194,7 @@ class Roller:
             number = self._registers[node.register]
             step = self._record_span(("", number), iterations, next(steps))
             values["register"] = ops.RegisterElement(number, step) if step else node.register
-        for name in _field_names(node):
+        for name in _field_names(type(node)):
             if name not in values:
                 values[name] = self._with_steps(getattr(node, name), iterations, steps)
         return type(node)(**values)
@@ -203,50 +207,12 @@ class Roller:
         return step
 
 
-def _repeats(shapes: Sequence[int], start: int, period: int, iterations: int) -> bool:
-    """Return whether the next period has the same shapes as the first one."""
-    other = start + period * iterations
-    return other + period <= len(shapes) and all(
-        shapes[start + offset] == shapes[other + offset] for offset in range(period)
-    )
-
-
-def _field_names(node: Any) -> Sequence[str]:
-    kind: Any = type(node)
-    return _field_names_of(kind)
-
-
 @cache
-def _field_names_of(kind: Any) -> tuple[str, ...]:
+def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans in ascending order, of which overlapping ones are merged."""
-    out: list[tuple[int, int]] = []
-    for low, high in sorted(spans):
-        if out and low <= out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], high))
-        else:
-            out.append((low, high))
-    return out
-
-
 # --- what a loop changes --------------------------------------------------------------------------
-
-
-def _written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | None:
-    """Return the (header, field number) pairs that any iteration changes; None if they are unknown."""
-    places: set[tuple[str, int]] = set()
-    for node in ops.walk(loop.body):
-        if isinstance(node, (ops.SetValidity, ops.CopyHeader, ops.ShiftStack, ops.CopyStack)):
-            return None
-        if isinstance(node, ops.AssignIndexed):
-            for target in node.targets:
-                places |= _places_of(program, target, loop.count)
-        if isinstance(node, (ops.Assign, ops.Hash, ops.ReadRegister)):
-            places |= _places_of(program, node.target, loop.count)
-    return places
 
 
 def _places_of(program: Program, target: ops.Target, count: int) -> set[tuple[str, int]]:
@@ -259,9 +225,15 @@ def _places_of(program: Program, target: ops.Target, count: int) -> set[tuple[st
 
 def is_loop_invariant(program: Program, value: ops.Expr, loop: Repeat) -> bool:
     """Return whether an expression has the same value in every iteration of a loop."""
-    written = _written_places(program, loop)
-    if written is None:
-        return False
+    written: set[Place] = set()
+    for node in ops.walk(loop.body):
+        match node:
+            case ops.SetValidity() | ops.CopyHeader() | ops.ShiftStack() | ops.CopyStack():
+                return False  # it may change any field
+            case ops.AssignIndexed(targets):
+                written = written.union(*(_places_of(program, target, loop.count) for target in targets))
+            case ops.Assign(target) | ops.Hash(target) | ops.ReadRegister(target):
+                written |= _places_of(program, target, loop.count)
     for node in ops.walk(value):
         if isinstance(node, (ops.FieldElement, ops.Lookahead)):
             return False

@@ -5,28 +5,26 @@ An entity of a kind that the softswitch does not support is refused, with the na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from finsy.proto import p4r
+from finsy.proto import p4d, p4r
+from google.protobuf.wrappers_pb2 import BytesValue
 
 from peelsum.softswitch import Switch
-from peelsum.softswitch.errors import SoftswitchError
-from peelsum.softswitch.p4runtime.cells import counters, registers
-from peelsum.softswitch.p4runtime.groups import ReplicationEntries
-from peelsum.softswitch.p4runtime.info import PipelineInfo
-from peelsum.softswitch.p4runtime.secrets import SecretEntries
+from peelsum.softswitch.p4runtime.info import CellsInfo, PipelineInfo, counter_values, to_bytes, to_int
 from peelsum.softswitch.p4runtime.status import (
     BatchError,
     Code,
     RequestError,
-    from_bug,
-    from_switch_error,
     invalid,
+    request_error,
     unimplemented,
 )
 from peelsum.softswitch.p4runtime.tables import TableEntries
 from peelsum.softswitch.runtime.device import SecretPort
+from peelsum.wire import SECRET_BYTES, SECRETS_EXTERN
 
 #: The functions that write and read a kind of entity.
 _Handlers: TypeAlias = tuple[Callable[[p4r.Update.Type.ValueType, Any], None], Callable[[Any], Iterator[Any]]]
@@ -68,21 +66,14 @@ class Entities:
                     Code.CANCELLED,
                     f"{len(results)} of {len(updates)} updates were attempted; read what is there",
                 )
-            results.append(self._result(update))
+            try:
+                self._write_update(update)
+            except Exception as error:
+                results.append(request_error(error))
+            else:
+                results.append(None)
         if any(results):
             raise BatchError(results)
-
-    def _result(self, update: p4r.Update) -> RequestError | None:
-        """Attempt an update; return its error, or None if it succeeded."""
-        try:
-            self._write_update(update)
-        except RequestError as error:
-            return error
-        except SoftswitchError as error:
-            return from_switch_error(error)
-        except Exception as error:
-            return from_bug(error)
-        return None
 
     def _write_update(self, update: p4r.Update) -> None:
         kind = update.type
@@ -105,3 +96,239 @@ class Entities:
         if name not in self._handlers:
             raise unimplemented(name)
         return name, self._handlers[name]
+
+
+@dataclass
+class CellEntries:
+    """The counters of one pipeline, or its registers, as `kind` says."""
+
+    kind: str
+    declared: Mapping[int, CellsInfo]
+    state: Mapping[str, Any]
+    """The switch's counters or registers, by name."""
+    decode: Callable[[Any, CellsInfo], tuple[int, ...]]
+    """Returns the values that an entry writes to a cell."""
+    encode: Callable[[int, p4r.Index, Any], Any]
+    """Returns the entry of a cell, given the array's id, the cell's index and its value."""
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: Any) -> None:
+        """Set one cell. Raises RequestError."""
+        cells = self._find(getattr(entry, f"{self.kind}_id"))
+        if kind != p4r.Update.MODIFY:
+            raise invalid(f"{cells.name}: cells cannot be inserted or deleted; modify them")
+        if not entry.HasField("index"):
+            raise invalid(f"{cells.name}: index is missing; give the cell's index")
+        index = _checked_index(entry.index.index, cells)
+        self.state[cells.name].write(index, *self.decode(entry, cells))
+
+    def read(self, selector: Any) -> Iterator[Any]:
+        """Return the entries that `selector` selects now: a cell, all cells of an array, or all for id 0."""
+        array_id = getattr(selector, f"{self.kind}_id")
+        arrays = []
+        for cells in [self._find(array_id)] if array_id else self.declared.values():
+            first, end = 0, cells.size
+            if selector.HasField("index"):
+                first = _checked_index(selector.index.index, cells)
+                end = first + 1
+            arrays.append((cells.id, first, self.state[cells.name].values()[first:end]))
+        encode = self.encode
+        return (
+            encode(cells_id, p4r.Index(index=index), value)
+            for cells_id, first, values in arrays
+            for index, value in enumerate(values.tolist(), first)
+        )
+
+    def _find(self, cells_id: int) -> CellsInfo:
+        cells = self.declared.get(cells_id)
+        if cells is None:
+            raise invalid(f"{self.kind}_id: no {self.kind} {cells_id:#x} in the P4Info; use one of its ids")
+        return cells
+
+
+def counters(info: PipelineInfo, switch: Switch) -> CellEntries:
+    """Return a pipeline's indirect counters."""
+
+    def decode(entry: p4r.CounterEntry, cells: CellsInfo) -> tuple[int, ...]:
+        if not entry.HasField("data"):
+            raise invalid(f"counter {cells.name}: data is missing; give packets and bytes")
+        return counter_values(entry.data, cells.name)
+
+    def encode(cells_id: int, index: p4r.Index, value: list[int]) -> p4r.CounterEntry:
+        data = p4r.CounterData(packet_count=value[0], byte_count=value[1])
+        return p4r.CounterEntry(counter_id=cells_id, index=index, data=data)
+
+    return CellEntries("counter", info.counters, switch.counters, decode, encode)
+
+
+def registers(info: PipelineInfo, switch: Switch) -> CellEntries:
+    """Return a pipeline's registers."""
+
+    def decode(entry: p4r.RegisterEntry, cells: CellsInfo) -> tuple[int, ...]:
+        if entry.data.WhichOneof("data") != "bitstring":
+            raise invalid(f"register {cells.name}: data must be a bitstring")
+        return (to_int(entry.data.bitstring, cells.bits, f"register {cells.name}"),)
+
+    def encode(cells_id: int, index: p4r.Index, value: int) -> p4r.RegisterEntry:
+        data = p4d.P4Data(bitstring=to_bytes(value))
+        return p4r.RegisterEntry(register_id=cells_id, index=index, data=data)
+
+    return CellEntries("register", info.registers, switch.registers, decode, encode)
+
+
+def _checked_index(index: int, cells: CellsInfo) -> int:
+    if not 0 <= index < cells.size:
+        raise RequestError(
+            Code.OUT_OF_RANGE, f"{cells.name}: index {index} is not below its size {cells.size}"
+        )
+    return index
+
+
+_PORT_BITS = 32
+#: The field with a group's number, by the kind of entry.
+_NUMBER_FIELDS = {"multicast_group_entry": "multicast_group_id", "clone_session_entry": "session_id"}
+
+
+class ReplicationEntries:
+    """The multicast groups and clone sessions of one pipeline, and the metadata of groups."""
+
+    def __init__(self, switch: Switch, ports: Collection[int] | None = None) -> None:
+        """ports: the egress ports that replicas may have; None for any."""
+        self._groups = {"multicast_group_entry": switch.groups, "clone_session_entry": switch.sessions}
+        self._ports = ports
+        self._metadata: dict[int, bytes] = {}
+        # Groups that were written with the deprecated field `egress_port` are read with it.
+        self._with_egress_port: set[tuple[str, int]] = set()
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.PacketReplicationEngineEntry) -> None:
+        """Insert, modify or delete a group or session. If it raises RequestError, nothing has changed."""
+        name, group, number = _split_entry(entry)
+        groups = self._groups[name]
+        what = f"{groups.what} {number}"
+        if not 0 < number < groups.limit:
+            raise invalid(f"{_NUMBER_FIELDS[name]}: {number} is not between 1 and {groups.limit - 1}")
+        if kind == p4r.Update.INSERT and number in groups:
+            raise RequestError(Code.ALREADY_EXISTS, f"{what} exists; modify it instead")
+        if kind != p4r.Update.INSERT and number not in groups:
+            raise RequestError(Code.NOT_FOUND, f"{what} does not exist; insert it first")
+        if kind == p4r.Update.DELETE:
+            groups.delete(number)
+        else:
+            replicas = _replicas_of(group, what)
+            self._check_ports(port for port, _ in replicas)
+            groups.set(number, replicas)
+        if name == "multicast_group_entry":
+            self._metadata[number] = group.metadata
+        self._with_egress_port.discard((name, number))
+        if any(replica.WhichOneof("port_kind") == "egress_port" for replica in group.replicas):
+            self._with_egress_port.add((name, number))
+
+    def read(self, selector: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
+        """Return the group or session that `selector` names, if there is one; number 0 selects all."""
+        name, _, requested = _split_entry(selector)
+        groups = self._groups[name]
+        numbers = groups.ids() if requested == 0 else [requested] if requested in groups else []
+        return iter([self._encode(name, number) for number in numbers])
+
+    def _encode(self, name: str, number: int) -> p4r.PacketReplicationEngineEntry:
+        entry = p4r.PacketReplicationEngineEntry()
+        group = getattr(entry, name)
+        setattr(group, _NUMBER_FIELDS[name], number)
+        if name == "multicast_group_entry":
+            group.metadata = self._metadata.get(number, b"")
+        for port, instance in self._groups[name].get(number):
+            if (name, number) in self._with_egress_port:
+                group.replicas.add(egress_port=port, instance=instance)
+            else:
+                group.replicas.add(port=to_bytes(port), instance=instance)
+        return entry
+
+    def _check_ports(self, ports: Iterable[int]) -> None:
+        for port in ports:
+            if self._ports is not None and port not in self._ports:
+                known_ports = ", ".join(map(str, sorted(self._ports)))
+                raise invalid(f"port {port} is not on this switch; use one of {known_ports}")
+
+
+def _split_entry(entry: p4r.PacketReplicationEngineEntry) -> tuple[str, Any, int]:
+    """Return an entry's kind, its group or session, and the number of the group or session."""
+    name = entry.WhichOneof("type")
+    if name is None:
+        raise invalid("packet_replication_engine_entry: is empty; give a multicast group or a clone session")
+    group = getattr(entry, name)
+    return name, group, getattr(group, _NUMBER_FIELDS[name])
+
+
+def _replicas_of(group: Any, what: str) -> list[tuple[int, int]]:
+    """Return (port, instance) of each replica. Raises RequestError, which names the group as `what`."""
+    for name in ("class_of_service", "packet_length_bytes"):
+        if getattr(group, name, 0):
+            raise unimplemented(f"{what}: {name}")
+    replicas: dict[tuple[int, int], None] = {}
+    for replica in group.replicas:
+        if replica.backup_replicas:
+            raise unimplemented("backup replicas")
+        kind = replica.WhichOneof("port_kind")
+        if kind is None:
+            raise invalid(f"{what}: a replica has no port; give it one")
+        port = to_int(replica.port, _PORT_BITS, "port") if kind == "port" else replica.egress_port
+        if (port, replica.instance) in replicas:
+            raise invalid(
+                f"{what}: port {port} instance {replica.instance} appears twice; give each replica once"
+            )
+        replicas[port, replica.instance] = None
+    return list(replicas)
+
+
+class SecretEntries:
+    """The secrets of a switch's UDP ports."""
+
+    def __init__(self, switch: Switch, ports: Mapping[int, SecretPort]) -> None:
+        self._switch, self._ports = switch, ports
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.ExternEntry) -> None:
+        """Insert, modify or delete a port's secret. If it raises RequestError, nothing has changed."""
+        port = self._port(entry)
+        if kind == p4r.Update.INSERT and port.has_secret:
+            raise RequestError(Code.ALREADY_EXISTS, f"port {entry.extern_id} has a secret; modify it instead")
+        if kind != p4r.Update.INSERT and not port.has_secret:
+            raise RequestError(Code.NOT_FOUND, f"port {entry.extern_id} has no secret; insert it first")
+        secret = bytes(SECRET_BYTES) if kind == p4r.Update.DELETE else _secret_in(entry)
+        with self._switch.lock:  # the compiled loop, which reads secrets, holds this lock
+            port.set_secret(secret)
+
+    def read(self, selector: p4r.ExternEntry) -> Iterator[p4r.ExternEntry]:
+        """Yield an entry, without its value, for the selected port if it has a secret; port 0 selects all.
+
+        Raises RequestError for another extern or port.
+        """
+        if selector.extern_id:
+            self._port(selector)
+        _check_type(selector)
+        return iter(
+            [
+                p4r.ExternEntry(extern_type_id=SECRETS_EXTERN, extern_id=number)
+                for number, port in self._ports.items()
+                if port.has_secret and selector.extern_id in (0, number)
+            ]
+        )
+
+    def _port(self, entry: p4r.ExternEntry) -> SecretPort:
+        """Return the port that an entry names. Raises RequestError if there is none."""
+        _check_type(entry)
+        if entry.extern_id not in self._ports:
+            known = ", ".join(map(str, sorted(self._ports)))
+            raise invalid(f"extern_id: port {entry.extern_id} is not on this switch; use one of {known}")
+        return self._ports[entry.extern_id]
+
+
+def _check_type(entry: p4r.ExternEntry) -> None:
+    if entry.extern_type_id != SECRETS_EXTERN:
+        raise unimplemented(f"extern_type_id {entry.extern_type_id}")
+
+
+def _secret_in(entry: p4r.ExternEntry) -> bytes:
+    """Return the secret in an entry. Raises RequestError if it is malformed or all zeros."""
+    value = BytesValue()
+    if not entry.entry.Unpack(value) or len(value.value) != SECRET_BYTES or not any(value.value):
+        raise invalid(f"entry: is not a secret; give a BytesValue of {SECRET_BYTES} random bytes")
+    return value.value

@@ -15,12 +15,11 @@ from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, REFUSED_COUN
 from peelsum.softswitch.compiler.loading import generate
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.runtime.compiled import interpreted, machine_code
 from peelsum.softswitch.runtime.frames import Frames
-from peelsum.softswitch.runtime.locks import FairLock
-from peelsum.softswitch.runtime.native import CompiledProgram
+from peelsum.softswitch.runtime.native import CompiledProgram, machine_code
+from peelsum.softswitch.runtime.plain import interpreted
 from peelsum.softswitch.runtime.queues import Queues
-from peelsum.softswitch.runtime.state import IndirectCounter, Register, ReplicationGroups
+from peelsum.softswitch.runtime.state import FairLock, IndirectCounter, Register, ReplicationGroups
 from peelsum.softswitch.runtime.tables import Table
 
 #: The clock of programs counts microseconds modulo this.
