@@ -50,7 +50,7 @@ class MultiPassWriter(SwitchWriter):
         super().__init__(emit, layout, blocks, queued)
         self._ingress_requests = {type(node) for node in walk(blocks.ingress)}
         self._egress_requests = {type(node) for node in walk(blocks.egress)}
-        self._flags = list(map(emit.validity_variable, self._packet_headers))
+        self._flags = [emit.validity_variables[name] for name in self._packet_headers]
 
     def queue_words(self) -> int:
         """Return how many words `pass_queue` needs."""
@@ -74,7 +74,7 @@ class MultiPassWriter(SwitchWriter):
     def _packet_variables(self) -> Iterator[tuple[str, int, int]]:
         """Yield a packet's variables, their words in an item, and the number of elements, 0 for a scalar."""
         emit = self._emit
-        stacks = map(emit.stack_variable, self._program.stacks)
+        stacks = emit.stack_variables.values()
         counts = dict.fromkeys((CURRENT_SIZE, "parsed", "remaining", *stacks, *self._flags), 0)
         for chunk in (chunk for chunks in self._storage.chunks.values() for chunk in chunks):
             counts[chunk.name] = 0 if isinstance(chunk, Variable) else chunk.count

@@ -196,7 +196,20 @@ class SwitchWriter:
                 emit.nested(f"for k in range({arrays[name]}):", f"{emit.name(name)}[k] = {name}[k]")
             else:
                 emit.line(f"{emit.name(name)} = {name}")
-        self._egress_intrinsics()
+        self._set_intrinsic("standard_metadata.egress_port", "egress_port")
+        self._set_intrinsic("standard_metadata.egress_spec", "0")
+        self._set_intrinsic("standard_metadata.instance_type", "instance")
+        self._set_intrinsic("standard_metadata.packet_length", self._emit.name(CURRENT_SIZE))
+        self._set_intrinsic("intrinsic_metadata.egress_rid", "egress_rid")
+        waiting = "waiting_time(queues, egress_port, now)" if self._queued else "0"
+        self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waiting}", mask=True)
+        self._set_intrinsic("queueing_metadata.enq_timestamp", "now", mask=True)
+        self._set_intrinsic("queueing_metadata.deq_timedelta", waiting, mask=True)
+        # Egress runs when a packet is queued, when the queue's depth at its departure is not known yet. The
+        # depth before the packet's burst is reported instead.
+        self._set_intrinsic("queueing_metadata.enq_qdepth", "depth" if self._queued else "0")
+        burst_depth = "burst_depth(queues, egress_port)" if self._queued else "0"
+        self._set_intrinsic("queueing_metadata.deq_qdepth", burst_depth)
         self._egress()
         with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {DROP_PORT}:"):
             self._send()
@@ -216,23 +229,6 @@ class SwitchWriter:
     def _egress(self) -> None:
         self._write_once(self._blocks.egress)
 
-    def _egress_intrinsics(self) -> None:
-        """Set the metadata that the architecture gives to a packet in egress."""
-        self._set_intrinsic("standard_metadata.egress_port", "egress_port")
-        self._set_intrinsic("standard_metadata.egress_spec", "0")
-        self._set_intrinsic("standard_metadata.instance_type", "instance")
-        self._set_intrinsic("standard_metadata.packet_length", self._emit.name(CURRENT_SIZE))
-        self._set_intrinsic("intrinsic_metadata.egress_rid", "egress_rid")
-        waiting = "waiting_time(queues, egress_port, now)" if self._queued else "0"
-        self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waiting}", mask=True)
-        self._set_intrinsic("queueing_metadata.enq_timestamp", "now", mask=True)
-        self._set_intrinsic("queueing_metadata.deq_timedelta", waiting, mask=True)
-        # Egress runs when a packet is queued, when the queue's depth at its departure is not known yet. The
-        # depth before the packet's burst is reported instead.
-        self._set_intrinsic("queueing_metadata.enq_qdepth", "depth" if self._queued else "0")
-        burst_depth = "burst_depth(queues, egress_port)" if self._queued else "0"
-        self._set_intrinsic("queueing_metadata.deq_qdepth", burst_depth)
-
     def _copied_names(self) -> frozenset[str]:
         """Return the variables that egress changes, so that each copy of a packet needs its own."""
         targets: list[ops.Target] = [item.target for item in self._program.checksums if item.update]
@@ -248,11 +244,11 @@ class SwitchWriter:
                     headers.append(header)
                 case ops.ShiftStack(stack) | ops.CopyStack(stack):
                     headers += self._program.stacks[stack]
-                    names.add(self._emit.stack_variable(stack))
+                    names.add(self._emit.stack_variables[stack])
         names.update(name for target in targets for name in self._storage.names(target))
         for header in headers:
             if not self._program.headers[header].metadata:
-                names.add(self._emit.validity_variable(header))
+                names.add(self._emit.validity_variables[header])
             names.update(chunk.name for chunk in self._storage.chunks[header])
         return frozenset(names)
 

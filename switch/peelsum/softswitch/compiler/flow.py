@@ -215,7 +215,17 @@ def pipeline_block(program: model.Program, pipeline: model.PipelineGraph) -> Blo
         node = pipeline.nodes[name]
         if isinstance(node, model.Conditional):
             return _if(node.condition, arm(node.if_true), arm(node.if_false))
-        return _table_block(program, node, arm)
+        number = node.default_action
+        if _is_constant(node):
+            next_node = node.next_by_hit[1] if node.next_by_hit else node.next_by_action.get(number)
+            return (*inline(program, node, number), *arm(next_node))
+        numbers = [*node.actions, *([] if number in node.actions else [number])]
+        if node.next_by_hit is None:
+            next_nodes = node.next_by_action
+            arms = tuple((n, (*inline(program, node, n), *arm(next_nodes.get(n)))) for n in numbers)
+            return (Apply(name, arms),)
+        application = Apply(name, tuple((n, inline(program, node, n)) for n in numbers))
+        return (application, *_if(ops.Hit(name), *map(arm, node.next_by_hit)))
 
     graph = _Graph(
         f"pipeline {pipeline.name}", pipeline.start, lambda name: model.successors(pipeline.nodes[name])
@@ -230,20 +240,6 @@ def _if(condition: ops.Expr, then: Block, orelse: Block) -> Block:
     if not then:
         return (If(ops.Unary("not", condition), orelse),)
     return (If(condition, then, orelse),)
-
-
-def _table_block(program: model.Program, table: model.TableDeclaration, arm: Callable[[Any], Block]) -> Block:
-    """Return the application of a table, and what follows it, as statements."""
-    number = table.default_action
-    if _is_constant(table):
-        next_node = table.next_by_hit[1] if table.next_by_hit else table.next_by_action.get(number)
-        return (*inline(program, table, number), *arm(next_node))
-    numbers = [*table.actions, *([] if number in table.actions else [number])]
-    if table.next_by_hit is None:
-        arms = tuple((n, (*inline(program, table, n), *arm(table.next_by_action.get(n)))) for n in numbers)
-        return (Apply(table.name, arms),)
-    application = Apply(table.name, tuple((n, inline(program, table, n)) for n in numbers))
-    return (application, *_if(ops.Hit(table.name), arm(table.next_by_hit[0]), arm(table.next_by_hit[1])))
 
 
 # --- parsers --------------------------------------------------------------------------------------

@@ -134,38 +134,28 @@ def plan_tables(program: Program) -> dict[str, TablePlan]:
     plans: dict[str, TablePlan] = {}
     end = 0
     for name, table in program.tables.items():
-        plans[name] = plan = _plan_table(program, table, end)
-        end = plan.end
+        actions = [program.actions[number] for number in {*table.actions, table.default_action}]
+        param_words = max(sum(words_of(param.bits) for param in action.params) for action in actions)
+        words = pack_keys(table.keys)
+        ranges = tuple(number for number, key in enumerate(table.keys) if key.kind == "range")
+        exact = all(key.kind == "exact" for key in table.keys)
+        row_words = ROW_PARAMS + param_words + (1 if exact else 2) * (len(words) + len(ranges))
+        size = len(table.const_entries) if table.const_entries is not None else table.size
+        capacity = 1 << max(1, (2 * size - 1).bit_length()) if exact else size
+        if not table.keys:
+            capacity = 0
+        default_row, region = end, end + ROW_PARAMS + param_words
+        # Before the rows of a table that is searched in order is their number.
+        end = region + capacity * row_words + (0 if exact else 1)
+        plans[name] = TablePlan(
+            table, param_words, words, ranges, exact, row_words, capacity, default_row, region, end
+        )
     if end > WORDS_LIMIT:
         largest = max(plans.values(), key=lambda plan: plan.end - plan.default_row).table
         raise UnsupportedConstruct(
             f"table {largest.name}: size {largest.size} needs too much memory; declare less"
         )
     return plans
-
-
-def _plan_table(program: Program, table: TableDeclaration, start: int) -> TablePlan:
-    """Return the layout of a table that starts at this word of the table memory."""
-    actions = [program.actions[number] for number in {*table.actions, table.default_action}]
-    param_words = max(sum(words_of(param.bits) for param in action.params) for action in actions)
-    words = pack_keys(table.keys)
-    ranges = tuple(number for number, key in enumerate(table.keys) if key.kind == "range")
-    exact = all(key.kind == "exact" for key in table.keys)
-    key_words = len(words) if exact else 2 * len(words) + 2 * len(ranges)
-    row_words = ROW_PARAMS + param_words + key_words
-    size = len(table.const_entries) if table.const_entries is not None else table.size
-    region = start + ROW_PARAMS + param_words
-    if not table.keys:
-        capacity, length = 0, 0
-    elif exact:
-        capacity = 1 << max(1, (2 * size - 1).bit_length())
-        length = capacity * row_words
-    else:
-        capacity = size
-        length = 1 + size * row_words
-    return TablePlan(
-        table, param_words, words, ranges, exact, row_words, capacity, start, region, region + length
-    )
 
 
 def plan_registers(program: Program, banks: Iterable[Sequence[str]]) -> dict[str, RegisterPlan]:

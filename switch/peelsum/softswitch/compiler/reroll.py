@@ -61,7 +61,15 @@ class Roller:
 
     def roll(self, block: Block) -> Block:
         """Return a block in which loops replace its runs and those of nested blocks."""
-        statements = tuple(self._roll_nested(statement) for statement in block)
+        statements: list[Statement] = []
+        for part in block:
+            match part:
+                case If(condition, then, orelse):
+                    statements.append(If(condition, self.roll(then), self.roll(orelse)))
+                case Apply(table, arms):
+                    statements.append(Apply(table, tuple((number, self.roll(arm)) for number, arm in arms)))
+                case _:
+                    statements.append(part)
         numbers: dict[Hashable, int] = {}
         shapes, places = [], []
         for statement in statements:
@@ -83,14 +91,6 @@ class Roller:
                 rolled.append(statements[position])
                 position += 1
         return tuple(rolled)
-
-    def _roll_nested(self, statement: Statement) -> Statement:
-        """Return a statement in which loops replace the runs of its nested blocks."""
-        if isinstance(statement, If):
-            return If(statement.condition, self.roll(statement.then), self.roll(statement.orelse))
-        if isinstance(statement, Apply):
-            return Apply(statement.table, tuple((number, self.roll(arm)) for number, arm in statement.arms))
-        return statement
 
     # --- finding runs -----------------------------------------------------------------------------
 

@@ -5,9 +5,8 @@ An entity of a kind that the softswitch does not support is refused, with the na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from finsy.proto import p4d, p4r
 from google.protobuf.wrappers_pb2 import BytesValue
@@ -42,12 +41,13 @@ class Entities:
     ) -> None:
         """ports, secret_ports: as for `Device`."""
         tables, groups = TableEntries(info, switch), ReplicationEntries(switch, ports)
-        counter_entries, register_entries = counters(info, switch), registers(info, switch)
+        counters = CellEntries("counter", info.counters, switch.counters)
+        registers = CellEntries("register", info.registers, switch.registers)
         self._handlers: dict[str, _Handlers] = {
             "table_entry": (tables.write, tables.read),
             "direct_counter_entry": (tables.write_counter, tables.read_counters),
-            "counter_entry": (counter_entries.write, counter_entries.read),
-            "register_entry": (register_entries.write, register_entries.read),
+            "counter_entry": (counters.write, counters.read),
+            "register_entry": (registers.write, registers.read),
             "packet_replication_engine_entry": (groups.write, groups.read),
         }
         if secret_ports is not None:
@@ -67,20 +67,17 @@ class Entities:
                     f"{len(results)} of {len(updates)} updates were attempted; read what is there",
                 )
             try:
-                self._write_update(update)
+                if update.type not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
+                    known = "use INSERT, MODIFY or DELETE"
+                    raise invalid(f"type: update type {update.type} is unknown; {known}")
+                name, (write, _) = self._handlers_of(update.entity)
+                write(update.type, getattr(update.entity, name))
             except Exception as error:
                 results.append(request_error(error))
             else:
                 results.append(None)
         if any(results):
             raise BatchError(results)
-
-    def _write_update(self, update: p4r.Update) -> None:
-        kind = update.type
-        if kind not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
-            raise invalid(f"type: update type {kind} is unknown; use INSERT, MODIFY or DELETE")
-        name, (write, _) = self._handlers_of(update.entity)
-        write(kind, getattr(update.entity, name))
 
     def read(self, selector: p4r.Entity) -> Iterator[p4r.Entity]:
         """Return the entities that `selector` selects now, encoded when consumed. Raises RequestError."""
@@ -98,81 +95,67 @@ class Entities:
         return name, self._handlers[name]
 
 
-@dataclass
 class CellEntries:
-    """The counters of one pipeline, or its registers, as `kind` says."""
+    """The indirect counters of a pipeline, or its registers: Write sets one cell, Read returns one or all."""
 
-    kind: str
-    declared: Mapping[int, CellsInfo]
-    state: Mapping[str, Any]
-    """The switch's counters or registers, by name."""
-    decode: Callable[[Any, CellsInfo], tuple[int, ...]]
-    """Returns the values that an entry writes to a cell."""
-    encode: Callable[[int, p4r.Index, Any], Any]
-    """Returns the entry of a cell, given the array's id, the cell's index and its value."""
+    def __init__(
+        self,
+        kind: Literal["counter", "register"],
+        declared: Mapping[int, CellsInfo],
+        state: Mapping[str, Any],
+    ) -> None:
+        """state: the switch's counters or registers, by name."""
+        self._kind, self._declared, self._state = kind, declared, state
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: Any) -> None:
         """Set one cell. Raises RequestError."""
-        cells = self._find(getattr(entry, f"{self.kind}_id"))
+        cells = self._find(getattr(entry, f"{self._kind}_id"))
         if kind != p4r.Update.MODIFY:
             raise invalid(f"{cells.name}: cells cannot be inserted or deleted; modify them")
         if not entry.HasField("index"):
             raise invalid(f"{cells.name}: index is missing; give the cell's index")
         index = _checked_index(entry.index.index, cells)
-        self.state[cells.name].write(index, *self.decode(entry, cells))
+        values: tuple[int, ...]
+        if self._kind == "counter":
+            if not entry.HasField("data"):
+                raise invalid(f"counter {cells.name}: data is missing; give packets and bytes")
+            values = counter_values(entry.data, cells.name)
+        else:
+            if entry.data.WhichOneof("data") != "bitstring":
+                raise invalid(f"register {cells.name}: data must be a bitstring")
+            values = (to_int(entry.data.bitstring, cells.bits, f"register {cells.name}"),)
+        self._state[cells.name].write(index, *values)
 
     def read(self, selector: Any) -> Iterator[Any]:
         """Return the entries that `selector` selects now: a cell, all cells of an array, or all for id 0."""
-        array_id = getattr(selector, f"{self.kind}_id")
+        array_id = getattr(selector, f"{self._kind}_id")
         arrays = []
-        for cells in [self._find(array_id)] if array_id else self.declared.values():
+        for cells in [self._find(array_id)] if array_id else self._declared.values():
             first, end = 0, cells.size
             if selector.HasField("index"):
                 first = _checked_index(selector.index.index, cells)
                 end = first + 1
-            arrays.append((cells.id, first, self.state[cells.name].values()[first:end]))
-        encode = self.encode
+            arrays.append((cells.id, first, self._state[cells.name].values()[first:end]))
         return (
-            encode(cells_id, p4r.Index(index=index), value)
+            self._encode(cells_id, p4r.Index(index=index), value)
             for cells_id, first, values in arrays
             for index, value in enumerate(values.tolist(), first)
         )
 
-    def _find(self, cells_id: int) -> CellsInfo:
-        cells = self.declared.get(cells_id)
-        if cells is None:
-            raise invalid(f"{self.kind}_id: no {self.kind} {cells_id:#x} in the P4Info; use one of its ids")
-        return cells
-
-
-def counters(info: PipelineInfo, switch: Switch) -> CellEntries:
-    """Return a pipeline's indirect counters."""
-
-    def decode(entry: p4r.CounterEntry, cells: CellsInfo) -> tuple[int, ...]:
-        if not entry.HasField("data"):
-            raise invalid(f"counter {cells.name}: data is missing; give packets and bytes")
-        return counter_values(entry.data, cells.name)
-
-    def encode(cells_id: int, index: p4r.Index, value: list[int]) -> p4r.CounterEntry:
-        data = p4r.CounterData(packet_count=value[0], byte_count=value[1])
-        return p4r.CounterEntry(counter_id=cells_id, index=index, data=data)
-
-    return CellEntries("counter", info.counters, switch.counters, decode, encode)
-
-
-def registers(info: PipelineInfo, switch: Switch) -> CellEntries:
-    """Return a pipeline's registers."""
-
-    def decode(entry: p4r.RegisterEntry, cells: CellsInfo) -> tuple[int, ...]:
-        if entry.data.WhichOneof("data") != "bitstring":
-            raise invalid(f"register {cells.name}: data must be a bitstring")
-        return (to_int(entry.data.bitstring, cells.bits, f"register {cells.name}"),)
-
-    def encode(cells_id: int, index: p4r.Index, value: int) -> p4r.RegisterEntry:
+    def _encode(self, cells_id: int, index: p4r.Index, value: Any) -> p4r.CounterEntry | p4r.RegisterEntry:
+        """Return the entry of a cell; a counter's value is its packets and bytes."""
+        if self._kind == "counter":
+            counts = p4r.CounterData(packet_count=value[0], byte_count=value[1])
+            return p4r.CounterEntry(counter_id=cells_id, index=index, data=counts)
         data = p4d.P4Data(bitstring=to_bytes(value))
         return p4r.RegisterEntry(register_id=cells_id, index=index, data=data)
 
-    return CellEntries("register", info.registers, switch.registers, decode, encode)
+    def _find(self, cells_id: int) -> CellsInfo:
+        cells = self._declared.get(cells_id)
+        if cells is None:
+            what = f"{self._kind}_id: no {self._kind} {cells_id:#x}"
+            raise invalid(f"{what} in the P4Info; use one of its ids")
+        return cells
 
 
 def _checked_index(index: int, cells: CellsInfo) -> int:
@@ -183,7 +166,6 @@ def _checked_index(index: int, cells: CellsInfo) -> int:
     return index
 
 
-_PORT_BITS = 32
 #: The field with a group's number, by the kind of entry.
 _NUMBER_FIELDS = {"multicast_group_entry": "multicast_group_id", "clone_session_entry": "session_id"}
 
@@ -214,7 +196,10 @@ class ReplicationEntries:
             groups.delete(number)
         else:
             replicas = _replicas_of(group, what)
-            self._check_ports(port for port, _ in replicas)
+            unknown = [port for port, _ in replicas if self._ports is not None and port not in self._ports]
+            if unknown:
+                known = ", ".join(map(str, sorted(self._ports or ())))
+                raise invalid(f"port {unknown[0]} is not on this switch; use one of {known}")
             groups.set(number, replicas)
         if name == "multicast_group_entry":
             self._metadata[number] = group.metadata
@@ -227,26 +212,20 @@ class ReplicationEntries:
         name, _, requested = _split_entry(selector)
         groups = self._groups[name]
         numbers = groups.ids() if requested == 0 else [requested] if requested in groups else []
-        return iter([self._encode(name, number) for number in numbers])
-
-    def _encode(self, name: str, number: int) -> p4r.PacketReplicationEngineEntry:
-        entry = p4r.PacketReplicationEngineEntry()
-        group = getattr(entry, name)
-        setattr(group, _NUMBER_FIELDS[name], number)
-        if name == "multicast_group_entry":
-            group.metadata = self._metadata.get(number, b"")
-        for port, instance in self._groups[name].get(number):
-            if (name, number) in self._with_egress_port:
-                group.replicas.add(egress_port=port, instance=instance)
-            else:
-                group.replicas.add(port=to_bytes(port), instance=instance)
-        return entry
-
-    def _check_ports(self, ports: Iterable[int]) -> None:
-        for port in ports:
-            if self._ports is not None and port not in self._ports:
-                known_ports = ", ".join(map(str, sorted(self._ports)))
-                raise invalid(f"port {port} is not on this switch; use one of {known_ports}")
+        entries = []
+        for number in numbers:
+            entry = p4r.PacketReplicationEngineEntry()
+            group = getattr(entry, name)
+            setattr(group, _NUMBER_FIELDS[name], number)
+            if name == "multicast_group_entry":
+                group.metadata = self._metadata.get(number, b"")
+            for port, instance in groups.get(number):
+                if (name, number) in self._with_egress_port:
+                    group.replicas.add(egress_port=port, instance=instance)
+                else:
+                    group.replicas.add(port=to_bytes(port), instance=instance)
+            entries.append(entry)
+        return iter(entries)
 
 
 def _split_entry(entry: p4r.PacketReplicationEngineEntry) -> tuple[str, Any, int]:
@@ -270,7 +249,7 @@ def _replicas_of(group: Any, what: str) -> list[tuple[int, int]]:
         kind = replica.WhichOneof("port_kind")
         if kind is None:
             raise invalid(f"{what}: a replica has no port; give it one")
-        port = to_int(replica.port, _PORT_BITS, "port") if kind == "port" else replica.egress_port
+        port = to_int(replica.port, 32, "port") if kind == "port" else replica.egress_port
         if (port, replica.instance) in replicas:
             raise invalid(
                 f"{what}: port {port} instance {replica.instance} appears twice; give each replica once"
@@ -292,7 +271,11 @@ class SecretEntries:
             raise RequestError(Code.ALREADY_EXISTS, f"port {entry.extern_id} has a secret; modify it instead")
         if kind != p4r.Update.INSERT and not port.has_secret:
             raise RequestError(Code.NOT_FOUND, f"port {entry.extern_id} has no secret; insert it first")
-        secret = bytes(SECRET_BYTES) if kind == p4r.Update.DELETE else _secret_in(entry)
+        secret, value = bytes(SECRET_BYTES), BytesValue()
+        if kind != p4r.Update.DELETE:
+            secret = value.value if entry.entry.Unpack(value) else b""
+            if len(secret) != SECRET_BYTES or not any(secret):
+                raise invalid(f"entry: is not a secret; give a BytesValue of {SECRET_BYTES} random bytes")
         with self._switch.lock:  # the compiled loop, which reads secrets, holds this lock
             port.set_secret(secret)
 
@@ -324,11 +307,3 @@ class SecretEntries:
 def _check_type(entry: p4r.ExternEntry) -> None:
     if entry.extern_type_id != SECRETS_EXTERN:
         raise unimplemented(f"extern_type_id {entry.extern_type_id}")
-
-
-def _secret_in(entry: p4r.ExternEntry) -> bytes:
-    """Return the secret in an entry. Raises RequestError if it is malformed or all zeros."""
-    value = BytesValue()
-    if not entry.entry.Unpack(value) or len(value.value) != SECRET_BYTES or not any(value.value):
-        raise invalid(f"entry: is not a secret; give a BytesValue of {SECRET_BYTES} random bytes")
-    return value.value

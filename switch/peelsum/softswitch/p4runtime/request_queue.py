@@ -59,7 +59,11 @@ class RequestQueue:
             self._waiting.pop()
             self._changed.notify_all()
         self._changed.wait_for(
-            lambda: not call.is_active() or rank not in self._waiting or self._is_next(rank)
+            lambda: (
+                not call.is_active()
+                or rank not in self._waiting
+                or (not self._busy and self._waiting[0] == rank)
+            )
         )
         if rank not in self._waiting:
             raise RequestError(
@@ -71,9 +75,6 @@ class RequestQueue:
         if not call.is_active():
             self._changed.notify_all()
             raise RequestError(Code.CANCELLED, "the call ended before its turn; nothing was done")
-
-    def _is_next(self, rank: tuple[float, int]) -> bool:
-        return not self._busy and self._waiting[0] == rank
 
     def _notify_waiting(self) -> None:
         with self._changed:
