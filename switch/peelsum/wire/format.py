@@ -82,9 +82,7 @@ class Flag(IntFlag):
     OR = 1  # combine lanes with bitwise OR; else add modulo 2**32
     SPINE = 2  # scope: `bitmap` counts complete racks; else workers of one rack
     CE = 4  # the packet met congestion (CE in its IP header); a sum has the flag if any contribution had it
-    FIN = (
-        8  # the job's last chunk; its result means that every worker has all results. A sum keeps it, like CE
-    )
+    FIN = 8  # the job's last chunk: its result means that every worker has all results. A sum keeps it
     OWNED = 16  # the chunk has an owner: a sum is sent to that worker only, an OR has only its words
 
 
@@ -109,9 +107,7 @@ class Verdict(IntEnum):
     ABSORBED = 12  # added to a slot, packet consumed
     COMPLETED = 13  # the last contribution: the complete sum was sent to the server
     COLLIDED = 14  # the slot belongs to another chunk: the contribution was sent to the server alone
-    TOMBSTONED = (
-        15  # the slot has sent its partial sum already: the contribution was sent to the server alone
-    )
+    TOMBSTONED = 15  # the slot has sent its partial sum: the contribution was sent to the server alone
     RESENT = 16  # a RESEND was sent to the server with the slot's partial sum
     RESEND_PASSED = 17  # a RESEND or RETRY was sent to the server alone: the slot has no sum of this chunk
     BYPASSED = 18  # a BYPASS was sent to the server unchanged

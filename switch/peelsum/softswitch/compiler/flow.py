@@ -7,7 +7,7 @@ refused. A parser may loop, e.g. over a header stack, and then becomes a state m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.errors import UnsupportedConstruct
@@ -17,8 +17,7 @@ from peelsum.softswitch.program import operations as ops
 # --- statements -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class If:
+class If(ops.Node):
     """Run `then` if `condition` holds, else `orelse`."""
 
     condition: ops.Expr
@@ -26,8 +25,7 @@ class If:
     orelse: Block = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(ops.Node):
     """Look a packet up in `table` and run the statements of the resulting action.
 
     arms: (action number, statements) of each action.
@@ -37,28 +35,24 @@ class Apply:
     arms: tuple[tuple[int, Block], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ExitCheck:
+class ExitCheck(ops.Node):
     """End the pipeline if the packet executed an `Exit`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(ops.Node):
     """Run `body` `count` times; its FieldElements and RegisterElements advance by their step each time."""
 
     count: int
     body: Block
 
 
-@dataclass(frozen=True, slots=True)
-class StateMachine:
+class StateMachine(ops.Node):
     """Run `states[0]`, then the state that each state's `Goto` names, until one ends the machine."""
 
     states: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Goto:
+class Goto(ops.Node):
     """In a state machine: continue with state number `state`; None ends the machine."""
 
     state: int | None
@@ -199,10 +193,9 @@ def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
         return replacement
     if isinstance(node, tuple):
         return tuple(replace_nodes(part, replacement_of) for part in node)
-    if not is_dataclass(node) or isinstance(node, type):
+    if not isinstance(node, ops.Node):
         return node
-    parts = {part.name: getattr(node, part.name) for part in fields(node)}
-    return type(node)(**{name: replace_nodes(value, replacement_of) for name, value in parts.items()})
+    return type(node)(**{name: replace_nodes(part, replacement_of) for name, part in vars(node).items()})
 
 
 # --- pipelines ------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ same statements in the same order, so the conversion is always valid.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -105,21 +103,17 @@ class Roller:
             return "unique", id(node)  # equal to no other shape: control flow is not rolled
         if isinstance(node, tuple):
             return tuple(self._shape_of(item, places) for item in node)
-        if not is_dataclass(node):
+        if not isinstance(node, ops.Node):
             return node  # type: ignore[no-any-return]
-        if isinstance(node, (ops.ReadRegister, ops.WriteRegister)) and isinstance(node.register, str):
-            number = self._registers[node.register]
-            places.append(("", number))
-            register = self._register_list[number]
-            rest = [
-                self._shape_of(getattr(node, name), places)
-                for name in _field_names(type(node))
-                if name != "register"
-            ]
-            return type(node).__name__, register.bits, register.size, *rest
-        return type(node).__name__, *(
-            self._shape_of(getattr(node, name), places) for name in _field_names(type(node))
-        )
+        shape: list[Hashable] = [type(node).__name__]
+        for name, value in vars(node).items():
+            if name == "register" and value in self._registers:
+                number = self._registers[value]
+                places.append(("", number))
+                shape.append((self._register_list[number].bits, self._register_list[number].size))
+            else:
+                shape.append(self._shape_of(value, places))
+        return tuple(shape)
 
     def _best_run(
         self, shapes: Sequence[int], places: Sequence[tuple[Place, ...]], start: int
@@ -187,16 +181,16 @@ class Roller:
             return ops.FieldElement(node.header, number, step) if step else node
         if isinstance(node, tuple):
             return tuple(self._with_steps(part, iterations, steps) for part in node)
-        if not is_dataclass(node) or isinstance(node, type):
+        if not isinstance(node, ops.Node):
             return node
         values: dict[str, Any] = {}
-        if isinstance(node, (ops.ReadRegister, ops.WriteRegister)) and isinstance(node.register, str):
-            number = self._registers[node.register]
-            step = self._record_span(("", number), iterations, next(steps))
-            values["register"] = ops.RegisterElement(number, step) if step else node.register
-        for name in _field_names(type(node)):
-            if name not in values:
-                values[name] = self._with_steps(getattr(node, name), iterations, steps)
+        for name, value in vars(node).items():
+            if name == "register" and value in self._registers:
+                number = self._registers[value]
+                step = self._record_span(("", number), iterations, next(steps))
+                values[name] = ops.RegisterElement(number, step) if step else value
+            else:
+                values[name] = self._with_steps(value, iterations, steps)
         return type(node)(**values)
 
     def _record_span(self, place: Place, iterations: int, step: int) -> int:
@@ -205,11 +199,6 @@ class Roller:
             last = place[1] + step * (iterations - 1)
             self._spans.setdefault(place[0], []).append((min(place[1], last), max(place[1], last)))
         return step
-
-
-@cache
-def _field_names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
 
 
 # --- what a loop changes --------------------------------------------------------------------------

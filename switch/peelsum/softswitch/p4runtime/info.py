@@ -17,6 +17,8 @@ from peelsum.softswitch.program.model import KeyValue
 
 MatchKind = Literal["exact", "lpm", "ternary", "range", "optional"]
 
+_KIND_NAMES = {number: name.lower() for name, number in p4i.MatchField.MatchType.items()}
+
 
 @dataclass(frozen=True)
 class FieldInfo:
@@ -232,10 +234,10 @@ def _action(action: p4i.Action) -> ActionInfo:
 
 
 def _field(match: p4i.MatchField, table: str) -> FieldInfo:
-    kind = p4i.MatchField.MatchType.Name(match.match_type).lower() if match.match_type else ""
+    kind = _KIND_NAMES.get(match.match_type)
     if kind not in get_args(MatchKind):
-        kind = match.other_match_type or match.match_type
-        raise unimplemented(f"match kind {kind} of {table}.{match.name}")
+        unknown = match.other_match_type or match.match_type
+        raise unimplemented(f"match kind {unknown} of {table}.{match.name}")
     if match.bitwidth <= 0:
         raise invalid(f"p4info: {table}.{match.name} has no bit width; compile the program again")
     return FieldInfo(match.id, match.name, match.bitwidth, cast(MatchKind, kind))

@@ -14,7 +14,7 @@ from time import monotonic
 
 import grpc
 
-from peelsum.softswitch.p4runtime.status import Code, RequestError
+from peelsum.softswitch.p4runtime.status import Code, RequestError, exhausted
 
 #: Seconds that each update adds to a batch's time of arrival, so that short batches pass long ones.
 _UPDATE_DELAY_S = 0.5e-3
@@ -66,10 +66,9 @@ class RequestQueue:
             )
         )
         if rank not in self._waiting:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED,
+            raise exhausted(
                 f"{self._most_waiting} requests wait for their turn already, and nothing was done; "
-                "await answers before you send more",
+                "await answers before you send more"
             )
         self._waiting.remove(rank)
         if not call.is_active():

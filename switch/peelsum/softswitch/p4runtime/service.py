@@ -28,6 +28,8 @@ from peelsum.softswitch.p4runtime.status import (
     RateLimit,
     RequestError,
     code_number,
+    denied,
+    exhausted,
     invalid,
     request_error,
     unimplemented,
@@ -74,10 +76,9 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> None:
         """Raise RequestError unless the client's role is `allowed` and the device, if given, is this one."""
         if self._secured and (role := caller_role(call.peer())) not in allowed:
-            raise RequestError(
-                Code.PERMISSION_DENIED,
+            raise denied(
                 f"{operation}: needs a certificate of role {' or '.join(allowed)}; "
-                f"this client's has role {role}",
+                f"this client's has role {role}"
             )
         if device_id not in (None, self._device.device_id):
             raise RequestError(
@@ -127,10 +128,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> Iterator[p4r.ReadResponse]:
         """Yield entities in messages. Cancel the call of a client that is too slow, as it holds a thread."""
         if not self._free_reads.acquire(blocking=False):
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED,
-                f"{MAX_READS} Reads are being answered; wait for one to end, then retry",
-            )
+            raise exhausted(f"{MAX_READS} Reads are being answered; wait for one to end, then retry")
         timeout = Timer(READ_TIMEOUT_S, context.cancel)
         timeout.daemon = True
         try:
@@ -196,7 +194,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._check(context, _WRITERS, "stream", None)
             if not self._free_streams.acquire(blocking=False):
                 most = f"{MAX_STREAMS} streams are open already; close one"
-                raise RequestError(Code.RESOURCE_EXHAUSTED, most)
+                raise exhausted(most)
             stream = ControllerStream(context.cancel, _client_name(context))
             self._arbiter.open(stream)
             try:
@@ -250,16 +248,12 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
         """Queue a PacketOut for the data plane. Raises RequestError for a backup, or if too many wait."""
         if self._arbiter.primary is not stream:
-            raise RequestError(
-                Code.PERMISSION_DENIED, "packet_out: only the primary sends packets; win the election"
-            )
+            raise denied("packet_out: only the primary sends packets; win the election")
         # The lock prevents a commit between encoding the header for a pipeline and queueing the frame for it.
         with self._device.lock:
             injected = self._device.inject(to_frame(packet, self._pipeline().info))
         if not injected:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED, "packet_out: too many wait for the data plane; send slower"
-            )
+            raise exhausted("packet_out: too many wait for the data plane; send slower")
 
     def _packet_in(self, frames: Sequence[bytes]) -> None:
         """Send frames that left on the CPU port to the primary, if there is one."""

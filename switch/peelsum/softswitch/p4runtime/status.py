@@ -112,6 +112,16 @@ def invalid(message: str) -> RequestError:
     return RequestError(Code.INVALID_ARGUMENT, message)
 
 
+def denied(message: str) -> RequestError:
+    """Return the error of a request that this client may not make, or that nobody may."""
+    return RequestError(Code.PERMISSION_DENIED, message)
+
+
+def exhausted(message: str) -> RequestError:
+    """Return the error of a request that exceeds a limit."""
+    return RequestError(Code.RESOURCE_EXHAUSTED, message)
+
+
 def unimplemented(what: str) -> RequestError:
     """Return the error of a valid request for something that the softswitch does not implement."""
     return RequestError(Code.UNIMPLEMENTED, f"{what}: the softswitch does not implement this")

@@ -14,7 +14,14 @@ from threading import Lock, RLock
 
 from finsy.proto import U128, p4r, rpc_status
 
-from peelsum.softswitch.p4runtime.status import Code, RequestError, code_number, invalid, unimplemented
+from peelsum.softswitch.p4runtime.status import (
+    Code,
+    RequestError,
+    code_number,
+    denied,
+    invalid,
+    unimplemented,
+)
 
 #: Most messages, and most bytes, that may wait for a slow client. Beyond them, PacketIns are dropped; beyond
 #: twice as many, the call is cancelled.
@@ -177,9 +184,8 @@ class Arbiter:
         with self._lock:
             election = self._elections[_DEFAULT]
             if election.primary is None or election.bids[election.primary] != requested_id:
-                raise RequestError(
-                    Code.PERMISSION_DENIED,
-                    f"election_id: {requested_id} is not the primary's; bid for it on a stream first",
+                raise denied(
+                    f"election_id: {requested_id} is not the primary's; bid for it on a stream first"
                 )
 
     def _notify(self, role: str, streams: Iterable[ControllerStream]) -> None:

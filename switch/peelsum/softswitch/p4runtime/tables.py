@@ -23,7 +23,7 @@ from peelsum.softswitch.p4runtime.info import (
     to_int,
     wildcard,
 )
-from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, unimplemented
+from peelsum.softswitch.p4runtime.status import denied, invalid, unimplemented
 from peelsum.softswitch.program.model import KeyValue
 from peelsum.softswitch.runtime.tables import Match, TableEntry
 
@@ -56,9 +56,7 @@ class TableEntries:
         table = self._table(entry.table_id)
         _check_extras(entry, table)
         if table.is_const:
-            raise RequestError(
-                Code.PERMISSION_DENIED, f"table {table.name} is const: change the program instead"
-            )
+            raise denied(f"table {table.name} is const: change the program instead")
         if entry.is_default_action:
             self._write_default(kind, entry, table)
             return
@@ -87,9 +85,7 @@ class TableEntries:
                 f"table {table.name}: a default action has neither match nor priority; leave both out"
             )
         if table.const_default:
-            raise RequestError(
-                Code.PERMISSION_DENIED, f"table {table.name}: the default action is const; change the program"
-            )
+            raise denied(f"table {table.name}: the default action is const; change the program")
         state = self._switch.tables[table.name]
         if entry.HasField("action"):
             state.set_default(*self._action(entry, table, table.default_actions, "the default"))
@@ -136,9 +132,7 @@ class TableEntries:
                 f"table {table.name}: has no action {entry.action.action.action_id:#x}; use one of its own"
             )
         if action.id not in allowed:
-            raise RequestError(
-                Code.PERMISSION_DENIED, f"table {table.name}: {action.name} cannot be {where}'s action"
-            )
+            raise denied(f"table {table.name}: {action.name} cannot be {where}'s action")
         return action.name, _decode_params(entry.action.action, action)
 
     # Direct counters

@@ -275,14 +275,23 @@ class Table:
         self._memory[row : row + self._plan.row_words] = np.array(stored.words, np.uint64)
 
     def _remove_row(self, stored: _StoredEntry) -> None:
-        """Remove an entry from the memory."""
-        if self._plan.exact:
-            self._remove_hashed_row(stored)
+        """Remove an entry from the memory; in a hash table, move those that a lookup would no longer find."""
+        memory, step = self._memory, self._plan.row_words
+        if not self._plan.exact:
+            count = len(self._ranked)
+            row, end = self._row(self._position(stored)), self._row(count)
+            memory[row : end - step] = memory[row + step : end]
+            memory[self._plan.region] = count - 1
             return
-        memory, count = self._memory, len(self._ranked)
-        row, end, step = self._row(self._position(stored)), self._row(count), self._plan.row_words
-        memory[row : end - step] = memory[row + step : end]
-        memory[self._plan.region] = count - 1
+        slot_mask = self._plan.capacity - 1
+        free_slot = slot = stored.slot
+        while (other := self._slots.get(slot := slot + 1 & slot_mask)) is not None:
+            if slot - self._home_slot(other) & slot_mask >= slot - free_slot & slot_mask:
+                self._write_hashed_row(other, free_slot)
+                free_slot = slot
+        del self._slots[free_slot]
+        row = self._slot_row(free_slot)
+        memory[row : row + step] = 0
 
     def _position(self, stored: _StoredEntry) -> int:
         return bisect_left(self._ranked, stored.rank, key=lambda other: other.rank)
@@ -301,18 +310,6 @@ class Table:
     def _write_hashed_row(self, stored: _StoredEntry, slot: int) -> None:
         self._slots[slot], stored.slot = stored, slot
         self._update_row(stored)
-
-    def _remove_hashed_row(self, stored: _StoredEntry) -> None:
-        """Remove an entry's row, and move entries after it that a lookup would no longer find."""
-        slot_mask = self._plan.capacity - 1
-        free_slot = slot = stored.slot
-        while (other := self._slots.get(slot := slot + 1 & slot_mask)) is not None:
-            if slot - self._home_slot(other) & slot_mask >= slot - free_slot & slot_mask:
-                self._write_hashed_row(other, free_slot)
-                free_slot = slot
-        del self._slots[free_slot]
-        row = self._slot_row(free_slot)
-        self._memory[row : row + self._plan.row_words] = 0
 
 
 def _key_error(value_or_pair: KeyValue, key: TableKey) -> str | None:
