@@ -15,9 +15,8 @@ from patience import PATIENCE_S
 from softswitch_frames import StubSwitch, host_at
 
 from peelsum.options import OptionError
-from peelsum.softswitch.data_plane import DataPlane
 from peelsum.softswitch.ports.udp import UdpPorts, frame_header
-from peelsum.softswitch.process import StartError, run
+from peelsum.softswitch.process import DataPlane, StartError, run
 from peelsum.softswitch.runtime.device import Device
 from peelsum.switch_settings import SwitchSettings
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, packet_bytes

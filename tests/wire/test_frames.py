@@ -3,7 +3,7 @@
 import pytest
 
 from peelsum.wire import UDP_PORT
-from peelsum.wire.frames import FRAME_HEADER_BYTES, FrameAddress, encapsulation
+from peelsum.wire.format import FRAME_HEADER_BYTES, FrameAddress, encapsulation
 
 scapy = pytest.importorskip("scapy.layers.inet", reason="Scapy is not installed")
 

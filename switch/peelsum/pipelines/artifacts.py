@@ -1,7 +1,9 @@
 """The compiled pipelines that come with peelsum: find them, check that they are current, rebuild them.
 
-Two widths are committed: the default and the smallest. The others are made from the smallest when they are
-asked for (`peelsum.pipelines.widths`), and are the same bytes as p4c's.
+Two widths are committed: the default and the smallest. The others are derived from the smallest when they are
+asked for, without p4c, and are the same bytes as p4c's, by the digests in the manifest. The program has a
+header field, a register and some statements for each lane (`peelsum.wire.p4`). p4c repeats them lane by lane;
+everything else is equal in all widths, except for the packet's length.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import atexit
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -18,11 +21,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from peelsum.pipelines.widths import BASE_LANES, json_of, p4info_of
 from peelsum.wire import COMPILED_LANES, DEFAULT_LANES
 from peelsum.wire.p4 import sources as generated_sources
 
 COMPILER = "p4c-bm2-ss"
+#: Lanes of the pipeline that the others are derived from.
+BASE_LANES = 32
 MANIFEST = "manifest.json"
 #: Lanes of the pipelines whose files are committed.
 COMMITTED_LANES = (BASE_LANES, DEFAULT_LANES)
@@ -92,13 +96,13 @@ def _derived_pipeline(lanes: int, artifacts: Path, process: int) -> Pipeline:
 def _temporary_folder(process: int) -> Path:
     """Return a new folder, which this process removes when it ends, but its forked children do not."""
     folder = tempfile.mkdtemp(prefix="peelsum-pipelines-")
-    atexit.register(_remove_folder, folder, process)
+
+    @atexit.register
+    def remove() -> None:
+        if os.getpid() == process:
+            shutil.rmtree(folder, ignore_errors=True)
+
     return Path(folder)
-
-
-def _remove_folder(folder: str, process: int) -> None:
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def staleness(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> str | None:
@@ -158,8 +162,8 @@ def write_generated(p4: Path = P4_SOURCES) -> None:
 def compile_pipelines(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> list[Pipeline]:
     """Write the generated sources, the committed pipelines, and the manifest with the digests of all widths.
 
-    Raises PipelineError if the compiler is missing or fails, or if `widths` derives another pipeline than the
-    compiler's for some width.
+    Raises PipelineError if the compiler is missing or fails, or if another pipeline than the
+    compiler's is derived for some width.
     """
     if shutil.which(COMPILER) is None:
         raise PipelineError(f"{COMPILER}: not found on PATH; install p4c, or keep the committed pipelines")
@@ -167,9 +171,19 @@ def compile_pipelines(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> lis
     artifacts.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         compiled = [_compile(lanes, Path(name), p4) for lanes in COMPILED_LANES]
-        _check_derivation(compiled)
+        (base,) = (pipeline for pipeline in compiled if pipeline.lanes == BASE_LANES)
+        program, p4info = base.json_path.read_text(), base.p4info_path.read_text()
+        for width in compiled:
+            derived = (json_of(program, width.lanes), p4info_of(p4info, width.lanes))
+            if derived != (width.json_path.read_text(), width.p4info_path.read_text()):
+                raise PipelineError(
+                    f"{width.json_path.name}: cannot be derived from {BASE_LANES} lanes; "
+                    "correct `json_of` and `p4info_of`"
+                )
+        # Some versions of the compiler print their name and version to stdout and others to stderr.
+        version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=False)
         manifest = {
-            "compiler": _compiler_version(),
+            "compiler": " ".join((version.stdout + version.stderr).split()),
             "sources": _sources(p4),
             "artifacts": digests(Path(name), "peelsum_*"),
         }
@@ -178,19 +192,6 @@ def compile_pipelines(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> lis
             shutil.copyfile(Path(name) / path.name, path)
     (artifacts / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     return built
-
-
-def _check_derivation(compiled: list[Pipeline]) -> None:
-    """Raise PipelineError unless `widths` derives every compiled pipeline from the smallest."""
-    (base,) = (pipeline for pipeline in compiled if pipeline.lanes == BASE_LANES)
-    program, p4info = base.json_path.read_text(), base.p4info_path.read_text()
-    for width in compiled:
-        derived = (json_of(program, width.lanes), p4info_of(p4info, width.lanes))
-        if derived != (width.json_path.read_text(), width.p4info_path.read_text()):
-            raise PipelineError(
-                f"{width.json_path.name}: cannot be derived from {BASE_LANES} lanes; "
-                "correct peelsum.pipelines.widths"
-            )
 
 
 def _compile(lanes: int, artifacts: Path, p4: Path) -> Pipeline:
@@ -205,12 +206,6 @@ def _compile(lanes: int, artifacts: Path, p4: Path) -> Pipeline:
     program["program"] = "v1model/peelsum.p4i"
     built.json_path.write_text(json.dumps(program, separators=(",", ":")) + "\n")
     return built
-
-
-def _compiler_version() -> str:
-    """Return the compiler's name and version, which some versions print to stdout and others to stderr."""
-    result = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=False)
-    return " ".join((result.stdout + result.stderr).split())
 
 
 def run_tool(command: list[str], folder: Path) -> None:
@@ -229,3 +224,76 @@ def _without_source_info(node: Any) -> Any:
     if isinstance(node, list):
         return [_without_source_info(value) for value in node]
     return node
+
+
+_REGISTER = "PeelsumIngress.aggregation.slot.lanes.lane_"
+_ACTIONS = tuple(
+    f"PeelsumIngress.aggregation.slot.lanes.{verb}_lanes" for verb in ("set", "add", "or", "read")
+)
+_LANE_BYTES = 4
+#: What p4c puts into the top eight bits of a register's id.
+_REGISTER_ID = 0x16 << 24
+
+
+def json_of(base: str, lanes: int) -> str:
+    """Return p4c's BMv2 JSON of `lanes` lanes, derived from that of BASE_LANES."""
+    program = json.loads(base)
+    (header,) = (kind for kind in program["header_types"] if kind["name"] == "lanes_h")
+    header["fields"] = _each_lane(header["fields"], lanes)
+    registers = program["register_arrays"]
+    other_registers = [array for array in registers if not array["name"].startswith(_REGISTER)]
+    program["register_arrays"] = other_registers + _each_lane(registers[len(other_registers) :], lanes)
+    for number, array in enumerate(program["register_arrays"]):
+        array["id"] = number
+    for action in program["actions"]:
+        if action["name"] in _ACTIONS:
+            action["primitives"] = _each_lane(action["primitives"], lanes)
+    for parser in program["parsers"]:
+        for state in parser["parse_states"]:
+            for transition in state["transitions"]:
+                transition["value"] = _with_length(transition["value"], lanes)
+    return json.dumps(program, separators=(",", ":")) + "\n"
+
+
+def _each_lane(items: list[Any], lanes: int) -> list[Any]:
+    """Return the items of each lane, copied from those of lane 0, which are the first in `items`."""
+    lane_0 = json.dumps(items[: len(items) // BASE_LANES])
+    names = re.compile(r'(lane_|"v)0"')
+    return [item for lane in range(lanes) for item in json.loads(names.sub(rf'\g<1>{lane}"', lane_0))]
+
+
+def _with_length(value: str | None, lanes: int) -> str | None:
+    """Return the value of a parser's transition with the packet length of `lanes` lanes.
+
+    Such a value is 0xLLLLVVRR: UDP's length, the version and the reserved byte. Others are returned
+    unchanged.
+    """
+    if value is None or len(value) != len("0xLLLLVVRR"):
+        return value
+    length = int(value[2:6], 16) + _LANE_BYTES * (lanes - BASE_LANES)
+    return f"0x{length:04x}{value[6:]}"
+
+
+def p4info_of(base: str, lanes: int) -> str:
+    """Return p4c's P4Info of `lanes` lanes, as protobuf text, derived from that of BASE_LANES."""
+    start = base.index(f"registers {{\n  preamble {{\n    id: {_register_id(0)}\n")
+    end = base.index("\n}\n", base.rindex(f'"{_REGISTER}')) + len("\n}\n")
+    first_block = base[start : base.index("\n}\n", start) + len("\n}\n")]
+    template = first_block.replace(str(_register_id(0)), "{id}", 1).replace('lane_0"', 'lane_{lane}"')
+    blocks = (
+        template.replace("{id}", str(_register_id(lane))).replace("{lane}", str(lane))
+        for lane in range(lanes)
+    )
+    return base[:start] + "".join(blocks) + base[end:]
+
+
+def _register_id(lane: int) -> int:
+    """Return the id that p4c gives a lane's register: Jenkins's one-at-a-time hash of its name."""
+    value = 0
+    for byte in f"{_REGISTER}{lane}".encode():
+        value = (value + byte) & 0xFFFFFFFF
+        value = (value + (value << 10)) & 0xFFFFFFFF
+        value ^= value >> 6
+    value = (value + (value << 3)) & 0xFFFFFFFF
+    value ^= value >> 11
+    return _REGISTER_ID | (value + (value << 15)) & 0xFFFFFF

@@ -8,7 +8,6 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -78,26 +77,13 @@ def compile_for(device: str, out: Path | None = None, *, processor_port: int | N
 
 def _compile(device: str, lanes: int, out: Path, processor_port: int | None) -> str:
     """Compile and assemble for a device into the folder `out`; return the report."""
-    macros = [] if processor_port is None else [f"-DPCIE_PORT={processor_port}"]
-    include_paths = [f"-Igenerated/lanes_{lanes}"]
-    output_options = ["-g", "--verbose", "-Ttable_summary:1", "-o", str(out)]
-    target_options = ["--std", "p4-16", "--target", device, "--arch", ARCHITECTURES[device]]
+    command = [COMPILER, "--std", "p4-16", "--target", device, "--arch", ARCHITECTURES[device]]
+    command += [f"-Igenerated/lanes_{lanes}"]
+    command += [] if processor_port is None else [f"-DPCIE_PORT={processor_port}"]
+    command += ["-g", "--verbose", "-Ttable_summary:1", "-o", str(out)]
     # Standard externs, as P4Runtime clients know them, instead of Tofino's own.
-    p4runtime_options = ["--p4runtime-files", str(out / P4INFO), "--p4runtime-force-std-externs"]
-    schema_options = ["--bf-rt-schema", str(out / BF_RT)]
-    run_tool(
-        [
-            COMPILER,
-            *target_options,
-            *include_paths,
-            *macros,
-            *output_options,
-            *p4runtime_options,
-            *schema_options,
-            "tofino/peelsum.p4",
-        ],
-        P4_SOURCES,
-    )
+    command += ["--p4runtime-files", str(out / P4INFO), "--p4runtime-force-std-externs"]
+    run_tool([*command, "--bf-rt-schema", str(out / BF_RT), "tofino/peelsum.p4"], P4_SOURCES)
     pipe = out / "pipe"
     assembly = pipe / "peelsum.bfa"
     check(device, assembly.read_text())
@@ -158,23 +144,17 @@ def _stage_table(stages: list[dict[str, Any]]) -> list[str]:
         for stage in stages
     ]
     totals = ["sum", *(sum(row[i + 1] for row in rows) for i in range(len(_PER_STAGE)))]
-    return _aligned_columns([["stage", *_PER_STAGE], *rows, totals, ["a stage has", *_available(stages[0])]])
-
-
-def _available(stage: dict[str, Any]) -> list[str]:
-    """Return how many of each column's resource a stage has."""
-    size = {name: stage[part] for name, (part, _) in _PER_STAGE.items()}
-    grid = {
-        name: size[name][f"n{rows}"] * size[name][f"n{units}"]
-        for name, rows, units in (
-            ("gateways", "Rows", "Units"),
-            ("SRAMs", "Rows", "Columns"),
-            ("map RAMs", "Rows", "Units"),
-            ("TCAMs", "Rows", "Columns"),
-        )
-    }
-    grid["SALUs"] = size["SALUs"]["nAlus"]
-    return [f"{grid.get(name) or size[name]['size']}" for name in _PER_STAGE]
+    size = {name: stages[0][part] for name, (part, _) in _PER_STAGE.items()}
+    grid = {"SALUs": size["SALUs"]["nAlus"]}
+    for name, units in (
+        ("gateways", "Units"),
+        ("SRAMs", "Columns"),
+        ("map RAMs", "Units"),
+        ("TCAMs", "Columns"),
+    ):
+        grid[name] = size[name]["nRows"] * size[name][f"n{units}"]
+    available = [f"{grid.get(name) or size[name]['size']}" for name in _PER_STAGE]
+    return _aligned_columns([["stage", *_PER_STAGE], *rows, totals, ["a stage has", *available]])
 
 
 def _container_rows(phv: dict[str, Any]) -> list[str]:
@@ -200,21 +180,14 @@ def _table_placements(summary: str) -> list[str]:
     return [f"  {stage:2}  {', '.join(_table_names(names))}" for stage, names in sorted(tables.items())]
 
 
-def _table_names(names: Iterable[str]) -> list[str]:
+def _table_names(names: list[str]) -> list[str]:
     """Return the names of the program's tables, then how many lanes, and how many tables of conditions."""
-    program_tables, lanes, conditions = [], 0, 0
-    for name in names:
-        if re.search(r"lane_\d+\.operations$", name):
-            lanes += 1
-        elif name.startswith(("Ingress.", "Egress.")):
-            program_tables.append(name.replace("Ingress.aggregation.", "").replace("Egress.", "egress "))
-        else:
-            conditions += 1
-    return [
-        *sorted(program_tables),
-        *([f"{lanes} lanes"] if lanes else []),
-        *([f"{conditions} conditions"] if conditions else []),
-    ]
+    lanes = [name for name in names if re.search(r"lane_\d+\.operations$", name)]
+    tables = [name for name in names if name not in lanes and name.startswith(("Ingress.", "Egress."))]
+    conditions = len(names) - len(lanes) - len(tables)
+    short_names = (name.replace("Ingress.aggregation.", "").replace("Egress.", "egress ") for name in tables)
+    counts = {"lanes": len(lanes), "conditions": conditions}
+    return [*sorted(short_names), *(f"{count} {what}" for what, count in counts.items() if count)]
 
 
 def _aligned_columns(rows: list[list[Any]]) -> list[str]:

@@ -6,10 +6,4 @@ from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.switch import Switch
 from peelsum.softswitch.runtime.tables import Table
 
-__all__ = [
-    "Frames",
-    "SoftswitchError",
-    "Switch",
-    "Table",
-    "load",
-]
+__all__ = ["Frames", "SoftswitchError", "Switch", "Table", "load"]

@@ -2,26 +2,241 @@
 
 from __future__ import annotations
 
+import logging
+import select
+import selectors
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Self, TypeAlias
 
-from peelsum.softswitch.data_plane import DataPlane, Ports, warm_up
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.ports import interface_loop, udp_loop
 from peelsum.softswitch.ports.capture import Capture
+from peelsum.softswitch.ports.compiled_loop import CLOCK_MASK, CompiledLoop
 from peelsum.softswitch.ports.interfaces import InterfaceCounts, InterfacePorts
-from peelsum.softswitch.ports.links import Links
-from peelsum.softswitch.ports.schedule import load_schedule
+from peelsum.softswitch.ports.links import Links, load_schedule
+from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
 from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
+from peelsum.softswitch.runtime.switch import Switch
 from peelsum.switch_settings import SwitchSettings
 from peelsum.tls import TlsIdentity, is_loopback
-from peelsum.wire import CPU_PORT, Verdict, count_lanes
+from peelsum.wire import CPU_PORT, Verdict, count_lanes, packet_bytes
+
+#: All ports of a switch.
+Ports: TypeAlias = UdpPorts | InterfacePorts
+#: The selector's key for the socket that `stop` writes to; its other keys are numbers of ports.
+_STOPPING = -1
+#: Batches after which a compiled loop returns: never, but for other reasons.
+_UNLIMITED = 1 << 62
+_logger = logging.getLogger("peelsum.switch")
+
+
+def warm_up(ports: Ports) -> None:
+    """Compile the loop over these ports, so that neither the first packet nor a signal waits for it later."""
+    if isinstance(ports, UdpPorts):
+        udp_loop.warm_up(ports)
+    else:
+        interface_loop.warm_up(ports)
+
+
+class DataPlane:
+    """Moves frames from the ports through the pipeline to the ports, and to and from the controller.
+
+    Theory of operation: `process_batch` waits for a port, for the device (a frame from the controller, or a
+    new pipeline) or for `stop`. It receives a batch, to which each ready port contributes up to its share.
+    The pipeline processes the batch at one instant of the clock, and outgoing frames are sent before the next
+    batch is received. Frames of a port with a rate or a delay are kept until they are due; a wait ends when
+    some are. Frames that arrive at a port with an arrival delay are kept likewise before the pipeline. `stop`
+    drops kept frames. A `CompiledLoop` does the same as machine code, if ports and links permit it. While no
+    pipeline runs, hellos are answered and packets are dropped.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        ports: Ports,
+        *,
+        links: Links | None = None,
+        capture: Capture | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """links: None if links have neither delays nor a schedule. clock: returns nanoseconds."""
+        self._device = device
+        self._ports = ports
+        self._links, self._capture = links, capture
+        self._pacer, self._arrivals = self._new_pacers()
+        self._switch: Switch | None = None
+        self._compiled_loop: CompiledLoop | None = None
+        self._clock, self._started = clock, clock()
+        self._stopping = False
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, _STOPPING)
+        self._selector.register(device, selectors.EVENT_READ, CPU_PORT)
+        for number, port in ports.ports.items():
+            self._selector.register(port.socket, selectors.EVENT_READ, number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def now_us(self) -> int:
+        """Return the pipeline's clock: microseconds since this data plane was made, 48 bits."""
+        return (self._clock() - self._started) // 1000 & CLOCK_MASK
+
+    def run(self) -> None:
+        """Move frames until `stop` is called."""
+        while not self._stopping:
+            self.process_batch(iterations=_UNLIMITED)
+
+    def process_batch(self, timeout: float | None = None, iterations: int = 1) -> None:
+        """Wait up to `timeout` seconds (None: without limit) for a batch, and process it.
+
+        iterations: the most batches that a compiled loop processes before it returns.
+        """
+        if self._compiled_loop is not None:
+            is_woken, to_cpu = self._compiled_loop.run(timeout, iterations)
+            if to_cpu:
+                self._deliver_to_cpu(to_cpu)
+            if is_woken:
+                self._handle_wakeup()
+            return
+        due = self._release_due_frames()
+        if due is not None:
+            # The selector's timeout is in milliseconds, too coarse: thousands of frames may leave in one.
+            select.select([self._selector], [], [], due if timeout is None else min(due, timeout))
+            self._release_due_frames()
+            timeout = 0
+        ready = {key.data for key, _ in self._selector.select(timeout)}
+        if ready & {CPU_PORT, _STOPPING}:
+            self._handle_wakeup()
+        ready -= {CPU_PORT, _STOPPING}
+        received = self._ports.receive(sorted(ready))
+        if len(received):
+            if self._capture is not None:
+                self._capture.write("in", received)
+            if self._links is not None and self._pacer is not None and self._switch is not None:
+                self._links.apply_schedule(self._pacer, self.now_us())
+            if self._arrivals is not None:
+                received = self._arrivals.hold(received, self.now_us())
+            self._process(received)
+
+    def stop(self) -> None:
+        """End `run` after the current batch. May be called from any thread or signal handler."""
+        self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # the buffer is full, so the loop wakes anyway; or it is closed already
+            self._wake_writer.send(b"\0")
+
+    @property
+    def waker(self) -> int:
+        """A descriptor; writing a byte to it ends the wait in `process_batch`."""
+        return self._wake_writer.fileno()
+
+    def close(self) -> None:
+        """Close the descriptors; the caller closes ports and device."""
+        self._selector.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+    def _release_due_frames(self) -> float | None:
+        """Move on kept frames that are due; return the seconds until the next are due, None for none."""
+        # Arrivals first: they may leave at once.
+        pacers = [pacer for pacer in (self._arrivals, self._pacer) if pacer is not None]
+        now = self.now_us()
+        for pacer in pacers:
+            pacer.release(now)
+        return min((due for pacer in pacers if (due := pacer.due_in(now)) is not None), default=None)
+
+    def _handle_wakeup(self) -> None:
+        """Process frames from the controller, and start a new pipeline if there is one."""
+        with suppress(OSError):
+            self._wake_reader.recv(4096)
+        # Without the lock, a commit could come between, and frames for the new pipeline would enter the old
+        # one.
+        with self._device.lock:
+            switch = self._device.switch
+            if switch is not self._switch and switch is not None:
+                lanes = count_lanes(switch.registers)
+                _logger.info("switch: runs a pipeline of %d lanes", lanes, extra={"lanes": lanes})
+                self._ports.resize(packet_bytes(lanes))
+                self._pacer, self._arrivals = self._new_pacers()
+                self._compiled_loop = self._new_loop(switch)
+            self._switch = switch
+            injected = self._device.take_injected()
+        if injected:
+            self._process(Frames.of([(CPU_PORT, frame) for frame in injected]))
+
+    def _new_loop(self, switch: Switch) -> CompiledLoop | None:
+        """Return a compiled loop for a pipeline; None if its ports, links or program need the Python loop."""
+        if self._clock is not time.monotonic_ns or (self._links is not None and not self._links.steady):
+            return None
+        if switch.entry is None or self._capture is not None:
+            return None
+        wakers = [self._wake_reader.fileno(), self._device.fileno()]
+        compiled_loop: CompiledLoop
+        match self._ports:
+            case UdpPorts(lossy=False) as ports:
+                compiled_loop = udp_loop.UdpLoop(
+                    ports, switch, switch.entry, self._device.queues, wakers, self._started
+                )
+            case InterfacePorts() as ports if self._device.queues is None:
+                compiled_loop = interface_loop.InterfaceLoop(
+                    ports, switch, switch.entry, wakers, self._started
+                )
+            case _:
+                return None
+        switch.lock.on_wait = self._wake
+        return compiled_loop
+
+    def _new_pacers(self) -> tuple[Pacer | None, Pacer | None]:
+        """Return the pacers of outgoing and of arriving frames."""
+        if self._links is not None:
+            return self._links.pacer(self._send), self._links.arrivals(self._process)
+        return (Pacer(self._device.queues, self._send) if self._device.queues else None), None
+
+    def _deliver_to_cpu(self, frames: list[bytes]) -> None:
+        """Pass frames on to the controller, unless another pipeline, with other headers, runs by now."""
+        with self._device.lock:
+            if self._device.switch is self._switch:
+                self._device.deliver_to_cpu(frames)
+
+    def _process(self, frames: Frames) -> None:
+        """Run the program over frames; send, keep, or pass to the controller what leaves."""
+        if self._switch is None or not len(frames):
+            return
+        now = self.now_us()
+        out = self._switch.process(frames, now)
+        to_cpu = out.port == CPU_PORT
+        if to_cpu.any():
+            self._deliver_to_cpu([frame for _, frame in out.at(to_cpu).pairs()])
+            out = out.at(~to_cpu)
+        if self._pacer is not None:
+            out = self._pacer.hold(out, now)
+        if len(out):
+            self._send(out)
+
+    def _send(self, frames: Frames) -> None:
+        if self._capture is not None:
+            self._capture.write("out", frames)
+        self._ports.send(frames)
+
 
 #: The counter of peelsum's program.
 _VERDICTS = "PeelsumIngress.verdicts"
@@ -100,11 +315,10 @@ def run(
                 schedule=None if settings.schedule is None else load_schedule(settings.schedule),
                 queue_limit=QUEUE_LIMIT if settings.queue_limit is None else settings.queue_limit,
             )
-            queues = links.queues
             device = Device(
                 settings.device_id,
                 mode=settings.mode,
-                queues=queues,
+                queues=links.queues,
                 ports={*ports.ports, CPU_PORT},
                 secret_ports=ports.ports if isinstance(ports, UdpPorts) else None,
             )
@@ -114,16 +328,13 @@ def run(
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
         plane = stack.enter_context(DataPlane(device, ports, links=links, capture=capture))
-        count = partial(_counts, device, ports, queues)
+        count = partial(_counts, device, ports, links.queues)
         with observe(count) if observe else nullcontext(), _stop_on_signals(plane):
             if isinstance(ports, InterfacePorts):
                 announce(Listening(settings.host, server.port, {}, settings.interfaces, ports.methods))
             else:
-                announce(
-                    Listening(
-                        settings.host, server.port, ports.listening, accepts_any_hello=accepts_any_hello
-                    )
-                )
+                listening = Listening(settings.host, server.port, ports.listening)
+                announce(replace(listening, accepts_any_hello=accepts_any_hello))
             plane.run()
         return count()
 

@@ -2,6 +2,4 @@
 
 from peelsum.spec.switch import SpecSwitch
 
-__all__ = [
-    "SpecSwitch",
-]
+__all__ = ["SpecSwitch"]

@@ -41,8 +41,7 @@ class Packet:
 
     def build(self) -> bytes:
         """Return the packet as bytes."""
-        header = HEADER.pack(
-            VERSION,
+        fields = (
             self.kind,
             self.flags,
             self.job_id,
@@ -51,6 +50,7 @@ class Packet:
             self.chunk_id,
             self.bitmap,
         )
+        header = HEADER.pack(VERSION, *fields)
         return header + struct.pack(f"!{len(self.lanes)}I", *self.lanes)
 
     @property

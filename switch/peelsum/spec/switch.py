@@ -190,7 +190,8 @@ class SpecSwitch:
                 packet.bitmap = worker_mask
                 return self._send_up(job, packet, Verdict.TOMBSTONED)
             return self._add_to_slot(job, worker_mask, packet, slot)
-        if not _expired(slot.stamp, now - self.age_limit):
+        # The clock wraps: a slot has expired if its stamp is not later than `now - age_limit`.
+        if (now - self.age_limit - slot.stamp) & WORD >= 1 << 31:
             packet.bitmap = worker_mask
             return self._send_up(job, packet, Verdict.COLLIDED)
         slot.tag, slot.stamp, slot.worker_bitmap = tag, now, worker_mask
@@ -283,8 +284,3 @@ class SpecSwitch:
 def _expired_stamp(now: int) -> int:
     """Return a stamp that has expired under every limit."""
     return (now - FREED_TICKS) & WORD
-
-
-def _expired(stamp: int, deadline: int) -> bool:
-    """Return whether `stamp` is not later than `deadline`; both are clocks of 32 bits, which wrap."""
-    return (deadline - stamp) & WORD < 1 << 31

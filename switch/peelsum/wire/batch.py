@@ -90,21 +90,15 @@ def unpack(data: bytes | bytearray | memoryview | Batch, lanes: int) -> NDArray[
     batch = flat.reshape(-1, size)
     malformed_rows = np.flatnonzero(malformed(batch, lanes))
     if malformed_rows.size:
-        raise WireError(
-            _validation_error(packet_fields(batch, lanes)[malformed_rows[0]], int(malformed_rows[0]))
-        )
+        packet, where = packet_fields(batch, lanes)[malformed_rows[0]], f"packet {malformed_rows[0]}"
+        version, kind, flags, job_id = (packet[name] for name in ("version", "kind", "flags", "job_id"))
+        if version != VERSION:
+            raise WireError(f"{where}: version: {version}, expected {VERSION}; upgrade the older side")
+        if flags & ~np.uint8(ALL_FLAGS):
+            known = f"use only {int(ALL_FLAGS):#04x}"
+            raise WireError(f"{where}: flags: {flags:#04x} sets reserved bits; {known}")
+        if not min(Kind) <= kind <= max(Kind):
+            names = ", ".join(f"{known_kind.value} ({known_kind.name})" for known_kind in Kind)
+            raise WireError(f"{where}: kind: {kind} is none of {names}")
+        raise WireError(f"{where}: job_id: {job_id} is reserved; jobs are numbered from 1")
     return packet_fields(batch, lanes)
-
-
-def _validation_error(packet: Any, position: int) -> str:
-    """Return the error text of a malformed packet."""
-    where = f"packet {position}"
-    if packet["version"] != VERSION:
-        return f"{where}: version: {packet['version']}, expected {VERSION}; upgrade the older side"
-    if packet["flags"] & ~np.uint8(ALL_FLAGS):
-        return f"{where}: flags: {packet['flags']:#04x} sets reserved bits; use only {int(ALL_FLAGS):#04x}"
-    if not min(Kind) <= packet["kind"] <= max(Kind):
-        return (
-            f"{where}: kind: {packet['kind']} is none of {', '.join(f'{k.value} ({k.name})' for k in Kind)}"
-        )
-    return f"{where}: job_id: {packet['job_id']} is reserved; jobs are numbered from 1"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -127,22 +127,19 @@ class BatchSocket:
 
         interface: the only interface to send and receive by. Without privileges, this needs Linux 5.7.
         """
-        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        try:
-            if interface:
-                with suppress(PermissionError):
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
-            sock.bind(address)
-            return cls(sock, packet_bytes, buffer_bytes=buffer_bytes, burst=burst, offload=offload)
-        except OSError as error:
-            sock.close()
-            where = f"{address[0]}:{address[1]}"
-            raise OSError(
-                error.errno, f"udp address {where}: {error.strerror}; choose another address or port"
-            ) from error
-        except BaseException:
-            sock.close()
-            raise
+        with ExitStack() as stack:
+            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            try:
+                if interface:
+                    with suppress(PermissionError):
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+                sock.bind(address)
+                bound = cls(sock, packet_bytes, buffer_bytes=buffer_bytes, burst=burst, offload=offload)
+            except OSError as error:
+                remedy = f"{error.strerror}; choose another address or port"
+                raise OSError(error.errno, f"udp address {address[0]}:{address[1]}: {remedy}") from error
+            stack.pop_all()
+            return bound
 
     @property
     def address(self) -> Address:
@@ -243,12 +240,14 @@ class BatchSocket:
         """Return up to about `burst` packets that have arrived from one source, or None.
 
         A hello is a burst of its own. Never blocks. Before you wait for the descriptor, call it until it
-        returns
-        None: a burst that was read together with another is returned by the next call.
+        returns None: a burst that was read together with another is returned by the next call.
         """
-        count, source = self._take_pending()
-        if source is not None and not count:
-            return Burst(self._rows(0), source)
+        count, source = 0, None
+        if self._pending is not None:  # packets that the last call kept, or a hello; move them to the front
+            (first, count, source), self._pending = self._pending, None
+            self._rows(count)[:] = self._rows(first + count)[first:]
+            if not count:
+                return Burst(self._rows(0), source)
         while count < self._burst and (received := self._receive_packets(count)) is not None:
             packets, sender = received
             if source not in (None, sender) or (count and not packets):
@@ -259,14 +258,6 @@ class BatchSocket:
             if not packets:
                 break
         return None if source is None else Burst(self._rows(count), source)
-
-    def _take_pending(self) -> tuple[int, Address | None]:
-        """Move packets that the last call kept to the front; return their number (0: a hello) and source."""
-        if self._pending is None:
-            return 0, None
-        (first, count, source), self._pending = self._pending, None
-        self._rows(count)[:] = self._rows(first + count)[first:]
-        return count, source
 
     def _rows(self, count: int) -> Batch:
         return self._buffer[: count * self._size].reshape(count, self._size)

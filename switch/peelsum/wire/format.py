@@ -7,6 +7,7 @@ header written by `peelsum.wire.p4`, and the byte table in docs/reference/protoc
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable
 from enum import Enum, IntEnum, IntFlag
 from typing import NamedTuple
@@ -81,9 +82,7 @@ class Flag(IntFlag):
     OR = 1  # combine lanes with bitwise OR; else add modulo 2**32
     SPINE = 2  # scope: `bitmap` counts complete racks; else workers of one rack
     CE = 4  # the packet met congestion (CE in its IP header); a sum has the flag if any contribution had it
-    FIN = (
-        8  # the job's last chunk; its result means that every worker has all results. A sum keeps it, like CE
-    )
+    FIN = 8  # the job's last chunk: its result means that every worker has all results. A sum keeps it
     OWNED = 16  # the chunk has an owner: a sum is sent to that worker only, an OR has only its words
 
 
@@ -108,9 +107,7 @@ class Verdict(IntEnum):
     ABSORBED = 12  # added to a slot, packet consumed
     COMPLETED = 13  # the last contribution: the complete sum was sent to the server
     COLLIDED = 14  # the slot belongs to another chunk: the contribution was sent to the server alone
-    TOMBSTONED = (
-        15  # the slot has sent its partial sum already: the contribution was sent to the server alone
-    )
+    TOMBSTONED = 15  # the slot has sent its partial sum: the contribution was sent to the server alone
     RESENT = 16  # a RESEND was sent to the server with the slot's partial sum
     RESEND_PASSED = 17  # a RESEND or RETRY was sent to the server alone: the slot has no sum of this chunk
     BYPASSED = 18  # a BYPASS was sent to the server unchanged
@@ -150,3 +147,39 @@ def slot_tag(job_id: int, chunk_id: int) -> int:
     A slot's index determines at least the low 8 bits of the chunk, so the tag has the job there.
     """
     return (chunk_id & 0xFFFFFF00) | job_id
+
+
+_ETHERNET = struct.Struct("!6s6sH")
+_IPV4 = struct.Struct("!BBHHHBBH4s4s")
+_UDP = struct.Struct("!HHHH")
+FRAME_HEADER_BYTES = _ETHERNET.size + _IPV4.size + _UDP.size
+_ETHERTYPE_IPV4, _PROTOCOL_UDP = 0x0800, 17
+_NO_OPTIONS, _DO_NOT_FRAGMENT, _TTL = 0x45, 0x4000, 64
+
+
+class FrameAddress(NamedTuple):
+    """The source or destination of a frame: its MAC and IPv4 addresses."""
+
+    mac: bytes = bytes(6)
+    ip: bytes = bytes(4)
+
+
+NO_ADDRESS = FrameAddress()
+
+
+def encapsulation(
+    packet_bytes: int, source: FrameAddress = NO_ADDRESS, destination: FrameAddress = NO_ADDRESS
+) -> bytes:
+    """Return the headers of a packet, FRAME_HEADER_BYTES: with an IPv4 checksum, without a UDP checksum."""
+    udp_length = _UDP.size + packet_bytes
+    addresses = (source.ip, destination.ip)
+    fields = (_NO_OPTIONS, 0, _IPV4.size + udp_length, 0, _DO_NOT_FRAGMENT, _TTL, _PROTOCOL_UDP)
+    header = _IPV4.pack(*fields, 0, *addresses)
+    total: int = sum(struct.unpack(f"!{len(header) // 2}H", header))
+    total = (total & 0xFFFF) + (total >> 16)
+    checksum = ((total & 0xFFFF) + (total >> 16)) ^ 0xFFFF  # RFC 1071
+    return (
+        _ETHERNET.pack(destination.mac, source.mac, _ETHERTYPE_IPV4)
+        + _IPV4.pack(*fields, checksum, *addresses)
+        + _UDP.pack(UDP_PORT, UDP_PORT, udp_length, 0)
+    )

@@ -55,8 +55,12 @@ def wire_p4() -> str:
         "header peelsum_h {",
     ]
     for name, bits in FIELDS:
-        type_names = {"kind": "kind_t"}
-        lines += _flag_bits() if name == "flags" else [f"    {type_names.get(name, f'bit<{bits}>')} {name};"]
+        if name == "flags":  # most significant bit first; the reserved bits are one field
+            lines.append(f"    bit<{8 - int(ALL_FLAGS).bit_count()}> reserved_flags;")
+            flags = sorted(Flag, key=lambda flag: -flag.value)
+            lines += [f"    bit<1> flag_{str(flag.name).lower()};" for flag in flags]
+        else:
+            lines.append(f"    {'kind_t' if name == 'kind' else f'bit<{bits}>'} {name};")
     return "\n".join([*lines, "}", ""])
 
 
@@ -79,13 +83,3 @@ def each_lane_p4(lanes: int) -> str:
 def _enum(type_name: str, values: Mapping[str, int]) -> list[str]:
     rows = [f"    {name} = {value}," for name, value in values.items()]
     return [f"enum bit<8> {type_name} {{", *rows[:-1], rows[-1].rstrip(","), "}", ""]
-
-
-def _flag_bits() -> list[str]:
-    """Return the bits of `flags`, most significant first; the reserved ones are one field."""
-    reserved = 8 - int(ALL_FLAGS).bit_count()
-    flags = sorted(Flag, key=lambda flag: -flag.value)
-    return [
-        f"    bit<{reserved}> reserved_flags;",
-        *(f"    bit<1> flag_{str(f.name).lower()};" for f in flags),
-    ]

@@ -6,9 +6,6 @@ any other one, such as those of a softswitch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from enum import IntEnum
-
 from peelsum.wire.format import EVERYONE, FIELDS, HEADER_BYTES, UDP_PORT, VERSION, Flag, Kind
 
 _NUMBER_BASES = {"flags": "base.HEX", "bitmap": "base.HEX"}
@@ -18,11 +15,12 @@ _FLAGS = tuple(flag for flag in Flag if flag)
 
 def dissector() -> str:
     """Return the dissector's source text."""
+    kinds = ", ".join(f'[{kind.value}] = "{kind.name}"' for kind in Kind)
     return "\n".join(
         [
             "-- Generated from peelsum.wire by `peelsum switch dissector`.",
             'local peelsum = Proto("peelsum", "peelsum in-network aggregation")',
-            f"local kinds = {_lua_table(Kind)}",
+            f"local kinds = {{{kinds}}}",
             *_declarations(),
             f"local HEADER, VERSION = {HEADER_BYTES}, {VERSION}",
             "",
@@ -50,10 +48,6 @@ def dissector() -> str:
             "",
         ]
     )
-
-
-def _lua_table(members: Iterable[IntEnum]) -> str:
-    return "{" + ", ".join(f'[{member.value}] = "{member.name}"' for member in members) + "}"
 
 
 def _declarations() -> list[str]:

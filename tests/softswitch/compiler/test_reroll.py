@@ -6,54 +6,37 @@ from dataclasses import replace
 import pytest
 
 from peelsum.softswitch import Frames, Switch
-from peelsum.softswitch.program.model import (
-    Checksum,
-    Extract,
-    FieldDeclaration,
-    Header,
-    Parser,
-    ParserState,
-    PipelineGraph,
-    Program,
-    RegisterArray,
-    TableDeclaration,
-    TableKey,
-)
-from peelsum.softswitch.program.operations import (
-    Action,
-    Assign,
-    Binary,
-    Const,
-    FieldRef,
-    JumpIfZero,
-    ReadRegister,
-    Ternary,
-    WriteRegister,
-)
+from peelsum.softswitch.program import model
+from peelsum.softswitch.program import operations as ops
 
 LANES, CELLS = 6, 8
 PROGRAMS = range(120)
-STANDARD = Header(
+STANDARD = model.Header(
     "standard_metadata",
     "standard_metadata_t",
-    tuple(FieldDeclaration(name, 9) for name in ("ingress_port", "egress_spec", "egress_port", "spare")),
+    tuple(
+        model.FieldDeclaration(name, 9) for name in ("ingress_port", "egress_spec", "egress_port", "spare")
+    ),
     True,
 )
-PACKET = Header(
+PACKET = model.Header(
     "h",
     "h_t",
-    tuple(FieldDeclaration(name, 32) for name in ("a", "b", *(f"v{n}" for n in range(LANES)), "out", "sum")),
+    tuple(
+        model.FieldDeclaration(name, 32)
+        for name in ("a", "b", *(f"v{n}" for n in range(LANES)), "out", "sum")
+    ),
     False,
 )
-A, B, OUT = (FieldRef("h", name) for name in ("a", "b", "out"))
+A, B, OUT = (ops.FieldRef("h", name) for name in ("a", "b", "out"))
 
 
 def lane(n):
-    return FieldRef("h", f"v{n}")
+    return ops.FieldRef("h", f"v{n}")
 
 
 def temporary(n):
-    return FieldRef("m", f"t{n}")
+    return ops.FieldRef("m", f"t{n}")
 
 
 class Maker:
@@ -69,20 +52,20 @@ class Maker:
     def value(self):
         """Return what each lane stores in its temporary, as a function of the lane, and the width."""
         plain = [
-            lambda n: Binary("&", A, Const(CELLS - 1)),
+            lambda n: ops.Binary("&", A, ops.Const(CELLS - 1)),
             lambda n: A,
-            lambda n: Const(3),
-            lambda n: Binary("&", Binary("+", A, Const(1)), Const(7)),
+            lambda n: ops.Const(3),
+            lambda n: ops.Binary("&", ops.Binary("+", A, ops.Const(1)), ops.Const(7)),
         ]
         tricky = [
             lambda n: lane(n),
-            lambda n: Binary("&", lane(n), Const(7)),
-            lambda n: Binary("+", A, Const(1)),
+            lambda n: ops.Binary("&", lane(n), ops.Const(7)),
+            lambda n: ops.Binary("+", A, ops.Const(1)),
             lambda n: OUT,
-            lambda n: Binary("&", OUT, Const(7)),
+            lambda n: ops.Binary("&", OUT, ops.Const(7)),
             lambda n: temporary(n + 1),
-            lambda n: Binary("&", temporary(n), Const(7)),
-            lambda n: Const(-1),
+            lambda n: ops.Binary("&", temporary(n), ops.Const(7)),
+            lambda n: ops.Const(-1),
         ]
         return self.rng.choice(tricky if self.seldom(0.5) else plain)
 
@@ -98,63 +81,67 @@ class Maker:
         for n in range(LANES):
             t = temporary(n)
             if flags["before"]:
-                out.append(Assign(OUT, Binary("+", OUT, t)))
+                out.append(ops.Assign(OUT, ops.Binary("+", OUT, t)))
             if flags["jump"]:
-                out.append(JumpIfZero(Binary("&", B, Const(1)), len(out) + 2))
-            out.append(Assign(t, value(n)))
+                out.append(ops.JumpIfZero(ops.Binary("&", B, ops.Const(1)), len(out) + 2))
+            out.append(ops.Assign(t, value(n)))
             if flags["read_into"]:
-                out.append(ReadRegister(t, f"r{n}", Binary("&", B, Const(7))))
+                out.append(ops.ReadRegister(t, f"r{n}", ops.Binary("&", B, ops.Const(7))))
             if flags["spoil"]:
-                out.append(Assign(A, Binary("+", A, Const(1))))
+                out.append(ops.Assign(A, ops.Binary("+", A, ops.Const(1))))
             for use in uses:
                 out += self.use(use, n, temporary(n + 1) if flags["next"] else t)
             if flags["twice"]:
-                out.append(Assign(t, again(n)))
+                out.append(ops.Assign(t, again(n)))
                 out += self.use("add", n, t)
         if flags["second"]:
             out += [part for n in range(LANES) for part in self.use("mix", n, temporary(n))]
         if flags["late"]:
-            out.append(Assign(OUT, Binary("^", OUT, temporary(rng.randrange(LANES)))))
+            out.append(ops.Assign(OUT, ops.Binary("^", OUT, temporary(rng.randrange(LANES)))))
         return tuple(out)
 
     def use(self, how, n, t):
-        index = Binary("&", t, Const(15))
+        index = ops.Binary("&", t, ops.Const(15))
         match how:
             case "read":
-                return [ReadRegister(lane(n), f"r{n}", index)]
+                return [ops.ReadRegister(lane(n), f"r{n}", index)]
             case "write":
-                return [WriteRegister(f"r{n}", index, lane(n))]
+                return [ops.WriteRegister(f"r{n}", index, lane(n))]
             case "add":
-                return [Assign(lane(n), Binary("+", lane(n), t))]
+                return [ops.Assign(lane(n), ops.Binary("+", lane(n), t))]
             case "compare":
-                return [Assign(lane(n), Ternary(Binary("<", t, Const(5)), Const(1), lane(n)))]
-        return [Assign(OUT, Binary("+", Binary("*", OUT, Const(3)), t))]
+                return [
+                    ops.Assign(lane(n), ops.Ternary(ops.Binary("<", t, ops.Const(5)), ops.Const(1), lane(n)))
+                ]
+        return [ops.Assign(OUT, ops.Binary("+", ops.Binary("*", OUT, ops.Const(3)), t))]
 
     def program(self):
         rng = self.rng
         bits = rng.choice([3, 8, 9, 16]) if self.seldom(0.4) else 32
         signed = self.seldom(0.3)
-        temporaries = Header(
-            "m", "m_t", tuple(FieldDeclaration(f"t{n}", bits, signed) for n in range(LANES + 1)), True
+        temporaries = model.Header(
+            "m", "m_t", tuple(model.FieldDeclaration(f"t{n}", bits, signed) for n in range(LANES + 1)), True
         )
-        actions = {0: Action(0, "work", (), self.body()), 1: Action(1, "tell", (), (self.told(),))}
-        key = TableKey("t", temporary(1), "exact", bits) if self.seldom() else None
-        table = TableDeclaration("work", (), 1, (0,), 0, (), True, None, {0: "tell"}, None)
-        tell = TableDeclaration("tell", (), 1, (1,), 1, (), True, None, {1: None}, None)
+        actions = {0: ops.Action(0, "work", (), self.body()), 1: ops.Action(1, "tell", (), (self.told(),))}
+        key = model.TableKey("t", temporary(1), "exact", bits) if self.seldom() else None
+        table = model.TableDeclaration("work", (), 1, (0,), 0, (), True, None, {0: "tell"}, None)
+        tell = model.TableDeclaration("tell", (), 1, (1,), 1, (), True, None, {1: None}, None)
         if key is not None:
             tell = replace(tell, keys=(key,), actions=(), default_action=1, size=4)
-        nothing = TableDeclaration("late", (), 1, (2,), 2, (), True, None, {2: None}, None)
-        actions[2] = Action(2, "late", (), (Assign(OUT, Binary("+", OUT, temporary(2))),))
+        nothing = model.TableDeclaration("late", (), 1, (2,), 2, (), True, None, {2: None}, None)
+        actions[2] = ops.Action(2, "late", (), (ops.Assign(OUT, ops.Binary("+", OUT, temporary(2))),))
         late = self.seldom()
-        return Program(
+        return model.Program(
             name="made",
             headers={header.name: header for header in (STANDARD, temporaries, PACKET)},
-            parser=Parser("start", {"start": ParserState("start", (Extract("h"),), (), ())}),
-            ingress=PipelineGraph("ingress", "work", {"work": table, "tell": tell}),
-            egress=PipelineGraph("egress", "late" if late else None, {"late": nothing} if late else {}),
+            parser=model.Parser(
+                "start", {"start": model.ParserState("start", (model.Extract("h"),), (), ())}
+            ),
+            ingress=model.PipelineGraph("ingress", "work", {"work": table, "tell": tell}),
+            egress=model.PipelineGraph("egress", "late" if late else None, {"late": nothing} if late else {}),
             deparser=("h",),
             actions=actions,
-            registers={f"r{n}": RegisterArray(f"r{n}", CELLS, 32) for n in range(LANES)},
+            registers={f"r{n}": model.RegisterArray(f"r{n}", CELLS, 32) for n in range(LANES)},
             counters={},
             checksums=self.checksums(bits),
             errors={"NoError": 0, "PacketTooShort": 1},
@@ -162,17 +149,17 @@ class Maker:
 
     def told(self):
         """Return an action that forwards the packet."""
-        return Assign(FieldRef("standard_metadata", "egress_spec"), Const(1))
+        return ops.Assign(ops.FieldRef("standard_metadata", "egress_spec"), ops.Const(1))
 
     def checksums(self, bits):
         condition, inputs = None, ((A, 0, 32),)
         if self.seldom():
-            condition = Binary("==", temporary(3), Const(3))
+            condition = ops.Binary("==", temporary(3), ops.Const(3))
         elif self.seldom() and bits % 8 == 0:
             inputs = ((A, 0, 32), (temporary(3), 0, bits))
         elif not self.seldom():
             return ()
-        return (Checksum("sum", FieldRef("h", "sum"), inputs, condition, False, True),)
+        return (model.Checksum("sum", ops.FieldRef("h", "sum"), inputs, condition, False, True),)
 
 
 def packets(seed):
@@ -202,23 +189,30 @@ def with_body(body):
     program = next(made for made in (Maker(seed).program() for seed in PROGRAMS) if not made.checksums)
     told = program.ingress.nodes["tell"]
     ingress = replace(program.ingress, nodes={**program.ingress.nodes, "tell": replace(told, keys=())})
-    actions = {**program.actions, 0: Action(0, "work", (), body)}
-    return replace(program, ingress=ingress, egress=PipelineGraph("egress", None, {}), actions=actions)
+    actions = {**program.actions, 0: ops.Action(0, "work", (), body)}
+    return replace(program, ingress=ingress, egress=model.PipelineGraph("egress", None, {}), actions=actions)
 
 
 def over_bytes(before, body):
     """A program whose loops step through eight bytes that begin `before` bits into a header."""
-    lanes = [FieldDeclaration(f"w{n}", 8) for n in range(8)]
-    fields = [FieldDeclaration("x", before), *lanes, FieldDeclaration("y", 8 - before)] if before else lanes
+    lanes = [model.FieldDeclaration(f"w{n}", 8) for n in range(8)]
+    fields = (
+        [model.FieldDeclaration("x", before), *lanes, model.FieldDeclaration("y", 8 - before)]
+        if before
+        else lanes
+    )
     program = with_body(body)
-    start = ParserState("start", (Extract("h"), Extract("g")), (), ())
-    headers = {**program.headers, "g": Header("g", "g_t", tuple(fields), False)}
-    return replace(program, headers=headers, parser=Parser("start", {"start": start}), deparser=("h", "g"))
+    start = model.ParserState("start", (model.Extract("h"), model.Extract("g")), (), ())
+    headers = {**program.headers, "g": model.Header("g", "g_t", tuple(fields), False)}
+    return replace(
+        program, headers=headers, parser=model.Parser("start", {"start": start}), deparser=("h", "g")
+    )
 
 
 def added(value, lanes):
     return tuple(
-        Assign(FieldRef("g", f"w{n}"), Binary("+", FieldRef("g", f"w{n}"), Const(value))) for n in lanes
+        ops.Assign(ops.FieldRef("g", f"w{n}"), ops.Binary("+", ops.FieldRef("g", f"w{n}"), ops.Const(value)))
+        for n in lanes
     )
 
 

@@ -5,8 +5,8 @@ import pytest
 from finsy.proto import U128, p4r, rpc_code
 from p4runtime_client import Client
 
-from peelsum.softswitch.p4runtime.arbitration import Arbiter
 from peelsum.softswitch.p4runtime.status import RequestError
+from peelsum.softswitch.p4runtime.stream import Arbiter
 
 PRIMARY, BACKUP, NOBODY = rpc_code.OK, rpc_code.ALREADY_EXISTS, rpc_code.NOT_FOUND
 LEAVES = None
@@ -60,10 +60,7 @@ ELECTIONS = {
     "an equal bid after stepping down wins again": (
         [("a", 5), ("b", 1), ("a", 4), ("a", 5)],
         "a",
-        {
-            "a": [(PRIMARY, 5), (NOBODY, 5), (PRIMARY, 5)],
-            "b": [(BACKUP, 5), (NOBODY, 5), (BACKUP, 5)],
-        },
+        {"a": [(PRIMARY, 5), (NOBODY, 5), (PRIMARY, 5)], "b": [(BACKUP, 5), (NOBODY, 5), (BACKUP, 5)]},
     ),
     "a bid of a stream that ended is forgotten": ([("a", LEAVES), ("a", 5)], None, {}),
     "two without election id do not collide": (

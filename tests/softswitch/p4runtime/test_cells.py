@@ -97,8 +97,7 @@ def test_updates_of_a_batch_may_be_of_different_kinds(client, seen, device):
     group = p4r.MulticastGroupEntry(multicast_group_id=2, replicas=[p4r.Replica(port=b"\1")])
     engine = p4r.PacketReplicationEngineEntry(multicast_group_entry=group)
     client.write(
-        update("INSERT", packet_replication_engine_entry=engine),
-        update("MODIFY", counter_entry=counter),
+        update("INSERT", packet_replication_engine_entry=engine), update("MODIFY", counter_entry=counter)
     )
     assert device.switch.groups.ids() == [2]
     assert device.switch.counters["MatchEverything.seen"].read(1) == (4, 0)

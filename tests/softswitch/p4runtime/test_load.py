@@ -272,7 +272,7 @@ def test_an_interrupt_does_not_wait_for_a_compilation(tmp_path):
         _, err = running.communicate(timeout=PATIENCE_S)
         waiting.join(WAIT_S)
         assert (running.returncode, err) == (0, "")
-        assert not list(loops.glob("*.runtime.compiled.run_*.nbc")), "it waited for the compiler"
+        assert not list(loops.glob("*.runtime.native.run_*.nbc")), "it waited for the compiler"
     finally:
         running.kill()
         running.communicate()

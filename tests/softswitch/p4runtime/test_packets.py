@@ -8,7 +8,7 @@ from patience import PATIENCE_S
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import service
-from peelsum.softswitch.p4runtime.packets import to_frame
+from peelsum.softswitch.p4runtime.info import to_frame
 from peelsum.softswitch.runtime.device import INJECTED_LIMIT
 
 FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"

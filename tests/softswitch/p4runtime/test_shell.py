@@ -119,8 +119,7 @@ def test_the_shell_prints_what_the_page_shows(shell_python, tmp_path):
     (tmp_path / "typed").write_text("\n".join(typed) + "\n", encoding="utf-8")
     (tmp_path / "page").write_text(
         page.replace(
-            "p4sh/bin/python",
-            f"IPYTHONDIR={tmp_path} < {tmp_path}/typed > {tmp_path}/printed {shell_python}",
+            "p4sh/bin/python", f"IPYTHONDIR={tmp_path} < {tmp_path}/typed > {tmp_path}/printed {shell_python}"
         )
     )
     done = play(tmp_path / "page")

@@ -4,11 +4,16 @@ import grpc
 import pytest
 from finsy.proto import p4r
 
-from peelsum.softswitch.p4runtime.info import NumberInfo, PipelineInfo
-from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
+from peelsum.softswitch.p4runtime.info import (
+    FieldInfo,
+    PipelineInfo,
+    to_bytes,
+    to_frame,
+    to_int,
+    to_packet_in,
+)
 from peelsum.softswitch.p4runtime.status import RequestError
 from peelsum.softswitch.p4runtime.stream import ControllerStream
-from peelsum.softswitch.p4runtime.values import to_bytes, to_int
 
 # Values
 
@@ -38,7 +43,7 @@ def test_a_value_fits_its_width_to_the_bit():
 # Packets
 
 
-HEADER = (NumberInfo(1, "a", 9), NumberInfo(2, "b", 3), NumberInfo(5, "c", 12))
+HEADER = (FieldInfo(1, "a", 9), FieldInfo(2, "b", 3), FieldInfo(5, "c", 12))
 INFO = PipelineInfo({}, {}, {}, {}, {"packet_out": HEADER, "packet_in": HEADER})
 
 

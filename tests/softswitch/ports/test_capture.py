@@ -11,11 +11,10 @@ from patience import until
 from softswitch_frames import StubSwitch, host_at
 
 from peelsum.softswitch import Frames, SoftswitchError
-from peelsum.softswitch.data_plane import DataPlane
 from peelsum.softswitch.ports.capture import Capture
 from peelsum.softswitch.ports.links import Links
 from peelsum.softswitch.ports.udp import UdpPorts
-from peelsum.softswitch.process import StartError, run
+from peelsum.softswitch.process import DataPlane, StartError, run
 from peelsum.softswitch.runtime.device import Device
 from peelsum.switch_settings import SwitchSettings
 from peelsum.wire import packet_bytes

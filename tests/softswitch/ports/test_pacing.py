@@ -8,11 +8,10 @@ import pytest
 from softswitch_frames import StubSwitch, held, host_at
 
 from peelsum.softswitch import Frames, SoftswitchError
-from peelsum.softswitch.data_plane import DataPlane
-from peelsum.softswitch.ports.links import Links
+from peelsum.softswitch.ports.links import Change, Links, LinkSchedule, LinkState
 from peelsum.softswitch.ports.pacing import PAUSE_US, Pacer
-from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState
 from peelsum.softswitch.ports.udp import UdpPorts
+from peelsum.softswitch.process import DataPlane
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.wire import CPU_PORT, packet_bytes

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from peelsum.softswitch import SoftswitchError
-from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState, load_schedule
+from peelsum.softswitch.ports.links import Change, LinkSchedule, LinkState, load_schedule
 
 TOML = """
 repeat_s = 10

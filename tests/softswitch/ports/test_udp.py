@@ -70,11 +70,7 @@ def test_headers_are_read_as_scapy_reads_them() -> None:
 
 
 def test_packets_of_others_than_the_peer_are_dropped_and_counted() -> None:
-    with (
-        opened(1) as ports,
-        host_at(ports, 1) as host,
-        BatchSocket.bind(("127.0.0.1", 0), SIZE) as stranger,
-    ):
+    with opened(1) as ports, host_at(ports, 1) as host, BatchSocket.bind(("127.0.0.1", 0), SIZE) as stranger:
         stranger.send(packets(3, seed=2), ("127.0.0.1", ports.listening[1]))
         host.send(packets(2))
         frames = ports.receive([1])

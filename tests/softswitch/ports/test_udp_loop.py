@@ -17,11 +17,11 @@ from softswitch_frames import received
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Switch, load
-from peelsum.softswitch.data_plane import DataPlane
 from peelsum.softswitch.ports.pacing import PAUSE_US
 from peelsum.softswitch.ports.pacing_kernels import NEVER, due_in, hold, new_rings, release
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.ports.udp_kernels import UdpColumn
+from peelsum.softswitch.process import DataPlane
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Kind, pack, packet_bytes, packet_fields

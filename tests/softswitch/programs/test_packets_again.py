@@ -53,11 +53,7 @@ def test_a_clone_without_a_list_keeps_nothing_and_the_packet_can_be_multicast(sw
         out(port, told(INGRESS_CLONE, port, rid=rid), ask(2, group=3)) for port, rid in ((4, 11), (5, 12))
     ]
     copies = [
-        out(
-            port,
-            told(REPLICATION, port, rid=rid, came_from=FROM, lost=0x100),
-            ask(2, group=3, value=1001),
-        )
+        out(port, told(REPLICATION, port, rid=rid, came_from=FROM, lost=0x100), ask(2, group=3, value=1001))
         for port, rid in ((1, 21), (2, 22))
     ]
     assert send(switch, ask(2, group=3)) == [*clones, *copies]
@@ -80,12 +76,7 @@ def test_resubmitted_packets_start_as_they_came_with_what_their_list_keeps(switc
     frame = ask(3, times=200 + times)
     came_from = 0 if times else FROM
     expected = told(
-        NORMAL,
-        TO,
-        rounds=times + 1,
-        came_from=came_from,
-        kept=0x10 * (times + 1),
-        lost=0x10 * times + 0x100,
+        NORMAL, TO, rounds=times + 1, came_from=came_from, kept=0x10 * (times + 1), lost=0x10 * times + 0x100
     )
     assert send(switch, frame) == [out(TO, expected, ask(3, times=200 + times, value=1001))]
 
@@ -119,12 +110,7 @@ def test_a_clone_of_egress_survives_its_packet(switch):
 def test_recirculated_packets_are_parsed_as_they_were_deparsed(switch, times):
     frame = ask(18, times=200 + times)
     expected = told(
-        NORMAL,
-        TO,
-        rounds=times,
-        came_from=0 if times else FROM,
-        kept=7 * times,
-        lost=7 * times + 0x100,
+        NORMAL, TO, rounds=times, came_from=0 if times else FROM, kept=7 * times, lost=7 * times + 0x100
     )
     assert send(switch, frame) == [out(TO, expected, ask(18, times=200, value=1001 + times))]
 

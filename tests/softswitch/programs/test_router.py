@@ -204,10 +204,7 @@ def test_p4_14_matches_on_headers_that_are_there_and_adds_to_fields(document):
         for op, value in (("add_to_field", "0xff"), ("subtract_from_field", "0x2"))
     ]
     del acl["entries"]
-    acl.update(
-        key=[{"match_type": "valid", "target": "ipv4", "mask": None}],
-        default_entry=None,
-    )
+    acl.update(key=[{"match_type": "valid", "target": "ipv4", "mask": None}], default_entry=None)
     switch = Switch(parse(document, "x"))
     switch.tables["RouterIngress.routes"].set_default("RouterIngress.route", (3, 5))
     before = switch.process(Frames.of([(1, ipv4(ttl=64))]), 0).pairs()

@@ -14,10 +14,9 @@ from unrolled_lanes import SLOTS, expression, field, one_array, stack_of_lanes, 
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Frames, Switch, load
-from peelsum.softswitch.compiler.codegen import generate
-from peelsum.softswitch.compiler.loading import parse
+from peelsum.softswitch.compiler.loading import generate, parse
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.runtime import compiled
+from peelsum.softswitch.runtime import native, plain
 
 
 def frame(slot, lanes, rest=b""):
@@ -50,7 +49,7 @@ def test_a_program_that_takes_too_long_to_compile_is_interpreted(make, lanes, ca
     switch = Switch(parse(make(lanes), "foreign"), "numba")
     assert (switch.mode, switch.entry) == ("python", None)
     (line,) = said(caplog)
-    seconds = compiled.seconds_to_compile(switch.source)
+    seconds = native.seconds_to_compile(switch.source)
     assert line.startswith("switch: interprets program foreign, slowly")
     assert f"about {seconds:.1f} s, more than 10 s; make lanes fields of one header" in line
     sums_exactly(switch, lanes)
@@ -67,11 +66,11 @@ def test_lanes_in_a_stack_are_extracted_once_each(caplog):
 
 def test_programs_up_to_the_bound_are_compiled(monkeypatch, caplog):
     program = parse(one_array(4), "foreign")
-    seconds = compiled.seconds_to_compile(generate(program).source)
-    monkeypatch.setattr(compiled, "MOST_SECONDS", seconds)
+    seconds = native.seconds_to_compile(generate(program).source)
+    monkeypatch.setattr(native, "MOST_SECONDS", seconds)
     assert Switch(program, "numba").mode == "numba"
     assert not said(caplog)
-    monkeypatch.setattr(compiled, "MOST_SECONDS", seconds - 0.001)
+    monkeypatch.setattr(native, "MOST_SECONDS", seconds - 0.001)
     switch = Switch(program, "numba")
     assert (switch.mode, len(said(caplog))) == ("python", 1)
     sums_exactly(switch, 4)
@@ -81,7 +80,7 @@ def test_programs_up_to_the_bound_are_compiled(monkeypatch, caplog):
 @pytest.mark.parametrize("queued", [False, True])
 def test_our_pipelines_stay_far_below_the_bound(lanes, queued):
     source = generate(load(pipeline(lanes).json_path), True, queued).source
-    assert compiled.seconds_to_compile(source) < 0.6 * compiled.MOST_SECONDS
+    assert native.seconds_to_compile(source) < 0.6 * native.MOST_SECONDS
 
 
 def test_what_numba_gives_up_is_interpreted(monkeypatch, caplog):
@@ -92,7 +91,7 @@ def test_what_numba_gives_up_is_interpreted(monkeypatch, caplog):
         tried.append(source)
         raise RecursionError
 
-    monkeypatch.setattr(compiled, "compiled_by_numba", give_up)
+    monkeypatch.setattr(native, "compiled_by_numba", give_up)
     switch = Switch(parse(one_array(4), "foreign"), "numba")
     assert (switch.mode, len(tried)) == ("python", 1)
     (line,) = said(caplog)
@@ -125,7 +124,7 @@ def test_branches_that_python_cannot_load_are_refused():
     branches = "".join(f"{'elif' if n else 'if'} x == {n}:\n    y = {n}\n" for n in range(20_000))
     generated = replace(generate(parse(one_array(4), "foreign")), source=branches)
     with pytest.raises(UnsupportedConstruct, match="too many branches in a row; use shorter header stacks"):
-        compiled.interpreted(generated)
+        plain.interpreted(generated)
 
 
 # --- the next element of a stack --------------------------------------------------------------------

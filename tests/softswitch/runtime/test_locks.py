@@ -4,7 +4,7 @@ import threading
 
 from patience import PATIENCE_S
 
-from peelsum.softswitch.runtime.locks import FairLock
+from peelsum.softswitch.runtime.state import FairLock
 
 
 def test_a_waiting_thread_comes_before_the_last_holder():

@@ -7,7 +7,7 @@ import pytest
 
 from peelsum.softswitch import Frames
 from peelsum.softswitch.errors import DuplicateEntry, NoSuchEntry, TableFull
-from peelsum.softswitch.runtime.lookups import hash_words
+from peelsum.softswitch.runtime.plain import hash_words
 
 BITS = {"small": 8, "middle": 16, "address": 32, "wide": 72}
 #: Key fields and kinds of each table, in the order in which packets carry the results.

@@ -7,26 +7,14 @@ bits there, the program is refused. So generated code needs no checks.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from peelsum.softswitch.compiler.layout import FULL, words_of
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.program.operations import (
-    Binary,
-    Bool,
-    Const,
-    Expr,
-    FieldElement,
-    FieldRef,
-    Hit,
-    IsValid,
-    Lookahead,
-    Param,
-    StackCount,
-    Ternary,
-    Unary,
-)
+from peelsum.softswitch.program import operations as ops
 
 if TYPE_CHECKING:
     from peelsum.softswitch.compiler.emitter import Emitter
@@ -35,6 +23,7 @@ _TOP = 1 << 64
 _HALF = 1 << 63
 #: Ranges are tracked for shifts up to this many bits; so far shifted, a range exceeds 64 bits anyway.
 _RANGE_SHIFT = 4096
+_ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 
 
@@ -74,60 +63,50 @@ class Expressions:
 
     # --- truth values -----------------------------------------------------------------------------
 
-    def condition(self, expr: Expr) -> str:
+    def condition(self, expr: ops.Expr) -> str:
         """Return the source text of a Boolean expression."""
         match expr:
-            case Bool(value):
+            case ops.Bool(value):
                 return str(value)
-            case IsValid(header):
+            case ops.IsValid(header):
                 return self._emitter.validity(header)
-            case Hit(table):
+            case ops.Hit(table):
                 return self._emitter.hit(table)
-            case Unary("not", operand):
+            case ops.Unary("not", operand):
                 return f"(not {self.condition(operand)})"
-            case Unary("d2b", Unary("b2d", operand)):
+            case ops.Unary("d2b", ops.Unary("b2d", operand)):
                 return self.condition(operand)
-            case Unary("d2b", operand):
+            case ops.Unary("d2b", operand):
                 return self._compare("!=", self.value(operand), self.constant(0))
-            case Binary("and" | "or" as op, left, right):
+            case ops.Binary("and" | "or" as op, left, right):
                 return f"({self.condition(left)} {op} {self.condition(right)})"
-            case Binary(op, left, right) if op in _COMPARISONS:
+            case ops.Binary(op, left, right) if op in _COMPARISONS:
                 if _is_boolean(left) and _is_boolean(right):
                     return f"({self.condition(left)} {op} {self.condition(right)})"
                 return self._comparison(op, left, right)
-            case Ternary(condition, left, right):
+            case ops.Ternary(condition, left, right):
                 texts = (self.condition(part) for part in (left, condition, right))
                 return "({} if {} else {})".format(*texts)
         raise UnsupportedConstruct(
             f"{_describe(expr)} as a truth value: not supported; compare it with a number"
         )
 
-    def _comparison(self, op: str, left: Expr, right: Expr) -> str:
+    def _comparison(self, op: str, left: ops.Expr, right: ops.Expr) -> str:
         """Return the text of a comparison of two numbers."""
         for operand, other in ((left, right), (right, left)):
-            if (
-                isinstance(operand, Unary)
-                and operand.op == "b2d"
-                and isinstance(other, Const)
-                and op in ("==", "!=")
-            ):
-                # A header's validity compared with 0 or 1, as p4c writes it.
-                expects_valid = (other.value == 1) == (op == "==")
-                if other.value in (0, 1):
-                    text = self.condition(operand.operand)
-                    return text if expects_valid else f"(not {text})"
+            match op, operand, other:
+                case "==" | "!=", ops.Unary("b2d", boolean), ops.Const(0 | 1 as number):
+                    # A header's validity compared with 0 or 1, as p4c writes it.
+                    text = self.condition(boolean)
+                    return text if (number == 1) == (op == "==") else f"(not {text})"
         values = self.value(left), self.value(right)
-        if op in ("==", "!=") and max(value.high for value in values) >= _TOP:
-            return self._compare_wide(op, left, right, *values)
-        return self._compare(op, *values)
-
-    def _compare_wide(self, op: str, left: Expr, right: Expr, *values: BoundedValue) -> str:
-        """Return the text of `==` or `!=` of two numbers of more than 64 bits, limb by limb."""
+        if op not in ("==", "!=") or max(value.high for value in values) < _TOP:
+            return self._compare(op, *values)
+        # Numbers of more than 64 bits are compared limb by limb.
         if min(value.low for value in values) < 0:
             raise UnsupportedConstruct(f"operator {op}: on signed numbers past 64 bits; cast them to bit<W>")
         count = words_of(max(value.high for value in values).bit_length())
-        pairs = ((self.limb(left, number), self.limb(right, number)) for number in range(count))
-        tests = [f"{left_limb} {op} {right_limb}" for left_limb, right_limb in pairs]
+        tests = [f"{self.limb(left, number)} {op} {self.limb(right, number)}" for number in range(count)]
         return f"({(' and ' if op == '==' else ' or ').join(tests)})"
 
     def _compare(self, op: str, left: BoundedValue, right: BoundedValue) -> str:
@@ -148,7 +127,7 @@ class Expressions:
         """Return the value of a constant."""
         return BoundedValue(self._emitter.constant(value), value, value)
 
-    def exact(self, expr: Expr, what: str) -> BoundedValue:
+    def exact(self, expr: ops.Expr, what: str) -> BoundedValue:
         """Return an expression's value. Raises UnsupportedConstruct, with the name `what`, beyond 64 bits."""
         value = self.value(expr)
         if not value.exact:
@@ -157,7 +136,7 @@ class Expressions:
             )
         return value
 
-    def limb(self, expr: Expr, number: int) -> str:
+    def limb(self, expr: ops.Expr, number: int) -> str:
         """Return the text of bits 64 * number to 64 * number + 63 of an expression."""
         emitter = self._emitter
         if number < 0:
@@ -167,16 +146,16 @@ class Expressions:
             return stored_limb
         all_ones = emitter.constant(FULL)
         match expr:
-            case Const(value):
+            case ops.Const(value):
                 return emitter.constant(value >> 64 * number & FULL)
-            case Binary("&" | "|" | "^" as op, left, right):
+            case ops.Binary("&" | "|" | "^" as op, left, right):
                 return f"({self.limb(left, number)} {op} {self.limb(right, number)})"
-            case Unary("~", operand):
+            case ops.Unary("~", operand):
                 return f"(~{self.limb(operand, number)} & {all_ones})"
-            case Binary(">>", operand, Const(count)) if count >= 0:
+            case ops.Binary(">>", operand, ops.Const(count)) if count >= 0:
                 low, bits = self.limb(operand, number + count // 64), count % 64
                 high = self.limb(operand, number + count // 64 + 1)
-            case Binary("<<", operand, Const(count)) if count >= 0:
+            case ops.Binary("<<", operand, ops.Const(count)) if count >= 0:
                 high, bits = self.limb(operand, number - count // 64), -count % 64
                 low = self.limb(operand, number - count // 64 - 1)
                 if not bits:
@@ -190,63 +169,63 @@ class Expressions:
             return text
         return f"({text} | (({high} << {emitter.constant(64 - bits)}) & {all_ones}))"
 
-    def value(self, expr: Expr) -> BoundedValue:
+    def value(self, expr: ops.Expr) -> BoundedValue:
         """Return an expression's value."""
         match expr:
-            case Const(number):
+            case ops.Const(number):
                 return self.constant(number)
-            case FieldRef() | FieldElement():
+            case ops.FieldRef() | ops.FieldElement():
                 return self._emitter.read(expr)
-            case Param(_, bits, _, signed) if signed and bits <= 64:
+            case ops.Param(_, bits, _, signed) if signed and bits <= 64:
                 return self.sign_extended(self._emitter.param(expr), bits)
-            case Param():
+            case ops.Param():
                 return unsigned(self._emitter.limb(expr, 0) or self._emitter.param(expr), expr.bits)
-            case Lookahead(offset, bits):
+            case ops.Lookahead(offset, bits):
                 return unsigned(self._emitter.limb(expr, 0) or self._emitter.peek(offset, bits), bits)
-            case StackCount(stack):
+            case ops.StackCount(stack):
                 size = len(self._emitter.program.stacks[stack])
                 return BoundedValue(self._emitter.stack_count(stack), 0, size)
-            case Unary("b2d", operand):
+            case ops.Unary("b2d", operand):
                 texts = self._emitter.constant(1), self.condition(operand), self._emitter.constant(0)
                 return BoundedValue("({} if {} else {})".format(*texts), 0, 1)
-            case Unary("~", operand):
+            case ops.Unary("~", operand):
                 inner = self.value(operand)
                 return BoundedValue(f"(~{inner.text})", -inner.high - 1, -inner.low - 1)
-            case Ternary(condition, left, right):
+            case ops.Ternary(condition, left, right):
                 if_true, if_false = self.value(left), self.value(right)
                 text = f"({if_true.text} if {self.condition(condition)} else {if_false.text})"
                 return BoundedValue(text, min(if_true.low, if_false.low), max(if_true.high, if_false.high))
-            case Binary(op, left, right):
+            case ops.Binary(op, left, right):
                 return self._binary(op, left, right)
         raise UnsupportedConstruct(
             f"{_describe(expr)} as a number: not supported; leave it out of the program"
         )
 
-    def _binary(self, op: str, left: Expr, right: Expr) -> BoundedValue:
+    def _binary(self, op: str, left: ops.Expr, right: ops.Expr) -> BoundedValue:
         match op:
             case "+" | "-" | "*":
-                return _arithmetic(op, self.value(left), self.value(right))
+                first, second = self.value(left), self.value(right)
+                operands = product((first.low, first.high), (second.low, second.high))
+                ends = [_ARITHMETIC[op](*pair) for pair in operands]
+                return BoundedValue(f"({first.text} {op} {second.text})", min(ends), max(ends))
             case "&" | "|" | "^":
                 return _bitwise(op, self.value(left), self.value(right))
             case "<<":
                 return self._shift_left(self.value(left), right)
-            case ">>" if isinstance(right, Const) and self.value(left).high >= _TOP:
-                value = self.value(left)
-                if value.low < 0 or right.value < 0:
-                    raise UnsupportedConstruct("operator >>: on signed numbers past 64 bits; cast to bit<W>")
-                return BoundedValue(self.limb(Binary(op, left, right), 0), 0, value.high >> right.value)
             case ">>":
                 return self._shift_right(left, right)
             case "two_comp_mod" | "usat_cast" | "sat_cast":
-                return self._cast(op, self.value(left), _width(op, right))
+                if not isinstance(right, ops.Const) or not 1 <= right.value <= 64:
+                    raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; use up to 64")
+                return self._cast(op, self.value(left), right.value)
         raise UnsupportedConstruct(f"operator {op} as a number: not supported; leave it out of the program")
 
-    def _shift_left(self, value: BoundedValue, shift: Expr) -> BoundedValue:
+    def _shift_left(self, value: BoundedValue, shift: ops.Expr) -> BoundedValue:
         """Return `value` << `shift`: text that is equal modulo 2**64, with the range of the exact result.
 
         Refuses the program if the shift itself may exceed 64 bits.
         """
-        if isinstance(shift, Const) and 0 <= shift.value < 64:
+        if isinstance(shift, ops.Const) and 0 <= shift.value < 64:
             text = f"({value.text} << {self._emitter.constant(shift.value)})"
             return BoundedValue(text, value.low << shift.value, value.high << shift.value)
         count = self.exact(shift, "operator <<")
@@ -254,23 +233,25 @@ class Expressions:
         low, high = min(0, value.low << range_shift), max(value.high, value.high << range_shift)
         return BoundedValue(f"shl({value.text}, {count.text})", low, high)
 
-    def _shift_right(self, left: Expr, shift: Expr) -> BoundedValue:
-        value, count = self.value(left), self.exact(shift, "operator >>")
-        if value.low < 0 and value.signed:
-            return self._shift_right_signed(value, count)
+    def _shift_right(self, left: ops.Expr, shift: ops.Expr) -> BoundedValue:
+        """Return `left` >> `shift`, which is an arithmetic shift if `left` may be negative."""
+        value = self.value(left)
+        if isinstance(shift, ops.Const) and value.high >= _TOP:
+            if value.low < 0 or shift.value < 0:
+                raise UnsupportedConstruct("operator >>: on signed numbers past 64 bits; cast to bit<W>")
+            return BoundedValue(self.limb(ops.Binary(">>", left, shift), 0), 0, value.high >> shift.value)
+        count = self.exact(shift, "operator >>")
+        if value.low < 0 and value.signed:  # an unsigned shift of value + 2**63
+            half, all_ones, most = map(self._emitter.constant, (_HALF, _TOP - 1, 63))
+            places = count.text
+            if count.high > 63:
+                places = most if count.low > 63 else f"({places} if {places} < {most} else {most})"
+            text = f"((({value.text} + {half}) & {all_ones}) >> {places}) - ({half} >> {places})"
+            return BoundedValue(f"({text})", value.low, max(value.high, -1))
         value = self.exact(left, "operator >>")
-        if isinstance(shift, Const) and shift.value < 64:
+        if isinstance(shift, ops.Const) and shift.value < 64:
             return BoundedValue(f"({value.text} >> {count.text})", 0, value.high >> shift.value)
         return BoundedValue(f"shr({value.text}, {count.text})", 0, value.high)
-
-    def _shift_right_signed(self, value: BoundedValue, count: BoundedValue) -> BoundedValue:
-        """Return the text of an arithmetic right shift, by an unsigned shift of `value + 2**63`."""
-        half, all_ones, most_shift = map(self._emitter.constant, (_HALF, _TOP - 1, 63))
-        shift = count.text
-        if count.high > 63:
-            shift = most_shift if count.low > 63 else f"({shift} if {shift} < {most_shift} else {most_shift})"
-        text = f"((({value.text} + {half}) & {all_ones}) >> {shift}) - ({half} >> {shift})"
-        return BoundedValue(f"({text})", value.low, max(value.high, -1))
 
     def _cast(self, op: str, value: BoundedValue, bits: int) -> BoundedValue:
         """Return a value cast to `bits` bits: wrapped, or saturated to an unsigned or a signed type."""
@@ -300,36 +281,21 @@ class Expressions:
             return value
         return unsigned(f"({value.text} & {self._emitter.constant((1 << bits) - 1)})", bits)
 
-    def truncated(self, expr: Expr, bits: int) -> str:
+    def truncated(self, expr: ops.Expr, bits: int) -> str:
         """Return the source text of an expression truncated to `bits` bits (at most 64)."""
         return self._truncate(self.value(expr), bits).text
 
 
-def _is_boolean(expr: Expr) -> bool:
+def _is_boolean(expr: ops.Expr) -> bool:
     """Return whether an expression is a Boolean, not a number."""
     match expr:
-        case Bool() | IsValid() | Hit() | Unary("not" | "d2b", _):
+        case ops.Bool() | ops.IsValid() | ops.Hit() | ops.Unary("not" | "d2b", _):
             return True
-        case Binary(op, _, _):
+        case ops.Binary(op, _, _):
             return op in _COMPARISONS or op in ("and", "or")
-        case Ternary(_, left, _):
+        case ops.Ternary(_, left, _):
             return _is_boolean(left)
     return False
-
-
-def _arithmetic(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
-    """Return the sum, difference or product of two values, with its range."""
-    text = f"({left.text} {op} {right.text})"
-    if op == "+":
-        return BoundedValue(text, left.low + right.low, left.high + right.high)
-    if op == "-":
-        return BoundedValue(text, left.low - right.high, left.high - right.low)
-    ends = [
-        left_bound * right_bound
-        for left_bound in (left.low, left.high)
-        for right_bound in (right.low, right.high)
-    ]
-    return BoundedValue(text, min(ends), max(ends))
 
 
 def _bitwise(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
@@ -345,12 +311,5 @@ def _bitwise(op: str, left: BoundedValue, right: BoundedValue) -> BoundedValue:
     return BoundedValue(text, -(1 << bits), (1 << bits) - 1)
 
 
-def _width(op: str, expr: Expr) -> int:
-    """Return the width that a cast's right operand gives. Raises UnsupportedConstruct beyond 64 bits."""
-    if not isinstance(expr, Const) or not 1 <= expr.value <= 64:
-        raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; use up to 64")
-    return expr.value
-
-
-def _describe(expr: Expr) -> str:
-    return f"operator {expr.op}" if isinstance(expr, (Unary, Binary)) else type(expr).__name__
+def _describe(expr: ops.Expr) -> str:
+    return f"operator {expr.op}" if isinstance(expr, (ops.Unary, ops.Binary)) else type(expr).__name__

@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from peelsum.softswitch.compiler.emit_packets import clear_chunks
-from peelsum.softswitch.compiler.emit_registers import StateLayout
-from peelsum.softswitch.compiler.emit_statements import Statements
+from peelsum.softswitch.compiler.emit_statements import CLONE_FLAG
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
-from peelsum.softswitch.compiler.flow import Statement
-from peelsum.softswitch.compiler.storage import Variable
+from peelsum.softswitch.compiler.layout import StateLayout, Variable
 from peelsum.softswitch.program.operations import Clone, FieldRef, Recirculate, Resubmit, walk
 
 #: Most items that one frame may make; further ones are refused and counted.
@@ -36,31 +34,11 @@ _HEADER_WORDS = (
     *("kind", "fields", "source", "base", "size", "in_port"),
     *("replica", "replicas", "group", "unicast_port"),
 )
-#: This bit of `cloning` is set if the packet is cloned; the others are the session's number.
-_CLONE_FLAG = 1 << 15
 
 
 def is_multi_pass(blocks: Blocks) -> bool:
     """Return whether a program clones, resubmits or recirculates packets."""
     return any(isinstance(node, (Clone, Resubmit, Recirculate)) for block in blocks for node in walk(block))
-
-
-class _PassRequests(Statements):
-    """Writes statements. It notes the last request of each kind: clone, resubmit, recirculate."""
-
-    def statement(self, statement: Statement) -> None:
-        """Write one statement."""
-        emit = self._emit
-        match statement:
-            case Clone(session, fields):
-                emit.line(f"cloning = {emit.expressions.truncated(session, 15)} | {_CLONE_FLAG}")
-                emit.line(f"clone_fields = {fields}")
-            case Resubmit(fields):
-                emit.line(f"resubmit_fields = {fields}")
-            case Recirculate(fields):
-                emit.line(f"recirculate_fields = {fields}")
-            case _:
-                super().statement(statement)
 
 
 class MultiPassWriter(SwitchWriter):
@@ -70,10 +48,9 @@ class MultiPassWriter(SwitchWriter):
 
     def __init__(self, emit: Emitter, layout: StateLayout, blocks: Blocks, queued: bool) -> None:
         super().__init__(emit, layout, blocks, queued)
-        self._statements = _PassRequests(emit, layout)
         self._ingress_requests = {type(node) for node in walk(blocks.ingress)}
         self._egress_requests = {type(node) for node in walk(blocks.egress)}
-        self._flags = list(map(emit.validity_variable, self._packet_headers))
+        self._flags = [emit.validity_variables[name] for name in self._packet_headers]
 
     def queue_words(self) -> int:
         """Return how many words `pass_queue` needs."""
@@ -83,9 +60,7 @@ class MultiPassWriter(SwitchWriter):
         """Load the queue's indices in addition, which the function keeps in variables."""
         super()._start()
         emit = self._emit
-        emit.line(f"head = pass_queue[{NEXT_ITEM}]")
-        emit.line(f"tail = pass_queue[{ITEM_COUNT}]")
-        emit.line("frames = data")
+        emit.line(f"head = pass_queue[{NEXT_ITEM}]", f"tail = pass_queue[{ITEM_COUNT}]", "frames = data")
 
     # --- items ------------------------------------------------------------------------------------
 
@@ -99,14 +74,8 @@ class MultiPassWriter(SwitchWriter):
     def _packet_variables(self) -> Iterator[tuple[str, int, int]]:
         """Yield a packet's variables, their words in an item, and the number of elements, 0 for a scalar."""
         emit = self._emit
-        scalars = [
-            CURRENT_SIZE,
-            "parsed",
-            "remaining",
-            *map(emit.stack_variable, self._program.stacks),
-            *self._flags,
-        ]
-        counts = dict.fromkeys(scalars, 0)
+        stacks = emit.stack_variables.values()
+        counts = dict.fromkeys((CURRENT_SIZE, "parsed", "remaining", *stacks, *self._flags), 0)
         for chunk in (chunk for chunks in self._storage.chunks.values() for chunk in chunks):
             counts[chunk.name] = 0 if isinstance(chunk, Variable) else chunk.count
         word = len(_HEADER_WORDS) + len(list(self._field_list_variables()))
@@ -127,12 +96,8 @@ class MultiPassWriter(SwitchWriter):
                 emit.line(f"{name} = pass_queue[item + {word}]")
             emit.line("head = head + 1")
         with emit.block("else:"):
-            emit.line(f"kind = {_FRESH}")
-            emit.line("fields = 0")
-            emit.line("source = 0")
-            emit.line("base = frame * stride")
-            emit.line("size = number(length[frame])")
-            emit.line("in_port = number(port[frame])")
+            emit.line(f"kind = {_FRESH}", "fields = 0", "source = 0", "base = frame * stride")
+            emit.line("size = number(length[frame])", "in_port = number(port[frame])")
         emit.line("data = frames if source == 0 else scratch")
         for name in ("cloning", "clone_fields", "resubmit_fields", "recirculate_fields"):
             emit.line(f"{name} = 0")
@@ -141,8 +106,7 @@ class MultiPassWriter(SwitchWriter):
         """Append an item. Its header words come from `words`, or else from variables of the same names."""
         emit = self._emit
         refused = f"pass_queue[{REFUSED_COUNT}]"
-        with emit.block(f"if tail == {MOST_ITEMS}:"):
-            emit.line(f"{refused} = {refused} + 1")
+        emit.nested(f"if tail == {MOST_ITEMS}:", f"{refused} = {refused} + 1")
         with emit.block("else:"):
             emit.line(f"new_item = {FIRST_ITEM} + tail * {self._item_words()}")
             header_words = {"kind": str(kind), "fields": fields, **words}
@@ -153,24 +117,12 @@ class MultiPassWriter(SwitchWriter):
             for name, word, count in self._packet_variables() if kind in _UNPARSED_KINDS else ():
                 place, variable = f"pass_queue[new_item + {word}", emit.name(name)
                 if count:
-                    with emit.block(f"for k in range({count}):"):
-                        emit.line(f"{place} + k] = {variable}[k]")
+                    emit.nested(f"for k in range({count}):", f"{place} + k] = {variable}[k]")
                 else:
                     emit.line(f"{place}] = {variable}")
             if kind == _RECIRCULATED:
                 emit.line(f"copy(scratch, {words['base']}, out, sent * out_stride, {words['size']})")
             emit.line("tail = tail + 1")
-
-    def _restore_variables(self) -> None:
-        """Restore all variables from an item."""
-        emit = self._emit
-        for name, word, count in self._packet_variables():
-            place = f"pass_queue[item + {word}"
-            if count:
-                with emit.block(f"for k in range({count}):"):
-                    emit.line(f"{name}[k] = {place} + k]")
-            else:
-                emit.line(f"{name} = {place}]" + (" != 0" if name in self._flags else ""))
 
     def _restore_fields(self) -> None:
         """Restore the metadata of the item's field list."""
@@ -188,7 +140,12 @@ class MultiPassWriter(SwitchWriter):
         emit = self._emit
         self._take_item()
         with emit.block(f"if {self._kind_test(*_UNPARSED_KINDS)}:"):
-            self._restore_variables()
+            for name, word, count in self._packet_variables():
+                place = f"pass_queue[item + {word}"
+                if count:
+                    emit.nested(f"for k in range({count}):", f"{name}[k] = {place} + k]")
+                else:
+                    emit.line(f"{name} = {place}]" + (" != 0" if name in self._flags else ""))
         with emit.block("else:"):
             emit.line(f"{CURRENT_SIZE} = size")
             self._parse()
@@ -204,13 +161,9 @@ class MultiPassWriter(SwitchWriter):
         emit.line(f"members = sessions if {self._kind_test(_INGRESS_CLONE, _EGRESS_CLONE)} else groups")
         with emit.block("for _ in range(replicas):"):
             self._write_copy()
-        with emit.block("if head == tail:"):
-            emit.line("head = 0")
-            emit.line("tail = 0")
-        emit.line(f"pass_queue[{NEXT_ITEM}] = head")
-        emit.line(f"pass_queue[{ITEM_COUNT}] = tail")
-        with emit.block("if tail != 0:"):
-            emit.line("continue")
+        emit.nested("if head == tail:", "head = 0", "tail = 0")
+        emit.line(f"pass_queue[{NEXT_ITEM}] = head", f"pass_queue[{ITEM_COUNT}] = tail")
+        emit.nested("if tail != 0:", "continue")
 
     def _kind_test(self, *kinds: int) -> str:
         return " or ".join(f"kind == {kind}" for kind in kinds)
@@ -232,8 +185,7 @@ class MultiPassWriter(SwitchWriter):
         """Append the clone, then either resubmit the packet or let it continue to its destination."""
         emit = self._emit
         if Resubmit in self._ingress_requests:
-            with emit.block("if resubmit_fields != 0:"):
-                emit.line("replicas = 0")
+            emit.nested("if resubmit_fields != 0:", "replicas = 0")
         if Clone in self._ingress_requests:
             with emit.block("if cloning != 0:"):
                 self._append_clone(_INGRESS_CLONE)
@@ -248,8 +200,7 @@ class MultiPassWriter(SwitchWriter):
     def _append_clone(self, kind: int) -> None:
         """Append a clone, unless its session has no ports."""
         emit = self._emit
-        emit.line(f"session = 2 * (cloning & {_CLONE_FLAG - 1})")
-        emit.line("copied = sessions[session + 1]")
+        emit.line(f"session = 2 * (cloning & {CLONE_FLAG - 1})", "copied = sessions[session + 1]")
         copies = {"replica": "sessions[session]", "replicas": "copied", "group": "1"}
         with emit.block("if copied != 0:"):
             self._append_item(kind, "clone_fields", copies)
@@ -260,10 +211,8 @@ class MultiPassWriter(SwitchWriter):
         """Write code for a copy's port, and reset the requests that egress may make for this copy."""
         super()._destination(members)
         emit = self._emit
-        with emit.block(f"if {self._kind_test(_INGRESS_CLONE, _EGRESS_CLONE)}:"):
-            emit.line("instance = kind")
-        emit.line("cloning = 0")
-        emit.line("recirculate_fields = 0")
+        emit.nested(f"if {self._kind_test(_INGRESS_CLONE, _EGRESS_CLONE)}:", "instance = kind")
+        emit.line("cloning = 0", "recirculate_fields = 0")
 
     def _egress(self) -> None:
         super()._egress()

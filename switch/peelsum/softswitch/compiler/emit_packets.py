@@ -1,4 +1,4 @@
-"""Writes code that extracts, validates and deparses headers, and moves those of header stacks.
+"""Writes code that extracts, validates, moves and deparses headers, and sums fields.
 
 In generated code, the packet starts at byte `base` of `data`. Of its bytes, `parsed` are parsed and
 `remaining` are not. A stack's elements are ordinary headers, and one variable per stack counts the filled
@@ -8,20 +8,21 @@ Elsewhere, e.g. in a loop, the code tests the variable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, SIZES, Emitter
-from peelsum.softswitch.compiler.storage import Array, Chunk, Variable
+from peelsum.softswitch.compiler.layout import Array, Chunk, Variable, limbs, words_of
 from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.program.model import Checksum
+from peelsum.softswitch.program.operations import FieldRef, Hash
 
 # --- parsing --------------------------------------------------------------------------------------
 
 
 def stop_parser(emit: Emitter, test: str, error: str) -> None:
     """End the parser if `test` holds. `error` is a name from P4's core library, or the text of a number."""
-    with emit.block(f"if {test}:"):
-        emit.line(f"parser_error = {emit.program.errors.get(error, error)}")
-        emit.line("break")
+    emit.nested(f"if {test}:", f"parser_error = {emit.program.errors.get(error, error)}", "break")
 
 
 def extract(emit: Emitter, header: str) -> None:
@@ -33,16 +34,14 @@ def extract(emit: Emitter, header: str) -> None:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(chunk.name)} = {emit.load_bits('at', chunk.offset, chunk.bits)}")
         else:
-            with emit.block(f"for k in range({chunk.count}):"):
-                emit.line(
-                    f"{emit.name(chunk.name)}[k] = load{chunk.bits}(data, {_element(emit, 'at', chunk)})"
-                )
-    emit.line(f"{emit.validity(header)} = True")
-    emit.line(f"parsed = parsed + {size}")
-    emit.line(f"remaining = remaining - {size}")
+            load = f"load{chunk.bits}(data, {_element('at', chunk)})"
+            emit.nested(f"for k in range({chunk.count}):", f"{emit.name(chunk.name)}[k] = {load}")
+    emit.line(
+        f"{emit.validity(header)} = True", f"parsed = parsed + {size}", f"remaining = remaining - {size}"
+    )
 
 
-def _element(emit: Emitter, base: str, array: Array) -> str:
+def _element(base: str, array: Array) -> str:
     return f"{base} + {array.offset // 8} + k * {array.bits // 8}"
 
 
@@ -55,8 +54,7 @@ def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(chunk.name)} = 0")
         else:
-            with emit.block(f"for k in range({chunk.count}):"):
-                emit.line(f"{emit.name(chunk.name)}[k] = 0")
+            emit.nested(f"for k in range({chunk.count}):", f"{emit.name(chunk.name)}[k] = 0")
 
 
 def set_validity(emit: Emitter, header: str, valid: bool) -> None:
@@ -65,8 +63,10 @@ def set_validity(emit: Emitter, header: str, valid: bool) -> None:
     with emit.block(f"if not {validity}:" if valid else f"if {validity}:"):
         if valid:
             clear_chunks(emit, emit.storage.chunks[header])
-        emit.line(f"{validity} = {valid}")
-        emit.line(f"{size} = {size} {'+' if valid else '-'} {emit.program.headers[header].bits // 8}")
+        emit.line(
+            f"{validity} = {valid}",
+            f"{size} = {size} {'+' if valid else '-'} {emit.program.headers[header].bits // 8}",
+        )
 
 
 def copy_header(emit: Emitter, target: str, source: str) -> None:
@@ -88,8 +88,10 @@ def copy_fields(emit: Emitter, target: str, source: str) -> None:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(target_chunk.name)} = {emit.name(chunk.name)}")
         else:
-            with emit.block(f"for k in range({chunk.count}):"):
-                emit.line(f"{emit.name(target_chunk.name)}[k] = {emit.name(chunk.name)}[k]")
+            emit.nested(
+                f"for k in range({chunk.count}):",
+                f"{emit.name(target_chunk.name)}[k] = {emit.name(chunk.name)}[k]",
+            )
 
 
 # --- header stacks -------------------------------------------------------------------------------
@@ -118,7 +120,8 @@ def shift_stack(emit: Emitter, stack: str, places: int) -> None:
     count, size = emit.stack_count(stack), len(elements)
     targets = range(size - 1, places - 1, -1) if places > 0 else range(max(size + places, 0))
     for target in targets:
-        _move(emit, elements[target], elements[target - places])
+        copy_fields(emit, elements[target], elements[target - places])
+        emit.line(f"{emit.validity(elements[target])} = {emit.validity(elements[target - places])}")
     for header in elements[:places] if places > 0 else elements[len(targets) :]:
         emit.line(f"{emit.validity(header)} = False")
     if places > 0:
@@ -135,11 +138,6 @@ def copy_stack(emit: Emitter, target: str, source: str) -> None:
     emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")
 
 
-def _move(emit: Emitter, target: str, source: str) -> None:
-    copy_fields(emit, target, source)
-    emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
-
-
 # --- deparsing ------------------------------------------------------------------------------------
 
 
@@ -149,9 +147,8 @@ def deparse(emit: Emitter, header: str) -> None:
         group: list[Variable] = []
         for chunk in emit.storage.chunks[header]:
             if isinstance(chunk, Array):
-                with emit.block(f"for k in range({chunk.count}):"):
-                    place = _element(emit, "to", chunk)
-                    emit.line(f"store{chunk.bits}(out, {place}, {emit.name(chunk.name)}[k])")
+                store = f"store{chunk.bits}(out, {_element('to', chunk)}, {emit.name(chunk.name)}[k])"
+                emit.nested(f"for k in range({chunk.count}):", store)
                 continue
             group.append(chunk)
             if (chunk.offset + chunk.bits) % 8 == 0:
@@ -164,7 +161,9 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
     """Store fields that together make up whole bytes."""
     end = group[-1].offset + group[-1].bits
     if end - group[0].offset > 64:
-        _store_bytewise(emit, group)
+        pieces = [(emit.name(variable.name), variable.bits) for variable in group]
+        for byte, text in enumerate(_bytes_of(pieces), group[0].offset // 8):
+            emit.line(f"store8(out, to + {byte}, {text})")
         return
     texts = []
     for variable in group:
@@ -183,13 +182,130 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
             first, count = first + size, count - size
 
 
-def _store_bytewise(emit: Emitter, group: Sequence[Variable]) -> None:
-    """Store fields of more than 64 bits together, one byte at a time."""
-    for byte in range(group[0].offset // 8, (group[-1].offset + group[-1].bits) // 8):
-        texts = []
-        for variable in group:
-            shift = 8 * (byte + 1) - variable.offset - variable.bits  # of the field's low end from the byte's
-            if -variable.bits < shift < 8:
-                word = f"{emit.name(variable.name)} {'<<' if shift >= 0 else '>>'} {abs(shift)}"
-                texts.append(f"({word})")
-        emit.line(f"store8(out, to + {byte}, ({' | '.join(texts)}) & 255)")
+def _bytes_of(pieces: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """Yield the text of each byte of fields side by side, (text, bits) each; the last is padded."""
+    total = sum(width for _, width in pieces)
+    for byte in range(-(-total // 8)):
+        texts, end = [], 0
+        for text, width in pieces:
+            end += width
+            shift = 8 * (byte + 1) - end  # of the field's low end from the byte's
+            if -width < shift < 8:
+                texts.append(f"({text} {'<<' if shift >= 0 else '>>'} {abs(shift)})")
+        yield f"({' | '.join(texts)}) & 255"
+
+
+# --- hashes and checksums -------------------------------------------------------------------------
+
+#: Most headers of a checksum whose inputs are not a multiple of 16 bits: each doubles the generated code.
+_MOST_UNALIGNED = 4
+
+
+def hash_fields(emit: Emitter, statement: Hash, bits: int) -> str:
+    """Write code that fills `hashed` and return the text of the hash, truncated to `bits`."""
+    emit.line("count = 0")
+    position = 0
+    while position < len(statement.inputs):
+        header, end = _same_header_run(emit, statement, position)
+        pieces = [piece for item in statement.inputs[position:end] for piece in _limbs_of(emit, *item)]
+        if sum(width for _, width in pieces) % 8 and end < len(statement.inputs):
+            raise UnsupportedConstruct(
+                f"hash {statement.algorithm}: fields of {header or 'metadata'} before others "
+                "are not whole bytes; pad them"
+            )
+        with nullcontext() if header is None else emit.block(f"if {emit.validity(header)}:"):
+            texts = list(_bytes_of(pieces))
+            emit.line(*(f"hashed[count + {byte}] = {text}" for byte, text in enumerate(texts)))
+            emit.line(f"count = count + {len(texts)}")
+        position = end
+    base = emit.expressions.exact(statement.base, "base of a hash").text
+    size = emit.expressions.exact(statement.size, "size of a hash").text
+    emit.line(f"size_of = {size}")
+    text = f"hash_{statement.algorithm}(hashed, count) % (size_of if size_of != 0 else 1)"
+    return f"({text} + {base}) & {(1 << bits) - 1}"
+
+
+def hashed_bytes(statement: Hash) -> int:
+    """Return the most bytes that a hash can cover."""
+    return sum(-(-bits // 8) for _, _, bits in statement.inputs)
+
+
+def _same_header_run(emit: Emitter, item: Hash | Checksum, start: int) -> tuple[str | None, int]:
+    """Return the packet header of input `start`, or None, and the end of the inputs with that header."""
+
+    def header_of(position: int) -> str | None:
+        ref = item.inputs[position][0]
+        return None if ref is None or emit.program.headers[ref.header].metadata else ref.header
+
+    end = start + 1
+    while end < len(item.inputs) and header_of(end) == header_of(start):
+        end += 1
+    return header_of(start), end
+
+
+def checksum(emit: Emitter, item: Checksum) -> None:
+    """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
+    emit.line("total = 0")
+    _add_inputs_from(emit, item, 0, 0, {})
+    for _ in range(3):
+        emit.line("total = (total & 0xFFFF) + (total >> 16)")
+    emit.line("folded = total ^ 0xFFFF")
+
+
+def _add_inputs_from(
+    emit: Emitter, item: Checksum, position: int, offset: int, validity: Mapping[str, bool]
+) -> None:
+    """Add the inputs from index `position` on to `total`; the inputs before them have `offset` bits.
+
+    The alignment of inputs depends on which headers before them are valid. So if a header's inputs are not a
+    multiple of 16 bits, the code after them is written twice, for the header valid and invalid. `validity`
+    has the headers for which this is decided.
+    """
+    while position < len(item.inputs):
+        header, end = _same_header_run(emit, item, position)
+        if header is None or validity.get(header):
+            offset = _add_inputs(emit, item, position, end, offset)
+        elif header not in validity:
+            bits = sum(part[2] for part in item.inputs[position:end])
+            if bits % 16 and end < len(item.inputs):
+                if len(validity) == _MOST_UNALIGNED:
+                    raise UnsupportedConstruct(
+                        f"checksum {item.name}: inputs of more than {_MOST_UNALIGNED} headers that are not a "
+                        "multiple of 16 bits; pad some of them"
+                    )
+                with emit.block(f"if {emit.validity(header)}:"):
+                    end_offset = _add_inputs(emit, item, position, end, offset)
+                    _add_inputs_from(emit, item, end, end_offset, {**validity, header: True})
+                with emit.block("else:"):
+                    _add_inputs_from(emit, item, end, offset, {**validity, header: False})
+                return
+            with emit.block(f"if {emit.validity(header)}:"):
+                offset = _add_inputs(emit, item, position, end, offset)
+        position = end
+    if offset % 8:
+        raise UnsupportedConstruct(
+            f"checksum {item.name}: over {offset} bits, which are not whole bytes; pad them"
+        )
+
+
+def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
+    """Add the inputs from `start` to `end` to `total`, 16 bits at a time; return the offset after them."""
+    for ref, value, bits in item.inputs[start:end]:
+        for text, width in _limbs_of(emit, ref, value, bits):
+            word, offset = offset // 16, offset + width
+            for position in range(word, -(-offset // 16)):
+                shift = 16 * (position + 1) - offset  # of the value's low end from the word's
+                shifted = f"({text} {'<<' if shift > 0 else '>>'} {abs(shift)})" if shift else text
+                emit.line(f"total = total + ({shifted} & 0xFFFF)")
+    return offset
+
+
+def _limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:
+    """Return text and width of an input's parts of at most 64 bits, most significant first."""
+    if ref is None:
+        count = words_of(bits)
+        widths = [bits - 64 * (count - 1), *[64] * (count - 1)]
+        return list(zip(map(str, limbs(value, bits)), widths, strict=True))
+    if bits <= 64:
+        return [(emit.place(ref), bits)]
+    return [(emit.name(variable.name), variable.bits) for variable in emit.storage.variables(ref)]

@@ -2,238 +2,205 @@
 
 from __future__ import annotations
 
-from peelsum.softswitch.compiler.emit_packets import (
-    copy_header,
-    copy_stack,
-    extract,
-    extract_next,
-    set_validity,
-    shift_stack,
-    stop_parser,
-)
-from peelsum.softswitch.compiler.emit_registers import Registers, Row, StateLayout
-from peelsum.softswitch.compiler.emit_sums import hash_fields
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TypeAlias
+
+from peelsum.softswitch.compiler import emit_packets as packets
+from peelsum.softswitch.compiler import flow
 from peelsum.softswitch.compiler.emitter import Emitter
-from peelsum.softswitch.compiler.flow import (
-    Apply,
-    Block,
-    ExitCheck,
-    Goto,
-    If,
-    Repeat,
-    StateMachine,
-    Statement,
-)
 from peelsum.softswitch.compiler.layout import (
     ROW_ENTRY,
     ROW_PARAMS,
+    CounterPlan,
+    RegisterPlan,
+    StateLayout,
     TablePlan,
     limbs,
     words_of,
 )
 from peelsum.softswitch.compiler.reroll import is_loop_invariant
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.program.load_expressions import VALID
+from peelsum.softswitch.program import operations as ops
+from peelsum.softswitch.program.load_actions import VALID
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
-from peelsum.softswitch.program.operations import (
-    Assign,
-    AssignIndexed,
-    Binary,
-    Const,
-    CopyHeader,
-    CopyStack,
-    CountAt,
-    Exit,
-    Expr,
-    FieldRef,
-    Hash,
-    Param,
-    ReadRegister,
-    SetValidity,
-    ShiftStack,
-    WriteRegister,
-    walk,
-)
 
+#: This bit of `cloning` is set if the packet is cloned; the others are the session's number.
+CLONE_FLAG = 1 << 15
 #: Parser states that one packet may go through.
 MOST_STATE_VISITS = 4096
 
 
+#: Text of the index of a register row's first element, and the range check of the row, if it needs one.
+Row: TypeAlias = tuple[str, str | None]
+
+
 class Statements:
-    """Writes blocks to one emitter."""
+    """Writes blocks to one emitter.
+
+    The registers of a bank are interleaved: a row has the cells with one index of all its registers. In a
+    loop over lanes, the start of a row with a constant index is computed before the loop.
+    """
 
     def __init__(self, emitter: Emitter, layout: StateLayout) -> None:
         self._emit = emitter
-        self._direct_counters = layout.direct
-        self._registers = Registers(emitter, layout)
+        self._layout = layout
+        self._register_list = list(emitter.program.registers)
+        #: In a loop: the variable with the start of each row computed before it; None if the index is too
+        #: large.
+        self._rows: dict[Row, str | None] = {}
 
-    def block(self, block: Block) -> None:
+    def block(self, block: flow.Block) -> None:
         """Write a block's statements in order."""
         for statement in block:
             self.statement(statement)
 
-    def statement(self, statement: Statement) -> None:
+    def statement(self, statement: flow.Statement) -> None:
         """Write one statement."""
-        emit = self._emit
-        match statement:
-            case Assign():
-                self._assign(statement)
-            case Hash(target):
-                emit.line(f"{emit.place(target)} = {hash_fields(emit, statement, emit.bits(target))}")
-            case AssignIndexed():
-                self._assign_chosen(statement)
-            case If():
-                self._if(statement)
-            case Apply():
-                self._apply(statement)
-            case Repeat():
-                self._repeat(statement)
-            case ReadRegister(target, register, index):
-                self._registers.read(target, register, index)
-            case WriteRegister(register, index, value):
-                self._registers.write(register, index, value)
-            case CountAt(counter, index):
-                self._registers.count(counter, index)
-            case SetValidity(header, valid):
-                set_validity(emit, header, valid)
-            case CopyHeader(target, source):
-                copy_header(emit, target, source)
-            case CopyStack(target, source):
-                copy_stack(emit, target, source)
-            case ShiftStack(stack, places):
-                shift_stack(emit, stack, places)
-            case ExtractNext(stack):
-                extract_next(emit, stack)
-            case StateMachine(states):
-                self._state_machine(states)
-            case Goto(state):
-                emit.line("break" if state is None else f"state = {state}")
-            case Exit():
-                emit.line("leaving = True")
-            case ExitCheck():
-                with emit.block("if leaving:"):
-                    emit.line("break")
-            case Extract() | Require() | Advance() | Verify():
-                self._parser_step(statement)
-
-    def _parser_step(self, operation: Extract | Require | Advance | Verify) -> None:
-        """Write an operation that may end the parser."""
         emit, expressions = self._emit, self._emit.expressions
-        match operation:
+        match statement:
+            case ops.Assign(target, value):
+                self._assign(target, value)
+            case ops.AssignIndexed(targets, index, value):
+                for number, target in enumerate(targets):
+                    test = expressions.condition(ops.Binary("==", index, ops.Const(number)))
+                    with emit.block(f"{'elif' if number else 'if'} {test}:"):
+                        self._assign(target, value)
+            case ops.Hash(target):
+                emit.line(f"{emit.place(target)} = {packets.hash_fields(emit, statement, emit.bits(target))}")
+            case flow.If():
+                self._if(statement)
+            case flow.Apply():
+                self._apply(statement)
+            case flow.Repeat():
+                # Rows of registers whose index is constant are computed and checked before the loop.
+                self._loop_with_checks(statement, self._invariant_rows(statement))
+                self._rows.clear()
+            case ops.ReadRegister(target, register, index):
+                bits = min(emit.bits(target), 64)
+                mask = f" & {(1 << bits) - 1}" if bits < self._plan(register).bits else ""
+                self._access(register, index, f"{emit.place(target)} = {{cell}}{mask}")
+            case ops.WriteRegister(register, index, value):
+                text = expressions.truncated(value, self._plan(register).bits)
+                self._access(register, index, f"{{cell}} = {text}")
+            case ops.CountAt(counter, index):
+                plan = self._layout.counters[counter]
+                cell = expressions.exact(index, f"index of counter {counter}")
+                with nullcontext() if cell.high < plan.size else emit.block(f"if {cell.text} < {plan.size}:"):
+                    self._count(plan, cell.text)
+            case ops.SetValidity(header, valid):
+                packets.set_validity(emit, header, valid)
+            case ops.CopyHeader(target_header, source):
+                packets.copy_header(emit, target_header, source)
+            case ops.CopyStack(target_stack, source):
+                packets.copy_stack(emit, target_stack, source)
+            case ops.ShiftStack(stack, places):
+                packets.shift_stack(emit, stack, places)
+            case ExtractNext(stack):
+                packets.extract_next(emit, stack)
+            case flow.StateMachine(states):
+                self._state_machine(states)
+            case flow.Goto(state):
+                emit.line("break" if state is None else f"state = {state}")
+            case ops.Clone(session, fields):
+                emit.line(f"cloning = {expressions.truncated(session, 15)} | {CLONE_FLAG}")
+                emit.line(f"clone_fields = {fields}")
+            case ops.Resubmit(fields):
+                emit.line(f"resubmit_fields = {fields}")
+            case ops.Recirculate(fields):
+                emit.line(f"recirculate_fields = {fields}")
+            case ops.Exit():
+                emit.line("leaving = True")
+            case flow.ExitCheck():
+                emit.nested("if leaving:", "break")
             case Extract(header):
-                extract(emit, header)
+                packets.extract(emit, header)
             case Require(bits):
-                stop_parser(emit, f"remaining < {-(-bits // 8)}", "PacketTooShort")
+                packets.stop_parser(emit, f"remaining < {-(-bits // 8)}", "PacketTooShort")
             case Advance(count):
-                stop_parser(emit, f"remaining < {count}", "PacketTooShort")
-                emit.line(f"parsed = parsed + {count}")
-                emit.line(f"remaining = remaining - {count}")
+                packets.stop_parser(emit, f"remaining < {count}", "PacketTooShort")
+                emit.line(f"parsed = parsed + {count}", f"remaining = remaining - {count}")
             case Verify(condition, error):
-                stop_parser(emit, f"not {expressions.condition(condition)}", expressions.truncated(error, 32))
+                test = f"not {expressions.condition(condition)}"
+                packets.stop_parser(emit, test, expressions.truncated(error, 32))
 
-    def _state_machine(self, states: tuple[Block, ...]) -> None:
-        """Write states as a loop.
-
-        It limits visits, because states that extract nothing could loop forever.
-        """
+    def _state_machine(self, states: tuple[flow.Block, ...]) -> None:
+        """Write states as a loop, with limited visits, as states that extract nothing could loop forever."""
         emit = self._emit
-        emit.line("state = 0")
-        emit.line("visits = 0")
+        emit.line("state = 0", "visits = 0")
         with emit.block("while True:"):
-            stop_parser(emit, f"visits == {MOST_STATE_VISITS}", "ParserTimeout")
+            packets.stop_parser(emit, f"visits == {MOST_STATE_VISITS}", "ParserTimeout")
             emit.line("visits = visits + 1")
             for number, block in enumerate(states):
                 with emit.block(f"{'elif' if number else 'if'} state == {number}:"):
                     emit.filled.clear()  # the next visit may have other counts
                     self.block(block)
 
-    # --- fields -----------------------------------------------------------------------------------
-
-    def _assign(self, assignment: Assign) -> None:
+    def _assign(self, target: ops.Target, value: ops.Expr) -> None:
         """Write an assignment to a field of any width."""
-        emit, target, value = self._emit, assignment.target, assignment.value
+        emit, expressions = self._emit, self._emit.expressions
         bits = emit.bits(target)
         if bits <= 64:
-            emit.line(f"{emit.place(target)} = {emit.expressions.truncated(value, bits)}")
+            emit.line(f"{emit.place(target)} = {expressions.truncated(value, bits)}")
             return
-        assert isinstance(target, FieldRef)
-        for variable, text in zip(emit.limb_places(target), self._wide_limbs(value, bits), strict=True):
+        assert isinstance(target, ops.FieldRef)
+        if isinstance(value, ops.FieldRef) and emit.bits(value) == bits:
+            texts = emit.limb_places(value)
+        else:
+            if isinstance(value, ops.Const):
+                value = ops.Const(value.value % (1 << bits))
+            bounds = expressions.value(value)
+            if bounds.low < 0:
+                raise UnsupportedConstruct(
+                    f"assignment to {bits} bits: may be negative; cast it to bit<{bits}>"
+                )
+            texts = [expressions.limb(value, number) for number in reversed(range(words_of(bits)))]
+            if bits % 64 and bounds.high >> bits:
+                texts[0] = f"({texts[0]} & {(1 << bits % 64) - 1})"
+        for variable, text in zip(emit.limb_places(target), texts, strict=True):
             emit.line(f"{variable} = {text}")
 
-    def _assign_chosen(self, assignment: AssignIndexed) -> None:
-        """Write an assignment to the target that an index selects, as a chain of tests."""
-        emit = self._emit
-        for number, target in enumerate(assignment.targets):
-            test = emit.expressions.condition(Binary("==", assignment.index, Const(number)))
-            with emit.block(f"{'elif' if number else 'if'} {test}:"):
-                self._assign(Assign(target, assignment.value))
-
-    def _wide_limbs(self, value: Expr, bits: int) -> list[str]:
-        """Return the texts of a value's limbs, truncated or zero-extended to `bits`."""
-        if isinstance(value, FieldRef) and self._emit.bits(value) == bits:
-            return self._emit.limb_places(value)
-        if isinstance(value, Const):
-            value = Const(value.value % (1 << bits))
-        expressions = self._emit.expressions
-        bounds = expressions.value(value)
-        if bounds.low < 0:
-            raise UnsupportedConstruct(f"assignment to {bits} bits: may be negative; cast it to bit<{bits}>")
-        texts = [expressions.limb(value, number) for number in reversed(range(words_of(bits)))]
-        if bits % 64 and bounds.high >> bits:
-            texts[0] = f"({texts[0]} & {(1 << bits % 64) - 1})"
-        return texts
-
-    # --- branches ---------------------------------------------------------------------------------
-
-    def _if(self, branch: If, keyword: str = "if") -> None:
+    def _if(self, branch: flow.If, keyword: str = "if") -> None:
         """Write a branch; an `else` that is itself one branch becomes an `elif`."""
         before = dict(self._emit.filled)
         with self._emit.block(f"{keyword} {self._emit.expressions.condition(branch.condition)}:"):
             self.block(branch.then)
         filled_by_then, self._emit.filled = self._emit.filled, before
-        if len(branch.orelse) == 1 and isinstance(branch.orelse[0], If):
+        if len(branch.orelse) == 1 and isinstance(branch.orelse[0], flow.If):
             self._if(branch.orelse[0], "elif")
         elif branch.orelse:
             with self._emit.block("else:"):
                 self.block(branch.orelse)
         self._emit.filled = dict(filled_by_then.items() & self._emit.filled.items())
 
-    # --- tables -----------------------------------------------------------------------------------
-
-    def _apply(self, application: Apply) -> None:
-        """Write a table's lookup, its direct counter, and the actions."""
-        emit, plan = self._emit, self._emit.plans[application.table]
-        row = emit.temporary("row")
-        default = plan.default_row
+    def _apply(self, application: flow.Apply) -> None:
+        """Write a table's lookup, its direct counter, and its actions: tests of the code in the row."""
+        emit, table, plan = self._emit, application.table, self._emit.plans[application.table]
+        row, default = emit.temporary("row"), plan.default_row
         emit.line(f"{row} = {_lookup(emit, plan) if plan.table.keys else default}")
-        direct = self._direct_counters.get(application.table)
-        if application.table in emit.hit_variables or direct is not None:
-            emit.line(f"{emit.hit(application.table)} = {row} != {default}")
+        direct = self._layout.direct.get(table)
+        if table in emit.hit_variables or direct is not None:
+            emit.line(f"{emit.hit(table)} = {row} != {default}")
         if direct is not None:
-            with emit.block(f"if {emit.hit(application.table)}:"):
-                self._registers.count_cell(direct, f"memory[{row} + {ROW_ENTRY}]")
-        self._action_arms(application, plan, row)
-
-    def _action_arms(self, application: Apply, plan: TablePlan, row: str) -> None:
-        """Write the statements of each action, as a chain of tests of the code in the row."""
-        emit = self._emit
+            with emit.block(f"if {emit.hit(table)}:"):
+                self._count(direct, f"memory[{row} + {ROW_ENTRY}]")
         arms = [(number, arm) for number, arm in application.arms if arm]
         if len(application.arms) == 1:
             for number, arm in arms:
                 self._action_arm(plan, row, number, arm)
-            return
-        if not arms:
-            return
-        code = emit.temporary("code")
-        emit.line(f"{code} = memory[{row}]")
-        for position, (number, arm) in enumerate(arms):
-            with emit.block(f"{'elif' if position else 'if'} {code} == {number + 1}:"):
-                self._action_arm(plan, row, number, arm)
+        elif arms:
+            code = emit.temporary("code")
+            emit.line(f"{code} = memory[{row}]")
+            for position, (number, arm) in enumerate(arms):
+                with emit.block(f"{'elif' if position else 'if'} {code} == {number + 1}:"):
+                    self._action_arm(plan, row, number, arm)
 
-    def _action_arm(self, plan: TablePlan, row: str, number: int, arm: Block) -> None:
+    def _action_arm(self, plan: TablePlan, row: str, number: int, arm: flow.Block) -> None:
         """Write the loads of an action's parameters, then its statements."""
         emit, name = self._emit, plan.table.name
-        params = {node.index: node for node in walk(arm) if isinstance(node, Param) and node.table == name}
+        params = {
+            node.index: node for node in ops.walk(arm) if isinstance(node, ops.Param) and node.table == name
+        }
         declared = emit.program.actions[number].params
         for index, param in sorted(params.items()):
             first_word = ROW_PARAMS + sum(words_of(other.bits) for other in declared[:index])
@@ -243,61 +210,86 @@ class Statements:
 
     # --- loops ------------------------------------------------------------------------------------
 
-    def _repeat(self, loop: Repeat) -> None:
-        """Write a loop. Rows of registers whose index is constant are computed and checked before it."""
-        self._loop_with_checks(loop, self._invariant_rows(loop))
-        self._registers.end_loop()
-
-    def _loop_with_checks(self, loop: Repeat, rows: list[Row]) -> None:
+    def _loop_with_checks(self, loop: flow.Repeat, rows: list[Row]) -> None:
         """Write a loop inside the checks of its rows, once for each outcome of a check."""
         emit = self._emit
         if not rows:
-            self._loop(loop)
+            self._block_or_nothing(f"for k in range({loop.count}):", lambda: self.block(loop.body))
             return
-        test, other_rows = rows[0][1], rows[1:]
-        if test is None:
-            self._registers.start_row(rows[0])
+        row, other_rows = rows[0], rows[1:]
+        start, test = row
+        with nullcontext() if test is None else emit.block(test):
+            self._rows[row] = variable = emit.temporary("start")
+            emit.line(f"{variable} = {start}")
             self._loop_with_checks(loop, other_rows)
-            return
-        with emit.block(test):
-            self._registers.start_row(rows[0])
-            self._loop_with_checks(loop, other_rows)
-        line_count = len(emit.lines)
-        self._registers.skip_row(rows[0])
-        with emit.block("else:"):
-            before = len(emit.lines)
-            self._loop_with_checks(loop, other_rows)
-            is_empty = len(emit.lines) == before
-        if is_empty:
-            emit.drop_lines(line_count)
+        if test is not None:
+            self._rows[row] = None
+            self._block_or_nothing("else:", lambda: self._loop_with_checks(loop, other_rows))
 
-    def _loop(self, loop: Repeat) -> None:
-        """Write a loop, or nothing if its body writes nothing."""
-        line_count = len(self._emit.lines)
-        with self._emit.block(f"for k in range({loop.count}):"):
-            before = len(self._emit.lines)
-            self.block(loop.body)
-            is_empty = len(self._emit.lines) == before
+    def _block_or_nothing(self, head: str, write_body: Callable[[], None]) -> None:
+        """Write a block, or nothing if its body writes nothing."""
+        lines = self._emit.lines
+        line_count = len(lines)
+        with self._emit.block(head):
+            write_body()
+            is_empty = len(lines) == line_count + 1
         if is_empty:
-            self._emit.drop_lines(line_count)
+            del lines[line_count:]
 
-    def _invariant_rows(self, loop: Repeat) -> list[Row]:
+    def _invariant_rows(self, loop: flow.Repeat) -> list[Row]:
         """Return the rows of the loop's registers whose index is the same in every iteration."""
         rows: dict[Row, None] = {}
-        for access in walk(loop.body):
-            if isinstance(access, (ReadRegister, WriteRegister)) and is_loop_invariant(
+        for access in ops.walk(loop.body):
+            if isinstance(access, (ops.ReadRegister, ops.WriteRegister)) and is_loop_invariant(
                 self._emit.program, access.index, loop
             ):
-                rows[self._registers.row(access.register, access.index)] = None
+                rows[self._row(access.register, access.index)] = None
         return list(rows)
 
+    # --- registers and counters -------------------------------------------------------------------
 
-# --- lookups --------------------------------------------------------------------------------------
+    def _count(self, plan: CounterPlan, index: str) -> None:
+        """Add the packet to the cell with this index, which is in range."""
+        emit = self._emit
+        cell = emit.temporary("cell")
+        emit.line(
+            f"{cell} = {plan.base} + 2 * {index}",
+            f"counts[{cell}] = counts[{cell}] + 1",
+            f"counts[{cell} + 1] = counts[{cell} + 1] + size",
+        )
+
+    def _plan(self, register: ops.AnyRegister) -> RegisterPlan:
+        name = self._register_list[register.first] if isinstance(register, ops.RegisterElement) else register
+        return self._layout.registers[name]
+
+    def _row(self, register: ops.AnyRegister, index: ops.Expr) -> Row:
+        """Return the text of `index` times the bank's width, and its range check; None if it always fits."""
+        plan = self._plan(register)
+        value = self._emit.expressions.exact(index, "index of a register")
+        row = value.text if plan.step == 1 else f"{value.text} * {plan.step}"
+        return row, None if value.high < plan.size else f"if {value.text} < {plan.size}:"
+
+    def _access(self, register: ops.AnyRegister, index: ops.Expr, line: str) -> None:
+        """Write `line`, with a register's cell in place of `{cell}`, unless the index is out of range."""
+        row = self._row(register, index)
+        start, test = (self._rows[row], None) if row in self._rows else row
+        if start is None:
+            return
+        plan = self._plan(register)
+        cell = f"{start} + {plan.base}"
+        if isinstance(register, ops.RegisterElement):
+            offset = "k" if abs(register.step) == 1 else f"k * {abs(register.step)}"
+            cell += f" {'-' if register.step < 0 else '+'} {offset}"
+        with nullcontext() if test is None else self._emit.block(test):
+            self._emit.line(line.format(cell=f"{'wide' if plan.wide else 'regs'}[{cell}]"))
 
 
 def _lookup(emit: Emitter, plan: TablePlan) -> str:
     """Write code that packs a packet's key and return the text of the lookup."""
-    texts = [_key_word(emit, plan, number) for number in range(len(plan.words))]
+    texts = []
+    for key_parts in plan.words:
+        limb_texts = [(_key_limb(emit, plan, part.key, part.limb), part.shift) for part in key_parts]
+        texts.append(" | ".join(f"({text} << {shift})" if shift else text for text, shift in limb_texts))
     texts += [_key_limb(emit, plan, number, 0) for number in plan.ranges]
     lookup = "exact" if plan.exact else "first"
     place = f"memory, {plan.region}{f', {plan.capacity - 1}' if plan.exact else ''}"
@@ -308,15 +300,6 @@ def _lookup(emit: Emitter, plan: TablePlan) -> str:
         emit.line(f"keys[{number}] = {text}")
     counts = f"{len(plan.words)}" if plan.exact else f"{len(plan.words)}, {len(plan.ranges)}"
     return f"find_{lookup}({place}, {row}, keys, {counts}, {plan.default_row})"
-
-
-def _key_word(emit: Emitter, plan: TablePlan, number: int) -> str:
-    """Return the text of one word of a packet's key."""
-    texts = []
-    for key_part in plan.words[number]:
-        text = _key_limb(emit, plan, key_part.key, key_part.limb)
-        texts.append(f"({text} << {key_part.shift})" if key_part.shift else text)
-    return " | ".join(texts)
 
 
 def _key_limb(emit: Emitter, plan: TablePlan, number: int, limb: int) -> str:

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from itertools import accumulate
 
 from peelsum.softswitch.compiler.emit_expressions import BoundedValue, Expressions, unsigned
-from peelsum.softswitch.compiler.layout import TablePlan, words_of
-from peelsum.softswitch.compiler.storage import Array, Storage
+from peelsum.softswitch.compiler.layout import Array, Storage, TablePlan, words_of
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.program.model import FieldDeclaration, Program
 from peelsum.softswitch.program.operations import Expr, FieldElement, FieldRef, Lookahead, Param, Target
 
 #: Bytes that one load or store of the generated code takes.
@@ -34,12 +33,7 @@ class Emitter:
     Where egress runs once per copy of a packet, `copied` has the variables of which it uses copies.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        storage: Storage,
-        plans: dict[str, TablePlan],
-    ) -> None:
+    def __init__(self, program: Program, storage: Storage, plans: dict[str, TablePlan]) -> None:
         self.program = program
         self.storage = storage
         self.plans = plans
@@ -52,24 +46,33 @@ class Emitter:
         self.hit_variables: dict[str, str] = {}
         #: The number of elements of a stack that are filled here, if all paths of the parser agree on it.
         self.filled: dict[str, int] = {}
-        self._validity_names = _variable_names(
+        self.validity_variables = _variable_names(
             "v_", (name for name, item in program.headers.items() if not item.metadata)
         )
-        self._stack_count_names = _variable_names("n_", program.stacks)
+        self.stack_variables = _variable_names("n_", program.stacks)
 
     # --- text -------------------------------------------------------------------------------------
 
-    def line(self, text: str) -> None:
-        """Append one line at the current depth. Numbers in it become constants of the right type."""
-        text = _NUMBER.sub(lambda match: self.constant(int(match[0], 0)), text)
-        if len(text) > _NESTING_LIMIT and _nesting(text) > _NESTING_LIMIT:
-            raise UnsupportedConstruct("expression: nested too deeply; assign its parts to variables first")
-        if len(self.lines) >= _LINE_LIMIT:
-            raise UnsupportedConstruct(
-                f"program: takes more than {_LINE_LIMIT} lines of code; use shorter header stacks, "
-                "or fewer statements"
-            )
-        self.lines.append("    " * self._depth + text)
+    def line(self, *texts: str) -> None:
+        """Append lines at the current depth. Numbers in them become constants of the right type."""
+        for text in texts:
+            line = _NUMBER.sub(lambda match: self.constant(int(match[0], 0)), text)
+            brackets = accumulate((character in "([") - (character in ")]") for character in line)
+            if len(line) > _NESTING_LIMIT and max(brackets) > _NESTING_LIMIT:
+                raise UnsupportedConstruct(
+                    "expression: nested too deeply; assign its parts to variables first"
+                )
+            if len(self.lines) >= _LINE_LIMIT:
+                raise UnsupportedConstruct(
+                    f"program: takes more than {_LINE_LIMIT} lines of code; use shorter header stacks, "
+                    "or fewer statements"
+                )
+            self.lines.append("    " * self._depth + line)
+
+    def nested(self, head: str, *texts: str) -> None:
+        """Append a block with these lines."""
+        with self.block(head):
+            self.line(*texts)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
@@ -83,10 +86,6 @@ class Emitter:
         if len(self.lines) == before:
             self.line("pass")
         self._depth -= 1
-
-    def drop_lines(self, count: int) -> None:
-        """Remove the lines written since `len(lines)` was `count`."""
-        del self.lines[count:]
 
     def constant(self, value: int) -> str:
         """Return the name of a constant."""
@@ -113,19 +112,11 @@ class Emitter:
         """Return the text of a header's validity."""
         if self.program.headers[header].metadata:
             return "True"
-        return self.name(self.validity_variable(header))
-
-    def validity_variable(self, header: str) -> str:
-        """Return the variable that holds a header's validity."""
-        return self._validity_names[header]
-
-    def stack_variable(self, stack: str) -> str:
-        """Return the variable that holds how many elements of a stack are filled."""
-        return self._stack_count_names[stack]
+        return self.name(self.validity_variables[header])
 
     def stack_count(self, stack: str) -> str:
-        """Return the current name of that variable."""
-        return self.name(self._stack_count_names[stack])
+        """Return the variable that holds how many elements of a stack are filled."""
+        return self.name(self.stack_variables[stack])
 
     def hit(self, table: str) -> str:
         """Return the variable that says whether a table's last application hit."""
@@ -171,12 +162,16 @@ class Emitter:
             return f"{name}[{start} - {offset}]"
         return f"{name}[{offset}]" if start == 0 else f"{name}[{start} + {offset}]"
 
+    def declared(self, target: Target) -> FieldDeclaration:
+        """Return a field's declaration."""
+        fields = self.program.headers[target.header].fields
+        if isinstance(target, FieldElement):
+            return fields[target.first]
+        return next(field for field in fields if field.name == target.field)
+
     def bits(self, target: Target) -> int:
         """Return a field's width."""
-        header = self.program.headers[target.header]
-        if isinstance(target, FieldElement):
-            return header.fields[target.first].bits
-        return next(field.bits for field in header.fields if field.name == target.field)
+        return self.declared(target).bits
 
     def place(self, target: Target) -> str:
         """Return the variable or array element of a field of up to 64 bits."""
@@ -204,7 +199,7 @@ class Emitter:
         Only unsigned fields, parameters and lookaheads have limbs.
         """
         match source:
-            case FieldRef() if not self._signed(source):
+            case FieldRef() if not self.declared(source).signed:
                 bits = self.bits(source)
             case Param() | Lookahead():
                 bits = source.bits
@@ -223,14 +218,6 @@ class Emitter:
                 return self.peek(offset + bits - 64 * number - width, width)
         return self.limb_places(source)[position]
 
-    def _signed(self, target: Target) -> bool:
-        """Return whether a field is declared as signed."""
-        header = self.program.headers[target.header]
-        if isinstance(target, FieldElement):
-            return header.fields[target.first].signed
-        declared = header.field(target.field)
-        return declared is not None and declared.signed
-
     def read(self, target: Target) -> BoundedValue:
         """Return a field's value."""
         bits = self.bits(target)
@@ -238,14 +225,9 @@ class Emitter:
         if limb is not None:
             return unsigned(limb, bits)
         value = unsigned(self.place(target), bits)
-        if self._signed(target):
+        if self.declared(target).signed:
             return self.expressions.sign_extended(value.text, bits)
         return value
-
-
-def _nesting(text: str) -> int:
-    """Return how many brackets are open at once."""
-    return max(accumulate((character in "([") - (character in ")]") for character in text))
 
 
 def _variable_names(prefix: str, names: Iterable[str]) -> dict[str, str]:

@@ -7,49 +7,25 @@ refused. A parser may loop, e.g. over a header stack, and then becomes a state m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.program.model import (
-    Conditional,
-    Parser,
-    ParserOp,
-    PipelineGraph,
-    Program,
-    TableDeclaration,
-    successors,
-)
-from peelsum.softswitch.program.model import ParserState as State
-from peelsum.softswitch.program.operations import (
-    Action,
-    Binary,
-    Bool,
-    Const,
-    Exit,
-    Expr,
-    Hit,
-    Jump,
-    JumpIfZero,
-    Param,
-    Unary,
-    walk,
-)
+from peelsum.softswitch.program import model
+from peelsum.softswitch.program import operations as ops
 
 # --- statements -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class If:
+class If(ops.Node):
     """Run `then` if `condition` holds, else `orelse`."""
 
-    condition: Expr
+    condition: ops.Expr
     then: Block
     orelse: Block = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(ops.Node):
     """Look a packet up in `table` and run the statements of the resulting action.
 
     arms: (action number, statements) of each action.
@@ -59,34 +35,30 @@ class Apply:
     arms: tuple[tuple[int, Block], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ExitCheck:
+class ExitCheck(ops.Node):
     """End the pipeline if the packet executed an `Exit`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(ops.Node):
     """Run `body` `count` times; its FieldElements and RegisterElements advance by their step each time."""
 
     count: int
     body: Block
 
 
-@dataclass(frozen=True, slots=True)
-class StateMachine:
+class StateMachine(ops.Node):
     """Run `states[0]`, then the state that each state's `Goto` names, until one ends the machine."""
 
     states: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Goto:
+class Goto(ops.Node):
     """In a state machine: continue with state number `state`; None ends the machine."""
 
     state: int | None
 
 
-Statement: TypeAlias = If | Apply | ExitCheck | Repeat | StateMachine | Goto | ParserOp
+Statement: TypeAlias = If | Apply | ExitCheck | Repeat | StateMachine | Goto | model.ParserOp
 Block: TypeAlias = tuple[Statement, ...]
 
 #: Largest factor by which a graph may grow when it is converted to blocks, which duplicates shared branches.
@@ -113,7 +85,11 @@ class _Graph:
             successors = after(node)
             merge_node = successors[0]
             for other in successors[1:]:
-                merge_node = self._common_successor(merge_node, other)
+                while merge_node != other:  # go on to the first node that the paths of both reach
+                    if self._depth[merge_node] >= self._depth[other]:
+                        merge_node = self._merge_node[merge_node]
+                    else:
+                        other = self._merge_node[other]
             self._merge_node[node] = merge_node
             self._depth[node] = self._depth[merge_node] + 1
         self._node_budget = _GROWTH_LIMIT * len(order) + 100
@@ -139,15 +115,6 @@ class _Graph:
                 done.add(node)
                 yield node
 
-    def _common_successor(self, node: Any, other: Any) -> Any:
-        """Return the first node that both nodes' paths reach."""
-        while node != other:
-            if self._depth[node] >= self._depth[other]:
-                node = self._merge_node[node]
-            else:
-                other = self._merge_node[other]
-        return node
-
     def block(self, node: Any, stop: Any, write: Callable[[Any, Callable[[Any], Block]], Block]) -> Block:
         """Return the statements from `node` up to `stop`.
 
@@ -169,29 +136,29 @@ class _Graph:
 # --- actions --------------------------------------------------------------------------------------
 
 
-def inline(program: Program, table: TableDeclaration, number: int) -> Block:
+def inline(program: model.Program, table: model.TableDeclaration, number: int) -> Block:
     """Return an action's statements in `table`: jumps are replaced by ifs, and parameters are bound."""
-    action = program.actions[number]
-    block = _structured_body(action)
-    if _is_constant(table):
-        block = _bind_parameters(
-            block, lambda param: Const(_signed_value(param, table.default_params[param.index]))
-        )
-    else:
-        block = _bind_parameters(block, lambda param: replace(param, table=table.name))
-    return (*block, ExitCheck()) if any(isinstance(node, Exit) for node in walk(block)) else block
+    is_constant = _is_constant(table)
+
+    def bind(node: Any) -> ops.Expr | None:
+        """Return what replaces a parameter; None for anything else."""
+        if not isinstance(node, ops.Param):
+            return None
+        if not is_constant:
+            return replace(node, table=table.name)
+        # A signed parameter's argument is in two's complement.
+        value = table.default_params[node.index]
+        return ops.Const(value - (1 << node.bits) if node.signed and value >> node.bits - 1 else value)
+
+    block = tuple(replace_nodes(part, bind) for part in _structured_body(program.actions[number]))
+    return (*block, ExitCheck()) if any(isinstance(node, ops.Exit) for node in ops.walk(block)) else block
 
 
-def _signed_value(param: Param, value: int) -> int:
-    """Return a parameter's argument as a number; that of a signed parameter is in two's complement."""
-    return value - (1 << param.bits) if param.signed and value >> param.bits - 1 else value
-
-
-def _is_constant(table: TableDeclaration) -> bool:
+def _is_constant(table: model.TableDeclaration) -> bool:
     return not table.keys and table.const_default
 
 
-def _structured_body(action: Action) -> Block:
+def _structured_body(action: ops.Action) -> Block:
     """Return an action's statements, with ifs in place of jumps."""
     body = action.body
 
@@ -200,31 +167,23 @@ def _structured_body(action: Action) -> Block:
 
     def following(number: int) -> list[int | None]:
         primitive = body[number]
-        if isinstance(primitive, Jump):
+        if isinstance(primitive, ops.Jump):
             return [index_or_end(primitive.to)]
-        if isinstance(primitive, JumpIfZero):
+        if isinstance(primitive, ops.JumpIfZero):
             return [index_or_end(number + 1), index_or_end(primitive.to)]
         return [index_or_end(number + 1)]
 
     def write(number: int, arm: Callable[[Any], Block]) -> Block:
         primitive = body[number]
-        if isinstance(primitive, Jump):
+        if isinstance(primitive, ops.Jump):
             return ()
-        if isinstance(primitive, JumpIfZero):
+        if isinstance(primitive, ops.JumpIfZero):
             then, orelse = (arm(follower) for follower in following(number))
-            return (If(Unary("d2b", primitive.condition), then, orelse),)
+            return (If(ops.Unary("d2b", primitive.condition), then, orelse),)
         return (primitive,)
 
     graph = _Graph(f"action {action.name}", index_or_end(0), following)
     return graph.block(index_or_end(0), None, write)
-
-
-def _bind_parameters(block: Block, bind: Callable[[Param], Expr]) -> Block:
-    """Return a block in which `bind` replaces every parameter of the action."""
-    return tuple(
-        replace_nodes(statement, lambda node: bind(node) if isinstance(node, Param) else None)
-        for statement in block
-    )
 
 
 def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
@@ -234,55 +193,52 @@ def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
         return replacement
     if isinstance(node, tuple):
         return tuple(replace_nodes(part, replacement_of) for part in node)
-    if not is_dataclass(node) or isinstance(node, type):
+    if not isinstance(node, ops.Node):
         return node
-    parts = {part.name: getattr(node, part.name) for part in fields(node)}
-    return type(node)(**{name: replace_nodes(value, replacement_of) for name, value in parts.items()})
+    return type(node)(**{name: replace_nodes(part, replacement_of) for name, part in vars(node).items()})
 
 
 # --- pipelines ------------------------------------------------------------------------------------
 
 
-def pipeline_block(program: Program, pipeline: PipelineGraph) -> Block:
+def pipeline_block(program: model.Program, pipeline: model.PipelineGraph) -> Block:
     """Return a pipeline as nested statements. Raises UnsupportedConstruct for loops."""
 
     def write(name: str, arm: Callable[[Any], Block]) -> Block:
         node = pipeline.nodes[name]
-        if isinstance(node, Conditional):
+        if isinstance(node, model.Conditional):
             return _if(node.condition, arm(node.if_true), arm(node.if_false))
-        return _table_block(program, node, arm)
+        number = node.default_action
+        if _is_constant(node):
+            next_node = node.next_by_hit[1] if node.next_by_hit else node.next_by_action.get(number)
+            return (*inline(program, node, number), *arm(next_node))
+        numbers = [*node.actions, *([] if number in node.actions else [number])]
+        if node.next_by_hit is None:
+            next_nodes = node.next_by_action
+            arms = tuple((n, (*inline(program, node, n), *arm(next_nodes.get(n)))) for n in numbers)
+            return (Apply(name, arms),)
+        application = Apply(name, tuple((n, inline(program, node, n)) for n in numbers))
+        return (application, *_if(ops.Hit(name), *map(arm, node.next_by_hit)))
 
-    graph = _Graph(f"pipeline {pipeline.name}", pipeline.start, lambda name: successors(pipeline.nodes[name]))
+    graph = _Graph(
+        f"pipeline {pipeline.name}", pipeline.start, lambda name: model.successors(pipeline.nodes[name])
+    )
     return graph.block(pipeline.start, None, write)
 
 
-def _if(condition: Expr, then: Block, orelse: Block) -> Block:
+def _if(condition: ops.Expr, then: Block, orelse: Block) -> Block:
     """Return an if without an empty `then`; nothing if both branches are empty."""
     if not then and not orelse:
         return ()
     if not then:
-        return (If(Unary("not", condition), orelse),)
+        return (If(ops.Unary("not", condition), orelse),)
     return (If(condition, then, orelse),)
-
-
-def _table_block(program: Program, table: TableDeclaration, arm: Callable[[Any], Block]) -> Block:
-    """Return the application of a table, and what follows it, as statements."""
-    number = table.default_action
-    if _is_constant(table):
-        next_node = table.next_by_hit[1] if table.next_by_hit else table.next_by_action.get(number)
-        return (*inline(program, table, number), *arm(next_node))
-    numbers = [*table.actions, *([] if number in table.actions else [number])]
-    if table.next_by_hit is None:
-        arms = tuple((n, (*inline(program, table, n), *arm(table.next_by_action.get(n)))) for n in numbers)
-        return (Apply(table.name, arms),)
-    application = Apply(table.name, tuple((n, inline(program, table, n)) for n in numbers))
-    return (application, *_if(Hit(table.name), arm(table.next_by_hit[0]), arm(table.next_by_hit[1])))
 
 
 # --- parsers --------------------------------------------------------------------------------------
 
 
-def parser_block(parser: Parser) -> Block:
+def parser_block(parser: model.Parser) -> Block:
     """Return a parser as nested statements, or as a state machine if it has loops."""
 
     def following(name: str) -> list[str | None]:
@@ -301,7 +257,7 @@ def parser_block(parser: Parser) -> Block:
     return graph.block(parser.start, None, write)
 
 
-def _state_machine(parser: Parser) -> StateMachine:
+def _state_machine(parser: model.Parser) -> StateMachine:
     """Return a parser with loops as a state machine, whose state 0 is the parser's start."""
     names = [parser.start, *(name for name in parser.states if name != parser.start)]
     number = {name: position for position, name in enumerate(names)}
@@ -320,38 +276,28 @@ def _end_if_unmatched(block: Block) -> Block:
     if not block:
         return (Goto(None),)
     (branch,) = block
-    return (
-        (If(branch.condition, branch.then, _end_if_unmatched(branch.orelse)),)
-        if isinstance(branch, If)
-        else block
-    )
+    if not isinstance(branch, If):
+        return block
+    return (If(branch.condition, branch.then, _end_if_unmatched(branch.orelse)),)
 
 
-def _select(state: State, arm: Callable[[Any], Block]) -> Block:
-    """Return a state's transitions as a chain of ifs; `arm` returns the statements of a target."""
+def _select(state: model.ParserState, arm: Callable[[Any], Block]) -> Block:
+    """Return a state's transitions, which test its key, as ifs; `arm` returns a target's statements."""
     chain: Block = ()
     for transition in reversed(state.transitions):
         then = arm(transition.next_state)
         if transition.values is None:
             chain = then
             continue
-        condition = _transition_condition(state.key, transition.values, transition.masks)
-        if isinstance(condition, Bool):
+        condition: ops.Expr = ops.Bool(True)
+        masks = transition.masks or [None] * len(state.key)
+        for expression, value, mask in zip(state.key, transition.values, masks, strict=True):
+            if mask != 0:
+                left = expression if mask is None else ops.Binary("&", expression, ops.Const(mask))
+                test = ops.Binary("==", left, ops.Const(value if mask is None else value & mask))
+                condition = test if condition == ops.Bool(True) else ops.Binary("and", condition, test)
+        if isinstance(condition, ops.Bool):
             chain = then if condition.value else chain
         elif then or chain:
             chain = (If(condition, then, chain),)
     return chain
-
-
-def _transition_condition(key: Sequence[Expr], values: Sequence[int], masks: Sequence[int] | None) -> Expr:
-    """Return whether a key equals a transition's values, under its masks if it has some."""
-    condition: Expr = Bool(True)
-    for number, (expression, value) in enumerate(zip(key, values, strict=True)):
-        left: Expr = expression
-        if masks is not None:
-            if masks[number] == 0:
-                continue
-            left, value = Binary("&", expression, Const(masks[number])), value & masks[number]
-        test = Binary("==", left, Const(value))
-        condition = test if isinstance(condition, Bool) else Binary("and", condition, test)
-    return condition

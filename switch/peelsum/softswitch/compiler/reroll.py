@@ -8,33 +8,12 @@ same statements in the same order, so the conversion is always valid.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.compiler.flow import Apply, Block, ExitCheck, If, Repeat, Statement
+from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Program, Require, Verify
-from peelsum.softswitch.program.operations import (
-    Assign,
-    AssignIndexed,
-    CopyHeader,
-    CopyStack,
-    Exit,
-    Expr,
-    FieldElement,
-    FieldRef,
-    Hash,
-    Hit,
-    Lookahead,
-    ReadRegister,
-    RegisterElement,
-    SetValidity,
-    ShiftStack,
-    Target,
-    WriteRegister,
-    walk,
-)
 
 #: Fewest iterations worth a loop.
 MIN_ITERATIONS = 4
@@ -68,69 +47,73 @@ class Roller:
 
     def spans(self) -> Spans:
         """Return the fields and registers that loops step through; overlapping spans are merged."""
-        return {owner: _merged(spans) for owner, spans in self._spans.items()}
+        merged: dict[str, list[tuple[int, int]]] = {}
+        for owner, spans in self._spans.items():
+            out = merged[owner] = []
+            for low, high in sorted(spans):
+                if out and low <= out[-1][1]:
+                    out[-1] = (out[-1][0], max(out[-1][1], high))
+                else:
+                    out.append((low, high))
+        return merged
 
     def roll(self, block: Block) -> Block:
         """Return a block in which loops replace its runs and those of nested blocks."""
-        statements = tuple(self._roll_nested(statement) for statement in block)
-        shaped = [self._shape(statement) for statement in statements]
+        statements: list[Statement] = []
+        for part in block:
+            match part:
+                case If(condition, then, orelse):
+                    statements.append(If(condition, self.roll(then), self.roll(orelse)))
+                case Apply(table, arms):
+                    statements.append(Apply(table, tuple((number, self.roll(arm)) for number, arm in arms)))
+                case _:
+                    statements.append(part)
         numbers: dict[Hashable, int] = {}
-        shapes = [numbers.setdefault(shape, len(numbers)) for shape, _ in shaped]
-        places = [statement_places for _, statement_places in shaped]
+        shapes, places = [], []
+        for statement in statements:
+            places_of_statement: list[Place] = []
+            # A shape is what remains of a statement without its places.
+            shape = self._shape_of(statement, places_of_statement)
+            shapes.append(numbers.setdefault(shape, len(numbers)))
+            places.append(tuple(places_of_statement))
         rolled: list[Statement] = []
         position = 0
         while position < len(statements):
             period, iterations, steps = self._best_run(shapes, places, position)
             if iterations >= MIN_ITERATIONS:
-                rolled.append(self._repeat(statements[position : position + period], iterations, steps))
+                body, remaining = statements[position : position + period], iter(steps)
+                parts = tuple(self._with_steps(part, iterations, remaining) for part in body)
+                rolled.append(Repeat(iterations, parts))
                 position += period * iterations
             else:
                 rolled.append(statements[position])
                 position += 1
         return tuple(rolled)
 
-    def _roll_nested(self, statement: Statement) -> Statement:
-        """Return a statement in which loops replace the runs of its nested blocks."""
-        if isinstance(statement, If):
-            return If(statement.condition, self.roll(statement.then), self.roll(statement.orelse))
-        if isinstance(statement, Apply):
-            return Apply(statement.table, tuple((number, self.roll(arm)) for number, arm in statement.arms))
-        return statement
-
     # --- finding runs -----------------------------------------------------------------------------
-
-    def _shape(self, statement: Statement) -> tuple[Hashable, tuple[Place, ...]]:
-        """Return a statement's shape, which is what remains without its places, and its places in order."""
-        places: list[Place] = []
-        shape = self._shape_of(statement, places)
-        return shape, tuple(places)
 
     def _shape_of(self, node: Any, places: list[Place]) -> Hashable:
         """Return the shape of a statement or expression, and append its places to `places`."""
-        if isinstance(node, FieldRef) and (node.header, node.field) in self._fields:
+        if isinstance(node, ops.FieldRef) and (node.header, node.field) in self._fields:
             place = (node.header, self._fields[node.header, node.field])
             places.append(place)
             declared = self._program.headers[node.header].fields[place[1]]
             return "field", declared.bits, declared.signed
-        if isinstance(node, (Apply, ExitCheck, Exit, Hit, Repeat, *_PARSER_ENDS)):
+        if isinstance(node, (Apply, ExitCheck, ops.Exit, ops.Hit, Repeat, *_PARSER_ENDS)):
             return "unique", id(node)  # equal to no other shape: control flow is not rolled
         if isinstance(node, tuple):
             return tuple(self._shape_of(item, places) for item in node)
-        if not is_dataclass(node):
+        if not isinstance(node, ops.Node):
             return node  # type: ignore[no-any-return]
-        if isinstance(node, (ReadRegister, WriteRegister)) and isinstance(node.register, str):
-            number = self._registers[node.register]
-            places.append(("", number))
-            register = self._register_list[number]
-            rest = [
-                self._shape_of(getattr(node, name), places)
-                for name in _field_names(node)
-                if name != "register"
-            ]
-            return type(node).__name__, register.bits, register.size, *rest
-        return type(node).__name__, *(
-            self._shape_of(getattr(node, name), places) for name in _field_names(node)
-        )
+        shape: list[Hashable] = [type(node).__name__]
+        for name, value in vars(node).items():
+            if name == "register" and value in self._registers:
+                number = self._registers[value]
+                places.append(("", number))
+                shape.append((self._register_list[number].bits, self._register_list[number].size))
+            else:
+                shape.append(self._shape_of(value, places))
+        return tuple(shape)
 
     def _best_run(
         self, shapes: Sequence[int], places: Sequence[tuple[Place, ...]], start: int
@@ -138,8 +121,8 @@ class Roller:
         """Return the longest run from `start` on: its period, iterations, and the step of every place."""
         best: tuple[int, int, list[int]] = (1, 1, [])
         for period in range(1, MAX_PERIOD + 1):
-            iterations = 1
-            while _repeats(shapes, start, period, iterations):
+            iterations, first_shapes = 1, shapes[start : start + period]
+            while shapes[(at := start + period * iterations) : at + period] == first_shapes:
                 iterations += 1
             if iterations < MIN_ITERATIONS or period * iterations <= best[0] * best[1]:
                 continue
@@ -190,28 +173,24 @@ class Roller:
 
     # --- building loops ---------------------------------------------------------------------------
 
-    def _repeat(self, body: Block, iterations: int, steps: Sequence[int]) -> Repeat:
-        remaining = iter(steps)
-        return Repeat(iterations, tuple(self._with_steps(part, iterations, remaining) for part in body))
-
     def _with_steps(self, node: Any, iterations: int, steps: Iterator[int]) -> Any:
         """Return `node` with elements of loops as its places; takes `steps` in the order of `_shape_of`."""
-        if isinstance(node, FieldRef) and (node.header, node.field) in self._fields:
+        if isinstance(node, ops.FieldRef) and (node.header, node.field) in self._fields:
             number = self._fields[node.header, node.field]
             step = self._record_span((node.header, number), iterations, next(steps))
-            return FieldElement(node.header, number, step) if step else node
+            return ops.FieldElement(node.header, number, step) if step else node
         if isinstance(node, tuple):
             return tuple(self._with_steps(part, iterations, steps) for part in node)
-        if not is_dataclass(node) or isinstance(node, type):
+        if not isinstance(node, ops.Node):
             return node
         values: dict[str, Any] = {}
-        if isinstance(node, (ReadRegister, WriteRegister)) and isinstance(node.register, str):
-            number = self._registers[node.register]
-            step = self._record_span(("", number), iterations, next(steps))
-            values["register"] = RegisterElement(number, step) if step else node.register
-        for name in _field_names(node):
-            if name not in values:
-                values[name] = self._with_steps(getattr(node, name), iterations, steps)
+        for name, value in vars(node).items():
+            if name == "register" and value in self._registers:
+                number = self._registers[value]
+                step = self._record_span(("", number), iterations, next(steps))
+                values[name] = ops.RegisterElement(number, step) if step else value
+            else:
+                values[name] = self._with_steps(value, iterations, steps)
         return type(node)(**values)
 
     def _record_span(self, place: Place, iterations: int, step: int) -> int:
@@ -222,68 +201,31 @@ class Roller:
         return step
 
 
-def _repeats(shapes: Sequence[int], start: int, period: int, iterations: int) -> bool:
-    """Return whether the next period has the same shapes as the first one."""
-    other = start + period * iterations
-    return other + period <= len(shapes) and all(
-        shapes[start + offset] == shapes[other + offset] for offset in range(period)
-    )
-
-
-def _field_names(node: Any) -> Sequence[str]:
-    kind: Any = type(node)
-    return _field_names_of(kind)
-
-
-@cache
-def _field_names_of(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
-def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans in ascending order, of which overlapping ones are merged."""
-    out: list[tuple[int, int]] = []
-    for low, high in sorted(spans):
-        if out and low <= out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], high))
-        else:
-            out.append((low, high))
-    return out
-
-
 # --- what a loop changes --------------------------------------------------------------------------
 
 
-def _written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | None:
-    """Return the (header, field number) pairs that any iteration changes; None if they are unknown."""
-    places: set[tuple[str, int]] = set()
-    for node in walk(loop.body):
-        if isinstance(node, (SetValidity, CopyHeader, ShiftStack, CopyStack)):
-            return None
-        if isinstance(node, AssignIndexed):
-            for target in node.targets:
-                places |= _places_of(program, target, loop.count)
-        if isinstance(node, (Assign, Hash, ReadRegister)):
-            places |= _places_of(program, node.target, loop.count)
-    return places
-
-
-def _places_of(program: Program, target: Target, count: int) -> set[tuple[str, int]]:
+def _places_of(program: Program, target: ops.Target, count: int) -> set[tuple[str, int]]:
     """Return the (header, field number) pairs that a field or element denotes over `count` iterations."""
-    if isinstance(target, FieldElement):
+    if isinstance(target, ops.FieldElement):
         return {(target.header, target.first + target.step * iteration) for iteration in range(count)}
     fields = program.headers[target.header].fields
     return {(target.header, number) for number, part in enumerate(fields) if part.name == target.field}
 
 
-def is_loop_invariant(program: Program, value: Expr, loop: Repeat) -> bool:
+def is_loop_invariant(program: Program, value: ops.Expr, loop: Repeat) -> bool:
     """Return whether an expression has the same value in every iteration of a loop."""
-    written = _written_places(program, loop)
-    if written is None:
-        return False
-    for node in walk(value):
-        if isinstance(node, (FieldElement, Lookahead)):
+    written: set[Place] = set()
+    for node in ops.walk(loop.body):
+        match node:
+            case ops.SetValidity() | ops.CopyHeader() | ops.ShiftStack() | ops.CopyStack():
+                return False  # it may change any field
+            case ops.AssignIndexed(targets):
+                written = written.union(*(_places_of(program, target, loop.count) for target in targets))
+            case ops.Assign(target) | ops.Hash(target) | ops.ReadRegister(target):
+                written |= _places_of(program, target, loop.count)
+    for node in ops.walk(value):
+        if isinstance(node, (ops.FieldElement, ops.Lookahead)):
             return False
-        if isinstance(node, FieldRef) and written & _places_of(program, node, 1):
+        if isinstance(node, ops.FieldRef) and written & _places_of(program, node, 1):
             return False
     return True

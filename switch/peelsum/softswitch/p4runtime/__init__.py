@@ -1,8 +1,5 @@
 """A P4Runtime server for the softswitch."""
 
-from peelsum.softswitch.p4runtime.server import THREAD_PREFIX, serve
+from peelsum.softswitch.p4runtime.service import THREAD_PREFIX, serve
 
-__all__ = [
-    "THREAD_PREFIX",
-    "serve",
-]
+__all__ = ["THREAD_PREFIX", "serve"]

@@ -6,27 +6,24 @@ An entity of a kind that the softswitch does not support is refused, with the na
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from finsy.proto import p4r
+from finsy.proto import p4d, p4r
+from google.protobuf.wrappers_pb2 import BytesValue
 
 from peelsum.softswitch import Switch
-from peelsum.softswitch.errors import SoftswitchError
-from peelsum.softswitch.p4runtime.cells import counters, registers
-from peelsum.softswitch.p4runtime.groups import ReplicationEntries
-from peelsum.softswitch.p4runtime.info import PipelineInfo
-from peelsum.softswitch.p4runtime.secrets import SecretEntries
+from peelsum.softswitch.p4runtime.info import CellsInfo, PipelineInfo, counter_values, to_bytes, to_int
 from peelsum.softswitch.p4runtime.status import (
     BatchError,
     Code,
     RequestError,
-    from_bug,
-    from_switch_error,
     invalid,
+    request_error,
     unimplemented,
 )
 from peelsum.softswitch.p4runtime.tables import TableEntries
 from peelsum.softswitch.runtime.device import SecretPort
+from peelsum.wire import SECRET_BYTES, SECRETS_EXTERN
 
 #: The functions that write and read a kind of entity.
 _Handlers: TypeAlias = tuple[Callable[[p4r.Update.Type.ValueType, Any], None], Callable[[Any], Iterator[Any]]]
@@ -44,12 +41,13 @@ class Entities:
     ) -> None:
         """ports, secret_ports: as for `Device`."""
         tables, groups = TableEntries(info, switch), ReplicationEntries(switch, ports)
-        counter_entries, register_entries = counters(info, switch), registers(info, switch)
+        counters = CellEntries("counter", info.counters, switch.counters)
+        registers = CellEntries("register", info.registers, switch.registers)
         self._handlers: dict[str, _Handlers] = {
             "table_entry": (tables.write, tables.read),
             "direct_counter_entry": (tables.write_counter, tables.read_counters),
-            "counter_entry": (counter_entries.write, counter_entries.read),
-            "register_entry": (register_entries.write, register_entries.read),
+            "counter_entry": (counters.write, counters.read),
+            "register_entry": (registers.write, registers.read),
             "packet_replication_engine_entry": (groups.write, groups.read),
         }
         if secret_ports is not None:
@@ -68,28 +66,18 @@ class Entities:
                     Code.CANCELLED,
                     f"{len(results)} of {len(updates)} updates were attempted; read what is there",
                 )
-            results.append(self._result(update))
+            try:
+                if update.type not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
+                    known = "use INSERT, MODIFY or DELETE"
+                    raise invalid(f"type: update type {update.type} is unknown; {known}")
+                name, (write, _) = self._handlers_of(update.entity)
+                write(update.type, getattr(update.entity, name))
+            except Exception as error:
+                results.append(request_error(error))
+            else:
+                results.append(None)
         if any(results):
             raise BatchError(results)
-
-    def _result(self, update: p4r.Update) -> RequestError | None:
-        """Attempt an update; return its error, or None if it succeeded."""
-        try:
-            self._write_update(update)
-        except RequestError as error:
-            return error
-        except SoftswitchError as error:
-            return from_switch_error(error)
-        except Exception as error:
-            return from_bug(error)
-        return None
-
-    def _write_update(self, update: p4r.Update) -> None:
-        kind = update.type
-        if kind not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
-            raise invalid(f"type: update type {kind} is unknown; use INSERT, MODIFY or DELETE")
-        name, (write, _) = self._handlers_of(update.entity)
-        write(kind, getattr(update.entity, name))
 
     def read(self, selector: p4r.Entity) -> Iterator[p4r.Entity]:
         """Return the entities that `selector` selects now, encoded when consumed. Raises RequestError."""
@@ -105,3 +93,217 @@ class Entities:
         if name not in self._handlers:
             raise unimplemented(name)
         return name, self._handlers[name]
+
+
+class CellEntries:
+    """The indirect counters of a pipeline, or its registers: Write sets one cell, Read returns one or all."""
+
+    def __init__(
+        self,
+        kind: Literal["counter", "register"],
+        declared: Mapping[int, CellsInfo],
+        state: Mapping[str, Any],
+    ) -> None:
+        """state: the switch's counters or registers, by name."""
+        self._kind, self._declared, self._state = kind, declared, state
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: Any) -> None:
+        """Set one cell. Raises RequestError."""
+        cells = self._find(getattr(entry, f"{self._kind}_id"))
+        if kind != p4r.Update.MODIFY:
+            raise invalid(f"{cells.name}: cells cannot be inserted or deleted; modify them")
+        if not entry.HasField("index"):
+            raise invalid(f"{cells.name}: index is missing; give the cell's index")
+        index = _checked_index(entry.index.index, cells)
+        values: tuple[int, ...]
+        if self._kind == "counter":
+            if not entry.HasField("data"):
+                raise invalid(f"counter {cells.name}: data is missing; give packets and bytes")
+            values = counter_values(entry.data, cells.name)
+        else:
+            if entry.data.WhichOneof("data") != "bitstring":
+                raise invalid(f"register {cells.name}: data must be a bitstring")
+            values = (to_int(entry.data.bitstring, cells.bits, f"register {cells.name}"),)
+        self._state[cells.name].write(index, *values)
+
+    def read(self, selector: Any) -> Iterator[Any]:
+        """Return the entries that `selector` selects now: a cell, all cells of an array, or all for id 0."""
+        array_id = getattr(selector, f"{self._kind}_id")
+        arrays = []
+        for cells in [self._find(array_id)] if array_id else self._declared.values():
+            first, end = 0, cells.size
+            if selector.HasField("index"):
+                first = _checked_index(selector.index.index, cells)
+                end = first + 1
+            arrays.append((cells.id, first, self._state[cells.name].values()[first:end]))
+        return (
+            self._encode(cells_id, p4r.Index(index=index), value)
+            for cells_id, first, values in arrays
+            for index, value in enumerate(values.tolist(), first)
+        )
+
+    def _encode(self, cells_id: int, index: p4r.Index, value: Any) -> p4r.CounterEntry | p4r.RegisterEntry:
+        """Return the entry of a cell; a counter's value is its packets and bytes."""
+        if self._kind == "counter":
+            counts = p4r.CounterData(packet_count=value[0], byte_count=value[1])
+            return p4r.CounterEntry(counter_id=cells_id, index=index, data=counts)
+        data = p4d.P4Data(bitstring=to_bytes(value))
+        return p4r.RegisterEntry(register_id=cells_id, index=index, data=data)
+
+    def _find(self, cells_id: int) -> CellsInfo:
+        cells = self._declared.get(cells_id)
+        if cells is None:
+            what = f"{self._kind}_id: no {self._kind} {cells_id:#x}"
+            raise invalid(f"{what} in the P4Info; use one of its ids")
+        return cells
+
+
+def _checked_index(index: int, cells: CellsInfo) -> int:
+    if not 0 <= index < cells.size:
+        raise RequestError(
+            Code.OUT_OF_RANGE, f"{cells.name}: index {index} is not below its size {cells.size}"
+        )
+    return index
+
+
+#: The field with a group's number, by the kind of entry.
+_NUMBER_FIELDS = {"multicast_group_entry": "multicast_group_id", "clone_session_entry": "session_id"}
+
+
+class ReplicationEntries:
+    """The multicast groups and clone sessions of one pipeline, and the metadata of groups."""
+
+    def __init__(self, switch: Switch, ports: Collection[int] | None = None) -> None:
+        """ports: the egress ports that replicas may have; None for any."""
+        self._groups = {"multicast_group_entry": switch.groups, "clone_session_entry": switch.sessions}
+        self._ports = ports
+        self._metadata: dict[int, bytes] = {}
+        # Groups that were written with the deprecated field `egress_port` are read with it.
+        self._with_egress_port: set[tuple[str, int]] = set()
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.PacketReplicationEngineEntry) -> None:
+        """Insert, modify or delete a group or session. If it raises RequestError, nothing has changed."""
+        name, group, number = _split_entry(entry)
+        groups = self._groups[name]
+        what = f"{groups.what} {number}"
+        if not 0 < number < groups.limit:
+            raise invalid(f"{_NUMBER_FIELDS[name]}: {number} is not between 1 and {groups.limit - 1}")
+        if kind == p4r.Update.INSERT and number in groups:
+            raise RequestError(Code.ALREADY_EXISTS, f"{what} exists; modify it instead")
+        if kind != p4r.Update.INSERT and number not in groups:
+            raise RequestError(Code.NOT_FOUND, f"{what} does not exist; insert it first")
+        if kind == p4r.Update.DELETE:
+            groups.delete(number)
+        else:
+            replicas = _replicas_of(group, what)
+            unknown = [port for port, _ in replicas if self._ports is not None and port not in self._ports]
+            if unknown:
+                known = ", ".join(map(str, sorted(self._ports or ())))
+                raise invalid(f"port {unknown[0]} is not on this switch; use one of {known}")
+            groups.set(number, replicas)
+        if name == "multicast_group_entry":
+            self._metadata[number] = group.metadata
+        self._with_egress_port.discard((name, number))
+        if any(replica.WhichOneof("port_kind") == "egress_port" for replica in group.replicas):
+            self._with_egress_port.add((name, number))
+
+    def read(self, selector: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
+        """Return the group or session that `selector` names, if there is one; number 0 selects all."""
+        name, _, requested = _split_entry(selector)
+        groups = self._groups[name]
+        numbers = groups.ids() if requested == 0 else [requested] if requested in groups else []
+        entries = []
+        for number in numbers:
+            entry = p4r.PacketReplicationEngineEntry()
+            group = getattr(entry, name)
+            setattr(group, _NUMBER_FIELDS[name], number)
+            if name == "multicast_group_entry":
+                group.metadata = self._metadata.get(number, b"")
+            for port, instance in groups.get(number):
+                if (name, number) in self._with_egress_port:
+                    group.replicas.add(egress_port=port, instance=instance)
+                else:
+                    group.replicas.add(port=to_bytes(port), instance=instance)
+            entries.append(entry)
+        return iter(entries)
+
+
+def _split_entry(entry: p4r.PacketReplicationEngineEntry) -> tuple[str, Any, int]:
+    """Return an entry's kind, its group or session, and the number of the group or session."""
+    name = entry.WhichOneof("type")
+    if name is None:
+        raise invalid("packet_replication_engine_entry: is empty; give a multicast group or a clone session")
+    group = getattr(entry, name)
+    return name, group, getattr(group, _NUMBER_FIELDS[name])
+
+
+def _replicas_of(group: Any, what: str) -> list[tuple[int, int]]:
+    """Return (port, instance) of each replica. Raises RequestError, which names the group as `what`."""
+    for name in ("class_of_service", "packet_length_bytes"):
+        if getattr(group, name, 0):
+            raise unimplemented(f"{what}: {name}")
+    replicas: dict[tuple[int, int], None] = {}
+    for replica in group.replicas:
+        if replica.backup_replicas:
+            raise unimplemented("backup replicas")
+        kind = replica.WhichOneof("port_kind")
+        if kind is None:
+            raise invalid(f"{what}: a replica has no port; give it one")
+        port = to_int(replica.port, 32, "port") if kind == "port" else replica.egress_port
+        if (port, replica.instance) in replicas:
+            raise invalid(
+                f"{what}: port {port} instance {replica.instance} appears twice; give each replica once"
+            )
+        replicas[port, replica.instance] = None
+    return list(replicas)
+
+
+class SecretEntries:
+    """The secrets of a switch's UDP ports."""
+
+    def __init__(self, switch: Switch, ports: Mapping[int, SecretPort]) -> None:
+        self._switch, self._ports = switch, ports
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.ExternEntry) -> None:
+        """Insert, modify or delete a port's secret. If it raises RequestError, nothing has changed."""
+        port = self._port(entry)
+        if kind == p4r.Update.INSERT and port.has_secret:
+            raise RequestError(Code.ALREADY_EXISTS, f"port {entry.extern_id} has a secret; modify it instead")
+        if kind != p4r.Update.INSERT and not port.has_secret:
+            raise RequestError(Code.NOT_FOUND, f"port {entry.extern_id} has no secret; insert it first")
+        secret, value = bytes(SECRET_BYTES), BytesValue()
+        if kind != p4r.Update.DELETE:
+            secret = value.value if entry.entry.Unpack(value) else b""
+            if len(secret) != SECRET_BYTES or not any(secret):
+                raise invalid(f"entry: is not a secret; give a BytesValue of {SECRET_BYTES} random bytes")
+        with self._switch.lock:  # the compiled loop, which reads secrets, holds this lock
+            port.set_secret(secret)
+
+    def read(self, selector: p4r.ExternEntry) -> Iterator[p4r.ExternEntry]:
+        """Yield an entry, without its value, for the selected port if it has a secret; port 0 selects all.
+
+        Raises RequestError for another extern or port.
+        """
+        if selector.extern_id:
+            self._port(selector)
+        _check_type(selector)
+        return iter(
+            [
+                p4r.ExternEntry(extern_type_id=SECRETS_EXTERN, extern_id=number)
+                for number, port in self._ports.items()
+                if port.has_secret and selector.extern_id in (0, number)
+            ]
+        )
+
+    def _port(self, entry: p4r.ExternEntry) -> SecretPort:
+        """Return the port that an entry names. Raises RequestError if there is none."""
+        _check_type(entry)
+        if entry.extern_id not in self._ports:
+            known = ", ".join(map(str, sorted(self._ports)))
+            raise invalid(f"extern_id: port {entry.extern_id} is not on this switch; use one of {known}")
+        return self._ports[entry.extern_id]
+
+
+def _check_type(entry: p4r.ExternEntry) -> None:
+    if entry.extern_type_id != SECRETS_EXTERN:
+        raise unimplemented(f"extern_type_id {entry.extern_type_id}")

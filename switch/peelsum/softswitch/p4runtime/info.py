@@ -1,36 +1,135 @@
-"""Indexes a P4Info by id: names, widths and match kinds of what requests may refer to.
+"""Indexes a P4Info by id, and converts numbers, match fields and packets between P4Runtime and the switch.
 
 A P4Info with something that the softswitch does not support is refused, e.g. action profiles, meters, or
-translated types.
+translated types. Byte strings are in canonical form, and numbers must fit the widths in the P4Info.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
 
-from finsy.proto import p4i
+from finsy.proto import p4i, p4r
 
 from peelsum.softswitch.p4runtime.status import invalid, unimplemented
-from peelsum.softswitch.p4runtime.values import MATCH_KINDS, FieldInfo
+from peelsum.softswitch.program.model import KeyValue
 
+MatchKind = Literal["exact", "lpm", "ternary", "range", "optional"]
 
-class _Identified(Protocol):
-    @property
-    def id(self) -> int: ...
-
-
-_T = TypeVar("_T", bound=_Identified)
+_KIND_NAMES = {number: name.lower() for name, number in p4i.MatchField.MatchType.items()}
 
 
 @dataclass(frozen=True)
-class NumberInfo:
-    """A parameter of an action, or a field of a controller packet header."""
+class FieldInfo:
+    """A number of `bits` bits: a key field of a table, or a parameter or metadata field, without a `kind`."""
 
     id: int
     name: str
     bits: int
+    kind: MatchKind | None = None
+
+    @property
+    def all_ones(self) -> int:
+        """The mask of all bits."""
+        return (1 << self.bits) - 1
+
+
+def to_int(value: bytes, bits: int, what: str) -> int:
+    """Return a byte string as an unsigned integer. Raises RequestError if it does not fit `bits`."""
+    if not value:
+        raise invalid(f"{what}: the byte string is empty; zero is written as one zero byte")
+    number = int.from_bytes(value, "big")
+    if number >> bits:
+        raise invalid(f"{what}: {number:#x} does not fit {bits} bits; use a smaller value")
+    return number
+
+
+def to_bytes(number: int) -> bytes:
+    """Return the canonical byte string: the shortest one, at least one byte."""
+    return number.to_bytes(max(1, (number.bit_length() + 7) // 8), "big")
+
+
+def wildcard(field: FieldInfo) -> KeyValue | None:
+    """Return the key part that matches everything; None for exact fields, which must not be omitted."""
+    match field.kind:
+        case "exact":
+            return None
+        case "range":
+            return (0, field.all_ones)
+        case _:
+            return (0, 0)
+
+
+def decode_match(match: p4r.FieldMatch, field: FieldInfo) -> KeyValue:
+    """Return a FieldMatch's key part.
+
+    Raises RequestError for another match kind than the field's, a wildcard, and bits outside of the mask.
+    """
+    if match.WhichOneof("field_match_type") != field.kind:
+        match_kind = match.WhichOneof("field_match_type") or "none"
+        raise invalid(f"{field.name}: the match is of kind {match_kind}; the table declares {field.kind}")
+    name, bits = field.name, field.bits
+    part: KeyValue
+    match field.kind:
+        case "exact":
+            part = to_int(match.exact.value, bits, name)
+        case "optional":
+            part = to_int(match.optional.value, bits, name), field.all_ones
+        case "ternary":
+            value = to_int(match.ternary.value, bits, name)
+            mask = to_int(match.ternary.mask, bits, f"{name} (mask)")
+            part = _masked(value, mask, name), mask
+        case "lpm":
+            length = match.lpm.prefix_len
+            if not 0 <= length <= bits:
+                raise invalid(f"{name}: prefix length {length} is not between 0 and {bits}")
+            mask = field.all_ones ^ ((1 << (bits - length)) - 1)
+            part = _masked(to_int(match.lpm.value, bits, name), mask, name), length
+        case _:
+            low = to_int(match.range.low, bits, f"{name} (low)")
+            high = to_int(match.range.high, bits, f"{name} (high)")
+            if low > high:
+                raise invalid(f"{name}: the range {low}..{high} is empty; swap its ends")
+            part = low, high
+    if part == wildcard(field):
+        raise invalid(f"{name}: leave the field out to match anything")
+    return part
+
+
+def _masked(value: int, mask: int, name: str) -> int:
+    if value & ~mask:
+        raise invalid(f"{name}: {value:#x} has bits set that the mask {mask:#x} ignores; clear them")
+    return value
+
+
+def encode_match(part: KeyValue, field: FieldInfo) -> p4r.FieldMatch | None:
+    """Return the FieldMatch of a key part; None if the canonical form omits the field."""
+    if part == wildcard(field):
+        return None
+    match = p4r.FieldMatch(field_id=field.id)
+    if isinstance(part, int):
+        match.exact.value = to_bytes(part)
+        return match
+    first, second = part
+    match field.kind:
+        case "optional":
+            match.optional.value = to_bytes(first)
+        case "lpm":
+            match.lpm.value, match.lpm.prefix_len = to_bytes(first), second
+        case "range":
+            match.range.low, match.range.high = to_bytes(first), to_bytes(second)
+        case _:
+            match.ternary.value, match.ternary.mask = to_bytes(first), to_bytes(second)
+    return match
+
+
+def counter_values(data: p4r.CounterData, name: str) -> tuple[int, int]:
+    """Return packets and bytes of a counter's data. Raises RequestError if one is negative."""
+    if data.packet_count < 0 or data.byte_count < 0:
+        least = min(data.packet_count, data.byte_count)
+        raise invalid(f"counter of {name}: {least} is negative; use 0 or more")
+    return data.packet_count, data.byte_count
 
 
 @dataclass(frozen=True)
@@ -39,7 +138,7 @@ class ActionInfo:
 
     id: int
     name: str
-    params: tuple[NumberInfo, ...]
+    params: tuple[FieldInfo, ...]
 
 
 @dataclass(frozen=True)
@@ -79,7 +178,7 @@ class PipelineInfo:
     actions: dict[int, ActionInfo]
     counters: dict[int, CellsInfo]
     registers: dict[int, CellsInfo]
-    packet_headers: dict[str, tuple[NumberInfo, ...]] = field(default_factory=dict)
+    packet_headers: Mapping[str, tuple[FieldInfo, ...]]
 
     @classmethod
     def of(cls, p4info: p4i.P4Info) -> PipelineInfo:
@@ -94,7 +193,7 @@ class PipelineInfo:
             registers=_by_id(_register(item) for item in p4info.registers),
             packet_headers={
                 header.preamble.name: tuple(
-                    NumberInfo(item.id, item.name, item.bitwidth) for item in header.metadata
+                    FieldInfo(item.id, item.name, item.bitwidth) for item in header.metadata
                 )
                 for header in p4info.controller_packet_metadata
             },
@@ -119,9 +218,9 @@ def _id_name(declaration: Any) -> tuple[int, str]:
     return declaration.preamble.id, declaration.preamble.name
 
 
-def _by_id(items: Iterable[_T]) -> dict[int, _T]:
+def _by_id(items: Iterable[Any]) -> dict[int, Any]:
     """Return declarations by id. Raises RequestError if two have the same id."""
-    indexed: dict[int, _T] = {}
+    indexed: dict[int, Any] = {}
     for item in items:
         if item.id in indexed:
             raise invalid(f"p4info: id {item.id:#x} is used twice; compile the program again")
@@ -130,19 +229,18 @@ def _by_id(items: Iterable[_T]) -> dict[int, _T]:
 
 
 def _action(action: p4i.Action) -> ActionInfo:
-    params = tuple(NumberInfo(item.id, item.name, item.bitwidth) for item in action.params)
+    params = tuple(FieldInfo(item.id, item.name, item.bitwidth) for item in action.params)
     return ActionInfo(*_id_name(action), params)
 
 
 def _field(match: p4i.MatchField, table: str) -> FieldInfo:
-    kind = MATCH_KINDS.get(match.match_type)
-    if kind is None:
-        raise unimplemented(
-            f"match kind {match.other_match_type or match.match_type} of {table}.{match.name}"
-        )
+    kind = _KIND_NAMES.get(match.match_type)
+    if kind not in get_args(MatchKind):
+        unknown = match.other_match_type or match.match_type
+        raise unimplemented(f"match kind {unknown} of {table}.{match.name}")
     if match.bitwidth <= 0:
         raise invalid(f"p4info: {table}.{match.name} has no bit width; compile the program again")
-    return FieldInfo(match.id, match.name, match.bitwidth, kind)
+    return FieldInfo(match.id, match.name, match.bitwidth, cast(MatchKind, kind))
 
 
 def _table(table: p4i.Table, actions: dict[int, ActionInfo], counters: dict[int, str]) -> TableInfo:
@@ -170,3 +268,46 @@ def _register(register: p4i.Register) -> CellsInfo:
     if not register.type_spec.bitstring.HasField("bit"):
         raise unimplemented(f"register {name} of a type other than bit<N>")
     return CellsInfo(register_id, name, register.size, register.type_spec.bitstring.bit.bitwidth)
+
+
+#: The longest IPv4 packet, longer than any link's frames.
+_LONGEST_PAYLOAD = 0xFFFF
+
+
+def to_frame(packet: p4r.PacketOut, info: PipelineInfo) -> bytes:
+    """Return the frame of a PacketOut: the `packet_out` header, if the program has one, and the payload.
+
+    A field that the controller omits is zero. Raises RequestError for metadata that the header does not have,
+    and for payloads that are too long.
+    """
+    if len(packet.payload) > _LONGEST_PAYLOAD:
+        raise invalid(f"packet_out: {len(packet.payload)} bytes are too many; send up to {_LONGEST_PAYLOAD}")
+    values = {item.metadata_id: item.value for item in packet.metadata}
+    if len(values) != len(packet.metadata):
+        raise invalid("packet_out: a metadata field is given twice; give each once")
+    header = info.packet_headers.get("packet_out", ())
+    header_number = 0
+    for field in header:
+        value = to_int(values.pop(field.id, b"\0"), field.bits, f"packet_out.{field.name}")
+        header_number = header_number << field.bits | value
+    if values:
+        raise invalid(f"packet_out: has no metadata field {min(values)}; use the P4Info's ids")
+    return header_number.to_bytes(_header_bytes(header), "big") + packet.payload
+
+
+def to_packet_in(frame: bytes, info: PipelineInfo) -> p4r.PacketIn:
+    """Return the PacketIn of a frame that left on the CPU port, with its `packet_in` header as metadata."""
+    header = info.packet_headers.get("packet_in", ())
+    size = _header_bytes(header)
+    number = int.from_bytes(frame[:size].ljust(size, b"\0"), "big")
+    packet = p4r.PacketIn(payload=frame[size:])
+    remaining = 8 * size
+    for field in header:
+        remaining -= field.bits
+        value = number >> remaining & ((1 << field.bits) - 1)
+        packet.metadata.add(metadata_id=field.id, value=to_bytes(value))
+    return packet
+
+
+def _header_bytes(header: Sequence[FieldInfo]) -> int:
+    return sum(field.bits for field in header) // 8

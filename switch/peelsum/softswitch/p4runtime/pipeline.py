@@ -11,7 +11,7 @@ from peelsum.reading import parse_json
 from peelsum.softswitch.compiler.loading import MOST_PROGRAM_BYTES, parse
 from peelsum.softswitch.errors import SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.p4runtime.entities import Entities
-from peelsum.softswitch.p4runtime.info import PipelineInfo, TableInfo
+from peelsum.softswitch.p4runtime.info import PipelineInfo
 from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, one_line
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.device import Device
@@ -83,7 +83,11 @@ def _check_consistency(info: PipelineInfo, program: Program) -> None:
         if actions.get(action.name, len(action.params)) != len(action.params):
             raise _inconsistency(f"action {action.name}")
     for table in info.tables.values():
-        if not _has_same_key(table, program):
+        built = program.tables.get(table.name)
+        # BMv2 has no optional matches: the compiler converts them to ternary ones.
+        kinds = ["ternary" if field.kind == "optional" else field.kind for field in table.fields]
+        key = list(zip(kinds, (field.bits for field in table.fields), strict=True))
+        if built is None or key != [(part.kind, part.bits) for part in built.keys]:
             raise _inconsistency(f"table {table.name}")
     for kind, declared, arrays in (
         ("counter", info.counters, program.counters),
@@ -93,16 +97,6 @@ def _check_consistency(info: PipelineInfo, program: Program) -> None:
             array = arrays.get(cells.name)
             if array is None or array.size != cells.size:
                 raise _inconsistency(f"{kind} {cells.name}")
-
-
-def _has_same_key(table: TableInfo, program: Program) -> bool:
-    """Return whether the program has a table with this name and the same key fields."""
-    built = program.tables.get(table.name)
-    if built is None:
-        return False
-    # BMv2 has no optional matches: the compiler converts them to ternary ones.
-    declared = [("ternary" if field.kind == "optional" else field.kind, field.bits) for field in table.fields]
-    return declared == [(key.kind, key.bits) for key in built.keys]
 
 
 def _inconsistency(what: str) -> RequestError:

@@ -14,7 +14,7 @@ from time import monotonic
 
 import grpc
 
-from peelsum.softswitch.p4runtime.status import Code, RequestError
+from peelsum.softswitch.p4runtime.status import Code, RequestError, exhausted
 
 #: Seconds that each update adds to a batch's time of arrival, so that short batches pass long ones.
 _UPDATE_DELAY_S = 0.5e-3
@@ -59,21 +59,21 @@ class RequestQueue:
             self._waiting.pop()
             self._changed.notify_all()
         self._changed.wait_for(
-            lambda: not call.is_active() or rank not in self._waiting or self._is_next(rank)
+            lambda: (
+                not call.is_active()
+                or rank not in self._waiting
+                or (not self._busy and self._waiting[0] == rank)
+            )
         )
         if rank not in self._waiting:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED,
+            raise exhausted(
                 f"{self._most_waiting} requests wait for their turn already, and nothing was done; "
-                "await answers before you send more",
+                "await answers before you send more"
             )
         self._waiting.remove(rank)
         if not call.is_active():
             self._changed.notify_all()
             raise RequestError(Code.CANCELLED, "the call ended before its turn; nothing was done")
-
-    def _is_next(self, rank: tuple[float, int]) -> bool:
-        return not self._busy and self._waiting[0] == rank
 
     def _notify_waiting(self) -> None:
         with self._changed:

@@ -5,7 +5,10 @@ Only the primary may write. With TLS, a client's role must allow each call. Erro
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from threading import BoundedSemaphore, Thread, Timer
@@ -14,9 +17,7 @@ from urllib.parse import unquote
 import grpc
 from finsy.proto import p4r, p4r_grpc
 
-from peelsum.softswitch.errors import SoftswitchError
-from peelsum.softswitch.p4runtime.arbitration import Arbiter
-from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
+from peelsum.softswitch.p4runtime.info import to_frame, to_packet_in
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.request_queue import RequestQueue
 from peelsum.softswitch.p4runtime.status import (
@@ -24,16 +25,19 @@ from peelsum.softswitch.p4runtime.status import (
     ERROR_SPACE,
     BatchError,
     Code,
+    RateLimit,
     RequestError,
     code_number,
-    from_bug,
-    from_switch_error,
+    denied,
+    exhausted,
     invalid,
+    request_error,
     unimplemented,
 )
-from peelsum.softswitch.p4runtime.stream import ControllerStream
+from peelsum.softswitch.p4runtime.stream import Arbiter, ControllerStream
 from peelsum.softswitch.runtime.device import Device
-from peelsum.tls import Role, caller_role
+from peelsum.tls import Role, TlsIdentity, caller_role, require_tls
+from peelsum.tls.grpc_ends import LimitedServer
 
 API_VERSION = "1.4.0"
 #: Most streams open at once; each holds a thread of the server.
@@ -67,13 +71,18 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self._free_reads = BoundedSemaphore(MAX_READS)
         device.on_packet_in(self._packet_in)
 
-    def _require_role(self, call: grpc.ServicerContext, allowed: tuple[Role, ...], operation: str) -> None:
-        """Raise RequestError (PERMISSION_DENIED) unless the client's role is among `allowed`."""
+    def _check(
+        self, call: grpc.ServicerContext, allowed: tuple[Role, ...], operation: str, device_id: int | None
+    ) -> None:
+        """Raise RequestError unless the client's role is `allowed` and the device, if given, is this one."""
         if self._secured and (role := caller_role(call.peer())) not in allowed:
-            raise RequestError(
-                Code.PERMISSION_DENIED,
+            raise denied(
                 f"{operation}: needs a certificate of role {' or '.join(allowed)}; "
-                f"this client's has role {role}",
+                f"this client's has role {role}"
+            )
+        if device_id not in (None, self._device.device_id):
+            raise RequestError(
+                Code.NOT_FOUND, f"device_id: no device {device_id}; this is device {self._device.device_id}"
             )
 
     # Unary RPCs
@@ -83,14 +92,13 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> p4r.CapabilitiesResponse:
         """Return the version of the P4Runtime API."""
         with _abort_on_error(context):
-            self._require_role(context, _READERS, "capabilities")
+            self._check(context, _READERS, "capabilities", None)
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
         """Attempt every update of the batch in order, even if others fail; stop if the client cancels."""
         with _abort_on_error(context):
-            self._require_role(context, _WRITERS, "write")
-            self._check_device(request.device_id)
+            self._check(context, _WRITERS, "write", request.device_id)
             self._arbiter.require_primary(request.election_id, request.role)
             if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
                 raise unimplemented("atomicity other than CONTINUE_ON_ERROR")
@@ -105,8 +113,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> Iterator[p4r.ReadResponse]:
         """Yield the entities that the request selects, several hundred per message."""
         with _abort_on_error(context):
-            self._require_role(context, _READERS, "read")
-            self._check_device(request.device_id)
+            self._check(context, _READERS, "read", request.device_id)
             if request.role:
                 raise unimplemented(f"role {request.role}")
             with self._state_requests.turn(context):
@@ -121,10 +128,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> Iterator[p4r.ReadResponse]:
         """Yield entities in messages. Cancel the call of a client that is too slow, as it holds a thread."""
         if not self._free_reads.acquire(blocking=False):
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED,
-                f"{MAX_READS} Reads are being answered; wait for one to end, then retry",
-            )
+            raise exhausted(f"{MAX_READS} Reads are being answered; wait for one to end, then retry")
         timeout = Timer(READ_TIMEOUT_S, context.cancel)
         timeout.daemon = True
         try:
@@ -141,43 +145,35 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> p4r.SetForwardingPipelineConfigResponse:
         """Verify or commit a pipeline. While the new one is built, the running one continues."""
         with _abort_on_error(context):
-            self._set_pipeline(request, context)
+            self._check(context, _WRITERS, "pipeline", request.device_id)
+            self._arbiter.require_primary(request.election_id, request.role)
+            match request.action:
+                case _Set.VERIFY | _Set.VERIFY_AND_COMMIT if not request.HasField("config"):
+                    raise invalid("config: is missing; give the pipeline's")
+                case _Set.VERIFY:
+                    with self._build_requests.turn(context):
+                        verify(request.config)
+                case _Set.VERIFY_AND_COMMIT:
+                    # Building takes seconds. Meanwhile, Writes and Reads of the running pipeline continue.
+                    with self._build_requests.turn(context):
+                        built = InstalledPipeline(request.config, self._device)
+                        with self._state_requests.turn(context):
+                            self._arbiter.require_primary(request.election_id, request.role)
+                            with self._device.lock:
+                                self._device.install(built.switch)
+                                self._running = built
+                case _Set.VERIFY_AND_SAVE | _Set.COMMIT | _Set.RECONCILE_AND_COMMIT as action:
+                    raise unimplemented(f"action {_Set.Action.Name(action)}")
+                case other:
+                    raise invalid(f"action: {other} is not in the specification; use VERIFY_AND_COMMIT")
         return p4r.SetForwardingPipelineConfigResponse()
-
-    def _set_pipeline(
-        self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
-    ) -> None:
-        """Verify, or verify and commit, the pipeline of a request. Raises RequestError."""
-        self._require_role(context, _WRITERS, "pipeline")
-        self._check_device(request.device_id)
-        self._arbiter.require_primary(request.election_id, request.role)
-        match request.action:
-            case _Set.VERIFY | _Set.VERIFY_AND_COMMIT if not request.HasField("config"):
-                raise invalid("config: is missing; give the pipeline's")
-            case _Set.VERIFY:
-                with self._build_requests.turn(context):
-                    verify(request.config)
-            case _Set.VERIFY_AND_COMMIT:
-                # Building takes seconds. Meanwhile, Writes and Reads of the running pipeline continue.
-                with self._build_requests.turn(context):
-                    built = InstalledPipeline(request.config, self._device)
-                    with self._state_requests.turn(context):
-                        self._arbiter.require_primary(request.election_id, request.role)
-                        with self._device.lock:
-                            self._device.install(built.switch)
-                            self._running = built
-            case _Set.VERIFY_AND_SAVE | _Set.COMMIT | _Set.RECONCILE_AND_COMMIT as action:
-                raise unimplemented(f"action {_Set.Action.Name(action)}")
-            case other:
-                raise invalid(f"action: {other} is not in the specification; use VERIFY_AND_COMMIT")
 
     def GetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.GetForwardingPipelineConfigResponse:
         """Return the configuration that reads and writes refer to."""
         with _abort_on_error(context):
-            self._require_role(context, _READERS, "read")
-            self._check_device(request.device_id)
+            self._check(context, _READERS, "read", request.device_id)
             config = self._pipeline().to_response(request.response_type)
         return p4r.GetForwardingPipelineConfigResponse(config=config)
 
@@ -187,12 +183,6 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
         return self._running
 
-    def _check_device(self, device_id: int) -> None:
-        if device_id != self._device.device_id:
-            raise RequestError(
-                Code.NOT_FOUND, f"device_id: no device {device_id}; this is device {self._device.device_id}"
-            )
-
     # The stream
 
     def StreamChannel(  # noqa: N802
@@ -201,10 +191,10 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         """Serve arbitration and packets until the client or an arbitration error ends the stream."""
         with _abort_on_error(context):
             # A viewer's stream could bid for primary, and so keep operators from writing.
-            self._require_role(context, _WRITERS, "stream")
+            self._check(context, _WRITERS, "stream", None)
             if not self._free_streams.acquire(blocking=False):
                 most = f"{MAX_STREAMS} streams are open already; close one"
-                raise RequestError(Code.RESOURCE_EXHAUSTED, most)
+                raise exhausted(most)
             stream = ControllerStream(context.cancel, _client_name(context))
             self._arbiter.open(stream)
             try:
@@ -227,44 +217,43 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 try:
                     self._handle_message(stream, request)
                 except Exception as error:
-                    ending = error if isinstance(error, RequestError) else from_bug(error)
+                    ending = request_error(error)
                     break
         stream.end(ending)
 
     def _handle_message(self, stream: ControllerStream, request: p4r.StreamMessageRequest) -> None:
         """Handle one message of a stream's client; report errors other than the election's on the stream."""
-        match request.WhichOneof("update"):
-            case "arbitration":
-                self._arbiter.bid(stream, request.arbitration)
-            case "packet":
-                try:
-                    self._packet_out(stream, request.packet)
-                except RequestError as error:
-                    report = _stream_error(error)
+        kind = request.WhichOneof("update")
+        if kind == "arbitration":
+            self._arbiter.bid(stream, request.arbitration)
+            return
+        try:
+            if kind != "packet":
+                message = kind if kind == "digest_ack" else f"stream message {kind or 'without content'}"
+                raise unimplemented(message)
+            self._packet_out(stream, request.packet)
+        except RequestError as error:
+            report = p4r.StreamError(
+                canonical_code=code_number(error.code), message=error.message, space=ERROR_SPACE
+            )
+            match kind:
+                case "packet":
                     report.packet_out.packet_out.CopyFrom(request.packet)
-                    stream.send(p4r.StreamMessageResponse(error=report))
-            case "digest_ack":
-                report = _stream_error(unimplemented("digest_ack"))
-                report.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
-                stream.send(p4r.StreamMessageResponse(error=report))
-            case other:
-                report = _stream_error(unimplemented(f"stream message {other or 'without content'}"))
-                report.other.SetInParent()
-                stream.send(p4r.StreamMessageResponse(error=report))
+                case "digest_ack":
+                    report.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
+                case _:
+                    report.other.SetInParent()
+            stream.send(p4r.StreamMessageResponse(error=report))
 
     def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
         """Queue a PacketOut for the data plane. Raises RequestError for a backup, or if too many wait."""
         if self._arbiter.primary is not stream:
-            raise RequestError(
-                Code.PERMISSION_DENIED, "packet_out: only the primary sends packets; win the election"
-            )
+            raise denied("packet_out: only the primary sends packets; win the election")
         # The lock prevents a commit between encoding the header for a pipeline and queueing the frame for it.
         with self._device.lock:
             injected = self._device.inject(to_frame(packet, self._pipeline().info))
         if not injected:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED, "packet_out: too many wait for the data plane; send slower"
-            )
+            raise exhausted("packet_out: too many wait for the data plane; send slower")
 
     def _packet_in(self, frames: Sequence[bytes]) -> None:
         """Send frames that left on the CPU port to the primary, if there is one."""
@@ -282,20 +271,68 @@ def _client_name(context: grpc.ServicerContext) -> str:
     return f"process {process!s} at {address}" if has_process else address
 
 
-def _stream_error(error: RequestError) -> p4r.StreamError:
-    return p4r.StreamError(canonical_code=code_number(error.code), message=error.message, space=ERROR_SPACE)
-
-
 @contextmanager
 def _abort_on_error(context: grpc.ServicerContext) -> Iterator[None]:
     """End an RPC with the status of the error that the body raises, if it does."""
     try:
         yield
     except Exception as error:
-        request_error = from_switch_error(error) if isinstance(error, SoftswitchError) else error
-        if not isinstance(request_error, RequestError):
-            request_error = from_bug(error)
-        details = request_error.details() if isinstance(request_error, BatchError) else None
+        answer = request_error(error)
+        details = answer.details() if isinstance(answer, BatchError) else None
         if details is not None:
             context.set_trailing_metadata(((DETAILS_KEY, details),))
-        context.abort(request_error.code, request_error.message[:_LONGEST_MESSAGE])
+        context.abort(answer.code, answer.message[:_LONGEST_MESSAGE])
+
+
+#: Each stream and each waiting call holds a thread; the remaining threads answer or refuse other calls.
+_THREADS = MAX_STREAMS + MAX_WAITING + MAX_CONFIGURING + MAX_READS + 12
+#: The longest request. A compiled pipeline has a few megabytes, a Write of 40,000 table entries about four.
+_MOST_REQUEST_BYTES = 16 << 20
+_STOP_GRACE_S = 0.1
+#: Prefix of the names of the server's threads.
+THREAD_PREFIX = "p4runtime"
+
+
+class RunningServer:
+    """A P4Runtime server that answers until `stop`."""
+
+    def __init__(self, device: Device, server: LimitedServer, threads: ThreadPoolExecutor, host: str) -> None:
+        self._device = device
+        self._server = server
+        self._threads = threads
+        self.port = server.port
+        self.address = f"{host}:{self.port}"
+
+    def stop(self) -> None:
+        """End every call, and free the port. A compilation in progress continues in its thread."""
+        self._device.on_packet_in(None)
+        self._server.stop(_STOP_GRACE_S)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def serve(
+    device: Device, address: str = "127.0.0.1:9559", identity: TlsIdentity | None = None
+) -> RunningServer:
+    """Serve P4Runtime for a device at `address` (host:port; port 0 takes a free one).
+
+    identity: if given, clients must use TLS with a certificate, whose role limits what they may do.
+    Raises ValueError if the address is malformed, or beyond loopback without an identity; OSError if the
+    server cannot listen on it.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:
+        raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
+    require_tls("grpc address", host, identity)
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
+    logging.getLogger("grpc._server").addFilter(RateLimit())
+    try:
+        server = LimitedServer(
+            address, identity, threads=threads, calls=_THREADS, message_bytes=_MOST_REQUEST_BYTES
+        )
+    except OSError:
+        reason = f"grpc address: cannot listen on {address}; free it or choose another"
+        raise OSError(errno.EADDRINUSE, reason) from None
+    service = P4RuntimeService(device, secured=identity is not None)
+    p4r_grpc.add_P4RuntimeServicer_to_server(service, server.grpc)
+    server.start()
+    return RunningServer(device, server, threads, host)

@@ -9,7 +9,7 @@ from time import monotonic
 import grpc
 from finsy.proto import p4r, rpc_status
 
-from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, SoftswitchError, TableFull
+from peelsum.softswitch.errors import DuplicateEntry, NoSuchEntry, SoftswitchError, TableFull
 
 Code = grpc.StatusCode
 #: Most log records per interval of seconds, so that a client that causes errors cannot fill the disk.
@@ -23,12 +23,12 @@ _MOST_DETAILS = 150
 _LONGEST_MESSAGE = 500
 ERROR_SPACE = "peelsum"
 
-_SWITCH_CODES: tuple[tuple[type[SoftswitchError], grpc.StatusCode], ...] = (
-    (DuplicateEntry, Code.ALREADY_EXISTS),
-    (NoSuchEntry, Code.NOT_FOUND),
-    (TableFull, Code.RESOURCE_EXHAUSTED),
-    (InvalidEntry, Code.INVALID_ARGUMENT),
-)
+#: The codes of the switch's errors; INVALID_ARGUMENT for the others.
+_SWITCH_CODES = {
+    DuplicateEntry: Code.ALREADY_EXISTS,
+    NoSuchEntry: Code.NOT_FOUND,
+    TableFull: Code.RESOURCE_EXHAUSTED,
+}
 
 
 class RateLimit(logging.Filter):
@@ -112,23 +112,30 @@ def invalid(message: str) -> RequestError:
     return RequestError(Code.INVALID_ARGUMENT, message)
 
 
+def denied(message: str) -> RequestError:
+    """Return the error of a request that this client may not make, or that nobody may."""
+    return RequestError(Code.PERMISSION_DENIED, message)
+
+
+def exhausted(message: str) -> RequestError:
+    """Return the error of a request that exceeds a limit."""
+    return RequestError(Code.RESOURCE_EXHAUSTED, message)
+
+
 def unimplemented(what: str) -> RequestError:
     """Return the error of a valid request for something that the softswitch does not implement."""
     return RequestError(Code.UNIMPLEMENTED, f"{what}: the softswitch does not implement this")
 
 
-def from_switch_error(error: SoftswitchError) -> RequestError:
-    """Return the RequestError of a switch's error, with P4Runtime's canonical code."""
-    for kind, code in _SWITCH_CODES:
-        if isinstance(error, kind):
-            return RequestError(code, one_line(error))
-    return RequestError(Code.INVALID_ARGUMENT, one_line(error))
-
-
-def from_bug(error: Exception) -> RequestError:
-    """Log an unexpected error, and return the RequestError (INTERNAL) of the request."""
-    _LOGGER.error("request failed by a bug", exc_info=error)
-    return RequestError(Code.INTERNAL, f"{type(error).__name__}: {one_line(error)}")
+def request_error(error: Exception) -> RequestError:
+    """Return the RequestError of any error: a switch's gets P4Runtime's code, and a bug is logged."""
+    if isinstance(error, RequestError):
+        return error
+    if not isinstance(error, SoftswitchError):
+        _LOGGER.error("request failed by a bug", exc_info=error)
+        return RequestError(Code.INTERNAL, f"{type(error).__name__}: {one_line(error)}")
+    codes = (code for kind, code in _SWITCH_CODES.items() if isinstance(error, kind))
+    return RequestError(next(codes, Code.INVALID_ARGUMENT), one_line(error))
 
 
 def one_line(error: Exception) -> str:

@@ -1,14 +1,27 @@
-"""One open StreamChannel: the queue of messages to its client, and how it ends."""
+"""The open StreamChannels of controllers: messages that wait for each, and which one is the primary.
+
+Arbitration follows section 5 of the P4Runtime specification, and does not depend on gRPC. The primary of the
+default role may write. A role with a name gives no rights: it is a lock for the clients that bid for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Lock
+from threading import Lock, RLock
 
-from finsy.proto import p4r
+from finsy.proto import U128, p4r, rpc_status
 
-from peelsum.softswitch.p4runtime.status import RequestError
+from peelsum.softswitch.p4runtime.status import (
+    Code,
+    RequestError,
+    code_number,
+    denied,
+    invalid,
+    unimplemented,
+)
 
 #: Most messages, and most bytes, that may wait for a slow client. Beyond them, PacketIns are dropped; beyond
 #: twice as many, the call is cancelled.
@@ -62,11 +75,133 @@ class ControllerStream:
         """Queue a message; return False if `limit_factor` times the limits would be exceeded."""
         size = response.ByteSize()
         with self._lock:
-            if (
-                self._waiting.qsize() >= limit_factor * MOST_WAITING
-                or self._bytes + size > limit_factor * MOST_BYTES
-            ):
+            is_long = self._waiting.qsize() >= limit_factor * MOST_WAITING
+            if is_long or self._bytes + size > limit_factor * MOST_BYTES:
                 return False
             self._bytes += size
             self._waiting.put(response)
         return True
+
+
+# Theory of operation.
+# Each role has its own election. `highest` is the highest election id of all bids since the role had its
+# first open stream.
+#
+#   a stream bids e             | then
+#   ----------------------------+--------------------------------------------------------------
+#   another stream holds e      | the bidding stream ends: INVALID_ARGUMENT
+#   e >= highest                | it becomes the primary, highest = e, all are notified
+#   e < highest, was primary    | there is no primary, all are notified
+#   e < highest                 | it becomes a backup and is notified
+#   no e                        | likewise: it can never be the primary
+#
+#   a stream ends               | then
+#   ----------------------------+--------------------------------------------------------------
+#   it was the primary          | there is none, all are notified; a bid of `highest` or more wins
+#   it was the last             | highest is reset: a new controller need not know the old one's
+
+_DEFAULT = ""
+
+
+@dataclass
+class _Election:
+    """The election of one role."""
+
+    bids: dict[ControllerStream, int] = field(default_factory=dict)
+    primary: ControllerStream | None = None
+    highest: int = 0
+
+
+class Arbiter:
+    """The elections of one device, one per role."""
+
+    def __init__(self, device_id: int) -> None:
+        self._device_id = device_id
+        self._lock = RLock()
+        #: The role of each open stream; None before its first bid.
+        self._roles: dict[ControllerStream, str | None] = {}
+        self._elections: defaultdict[str, _Election] = defaultdict(_Election)
+
+    def open(self, stream: ControllerStream) -> None:
+        """Add an open stream, which has not bid yet."""
+        with self._lock:
+            self._roles[stream] = None
+
+    def bid(self, stream: ControllerStream, update: p4r.MasterArbitrationUpdate) -> None:
+        """Handle a stream's arbitration message. Raises RequestError if the stream has to end."""
+        if update.device_id != self._device_id:
+            raise RequestError(
+                Code.NOT_FOUND, f"device_id: no device {update.device_id}; this is device {self._device_id}"
+            )
+        if update.role.id or update.role.HasField("config"):
+            raise unimplemented("role with a number or a config")
+        role, election_id = update.role.name, U128.decode(update.election_id)
+        with self._lock:
+            if stream not in self._roles:
+                return  # the stream ended before its message was handled
+            if self._roles[stream] not in (None, role):
+                raise invalid(f"role: {role!r}: this stream has another; open a stream for each role")
+            self._roles[stream] = role
+            election = self._elections[role]
+            holders = (other for other, bid in election.bids.items() if election_id and bid == election_id)
+            if (holder := next(holders, stream)) is not stream:
+                raise invalid(f"Election id {election_id} already exists, of {holder.client}; bid another")
+            election.bids[stream] = election_id
+            previous_primary = election.primary
+            if election_id and election_id >= election.highest:
+                election.primary, election.highest = stream, election_id
+            elif election.primary is stream:
+                election.primary = None
+            is_changed = previous_primary is not election.primary or election.primary is stream
+            self._notify(role, election.bids if is_changed else [stream])
+
+    def close(self, stream: ControllerStream) -> None:
+        """Remove a stream that has ended."""
+        with self._lock:
+            role = self._roles.pop(stream, None)
+            if role is None:
+                return
+            election = self._elections[role]
+            election.bids.pop(stream, None)
+            if election.primary is stream:
+                election.primary = None
+                self._notify(role, election.bids)
+            if not election.bids:
+                del self._elections[role]
+
+    @property
+    def primary(self) -> ControllerStream | None:
+        """The stream that may write and that receives PacketIns."""
+        # `get`, because the data plane's thread must not add an election while another thread bids.
+        election = self._elections.get(_DEFAULT)
+        return None if election is None else election.primary
+
+    def require_primary(self, election_id: p4r.Uint128, role: str) -> None:
+        """Raise RequestError unless `election_id` is the primary's."""
+        if role:
+            raise unimplemented(f"role {role}")
+        requested_id = U128.decode(election_id)
+        with self._lock:
+            election = self._elections[_DEFAULT]
+            if election.primary is None or election.bids[election.primary] != requested_id:
+                raise denied(
+                    f"election_id: {requested_id} is not the primary's; bid for it on a stream first"
+                )
+
+    def _notify(self, role: str, streams: Iterable[ControllerStream]) -> None:
+        """Tell streams whether they are the primary of a role."""
+        election = self._elections[role]
+        for stream in streams:
+            if election.primary is stream:
+                code, message = Code.OK, "you are the primary"
+            elif election.primary is not None:
+                code, message = Code.ALREADY_EXISTS, "you are a backup"
+            else:
+                code, message = Code.NOT_FOUND, "you are a backup, and there is no primary"
+            update = p4r.MasterArbitrationUpdate(
+                device_id=self._device_id,
+                role=p4r.Role(name=role) if role else None,
+                election_id=U128.encode(election.highest),
+                status=rpc_status.Status(code=code_number(code), message=message),
+            )
+            stream.send(p4r.StreamMessageResponse(arbitration=update))

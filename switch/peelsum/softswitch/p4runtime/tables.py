@@ -6,22 +6,24 @@ The switch stores the entries. Only their metadata, which it does not interpret,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from finsy.proto import p4r
 
 from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import NoSuchEntry
-from peelsum.softswitch.p4runtime.cells import counter_values
-from peelsum.softswitch.p4runtime.info import ActionInfo, PipelineInfo, TableInfo
-from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, unimplemented
-from peelsum.softswitch.p4runtime.values import (
+from peelsum.softswitch.p4runtime.info import (
+    ActionInfo,
+    PipelineInfo,
+    TableInfo,
+    counter_values,
     decode_match,
     encode_match,
     to_bytes,
     to_int,
     wildcard,
 )
+from peelsum.softswitch.p4runtime.status import denied, invalid, unimplemented
 from peelsum.softswitch.program.model import KeyValue
 from peelsum.softswitch.runtime.tables import Match, TableEntry
 
@@ -29,16 +31,9 @@ from peelsum.softswitch.runtime.tables import Match, TableEntry
 _EntryKey: TypeAlias = tuple[str, Match, int]
 
 
-class _Metadata(NamedTuple):
-    """Metadata that a controller stores with an entry."""
-
-    metadata: bytes = b""
-    controller_metadata: int = 0
-
-
-_NO_METADATA = _Metadata()
+_NO_METADATA = p4r.TableEntry()
 #: An entry when it was read, its metadata, and its packets and bytes if they were requested.
-_Row: TypeAlias = tuple[TableEntry, _Metadata, tuple[int, int] | None]
+_Row: TypeAlias = tuple[TableEntry, p4r.TableEntry, tuple[int, int] | None]
 
 
 class TableEntries:
@@ -48,7 +43,8 @@ class TableEntries:
         self._info = info
         self._switch = switch
         self._actions = {action.name: action for action in info.actions.values()}
-        self._metadata: dict[_EntryKey, _Metadata] = {}
+        #: Entries of P4Runtime that have only the metadata.
+        self._metadata: dict[_EntryKey, p4r.TableEntry] = {}
         self._initial_defaults = {
             table.name: switch.tables[table.name].default for table in info.tables.values()
         }
@@ -60,9 +56,7 @@ class TableEntries:
         table = self._table(entry.table_id)
         _check_extras(entry, table)
         if table.is_const:
-            raise RequestError(
-                Code.PERMISSION_DENIED, f"table {table.name} is const: change the program instead"
-            )
+            raise denied(f"table {table.name} is const: change the program instead")
         if entry.is_default_action:
             self._write_default(kind, entry, table)
             return
@@ -91,9 +85,7 @@ class TableEntries:
                 f"table {table.name}: a default action has neither match nor priority; leave both out"
             )
         if table.const_default:
-            raise RequestError(
-                Code.PERMISSION_DENIED, f"table {table.name}: the default action is const; change the program"
-            )
+            raise denied(f"table {table.name}: the default action is const; change the program")
         state = self._switch.tables[table.name]
         if entry.HasField("action"):
             state.set_default(*self._action(entry, table, table.default_actions, "the default"))
@@ -105,7 +97,9 @@ class TableEntries:
         """Store the metadata that a controller wrote with an entry, if any."""
         self._metadata.pop(entry_key, None)
         if entry.metadata or entry.controller_metadata:
-            self._metadata[entry_key] = _Metadata(entry.metadata, entry.controller_metadata)
+            self._metadata[entry_key] = p4r.TableEntry(
+                metadata=entry.metadata, controller_metadata=entry.controller_metadata
+            )
 
     def _table(self, table_id: int) -> TableInfo:
         table = self._info.tables.get(table_id)
@@ -138,9 +132,7 @@ class TableEntries:
                 f"table {table.name}: has no action {entry.action.action.action_id:#x}; use one of its own"
             )
         if action.id not in allowed:
-            raise RequestError(
-                Code.PERMISSION_DENIED, f"table {table.name}: {action.name} cannot be {where}'s action"
-            )
+            raise denied(f"table {table.name}: {action.name} cannot be {where}'s action")
         return action.name, _decode_params(entry.action.action, action)
 
     # Direct counters
@@ -158,18 +150,19 @@ class TableEntries:
 
     def read_counters(self, selector: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
         """Return the direct counters of the entries that `selector` selects now."""
-        entry_selector = selector.table_entry
-        tables_with_counters = [
-            table for table in self._info.tables.values() if table.direct_counter is not None
-        ]
         table_selector = p4r.TableEntry(counter_data=p4r.CounterData())
-        table_selector.MergeFrom(entry_selector)
-        tables = (
-            [self._counted_table(entry_selector.table_id)]
-            if entry_selector.table_id
-            else tables_with_counters
-        )
-        return map(_direct_counter, self._entries(table_selector, tables))
+        table_selector.MergeFrom(selector.table_entry)
+        if table_selector.table_id:
+            tables = [self._counted_table(table_selector.table_id)]
+        else:
+            tables = [table for table in self._info.tables.values() if table.direct_counter is not None]
+
+        def counter_of(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
+            counter = p4r.DirectCounterEntry(table_entry=entry, data=entry.counter_data)
+            counter.table_entry.ClearField("counter_data")
+            return counter
+
+        return map(counter_of, self._entries(table_selector, tables))
 
     def _counted_table(self, table_id: int) -> TableInfo:
         table = self._table(table_id)
@@ -220,34 +213,31 @@ class TableEntries:
     def _entry(self, table: TableInfo, row: _Row) -> p4r.TableEntry:
         """Return a row as P4Runtime's entry."""
         stored, metadata, counts = row
-        keys = zip(stored.keys, table.fields, strict=True)
-        matches = (encode_match(key_value, field) for key_value, field in keys)
+        matches = map(encode_match, stored.keys, table.fields)
         entry = p4r.TableEntry(
             table_id=table.id,
             match=[match for match in matches if match is not None],
             priority=stored.priority if table.needs_priority else 0,
             action=self._encode_action(stored.action, stored.params),
             is_const=table.is_const,
-            metadata=metadata.metadata,
-            controller_metadata=metadata.controller_metadata,
         )
+        entry.MergeFrom(metadata)
         if counts is not None:
             entry.counter_data.packet_count, entry.counter_data.byte_count = counts
         return entry
 
     def _default(self, table: TableInfo) -> p4r.TableEntry:
         """Return a table's default action as P4Runtime's entry."""
-        metadata = self._metadata.get((table.name, (), 0), _NO_METADATA)
         action, params = self._switch.tables[table.name].default
-        return p4r.TableEntry(
+        entry = p4r.TableEntry(
             table_id=table.id,
             is_default_action=True,
             # A table that declares no default action has one that P4Info does not know.
             action=self._encode_action(action, params) if action in self._actions else None,
             is_const=table.const_default,
-            metadata=metadata.metadata,
-            controller_metadata=metadata.controller_metadata,
         )
+        entry.MergeFrom(self._metadata.get((table.name, (), 0), _NO_METADATA))
+        return entry
 
     def _encode_action(self, name: str, params: Sequence[int]) -> p4r.TableAction:
         action = self._actions[name]
@@ -303,14 +293,6 @@ def _check_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
         counter_values(entry.counter_data, table.name)
     if entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
         raise unimplemented(f"idle timeout of table {table.name}")
-
-
-def _direct_counter(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
-    """Return the counter of an entry that was read with its counter."""
-    data = p4r.CounterData()
-    data.CopyFrom(entry.counter_data)
-    entry.ClearField("counter_data")
-    return p4r.DirectCounterEntry(table_entry=entry, data=data)
 
 
 def _selects(selector: p4r.TableEntry, entry: p4r.TableEntry) -> bool:

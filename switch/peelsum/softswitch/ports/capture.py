@@ -60,7 +60,11 @@ class Capture:
 
     def write(self, direction: Literal["in", "out"], frames: Frames) -> None:
         """Write frames that arrived ("in") or leave ("out") to the files of their ports."""
-        records = _records(frames, self._clock())
+        # Each frame has a record header before it: the time, and the frame's length twice.
+        header = np.empty((len(frames), 4), "<u4")
+        header[:, 0], header[:, 1] = divmod(self._clock(), 10**9)
+        header[:, 2:] = frames.length[:, None]
+        records = np.hstack([header.view(np.uint8), frames.data])
         try:
             for port in set(frames.port.tolist()):
                 if (file := self._files.get((port, direction))) is None:
@@ -75,14 +79,3 @@ class Capture:
     def _stop_capturing(self, error: OSError) -> None:
         self._files.clear()
         print(f"peelsum: capture: {error.strerror}; nothing is captured any more", file=sys.stderr)
-
-
-def _records(frames: Frames, now_ns: int) -> np.ndarray:
-    """Return each frame with its record header before it, uint8[n, 16 + stride]."""
-    rows = np.empty((len(frames), _RECORD_HEADER_BYTES + frames.data.shape[1]), np.uint8)
-    header = np.empty((len(frames), 4), "<u4")
-    header[:, 0], header[:, 1] = divmod(now_ns, 10**9)
-    header[:, 2:] = frames.length[:, None]
-    rows[:, :_RECORD_HEADER_BYTES] = header.view(np.uint8)
-    rows[:, _RECORD_HEADER_BYTES:] = frames.data
-    return rows

@@ -140,38 +140,29 @@ class InterfacePort:
         """Open a socket by the method; return the method and a text about it."""
         if not 0 < len(name.encode()) <= _NAME_BYTES:
             raise OSError(errno.ENODEV, "not an interface name")
-        reason = "as asked"
+        state, column, reason = self._state, InterfaceColumn, "as asked"
         if method != "packet":
             try:
-                self._use_xdp(XdpSocket(name))
+                self.xdp = xdp = XdpSocket(name)
             except OSError as error:
                 if method == "xdp":
                     raise
                 reason = f"as AF_XDP failed: {error.strerror}"
             else:
-                return "xdp", self.xdp.mode if self.xdp else ""
+                self.socket, self.longest = xdp.socket, xdp.longest
+                state[[column.XDP, column.MEMORY, column.FILLED]] = 1, xdp.memory, RING
+                state[column.RX_PRODUCER : column.RX + 1] = xdp.rx
+                state[[column.FILL_PRODUCER, column.FILL]] = xdp.fill.producer, xdp.fill.entries
+                state[column.TX_PRODUCER : column.TX + 1] = xdp.tx
+                state[column.COMPLETION_PRODUCER : column.DONE + 1] = xdp.completion
+                state[column.FREE_CHUNKS] = RING
+                self._free[:] = CHUNK * np.arange(RING, 2 * RING)
+                return "xdp", xdp.mode
         self.socket, size, number = _raw_socket(name)
-        slots = np.frombuffer(mmap.mmap(self.socket.fileno(), size * number), np.uint8)
-        self._slots, self._state[InterfaceColumn.MEMORY] = slots, slots.ctypes.data
-        self._state[[InterfaceColumn.SLOT, InterfaceColumn.SLOTS]] = size, number
+        self._slots = np.frombuffer(mmap.mmap(self.socket.fileno(), size * number), np.uint8)
+        state[[column.MEMORY, column.SLOT, column.SLOTS]] = self._slots.ctypes.data, size, number
         self.longest = size - _FRAME_OFFSET
         return "packet", reason
-
-    def _use_xdp(self, xdp: XdpSocket) -> None:
-        """Use a socket of AF_XDP, whose addresses go to the memory of compiled functions."""
-        self.xdp, self.socket, self.longest = xdp, xdp.socket, xdp.longest
-        state = self._state
-        state[InterfaceColumn.XDP], state[InterfaceColumn.MEMORY], state[InterfaceColumn.FILLED] = (
-            1,
-            xdp.memory,
-            RING,
-        )
-        state[InterfaceColumn.RX_PRODUCER : InterfaceColumn.RX + 1] = xdp.rx
-        state[[InterfaceColumn.FILL_PRODUCER, InterfaceColumn.FILL]] = xdp.fill.producer, xdp.fill.entries
-        state[InterfaceColumn.TX_PRODUCER : InterfaceColumn.TX + 1] = xdp.tx
-        state[InterfaceColumn.COMPLETION_PRODUCER : InterfaceColumn.DONE + 1] = xdp.completion
-        state[InterfaceColumn.FREE_CHUNKS] = RING
-        self._free[:] = CHUNK * np.arange(RING, 2 * RING)
 
 
 class InterfacePorts:
@@ -232,11 +223,8 @@ class InterfacePorts:
         """Allocate the arrays for received frames with packets of `packet_bytes`."""
         stride = -(-max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES) // 64) * 64
         self.batch = frames_per_batch(self._most_frames, stride)
-        self.received = Frames(
-            np.zeros((self.batch, stride), np.uint8),
-            np.zeros(self.batch, np.int32),
-            np.zeros(self.batch, np.int32),
-        )
+        length, port = np.zeros((2, self.batch), np.int32)
+        self.received = Frames(np.zeros((self.batch, stride), np.uint8), length, port)
 
     def receive(self, ready: Sequence[int]) -> Frames:
         """Return frames that arrived on the ports `ready`, in order per port and in fair shares.
@@ -314,12 +302,9 @@ def _error_text(subject: str, error: OSError) -> str:
         case errno.EPERM | errno.EACCES:
             remedy = "raw sockets need root, or the capabilities CAP_NET_RAW and CAP_NET_ADMIN"
         case errno.ENODEV:
-            remedy = f"use one of {', '.join(_interfaces())}"
+            # /sys may still show another network namespace.
+            names = {path.name for path in Path("/proc/sys/net/ipv4/neigh").iterdir()} - {"default"}
+            remedy = f"use one of {', '.join(sorted(names))}"
         case _:
             remedy = "choose another interface"
     return f"interface {subject}: {error.strerror}; {remedy}"
-
-
-def _interfaces() -> list[str]:
-    # /sys may still show another network namespace.
-    return sorted(path.name for path in Path("/proc/sys/net/ipv4/neigh").iterdir() if path.name != "default")

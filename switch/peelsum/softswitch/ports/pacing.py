@@ -108,7 +108,14 @@ class _Ring:
         self, frames: Frames, rows: NDArray[np.intp], departures: NDArray[np.uint64] | None, now_us: int
     ) -> None:
         """Add the frames in `rows`, which leave at `departures` ticks (None: now). Make room for them."""
-        due = self._due_times(rows.size, departures, np.uint64(_ticks(now_us)))
+        # Times wrap: compare them as signed differences from now. No frame is due before the one ahead of it.
+        now, count = np.uint64(_ticks(now_us)), rows.size
+        delays = np.zeros(count, np.int64) if departures is None else (departures - now).view(np.int64)
+        delays = delays + self.delay
+        if self.count:
+            last = (self._first + self.count - 1) % self._rows
+            delays[:1] = np.maximum(delays[:1], (self._due[last : last + 1] - now).view(np.int64))
+        due = np.maximum.accumulate(delays).view(np.uint64) + now
         if self.free_rows < rows.size:
             self._grow(self.count + rows.size)
         width = frames.data.shape[1]
@@ -121,27 +128,14 @@ class _Ring:
         for source_rows, start_row in ((rows[:first_part], start), (rows[first_part:], 0)):
             target = slice(start_row, start_row + source_rows.size)
             if width == self._data.shape[1]:
-                np.take(
-                    frames.data, source_rows, 0, out=self._data[target], mode="clip"
-                )  # no copy in between
+                # With `clip` there is no copy in between.
+                np.take(frames.data, source_rows, 0, out=self._data[target], mode="clip")
             else:
                 self._data[target, :width] = frames.data[source_rows]
             self._length[target] = frames.length[source_rows]
             self._due[target] = due[source_start : source_start + source_rows.size]
             source_start += source_rows.size
         self.count += rows.size
-
-    def _due_times(
-        self, count: int, departures: NDArray[np.uint64] | None, now: np.uint64
-    ) -> NDArray[np.uint64]:
-        """Return when frames are due, uint64[count]: never before the frame ahead of them."""
-        # Times wrap: compare them as signed differences from now.
-        delays = np.zeros(count, np.int64) if departures is None else (departures - now).view(np.int64)
-        delays = delays + self.delay
-        if self.count:
-            last = (self._first + self.count - 1) % self._rows
-            delays[:1] = np.maximum(delays[:1], (self._due[last : last + 1] - now).view(np.int64))
-        return np.maximum.accumulate(delays).view(np.uint64) + now
 
     def _grow(self, rows: int) -> None:
         """Make at least `rows` rows, and put the frames at the first ones."""

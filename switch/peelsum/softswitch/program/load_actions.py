@@ -1,216 +1,327 @@
-"""Converts the actions and parser states of BMv2 JSON to typed values."""
+"""Converts the expressions, actions and parser states of BMv2 JSON to typed values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
-from peelsum.softswitch.program.load_expressions import VALID, Scope
-from peelsum.softswitch.program.model import (
-    Advance,
-    Extract,
-    ExtractNext,
-    FieldDeclaration,
-    Parser,
-    ParserOp,
-    ParserState,
-    Require,
-    Transition,
-    Verify,
-)
-from peelsum.softswitch.program.operations import (
-    HASHES,
-    Action,
-    ActionParam,
-    Assign,
-    AssignIndexed,
-    Binary,
-    Clone,
-    Const,
-    CopyHeader,
-    CopyStack,
-    CountAt,
-    Exit,
-    Expr,
-    FieldRef,
-    Hash,
-    Jump,
-    JumpIfZero,
-    Lookahead,
-    Primitive,
-    ReadRegister,
-    Recirculate,
-    Resubmit,
-    SetValidity,
-    ShiftStack,
-    WriteRegister,
-    walk,
-)
+from peelsum.softswitch.program import model
+from peelsum.softswitch.program import operations as ops
 from peelsum.wire import DROP_PORT
 
+VALID = "$valid$"
+_UNARY = ("~", "not", "d2b", "b2d")
+_ARITHMETIC = ("+", "-", "*", "&", "|", "^", "<<", ">>", "two_comp_mod", "usat_cast", "sat_cast")
+_BINARY = (*_ARITHMETIC, "==", "!=", "<", "<=", ">", ">=", "and", "or")
 
-def load_action(item: Mapping[str, Any], scope: Scope) -> Action:
+
+@dataclass(frozen=True)
+class Scope:
+    """Resolves the names of one program and, within an action, its parameters."""
+
+    headers: Mapping[str, model.Header]
+    stacks: Mapping[str, tuple[str, ...]]
+    calculations: Mapping[str, Mapping[str, Any]]
+    aliases: Mapping[str, ops.FieldRef]
+    signed: frozenset[tuple[int, int]]
+    """(action number, parameter index) of each parameter for which the program has a negative argument."""
+    params: Sequence[ops.ActionParam] = ()
+    where: str = ""
+    """The action or parser state, for errors."""
+
+    def inputs(self, calculation: Mapping[str, Any], where: str) -> ops.Inputs:
+        """Return a calculation's inputs: fields and constants."""
+        inputs: list[tuple[ops.FieldRef | None, int, int]] = []
+        for item in calculation["input"]:
+            if item["type"] == "field":
+                field = self.field(item["value"])
+                inputs.append((field, 0, self.declared(field).bits))
+            elif item["type"] == "hexstr":
+                bits = int(item["bitwidth"])
+                inputs.append((None, bits_of(item["value"], bits), bits))
+            else:
+                raise UnsupportedConstruct(
+                    f"{where}: input {item['type']}: not supported; use fields and constants"
+                )
+        return tuple(inputs)
+
+    def header(self, name: str) -> str:
+        """Return `name`. Raises BadProgram unless it is a header instance."""
+        if name not in self.headers:
+            raise BadProgram(f"header {name}: is not declared; compile the program again")
+        return name
+
+    def stack(self, name: str) -> str:
+        """Return `name`. Raises BadProgram unless it is a header stack."""
+        if name not in self.stacks:
+            raise BadProgram(f"header stack {name}: is not declared; compile the program again")
+        return name
+
+    def last(self, stack: str, field: str) -> ops.Expr:
+        """Return a field of the element of a stack that was filled last."""
+        candidates = [self.field((header, field)) for header in self.stacks[self.stack(stack)]]
+        return _select_by_index(ops.StackCount(stack), 1, candidates, ops.Const(0))
+
+    def field(self, value: Sequence[str]) -> ops.FieldRef:
+        """Return the field that a [header, field] pair names. Raises BadProgram if it is not declared."""
+        header, name = value
+        if self.headers[self.header(header)].field(name) is None:
+            raise BadProgram(f"field {header}.{name}: is not declared; compile the program again")
+        return ops.FieldRef(header, name)
+
+    def declared(self, ref: ops.FieldRef) -> model.FieldDeclaration:
+        """Return a field's declaration."""
+        field = self.headers[ref.header].field(ref.field)
+        assert field is not None  # `field` checked
+        return field
+
+    def expression(self, item: Mapping[str, Any]) -> ops.Expr:
+        """Return the expression of a type-value object. Raises UnsupportedConstruct with its name."""
+        kind = item.get("type")
+        if kind is None and "op" in item:
+            return self._operation(item)
+        value = item["value"]
+        match kind:
+            case "expression":
+                return self.expression(value)
+            case "field":
+                if value[1] == VALID:
+                    return ops.Unary("b2d", ops.IsValid(self.header(value[0])))
+                return self.field(value)
+            case "stack_field":
+                return self.last(*value)
+            case "hexstr":
+                return ops.Const(int(value, 16))
+            case "bool":
+                return ops.Bool(bool(value))
+            case "runtime_data" | "local":
+                param = self.params[int(value)]
+                return ops.Param(int(value), param.bits, signed=param.signed)
+            case "lookahead":
+                offset, bits = int(value[0]), int(value[1])
+                if offset < 0 or bits < 1:
+                    raise BadProgram(f"lookahead: {bits} bits after {offset}; compile the program again")
+                return ops.Lookahead(offset, bits)
+        raise UnsupportedConstruct(f"{kind} {value} in an expression: not supported; leave it out")
+
+    def _operation(self, item: Mapping[str, Any]) -> ops.Expr:
+        """Return the expression of an operator and its operands."""
+        op = item["op"]
+        if op == "valid":
+            element = _stack_element(item["right"])
+            if element is None:
+                return ops.IsValid(self.header(item["right"]["value"]))
+            headers = self.stacks[self.stack(element["left"]["value"])]
+            validities = [ops.IsValid(header) for header in headers]
+            return _select_by_index(self.expression(element["right"]), 0, validities, ops.Bool(False))
+        if op == "last_stack_index":
+            # Unsigned, and so the largest number if the stack is empty.
+            last = ops.Binary("-", ops.StackCount(self.stack(item["right"]["value"])), ops.Const(1))
+            return ops.Binary("&", last, ops.Const((1 << 64) - 1))
+        if op == "size_stack":
+            return ops.StackCount(self.stack(item["right"]["value"]))
+        if op == "access_field":  # of a stack element whose index is computed at run time
+            refs, index = self.element_fields(item)
+            return _select_by_index(index, 0, refs, ops.Const(0))
+        if op == "?":
+            branches = (self.expression(item["left"]), self.expression(item["right"]))
+            return ops.Ternary(self.expression(item["cond"]), *branches)
+        if op in _UNARY:
+            return ops.Unary(op, self.expression(item["right"]))
+        if op in _BINARY:
+            return ops.Binary(op, self.expression(item["left"]), self.expression(item["right"]))
+        raise UnsupportedConstruct(f"operator {op}: not supported; leave it out of the program")
+
+    def element_fields(self, item: Mapping[str, Any]) -> tuple[tuple[ops.FieldRef, ...], ops.Expr]:
+        """Return the fields from which an `access_field` selects, one per stack element, and the index."""
+        element = _stack_element(item["left"])
+        if element is None:
+            raise UnsupportedConstruct("operator access_field: use it on elements of header stacks only")
+        headers = [self.headers[name] for name in self.stacks[self.stack(element["left"]["value"])]]
+        refs = tuple(ops.FieldRef(header.name, header.fields[int(item["right"])].name) for header in headers)
+        return refs, self.expression(element["right"])
+
+
+def bits_of(text: str, bits: int) -> int:
+    """Return a constant that p4c wrote, as "-0x03"; a negative one in two's complement of `bits` bits."""
+    number = int(text, 16)
+    return number % (1 << bits) if number < 0 else number
+
+
+def _stack_element(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the operation in `item` that selects an element of a header stack; None for anything else."""
+    while item.get("type") == "expression":
+        item = item["value"]
+    is_element = item.get("op") in ("dereference_header_stack", "dereference_stack")
+    return item if is_element else None
+
+
+def _select_by_index(
+    index: ops.Expr, first: int, candidates: Sequence[ops.Expr], default: ops.Expr
+) -> ops.Expr:
+    """Return an expression with the value of `candidates[index - first]`, or of `default` out of range."""
+    expression = default
+    for number in range(len(candidates) - 1, -1, -1):
+        expression = ops.Ternary(
+            ops.Binary("==", index, ops.Const(first + number)), candidates[number], expression
+        )
+    return expression
+
+
+def load_action(item: Mapping[str, Any], scope: Scope) -> ops.Action:
     """Return one action. The targets of its jumps are indices of statements in its body.
 
     In BMv2 JSON they are indices of primitives, and a primitive may become several statements, or none.
     """
     params = tuple(
-        ActionParam(part["name"], int(part["bitwidth"]), (int(item["id"]), index) in scope.signed)
+        ops.ActionParam(part["name"], int(part["bitwidth"]), (int(item["id"]), index) in scope.signed)
         for index, part in enumerate(item["runtime_data"])
     )
-    action_scope = replace(scope, params=params)
-    primitives = [load_primitive(part, action_scope, f"action {item['name']}") for part in item["primitives"]]
+    action_scope = replace(scope, params=params, where=f"action {item['name']}")
+    primitives = [_primitive(part, action_scope) for part in item["primitives"]]
     first_statements = list(accumulate(map(len, primitives), initial=0))
     body = tuple(
         replace(statement, to=first_statements[min(statement.to, len(primitives))])
-        if isinstance(statement, (Jump, JumpIfZero))
+        if isinstance(statement, (ops.Jump, ops.JumpIfZero))
         else statement
         for statements in primitives
         for statement in statements
     )
-    return Action(int(item["id"]), item["name"], params, body)
+    return ops.Action(int(item["id"]), item["name"], params, body)
 
 
-def load_primitive(item: Mapping[str, Any], scope: Scope, where: str) -> tuple[Primitive, ...]:
-    """Return a primitive's statements. Raises UnsupportedConstruct with its name and `where` it is used."""
-    op, args = item["op"], item["parameters"]
-    match op:
-        case "mark_to_drop":
-            header = _header_name(args[0], scope, where)
-            return _drop_statements(
-                scope.field((header, "egress_spec")), scope.intrinsic(f"{header}.mcast_grp")
-            )
-        case "drop":
-            spec = scope.field(("standard_metadata", "egress_spec"))
-            return _drop_statements(spec, scope.intrinsic("intrinsic_metadata.mcast_grp"))
+def _primitive(item: Mapping[str, Any], scope: Scope) -> tuple[ops.Primitive, ...]:
+    """Return a primitive's statements. Raises UnsupportedConstruct with its name and where it is used."""
+    match item["op"]:
         case "no_op" | "log_msg":
             return ()
-    return (_single_primitive(op, args, scope, where),)
+        case "mark_to_drop" | "drop" as op:
+            # Drop the packet, unless later statements choose a port or a multicast group.
+            metadata, group_metadata = "standard_metadata", "intrinsic_metadata"
+            if op == "mark_to_drop":
+                metadata = group_metadata = _header_name(item["parameters"][0], scope)
+            spec = scope.field((metadata, "egress_spec"))
+            group = model.intrinsic(scope.headers, scope.aliases, f"{group_metadata}.mcast_grp")
+            drop = ops.Assign(spec, ops.Const(DROP_PORT))
+            return (drop,) if group is None else (drop, ops.Assign(group, ops.Const(0)))
+    return (_single_primitive(item["op"], item["parameters"], scope),)
 
 
-def _drop_statements(egress_spec: FieldRef, group: FieldRef | None) -> tuple[Primitive, ...]:
-    """Return the statements that drop a packet, unless later ones choose a port or a multicast group."""
-    drop = Assign(egress_spec, Const(DROP_PORT))
-    return (drop,) if group is None else (drop, Assign(group, Const(0)))
-
-
-def _single_primitive(op: str, args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Primitive:
+def _single_primitive(op: str, args: Sequence[Mapping[str, Any]], scope: Scope) -> ops.Primitive:
     """Return the statement of a primitive that becomes exactly one."""
     match op:
         case "assign" | "modify_field":
-            return _assign(args[0], scope.expression(args[1]), scope, where)
+            return _assign(args[0], scope.expression(args[1]), scope)
         case "add_to_field" | "subtract_from_field":  # of P4_14
             sign, field = "+" if op == "add_to_field" else "-", scope.expression(args[0])
-            return _assign(args[0], Binary(sign, field, scope.expression(args[1])), scope, where)
+            return _assign(args[0], ops.Binary(sign, field, scope.expression(args[1])), scope)
         case "register_read":
-            return ReadRegister(_target(args[0], scope, where), args[1]["value"], scope.expression(args[2]))
+            return ops.ReadRegister(_target(args[0], scope), args[1]["value"], scope.expression(args[2]))
         case "register_write":
-            return WriteRegister(args[0]["value"], scope.expression(args[1]), scope.expression(args[2]))
+            return ops.WriteRegister(args[0]["value"], scope.expression(args[1]), scope.expression(args[2]))
         case "count":
-            return CountAt(args[0]["value"], scope.expression(args[1]))
+            return ops.CountAt(args[0]["value"], scope.expression(args[1]))
         case "add_header" | "remove_header":
-            return SetValidity(_header_name(args[0], scope, where), op == "add_header")
+            return ops.SetValidity(_header_name(args[0], scope), op == "add_header")
         case "assign_header" | "copy_header":
-            return CopyHeader(_header_name(args[0], scope, where), _header_name(args[1], scope, where))
+            return ops.CopyHeader(_header_name(args[0], scope), _header_name(args[1], scope))
         case "assign_header_stack":
-            return CopyStack(scope.stack(args[0]["value"]), scope.stack(args[1]["value"]))
+            return ops.CopyStack(scope.stack(args[0]["value"]), scope.stack(args[1]["value"]))
         case "push" | "pop":
-            places = _constant(args[1], where)
-            return ShiftStack(scope.stack(args[0]["value"]), places if op == "push" else -places)
+            places = _constant(args[1], scope)
+            return ops.ShiftStack(scope.stack(args[0]["value"]), places if op == "push" else -places)
         case "clone_ingress_pkt_to_egress" | "clone_egress_pkt_to_egress":
-            return Clone(scope.expression(args[0]), _constant(args[1], where))
+            return ops.Clone(scope.expression(args[0]), _constant(args[1], scope))
         case "resubmit":
-            return Resubmit(_constant(args[0], where))
+            return ops.Resubmit(_constant(args[0], scope))
         case "recirculate":
-            return Recirculate(_constant(args[0], where))
+            return ops.Recirculate(_constant(args[0], scope))
         case "modify_field_with_hash_based_offset":
-            return _hash(args, scope, where)
+            calculation = scope.calculations[args[2]["value"]]
+            if (algorithm := calculation["algo"]) not in ops.HASHES:
+                raise UnsupportedConstruct(
+                    f"{scope.where}: hash {algorithm}: not supported; use {', '.join(ops.HASHES)}"
+                )
+            inputs = scope.inputs(calculation, f"{scope.where}: hash")
+            base, size = scope.expression(args[1]), scope.expression(args[3])
+            return ops.Hash(_target(args[0], scope), algorithm, inputs, base, size)
         case "exit":
-            return Exit()
+            return ops.Exit()
         case "_jump":
-            return Jump(_constant(args[0], where))
+            return ops.Jump(_constant(args[0], scope))
         case "_jump_if_zero":
-            return JumpIfZero(scope.expression(args[0]), _constant(args[1], where))
-    raise UnsupportedConstruct(f"{where}: primitive {op}: not supported; leave it out of the program")
+            return ops.JumpIfZero(scope.expression(args[0]), _constant(args[1], scope))
+    raise UnsupportedConstruct(f"{scope.where}: primitive {op}: not supported; leave it out of the program")
 
 
-def _assign(item: Mapping[str, Any], value: Expr, scope: Scope, where: str) -> Primitive:
+def _assign(item: Mapping[str, Any], value: ops.Expr, scope: Scope) -> ops.Primitive:
     """Return an assignment to a field, or to a field of a stack element that is selected at run time."""
     operand = item
     while operand.get("type") == "expression":
         operand = operand["value"]
     if operand.get("op") == "access_field":
         targets, index = scope.element_fields(operand)
-        return AssignIndexed(targets, index, value)
-    return Assign(_target(item, scope, where), value)
+        return ops.AssignIndexed(targets, index, value)
+    return ops.Assign(_target(item, scope), value)
 
 
-def _hash(args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Hash:
-    """Return the statement that stores a hash. Raises UnsupportedConstruct for other algorithms."""
-    calculation = scope.calculations[args[2]["value"]]
-    if calculation["algo"] not in HASHES:
-        raise UnsupportedConstruct(
-            f"{where}: hash {calculation['algo']}: not supported; use {', '.join(HASHES)}"
-        )
-    inputs = scope.inputs(calculation, f"{where}: hash")
-    base, size = scope.expression(args[1]), scope.expression(args[3])
-    return Hash(_target(args[0], scope, where), calculation["algo"], inputs, base, size)
-
-
-def _header_name(item: Mapping[str, Any], scope: Scope, where: str) -> str:
+def _header_name(item: Mapping[str, Any], scope: Scope) -> str:
     if item["type"] != "header":
-        raise UnsupportedConstruct(f"{where}: a header selected by {item['type']}; use a constant index")
+        raise UnsupportedConstruct(
+            f"{scope.where}: a header selected by {item['type']}; use a constant index"
+        )
     return scope.header(item["value"])
 
 
-def _target(item: Mapping[str, Any], scope: Scope, where: str) -> FieldRef:
+def _target(item: Mapping[str, Any], scope: Scope) -> ops.FieldRef:
     """Return the field that a primitive assigns to. Raises UnsupportedConstruct for other targets."""
     if item["type"] == "expression" and item["value"].get("type") == "field":
         item = item["value"]
     if item["type"] != "field":
-        raise UnsupportedConstruct(f"{where}: assigns to a {item['type']}; assign to single fields")
+        raise UnsupportedConstruct(f"{scope.where}: assigns to a {item['type']}; assign to single fields")
     if item["value"][1] == VALID:
         raise UnsupportedConstruct(
-            f"{where}: assigns to {item['value'][0]}.{VALID}; use setValid or setInvalid"
+            f"{scope.where}: assigns to {item['value'][0]}.{VALID}; use setValid or setInvalid"
         )
     return scope.field(item["value"])
 
 
-def _constant(item: Mapping[str, Any], where: str) -> int:
+def _constant(item: Mapping[str, Any], scope: Scope) -> int:
     if item["type"] != "hexstr":
-        raise BadProgram(f"{where}: a {item['type']} instead of a number; compile the program again")
+        raise BadProgram(f"{scope.where}: a {item['type']} instead of a number; compile the program again")
     return int(item["value"], 16)
 
 
 # --- parser ---------------------------------------------------------------------------------------
 
 
-def load_parser(item: Mapping[str, Any], scope: Scope) -> Parser:
+def load_parser(item: Mapping[str, Any], scope: Scope) -> model.Parser:
     """Return a parser with all its states."""
     states = {state["name"]: _parser_state(state, scope) for state in item["parse_states"]}
     if item["init_state"] not in states:
         raise BadProgram(f"parser {item['name']}: no state {item['init_state']}; compile the program again")
-    return Parser(item["init_state"], states)
+    return model.Parser(item["init_state"], states)
 
 
-def _parser_state(item: Mapping[str, Any], scope: Scope) -> ParserState:
-    where = f"parser state {item['name']}"
-    ops = [op for part in item["parser_ops"] for op in _parser_operations(part, scope, where)]
-    key_parts = [_key_expression(part, scope, where) for part in item["transition_key"]]
+def _parser_state(item: Mapping[str, Any], scope: Scope) -> model.ParserState:
+    scope = replace(scope, where=f"parser state {item['name']}")
+    operations = [op for part in item["parser_ops"] for op in _parser_operations(part, scope)]
+    key_parts = [_key_expression(part, scope) for part in item["transition_key"]]
     # A parser compares the bits of a field, whether it is signed or not.
     key = tuple(
-        Binary("&", part, Const((1 << field.bits) - 1)) if field.signed else part for part, field in key_parts
+        ops.Binary("&", part, ops.Const((1 << field.bits) - 1)) if field.signed else part
+        for part, field in key_parts
     )
-    ops += _lookahead_checks(key)
+    operations += _lookahead_checks(key)
     declared = [field for _, field in key_parts]
-    transitions = tuple(_transition(part, declared, where) for part in item["transitions"])
-    return ParserState(item["name"], tuple(ops), key, transitions)
+    transitions = tuple(_transition(part, declared, scope) for part in item["transitions"])
+    return model.ParserState(item["name"], tuple(operations), key, transitions)
 
 
-def _key_expression(item: Mapping[str, Any], scope: Scope, where: str) -> tuple[Expr, FieldDeclaration]:
+def _key_expression(item: Mapping[str, Any], scope: Scope) -> tuple[ops.Expr, model.FieldDeclaration]:
     """Return the expression of one part of a state's key, and a declaration with its width and sign."""
     kind, value = item["type"], item["value"]
     if kind == "field" and value[1] != VALID:
@@ -219,31 +330,33 @@ def _key_expression(item: Mapping[str, Any], scope: Scope, where: str) -> tuple[
         stack, name = value
         return scope.last(stack, name), scope.declared(scope.field((scope.stacks[stack][0], name)))
     if kind == "lookahead":
-        lookahead = Lookahead(*map(int, value))
-        return lookahead, FieldDeclaration(kind, lookahead.bits)
-    raise UnsupportedConstruct(f"{where}: selects on {kind} {value}; select on fields")
+        lookahead = ops.Lookahead(*map(int, value))
+        return lookahead, model.FieldDeclaration(kind, lookahead.bits)
+    raise UnsupportedConstruct(f"{scope.where}: selects on {kind} {value}; select on fields")
 
 
-def _lookahead_checks(expressions: Any) -> list[ParserOp]:
+def _lookahead_checks(expressions: Any) -> list[model.ParserOp]:
     """Return a check that the packet is long enough for the lookaheads in `expressions`, if there are any."""
-    ends = [node.offset + node.bits for node in walk(expressions) if isinstance(node, Lookahead)]
-    return [Require(max(ends))] if ends else []
+    ends = [node.offset + node.bits for node in ops.walk(expressions) if isinstance(node, ops.Lookahead)]
+    return [model.Require(max(ends))] if ends else []
 
 
-def _transition(item: Mapping[str, Any], key: Sequence[FieldDeclaration], where: str) -> Transition:
+def _transition(
+    item: Mapping[str, Any], key: Sequence[model.FieldDeclaration], scope: Scope
+) -> model.Transition:
     """Return a transition, with its value and mask split into one number per key field."""
     next_state = item["next_state"]
     # Compilers before version 2.6 of the format write no type.
     kind = item.get("type", "default" if item["value"] == "default" else "hexstr")
     if kind == "default":
-        return Transition(None, None, next_state)
+        return model.Transition(None, None, next_state)
     if kind != "hexstr":
-        raise UnsupportedConstruct(f"{where}: transition on a {kind}; use values")
+        raise UnsupportedConstruct(f"{scope.where}: transition on a {kind}; use values")
     mask = None if item.get("mask") is None else _split(int(item["mask"], 16), key)
-    return Transition(_split(int(item["value"], 16), key), mask, next_state)
+    return model.Transition(_split(int(item["value"], 16), key), mask, next_state)
 
 
-def _split(value: int, key: Sequence[FieldDeclaration]) -> tuple[int, ...]:
+def _split(value: int, key: Sequence[model.FieldDeclaration]) -> tuple[int, ...]:
     """Split the value of a transition into one number per field; each field takes whole bytes.
 
     p4c shifts each field to its place and adds them up, so a negative field borrows from the field before it.
@@ -262,31 +375,33 @@ def _split(value: int, key: Sequence[FieldDeclaration]) -> tuple[int, ...]:
     return tuple(reversed(field_values))
 
 
-def _parser_operations(item: Mapping[str, Any], scope: Scope, where: str) -> list[ParserOp]:
+def _parser_operations(item: Mapping[str, Any], scope: Scope) -> list[model.ParserOp]:
     """Return the operations of an item in a state: extract, set, verify, advance, or a primitive."""
     args = item["parameters"]
     match item["op"]:
         case "extract" if args[0]["type"] == "regular":
-            return [Extract(scope.header(args[0]["value"]))]
+            return [model.Extract(scope.header(args[0]["value"]))]
         case "extract" if args[0]["type"] == "stack":
-            return [ExtractNext(scope.stack(args[0]["value"]))]
+            return [model.ExtractNext(scope.stack(args[0]["value"]))]
         case "set":
             value = scope.expression(args[1])
-            return [*_lookahead_checks(value), _assign(args[0], value, scope, where)]
+            return [*_lookahead_checks(value), _assign(args[0], value, scope)]
         case "verify":
-            return [Verify(scope.expression(args[0]), scope.expression(args[1]))]
+            return [model.Verify(scope.expression(args[0]), scope.expression(args[1]))]
         case "shift" | "advance":
-            bits = Const(8 * int(args[0])) if item["op"] == "shift" else scope.expression(args[0])
-            if not isinstance(bits, Const) or bits.value % 8:
+            bits = ops.Const(8 * int(args[0])) if item["op"] == "shift" else scope.expression(args[0])
+            if not isinstance(bits, ops.Const) or bits.value % 8:
                 raise UnsupportedConstruct(
-                    f"{where}: advances by a computed or odd number of bits; use whole bytes"
+                    f"{scope.where}: advances by a computed or odd number of bits; use whole bytes"
                 )
             if bits.value < 0:
-                raise BadProgram(f"{where}: advances by {bits.value // 8} bytes; compile the program again")
-            return [Advance(bits.value // 8)]
+                raise BadProgram(
+                    f"{scope.where}: advances by {bits.value // 8} bytes; compile the program again"
+                )
+            return [model.Advance(bits.value // 8)]
         case "primitive":
-            return list(load_primitive(args[0], scope, where))
+            return list(_primitive(args[0], scope))
     argument_type = args[0].get("type") if args and isinstance(args[0], dict) else ""
     raise UnsupportedConstruct(
-        f"{where}: {item['op']} {argument_type}: not supported; leave it out of the program"
+        f"{scope.where}: {item['op']} {argument_type}: not supported; leave it out of the program"
     )

@@ -7,34 +7,12 @@ here or by the compiler, with its name in the program.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
-from peelsum.softswitch.program.load_actions import load_action, load_parser
-from peelsum.softswitch.program.load_expressions import Scope
-from peelsum.softswitch.program.load_tables import NO_ACTION, load_pipeline
-from peelsum.softswitch.program.model import (
-    Checksum,
-    CounterArray,
-    Extract,
-    FieldDeclaration,
-    Header,
-    PipelineGraph,
-    Program,
-    RegisterArray,
-)
-from peelsum.softswitch.program.operations import (
-    Action,
-    Clone,
-    CountAt,
-    FieldRef,
-    ReadRegister,
-    Recirculate,
-    Resubmit,
-    SetValidity,
-    WriteRegister,
-    walk,
-)
+from peelsum.softswitch.program import model
+from peelsum.softswitch.program import operations as ops
+from peelsum.softswitch.program.load_actions import VALID, Scope, bits_of, load_action, load_parser
 
 #: Sections that must be empty, and what their items are called in errors.
 _UNSUPPORTED_SECTIONS = {
@@ -51,12 +29,9 @@ _CORE_ERRORS = (
 )
 #: Most bits of a field, the same as p4c's limit. The compiler's time grows with their square.
 _MOST_FIELD_BITS = 2048
-_PIPELINES = ("ingress", "egress")
-_STANDARD_METADATA = "standard_metadata"
-_REQUIRED_FIELDS = ("ingress_port", "egress_spec", "egress_port")
 
 
-def read(document: Mapping[str, Any], name: str) -> Program:
+def read(document: Mapping[str, Any], name: str) -> model.Program:
     """Return the program `name` in a BMv2 JSON document. Raises BadProgram or UnsupportedConstruct."""
     for section, noun in _UNSUPPORTED_SECTIONS.items():
         for item in document.get(section, ()):
@@ -64,20 +39,28 @@ def read(document: Mapping[str, Any], name: str) -> Program:
             raise UnsupportedConstruct(f"{noun} {item_name}: not supported; leave it out of the program")
     headers = _headers(document)
     calculations = {item["name"]: item for item in document.get("calculations", ())}
-    aliases = {alias: FieldRef(*target) for alias, target in document.get("field_aliases", ())}
-    scope = Scope(headers, _stacks(document), calculations, aliases, _signed_parameters(document))
+    aliases = {alias: ops.FieldRef(*target) for alias, target in document.get("field_aliases", ())}
+    names = {item["id"]: item["name"] for item in document["headers"]}
+    stacks = {
+        item["name"]: tuple(names[number] for number in item["header_ids"])
+        for item in document.get("header_stacks", ())
+    }
+    scope = Scope(headers, stacks, calculations, aliases, _signed_parameters(document))
     actions = {item["id"]: load_action(item, scope) for item in document["actions"]}
     if any(not table.get("default_entry") for item in document["pipelines"] for table in item["tables"]):
-        actions[NO_ACTION] = Action(NO_ACTION, "NoAction", (), ())
+        actions[NO_ACTION] = ops.Action(NO_ACTION, "NoAction", (), ())
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
-    empty = PipelineGraph("none", None, {})
-    program = Program(
+    empty = model.PipelineGraph("none", None, {})
+    deparser = _single_item(document, "deparsers")
+    for primitive in deparser.get("primitives", ()):
+        raise UnsupportedConstruct(f"deparser: primitive {primitive.get('op')}: not supported; use emit only")
+    program = model.Program(
         name=name,
         headers=headers,
         parser=load_parser(_single_item(document, "parsers"), scope),
         ingress=pipelines.get("ingress", empty),
         egress=pipelines.get("egress", empty),
-        deparser=_deparser(document),
+        deparser=tuple(deparser["order"]),
         actions=actions,
         registers=_registers(document),
         counters=_counters(document),
@@ -91,9 +74,9 @@ def read(document: Mapping[str, Any], name: str) -> Program:
     return program
 
 
-def _headers(document: Mapping[str, Any]) -> dict[str, Header]:
+def _headers(document: Mapping[str, Any]) -> dict[str, model.Header]:
     """Return the header instances by name. Raises UnsupportedConstruct for varbit and too wide fields."""
-    types: dict[str, tuple[FieldDeclaration, ...]] = {}
+    types: dict[str, tuple[model.FieldDeclaration, ...]] = {}
     for item in document["header_types"]:
         fields = []
         for field_name, bits, *signed in item["fields"]:
@@ -105,12 +88,12 @@ def _headers(document: Mapping[str, Any]) -> dict[str, Header]:
                 raise UnsupportedConstruct(
                     f"field {item['name']}.{field_name}: {bits} bits; use 1 to {_MOST_FIELD_BITS}"
                 )
-            fields.append(FieldDeclaration(field_name, int(bits), bool(signed and signed[0])))
+            fields.append(model.FieldDeclaration(field_name, int(bits), bool(signed and signed[0])))
         types[item["name"]] = tuple(fields)
-    headers: dict[str, Header] = {}
+    headers: dict[str, model.Header] = {}
     for item in document["headers"]:
         kind = item["header_type"]
-        headers[item["name"]] = Header(item["name"], kind, types[kind], bool(item["metadata"]))
+        headers[item["name"]] = model.Header(item["name"], kind, types[kind], bool(item["metadata"]))
     return headers
 
 
@@ -120,15 +103,6 @@ def _errors(document: Mapping[str, Any]) -> dict[str, int]:
     for name in _CORE_ERRORS:
         errors.setdefault(name, max(errors.values(), default=-1) + 1)
     return errors
-
-
-def _stacks(document: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the headers that each header stack consists of."""
-    names = {item["id"]: item["name"] for item in document["headers"]}
-    return {
-        item["name"]: tuple(names[number] for number in item["header_ids"])
-        for item in document.get("header_stacks", ())
-    }
 
 
 def _signed_parameters(document: Mapping[str, Any]) -> frozenset[tuple[int, int]]:
@@ -144,7 +118,7 @@ def _signed_parameters(document: Mapping[str, Any]) -> frozenset[tuple[int, int]
     )
 
 
-def _list_fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
+def _list_fields(item: Mapping[str, Any], scope: Scope) -> tuple[ops.FieldRef, ...]:
     """Return the metadata fields of a field list.
 
     Its packet fields are left out: a copy of the packet either keeps all headers or parses them again.
@@ -158,31 +132,29 @@ def _list_fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
     return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
 
 
-def _registers(document: Mapping[str, Any]) -> dict[str, RegisterArray]:
+def _registers(document: Mapping[str, Any]) -> dict[str, model.RegisterArray]:
     registers = {}
     for item in document.get("register_arrays", ()):
-        if not 1 <= item["bitwidth"] <= 64:
-            raise UnsupportedConstruct(
-                f"register {item['name']}: cells of {item['bitwidth']} bits; use 1 to 64"
-            )
-        registers[item["name"]] = RegisterArray(item["name"], _size(item), int(item["bitwidth"]))
+        name, bits = item["name"], item["bitwidth"]
+        if not 1 <= bits <= 64:
+            raise UnsupportedConstruct(f"register {name}: cells of {bits} bits; use 1 to 64")
+        registers[name] = model.RegisterArray(name, _size(item), int(bits))
     return registers
 
 
-def _counters(document: Mapping[str, Any]) -> dict[str, CounterArray]:
+def _counters(document: Mapping[str, Any]) -> dict[str, model.CounterArray]:
     """Return the counters by name; a direct counter has a cell for each entry of its table."""
     counters = {}
-    tables = [
-        table for pipe in document["pipelines"] if pipe["name"] in _PIPELINES for table in pipe["tables"]
-    ]
-    tables_by_name = {table["name"]: table for table in tables}
+    pipelines = [item for item in document["pipelines"] if item["name"] in ("ingress", "egress")]
+    tables = {table["name"]: table for pipeline in pipelines for table in pipeline["tables"]}
     for item in document.get("counter_arrays", ()):
-        if item["is_direct"]:
-            table = tables_by_name[item["binding"]]
-            size = max(int(table["max_size"]), len(table.get("entries", ())))
-            counters[item["name"]] = CounterArray(item["name"], size, item["binding"])
+        name, table_name = item["name"], item["binding"] if item["is_direct"] else None
+        if table_name is None:
+            size = _size(item)
         else:
-            counters[item["name"]] = CounterArray(item["name"], _size(item), None)
+            table = tables[table_name]
+            size = max(int(table["max_size"]), len(table.get("entries", ())))
+        counters[name] = model.CounterArray(name, size, table_name)
     return counters
 
 
@@ -201,21 +173,14 @@ def _single_item(document: Mapping[str, Any], section: str) -> Mapping[str, Any]
     return item  # type: ignore[no-any-return]
 
 
-def _deparser(document: Mapping[str, Any]) -> tuple[str, ...]:
-    deparser = _single_item(document, "deparsers")
-    for primitive in deparser.get("primitives", ()):
-        raise UnsupportedConstruct(f"deparser: primitive {primitive.get('op')}: not supported; use emit only")
-    return tuple(deparser["order"])
-
-
-def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:
+def _checksum(item: Mapping[str, Any], scope: Scope) -> model.Checksum:
     calculation = scope.calculations[item["calculation"]]
     if calculation["algo"] != "csum16":
         raise UnsupportedConstruct(
             f"checksum {item['name']}: algorithm {calculation['algo']}: not supported; use csum16"
         )
     condition = item.get("if_cond")
-    return Checksum(
+    return model.Checksum(
         name=item["name"],
         target=scope.field(item["target"]),
         inputs=scope.inputs(calculation, f"checksum {item['name']}"),
@@ -225,14 +190,13 @@ def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:
     )
 
 
-def _check(program: Program) -> None:
+def _check(program: model.Program) -> None:
     """Refuse a program that lacks parts of v1model, or that refers to undeclared names."""
-    standard_metadata = program.headers.get(_STANDARD_METADATA)
-    for field_name in _REQUIRED_FIELDS:
-        if standard_metadata is None or standard_metadata.field(field_name) is None:
-            raise BadProgram(
-                f"{program.name}: no {_STANDARD_METADATA}.{field_name}; compile for v1model (p4c-bm2-ss)"
-            )
+    metadata = program.headers.get("standard_metadata")
+    for name in ("ingress_port", "egress_spec", "egress_port"):
+        if metadata is None or metadata.field(name) is None:
+            field = f"{program.name}: no standard_metadata.{name}"
+            raise BadProgram(f"{field}; compile for v1model (p4c-bm2-ss)")
     for name in program.deparser:
         if name not in program.headers:
             raise BadProgram(f"{program.name}: deparser emits {name}, which is not a header; compile again")
@@ -241,18 +205,170 @@ def _check(program: Program) -> None:
             raise UnsupportedConstruct(
                 f"header {header.name}: {header.bits} bits are not whole bytes; pad it"
             )
-    _check_references(program)
-
-
-def _check_references(program: Program) -> None:
-    """Raise BadProgram if a statement refers to something that the program does not declare."""
     parser = tuple(op for state in program.parser.states.values() for op in state.ops)
-    for node in walk((parser, *(action.body for action in program.actions.values()))):
-        if isinstance(node, (ReadRegister, WriteRegister)) and node.register not in program.registers:
-            raise BadProgram(f"register {node.register}: is not declared; compile the program again")
-        if isinstance(node, (SetValidity, Extract)) and program.headers[node.header].metadata:
-            raise BadProgram(f"header {node.header}: is metadata, in no packet; compile the program again")
-        if isinstance(node, CountAt) and node.counter not in program.counters:
-            raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")
-        if isinstance(node, (Clone, Resubmit, Recirculate)) and node.fields not in program.field_lists:
-            raise BadProgram(f"field list {node.fields}: is not declared; compile the program again")
+    for node in ops.walk((parser, *(action.body for action in program.actions.values()))):
+        match node:
+            case ops.ReadRegister() | ops.WriteRegister() if node.register not in program.registers:
+                what = f"register {node.register}: is not declared"
+            case ops.SetValidity() | model.Extract() if program.headers[node.header].metadata:
+                what = f"header {node.header}: is metadata, in no packet"
+            case ops.CountAt(counter) if counter not in program.counters:
+                what = f"counter {counter}: is not declared"
+            case ops.Clone() | ops.Resubmit() | ops.Recirculate() if node.fields not in program.field_lists:
+                what = f"field list {node.fields}: is not declared"
+            case _:
+                continue
+        raise BadProgram(f"{what}; compile the program again")
+
+
+#: Action number of the default action of tables without one, as in P4_14. It does nothing.
+NO_ACTION = -1
+_KINDS = ("exact", "lpm", "ternary", "range")
+
+
+def load_pipeline(
+    item: Mapping[str, Any], scope: Scope, actions: Mapping[int, ops.Action]
+) -> model.PipelineGraph:
+    """Return one pipeline with its tables and conditionals."""
+    for call in item.get("action_calls", ()):
+        raise UnsupportedConstruct(f"action call {call.get('name')}: not supported; recompile with p4c")
+    for profile in item.get("action_profiles", ()):
+        raise UnsupportedConstruct(f"action profile {profile.get('name')}: not supported; use a plain table")
+    nodes: dict[str, model.TableDeclaration | model.Conditional] = {}
+    for node in item["tables"]:
+        nodes[node["name"]] = _table(node, scope, actions)
+    for node in item["conditionals"]:
+        condition = scope.expression(node["expression"])
+        nodes[node["name"]] = model.Conditional(
+            node["name"], condition, node["true_next"], node["false_next"]
+        )
+    targets = [item["init_table"], *(name for node in nodes.values() for name in model.successors(node))]
+    for target in targets:
+        if target is not None and target not in nodes:
+            where = f"pipeline {item['name']}: leads to {target}"
+            raise BadProgram(f"{where}, which is not declared; compile the program again")
+    return model.PipelineGraph(item["name"], item["init_table"], nodes)
+
+
+def _table(
+    item: Mapping[str, Any], scope: Scope, actions: Mapping[int, ops.Action]
+) -> model.TableDeclaration:
+    """Return a table. Raises UnsupportedConstruct for action profiles, meters and time-outs."""
+    name = item["name"]
+    if item["type"] != "simple":
+        raise UnsupportedConstruct(
+            f"table {name}: of type {item['type']}, which is not supported; use a plain table"
+        )
+    if item.get("support_timeout"):
+        raise UnsupportedConstruct(f"table {name}: idle timeout: not supported; leave it out")
+    if item.get("direct_meters") is not None:
+        raise UnsupportedConstruct(f"table {name}: direct meter: not supported; leave it out")
+    keys = tuple(_key(part, scope, name) for part in item["key"])
+    default = item.get("default_entry") or {"action_id": NO_ACTION}
+    action, params = _action_call(default, actions, name)
+    if "action_ids" in item:
+        numbers = tuple(int(number) for number in item["action_ids"])
+    else:  # of P4_14, where names of actions are unique
+        ids = {action_of_number.name: number for number, action_of_number in actions.items()}
+        numbers = tuple(ids[text] for text in item["actions"])
+    for number in numbers:
+        _find_action(actions, number, name)
+    successors_by_name = item["next_tables"]
+    numbers_by_name = dict(zip(item["actions"], numbers, strict=True))
+    if action == NO_ACTION and "base_default_next" in item:
+        successors_by_name = {**successors_by_name, "NoAction": item["base_default_next"]}
+        numbers_by_name = {**numbers_by_name, "NoAction": NO_ACTION}
+    next_by_hit = None
+    if "__HIT__" in successors_by_name or "__MISS__" in successors_by_name:
+        base = item.get("base_default_next")
+        next_by_hit = (successors_by_name.get("__HIT__", base), successors_by_name.get("__MISS__", base))
+    entries = item.get("entries")
+    return model.TableDeclaration(
+        name=name,
+        keys=keys,
+        size=int(item["max_size"]),
+        actions=numbers,
+        default_action=action,
+        default_params=params,
+        const_default=bool(default.get("action_entry_const") or default.get("action_const")),
+        const_entries=None
+        if entries is None
+        else tuple(_entry(entry, keys, actions, name) for entry in entries),
+        next_by_action={
+            numbers_by_name[key]: value for key, value in successors_by_name.items() if key in numbers_by_name
+        },
+        next_by_hit=next_by_hit,
+    )
+
+
+def _key(item: Mapping[str, Any], scope: Scope, table: str) -> model.TableKey:
+    """Return a field of a table's key."""
+    kind = item["match_type"]
+    header, field = item["target"] if kind != "valid" else (item["target"], VALID)
+    if kind == "valid":  # P4_14's match on the validity of a header
+        kind = "exact"
+    if kind not in _KINDS:
+        raise UnsupportedConstruct(
+            f"table {table}: match kind {kind}: not supported; use {', '.join(_KINDS)}"
+        )
+    mask = None if item.get("mask") is None else int(item["mask"], 16)
+    if field == VALID:
+        ref, bits = ops.FieldRef(scope.header(header), VALID), 1
+    else:
+        ref = scope.field(item["target"])
+        bits = scope.declared(ref).bits
+    if kind == "range" and bits > 64:
+        raise UnsupportedConstruct(f"table {table}: range match on {bits} bits; use up to 64")
+    return model.TableKey(
+        item.get("name") or f"{header}.{field}", ref, cast(model.MatchKind, kind), bits, mask
+    )
+
+
+def _action_call(
+    item: Mapping[str, Any], actions: Mapping[int, ops.Action], table: str
+) -> tuple[int, tuple[int, ...]]:
+    """Return the action's number and the arguments in an entry or a default entry."""
+    number, data = int(item["action_id"]), item.get("action_data", ())
+    action = _find_action(actions, number, table)
+    if len(data) != len(action.params):
+        raise BadProgram(
+            f"table {table}: {len(data)} parameters for {action.name}, not {len(action.params)}; "
+            "compile the program again"
+        )
+    return number, tuple(bits_of(value, param.bits) for value, param in zip(data, action.params, strict=True))
+
+
+def _find_action(actions: Mapping[int, ops.Action], number: int, table: str) -> ops.Action:
+    if number not in actions:
+        raise BadProgram(f"table {table}: action {number} is not declared; compile the program again")
+    return actions[number]
+
+
+def _entry(
+    item: Mapping[str, Any], keys: tuple[model.TableKey, ...], actions: Mapping[int, ops.Action], table: str
+) -> model.ConstEntry:
+    values = tuple(_key_value(part, key, table) for part, key in zip(item["match_key"], keys, strict=True))
+    action, params = _action_call(item["action_entry"], actions, table)
+    return model.ConstEntry(values, action, params, int(item.get("priority", 0)))
+
+
+def _key_value(item: Mapping[str, Any], key: model.TableKey, table: str) -> model.KeyValue:
+    """Return one value of a const entry's key, in the form of its match kind."""
+
+    def bits(name: str) -> int:
+        return bits_of(item[name], key.bits)
+
+    match item["match_type"]:
+        case "exact":
+            return bits("key")
+        case "lpm":
+            length = int(item["prefix_length"])
+            prefix_mask = (1 << key.bits) - (1 << key.bits - length)
+            return bits("key") & prefix_mask, length
+        case "ternary":
+            return bits("key") & bits("mask"), bits("mask")
+    if item["start"].startswith("-") and not item["end"].startswith("-"):
+        raise UnsupportedConstruct(
+            f"table {table}: key {key.name}: a range from a negative number to another; split it at 0"
+        )
+    return bits("start"), bits("end")

@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from peelsum.softswitch.program.operations import Action, Expr, FieldRef, Inputs, Primitive
+from peelsum.softswitch.program.operations import Action, Expr, FieldRef, Inputs, Node, Primitive
 
 MatchKind: TypeAlias = Literal["exact", "lpm", "ternary", "range"]
 
 # --- headers --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FieldDeclaration:
+class FieldDeclaration(Node):
     """A field of a header type. A `signed` field is in two's complement."""
 
     name: str
@@ -25,8 +24,7 @@ class FieldDeclaration:
     signed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Node):
     """A header instance. If it is `metadata`, it is not part of the packet and is always valid."""
 
     name: str
@@ -47,37 +45,32 @@ class Header:
 # --- parser ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Extract:
+class Extract(Node):
     """Extract a header from the packet, or stop with PacketTooShort."""
 
     header: str
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractNext:
+class ExtractNext(Node):
     """Extract the next element of a header stack from the packet, or stop with StackOutOfBounds."""
 
     stack: str
 
 
-@dataclass(frozen=True, slots=True)
-class Require:
+class Require(Node):
     """Stop with PacketTooShort unless the packet has `bits` more bits."""
 
     bits: int
 
 
-@dataclass(frozen=True, slots=True)
-class Verify:
+class Verify(Node):
     """Stop with error number `error` unless `condition` holds."""
 
     condition: Expr
     error: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(Node):
     """Skip `count` whole bytes, or stop with PacketTooShort."""
 
     count: int
@@ -86,8 +79,7 @@ class Advance:
 ParserOp: TypeAlias = Extract | ExtractNext | Require | Verify | Advance | Primitive
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(Node):
     """A transition, taken if every masked part of the key equals its value, or always if `values` is None."""
 
     values: tuple[int, ...] | None
@@ -95,8 +87,7 @@ class Transition:
     next_state: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ParserState:
+class ParserState(Node):
     """A state's operations and transitions. If no transition matches, the parser ends."""
 
     name: str
@@ -105,8 +96,7 @@ class ParserState:
     transitions: tuple[Transition, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Parser:
+class Parser(Node):
     """The parser's states by name; a packet begins in `start`."""
 
     start: str
@@ -119,8 +109,7 @@ class Parser:
 KeyValue: TypeAlias = "int | tuple[int, int]"
 
 
-@dataclass(frozen=True, slots=True)
-class TableKey:
+class TableKey(Node):
     """A field of a table's key. The packet's value is first ANDed with `mask`, if there is one."""
 
     name: str
@@ -130,8 +119,7 @@ class TableKey:
     mask: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConstEntry:
+class ConstEntry(Node):
     """An entry that the program declares. If several match, the lowest `priority` number wins."""
 
     keys: tuple[KeyValue, ...]
@@ -140,8 +128,7 @@ class ConstEntry:
     priority: int
 
 
-@dataclass(frozen=True, slots=True)
-class TableDeclaration:
+class TableDeclaration(Node):
     """A match-action table and its successors.
 
     `next_by_action` is keyed by action number. `next_by_hit` is (hit, miss) and takes precedence if given.
@@ -160,8 +147,7 @@ class TableDeclaration:
     next_by_hit: tuple[str | None, str | None] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Conditional:
+class Conditional(Node):
     """A two-way branch between tables."""
 
     name: str
@@ -170,8 +156,7 @@ class Conditional:
     if_false: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineGraph:
+class PipelineGraph(Node):
     """Tables and conditionals by name; `start` is None if the pipeline is empty."""
 
     name: str
@@ -191,8 +176,7 @@ def successors(node: TableDeclaration | Conditional) -> list[str | None]:
 # --- state and the rest ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterArray:
+class RegisterArray(Node):
     """`size` cells of `bits` bits, initially zero."""
 
     name: str
@@ -200,8 +184,7 @@ class RegisterArray:
     bits: int
 
 
-@dataclass(frozen=True, slots=True)
-class CounterArray:
+class CounterArray(Node):
     """Cells that count packets and bytes. A direct counter has one cell per entry of `table`."""
 
     name: str
@@ -209,8 +192,7 @@ class CounterArray:
     table: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Checksum:
+class Checksum(Node):
     """A 16-bit ones' complement checksum over `inputs`: (field or None, constant value, bits) in order."""
 
     name: str

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
 #: Hash algorithms, by their names in BMv2 JSON.
 HASHES = ("crc16", "crc32", "csum16", "xor16", "identity")
 
+
+@dataclass_transform(frozen_default=True)
+class Node:
+    """A part of a program. Every subclass is a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+
 # --- expressions ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FieldRef:
+class FieldRef(Node):
     """A field of a header instance, as a value or as the target of an assignment."""
 
     header: str
     field: str
 
 
-@dataclass(frozen=True, slots=True)
-class FieldElement:
+class FieldElement(Node):
     """A field of a header in a loop over lanes: in iteration k, field number `first` + k * `step`."""
 
     header: str
@@ -29,8 +38,7 @@ class FieldElement:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterElement:
+class RegisterElement(Node):
     """A register in a loop over lanes: in iteration k, register number `first` + k * `step`."""
 
     first: int
@@ -41,22 +49,19 @@ Target: TypeAlias = FieldRef | FieldElement
 AnyRegister: TypeAlias = "str | RegisterElement"
 
 
-@dataclass(frozen=True, slots=True)
-class Const:
+class Const(Node):
     """An integer of any size and sign."""
 
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bool:
+class Bool(Node):
     """A Boolean literal."""
 
     value: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
+class Param(Node):
     """Parameter `index` of the current action: `bits` wide, from the matching entry of `table`.
 
     `table` is empty in the action's declaration, since several tables may share the action. A `signed`
@@ -69,45 +74,39 @@ class Param:
     signed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class IsValid:
+class IsValid(Node):
     """Whether a header is valid, as a Boolean."""
 
     header: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Node):
     """Whether the last application of a table found an entry, as a Boolean."""
 
     table: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lookahead:
+class Lookahead(Node):
     """The `bits` bits of the packet that start `offset` bits after the parsed part. Only in parsers."""
 
     offset: int
     bits: int
 
 
-@dataclass(frozen=True, slots=True)
-class StackCount:
+class StackCount(Node):
     """The number of filled elements of a header stack, which is the index of its `next`."""
 
     stack: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unary:
+class Unary(Node):
     """An operator with one operand; `op` is one of `~ not d2b b2d`."""
 
     op: str
     operand: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Node):
     """An operator with two operands, named as in BMv2: arithmetic, bitwise, comparison, logic, cast."""
 
     op: str
@@ -115,8 +114,7 @@ class Binary:
     right: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Ternary:
+class Ternary(Node):
     """`left` if `condition` holds, else `right`."""
 
     condition: Expr
@@ -142,16 +140,14 @@ Expr: TypeAlias = (
 # --- primitives of actions and parser states ------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(Node):
     """Store `value`, truncated to the target's width."""
 
     target: Target
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class AssignIndexed:
+class AssignIndexed(Node):
     """Store `value` in `targets[index]`; an index past the end stores nothing."""
 
     targets: tuple[Target, ...]
@@ -163,8 +159,7 @@ class AssignIndexed:
 Inputs: TypeAlias = tuple[tuple[FieldRef | None, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Hash:
+class Hash(Node):
     """Store `base` + a hash over `inputs` modulo `size`."""
 
     target: Target
@@ -174,8 +169,7 @@ class Hash:
     size: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRegister:
+class ReadRegister(Node):
     """Load a cell; an index past the end leaves the target unchanged."""
 
     target: Target
@@ -183,8 +177,7 @@ class ReadRegister:
     index: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRegister:
+class WriteRegister(Node):
     """Store to a cell; an index past the end stores nothing."""
 
     register: AnyRegister
@@ -192,32 +185,28 @@ class WriteRegister:
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class CountAt:
+class CountAt(Node):
     """Count the packet in an indirect counter; an index past the end counts nothing."""
 
     counter: str
     index: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class SetValidity:
+class SetValidity(Node):
     """Make a header valid or invalid. The fields of one that becomes valid are zero."""
 
     header: str
     valid: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CopyHeader:
+class CopyHeader(Node):
     """Copy a header, including its validity, to another of its type."""
 
     target: str
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShiftStack:
+class ShiftStack(Node):
     """Shift a header stack's elements `places` up, or down if it is negative: P4's push and pop.
 
     Elements that are shifted out are lost, and those at the other end become invalid.
@@ -227,16 +216,14 @@ class ShiftStack:
     places: int
 
 
-@dataclass(frozen=True, slots=True)
-class CopyStack:
+class CopyStack(Node):
     """Copy a header stack to another of its type and size."""
 
     target: str
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Clone:
+class Clone(Node):
     """Send a copy of the packet to the ports of clone session `session`, at the end of ingress or egress.
 
     The copy keeps the metadata in field list number `fields`. Of several calls, only the last takes effect.
@@ -246,34 +233,29 @@ class Clone:
     fields: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resubmit:
+class Resubmit(Node):
     """Send the packet, as it arrived, to the parser again. It keeps the metadata in field list `fields`."""
 
     fields: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recirculate:
+class Recirculate(Node):
     """Send the packet, as egress changed it, to the parser again. It keeps the metadata in list `fields`."""
 
     fields: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Node):
     """Leave the pipeline at the end of the current action."""
 
 
-@dataclass(frozen=True, slots=True)
-class Jump:
+class Jump(Node):
     """Continue with the action's primitive number `to`."""
 
     to: int
 
 
-@dataclass(frozen=True, slots=True)
-class JumpIfZero:
+class JumpIfZero(Node):
     """Continue with primitive `to` if `condition` is 0, else with the next one."""
 
     condition: Expr
@@ -300,8 +282,7 @@ Primitive: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ActionParam:
+class ActionParam(Node):
     """A named parameter of an action.
 
     BMv2 JSON does not declare signs: a parameter is `signed` if the program has a negative argument for it.
@@ -312,8 +293,7 @@ class ActionParam:
     signed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Node):
     """A list of primitives. `number` is unique in the program; `name` is unique only within a table."""
 
     number: int
@@ -327,7 +307,7 @@ def walk(node: Any) -> Iterator[Any]:
     if isinstance(node, tuple):
         for part in node:
             yield from walk(part)
-    elif is_dataclass(node):
+    elif isinstance(node, Node):
         yield node
-        for part in fields(node):
-            yield from walk(getattr(node, part.name))
+        for value in vars(node).values():
+            yield from walk(value)

@@ -1,12 +1,15 @@
-"""The functions that generated code calls when Numba compiles it; all numbers are unsigned, of 64 bits.
+"""Compiles generated code by Numba, with the functions that it calls; all numbers are unsigned, of 64 bits.
 
-`peelsum.softswitch.runtime.plain` has the same names for plain Python.
+`peelsum.softswitch.runtime.plain` has functions of the same names in plain Python.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -17,7 +20,9 @@ from numba import types as numba_types
 from numba.core import cgutils as numba_cgutils
 from numba.extending import intrinsic
 
-from peelsum.softswitch.runtime import hashes, lookups, queues
+from peelsum.compiling import compiler
+from peelsum.softswitch.compiler.loading import RUNTIME, Generated
+from peelsum.softswitch.runtime import plain, queues
 
 # Numba's own annotations are partial and do not describe what it returns here.
 types: Any = numba_types
@@ -42,14 +47,18 @@ def _kernel(function: Callable[..., Any]) -> Any:
     return _jit(FunctionType(function.__code__, typed, function.__name__))
 
 
-find_exact1, find_exact = _kernel(lookups.find_exact1), _kernel(lookups.find_exact)
-find_first1, find_first = _kernel(lookups.find_first1), _kernel(lookups.find_first)
-hash_crc16, hash_crc32 = _kernel(hashes.crc16), _kernel(hashes.crc32)
-hash_csum16, hash_xor16 = _kernel(hashes.csum16), _kernel(hashes.xor16)
-hash_identity = _kernel(hashes.identity)
+find_exact1, find_exact = _kernel(plain.find_exact1), _kernel(plain.find_exact)
+find_first1, find_first = _kernel(plain.find_first1), _kernel(plain.find_first)
+hash_crc16, hash_crc32 = _kernel(plain.hash_crc16), _kernel(plain.hash_crc32)
+hash_csum16, hash_xor16 = _kernel(plain.hash_csum16), _kernel(plain.hash_xor16)
+hash_identity = _kernel(plain.hash_identity)
 enqueue, schedule_departure = _kernel(queues.enqueue), _kernel(queues.schedule_departure)
 waiting_time, burst_depth = _kernel(queues.waiting_time), _kernel(queues.burst_depth)
 
+#: Most seconds that compiling a program may take, as `seconds_to_compile` estimates. Numba then needs less
+#: than 1 GB of memory.
+MOST_SECONDS = 10.0
+_logger = logging.getLogger("peelsum.switch")
 #: Converts an array's element to an unsigned 64-bit number.
 number = np.uint64
 
@@ -176,3 +185,53 @@ def clamp(value: Any, low: Any, high: Any) -> Any:
     if np.int64(value) > np.int64(high):
         return high
     return value
+
+
+# --- compiling ------------------------------------------------------------------------------------
+
+
+def seconds_to_compile(source: str) -> float:
+    """Return an estimate of the processor time that Numba needs for generated code; it ignores the machine.
+
+    Numba analyses variables in every block, so its time grows with the product of both numbers. The factors
+    were fitted to programs that take 1 to 45 s.
+    """
+    word_count = sum(1 for _ in re.finditer(r"\w+", source))
+    block_count = source.count(":\n")
+    return 0.5 + 1.4e-3 * word_count + 2.8e-6 * word_count * block_count
+
+
+def machine_code(generated: Generated, name: str) -> Callable[..., tuple[int, int]] | None:
+    """Return the generated function of program `name` as machine code.
+
+    Return None, and log the reason, if Numba would take too long or fails.
+    """
+    seconds = seconds_to_compile(generated.source)
+    if seconds > MOST_SECONDS:
+        _logger.warning(
+            "switch: interprets program %s, slowly: compiling it would take about %.1f s, more than %g s; "
+            "make lanes fields of one header with a register each, which become loops",
+            *(name, seconds, MOST_SECONDS),
+        )
+        return None
+    try:
+        return compiled_by_numba(generated.source, bool(generated.queue_words))
+    except RecursionError:
+        _logger.warning(
+            "switch: interprets program %s, slowly: has too many branches in a row to compile; "
+            "make tables of them",
+            name,
+        )
+        return None
+
+
+@cache
+def compiled_by_numba(source: str, is_multi_pass: bool) -> Callable[..., tuple[int, int]]:
+    """Return the function `run` of generated source text as machine code.
+
+    is_multi_pass: whether `MultiPassWriter` wrote it, so that it has more arguments.
+    """
+    names: dict[str, Any] = {name: globals()[name] for name in RUNTIME} | {"__name__": __name__}
+    exec(compile(source, "<generated>", "exec"), names)
+    signature = SIGNATURE_AGAIN if is_multi_pass else SIGNATURE
+    return compiler(OPTIONS, signature)(names["run"])  # type: ignore[no-any-return]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,14 +46,6 @@ class QueueCounts:
     """Mean depth of the queue, in packets, when a packet was queued."""
     deepest: int
     """Most packets in the queue at once."""
-
-    @classmethod
-    def of(cls, words: NDArray[np.uint64]) -> Self:
-        """Return the counts in one queue's words."""
-        sent, depth_sum, dropped, deepest = (
-            int(words[at]) for at in (_SENT, _DEPTH_SUM, _DROPPED, _MOST_DEPTH)
-        )
-        return cls(sent, dropped, depth_sum / sent if sent else 0.0, deepest)
 
 
 class Queues:
@@ -96,7 +87,14 @@ class Queues:
 
     def counts(self) -> dict[int, QueueCounts]:
         """Return the counts of each queue, by port."""
-        return {port: QueueCounts.of(self.memory[int(self.memory[port]) :]) for port in self.ports}
+        counts = {}
+        for port in self.ports:
+            words = self.memory[int(self.memory[port]) :]
+            sent, depths, dropped, deepest = (
+                int(words[at]) for at in (_SENT, _DEPTH_SUM, _DROPPED, _MOST_DEPTH)
+            )
+            counts[port] = QueueCounts(sent, dropped, depths / sent if sent else 0.0, deepest)
+        return counts
 
 
 def enqueue(queues: MutableSequence[int], port: int, now: int) -> int:

@@ -6,7 +6,8 @@ Their memory is the arrays that generated code uses, so every access holds the s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from threading import Lock, get_ident
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,40 @@ from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.layout import CounterPlan, RegisterPlan
 from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry
-from peelsum.softswitch.runtime.locks import FairLock
+
+
+class FairLock:
+    """A reentrant lock that a waiting thread gets before the thread that has just released it.
+
+    With Python's own locks, a thread that releases and acquires in a loop can keep others waiting for
+    seconds. Here a waiting thread holds `_queue_lock`, so that the releasing thread queues behind it.
+
+    `on_wait` is called before a thread waits, so that a holder that waits for packets can release the lock.
+    """
+
+    def __init__(self) -> None:
+        self.on_wait: Callable[[], None] = lambda: None
+        self._queue_lock = Lock()
+        self._state_lock = Lock()
+        self._holder: int | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        thread = get_ident()
+        if self._holder != thread:
+            with self._queue_lock:
+                if not self._state_lock.acquire(blocking=False):
+                    self.on_wait()
+                    self._state_lock.acquire()
+            self._holder = thread
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._holder = None
+            self._state_lock.release()
+
 
 _WORD = (1 << 64) - 1
 
@@ -94,8 +128,11 @@ class ReplicationGroups:
         self._lock = lock
         self._used = 2 * self.limit
         self.memory = np.zeros(self._used + 256, np.uint64)
-        #: Number of copies of the largest group; at least 1, for a unicast packet.
-        self.most_copies = 1
+
+    @property
+    def most_copies(self) -> int:
+        """The number of copies of the largest group; at least 1, for a unicast packet."""
+        return max([1, *self._sizes])
 
     def set(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
         """Create or replace a group. Raises InvalidEntry for a number, port or instance out of range."""
@@ -108,7 +145,10 @@ class ReplicationGroups:
             self._remove(group)
             self._groups[group] = tuple((port, instance) for port, instance in replicas)
             self._sizes[len(replicas)] += 1
-            self._store(group)
+            if self._used + 2 * len(replicas) > len(self.memory):
+                self._compact()
+            else:
+                self._write(group)
 
     def delete(self, group: int) -> None:
         """Remove a group. Raises NoSuchEntry."""
@@ -116,7 +156,6 @@ class ReplicationGroups:
             self.get(group)
             self._remove(group)
             self.memory[2 * group : 2 * group + 2] = 0
-            self._update_most_copies()
 
     def get(self, group: int) -> tuple[tuple[int, int], ...]:
         """Return a group's replicas. Raises NoSuchEntry."""
@@ -132,15 +171,6 @@ class ReplicationGroups:
         """Return the numbers of all groups, ascending."""
         with self._lock:
             return sorted(self._groups)
-
-    def _store(self, group: int) -> None:
-        """Write a new group behind the others, or compact the memory if it is full."""
-        replicas = self._groups[group]
-        if self._used + 2 * len(replicas) > len(self.memory):
-            self._compact()
-        else:
-            self._write(group)
-        self._update_most_copies()
 
     def _write(self, group: int) -> None:
         """Append a group's replicas to the memory, and point the group at them."""
@@ -165,6 +195,3 @@ class ReplicationGroups:
             self._sizes[len(replicas)] -= 1
             if not self._sizes[len(replicas)]:
                 del self._sizes[len(replicas)]
-
-    def _update_most_copies(self) -> None:
-        self.most_copies = max(1, *self._sizes) if self._sizes else 1

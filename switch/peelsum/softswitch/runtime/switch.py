@@ -11,16 +11,15 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.compiler.codegen import generate
 from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, REFUSED_COUNT
+from peelsum.softswitch.compiler.loading import generate
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.runtime.compiled import interpreted, machine_code
 from peelsum.softswitch.runtime.frames import Frames
-from peelsum.softswitch.runtime.locks import FairLock
-from peelsum.softswitch.runtime.native import CompiledProgram
+from peelsum.softswitch.runtime.native import CompiledProgram, machine_code
+from peelsum.softswitch.runtime.plain import interpreted
 from peelsum.softswitch.runtime.queues import Queues
-from peelsum.softswitch.runtime.state import IndirectCounter, Register, ReplicationGroups
+from peelsum.softswitch.runtime.state import FairLock, IndirectCounter, Register, ReplicationGroups
 from peelsum.softswitch.runtime.tables import Table
 
 #: The clock of programs counts microseconds modulo this.
@@ -111,13 +110,18 @@ class Switch:
             copies = max(self.groups.most_copies, self.sessions.most_copies)
             output.prepare(max(count, copies), out_stride)
             processed = written = 0
+            multi_pass_arguments: tuple[NDArray[Any], ...] = ()
+            if self._generated.queue_words:
+                if self._queued_bytes.size < MOST_ITEMS * out_stride:
+                    self._queued_bytes = np.zeros(MOST_ITEMS * out_stride, np.uint8)
+                multi_pass_arguments = (self.sessions.memory, self._pass_queue, self._queued_bytes)
             while True:
                 processed, produced = self._run(
                     data.reshape(-1), stride, length, port, processed, count, now_us % _CLOCK_WRAP,
                     output.data[written * out_stride :], out_stride, output.length[written:],
                     output.port[written:], output.leave[written:], output.rows - written, copies,
                     self._memory, self._regs, self._wide, self._counts, self.groups.memory,
-                    self._queues, *self._multi_pass_arguments(out_stride),
+                    self._queues, *multi_pass_arguments,
                 )  # fmt: skip
                 processed, written = int(processed), written + int(produced)
                 if processed >= count:
@@ -132,14 +136,6 @@ class Switch:
         """
         groups = self.groups.memory
         return ProgramMemory(self._memory, self._regs, self._wide, self._counts, groups, self._queues)
-
-    def _multi_pass_arguments(self, stride: int) -> tuple[NDArray[Any], ...]:
-        """Return the additional arguments of a program that clones, resubmits or recirculates."""
-        if not self._generated.queue_words:
-            return ()
-        if self._queued_bytes.size < MOST_ITEMS * stride:
-            self._queued_bytes = np.zeros(MOST_ITEMS * stride, np.uint8)
-        return self.sessions.memory, self._pass_queue, self._queued_bytes
 
     @property
     def refused_passes(self) -> int:

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from peelsum.softswitch.compiler.layout import ROW_ACTION, ROW_PARAMS, TablePlan, limbs
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
 from peelsum.softswitch.program.model import KeyValue, Program, TableKey
-from peelsum.softswitch.program.operations import Action
-from peelsum.softswitch.runtime.locks import FairLock
-from peelsum.softswitch.runtime.lookups import hash_words
+from peelsum.softswitch.runtime.plain import hash_words
+from peelsum.softswitch.runtime.state import FairLock
 
 Match: TypeAlias = tuple[KeyValue, ...]
 
@@ -57,37 +56,28 @@ class Table:
         self._memory = memory
         self._lock = lock
         self._declaration = plan.table
+        #: The table's full name, as in P4Info.
+        self.name = plan.table.name
+        #: The match key's fields, in order.
+        self.keys = plan.table.keys
+        #: The number of entries that the table can hold.
+        self.size = plan.table.size
         self._actions = {program.actions[n].name: program.actions[n] for n in self._declaration.actions}
         default = program.actions[self._declaration.default_action]
         self._actions.setdefault(default.name, default)
+        const_entries = self._declaration.const_entries or ()
         self._stored: dict[tuple[Match, int], _StoredEntry] = {}
         self._ranked: list[_StoredEntry] = []
         self._slots: dict[int, _StoredEntry] = {}
         self._free_numbers: list[int] = []
         self._serial = 0
-        self._has_priorities = any(key.kind in ("ternary", "range") for key in self._declaration.keys)
+        self._has_priorities = any(key.kind in ("ternary", "range") for key in self.keys)
         self._counts: NDArray[np.uint64] | None = None
-        self._write_default(default, self._declaration.default_params)
-        const_entries = self._declaration.const_entries or ()
+        self._write_default(default.name, self._declaration.default_params)
         last = max((entry.priority for entry in const_entries), default=0)
         for const in const_entries:
             priority = last + 1 - const.priority if self._has_priorities else 0
             self._insert(TableEntry(const.keys, program.actions[const.action].name, const.params, priority))
-
-    @property
-    def name(self) -> str:
-        """The table's full name, as in P4Info."""
-        return self._declaration.name
-
-    @property
-    def keys(self) -> tuple[TableKey, ...]:
-        """The match key's fields, in order."""
-        return self._declaration.keys
-
-    @property
-    def size(self) -> int:
-        """The number of entries that the table can hold."""
-        return self._declaration.size
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -122,7 +112,7 @@ class Table:
             self._check_mutable()
             stored = self._find(tuple(keys), priority)
             self._remove_row(stored)
-            del self._stored[self._identity(stored.entry)], self._ranked[self._position(stored)]
+            del self._stored[self._identity(tuple(keys), priority)], self._ranked[self._position(stored)]
             self._free_numbers.append(stored.number)
 
     def entries(self) -> list[TableEntry]:
@@ -148,7 +138,7 @@ class Table:
                 raise InvalidEntry(
                     f"table {self.name}: the default action is const; change the program instead"
                 )
-            self._write_default(self._action(action), tuple(params))
+            self._write_default(action, tuple(params))
 
     # --- direct counters --------------------------------------------------------------------------
 
@@ -182,7 +172,7 @@ class Table:
         """Raise InvalidEntry if entries are const, or the table has no key."""
         if self._declaration.const_entries is not None:
             raise InvalidEntry(f"table {self.name}: its entries are const; change the program instead")
-        if not self._declaration.keys:
+        if not self.keys:
             raise InvalidEntry(
                 f"table {self.name}: has no key and so no entries; set its default action instead"
             )
@@ -191,22 +181,23 @@ class Table:
         """Add an entry, of the program or of the control plane."""
         self._check_keys(entry.keys)
         code, params = self._action_words(entry.action, entry.params)
-        if self._identity(entry) in self._stored:
+        identity, const_entries = self._identity(entry.keys, entry.priority), self._declaration.const_entries
+        if identity in self._stored:
             raise DuplicateEntry(
                 f"table {self.name}: {_format_keys(entry.keys)} already exists; modify it instead"
             )
-        capacity = (
-            len(self._declaration.const_entries) if self._declaration.const_entries is not None else self.size
-        )
-        if len(self._stored) >= capacity:
+        if len(self._stored) >= (self.size if const_entries is None else len(const_entries)):
             raise TableFull(
                 f"table {self.name}: all {self.size} entries are taken; delete some or enlarge it"
             )
         number = self._free_numbers.pop() if self._free_numbers else len(self._stored)
-        stored = _StoredEntry(
-            entry, number, self._rank(entry), [code, number, *params, *self._match_words(entry.keys)]
-        )
-        self._stored[self._identity(entry)] = stored
+        # Entries are tried by priority, then by prefix length, then by age.
+        self._serial += 1
+        prefixes = (pair for pair, key in zip(entry.keys, self.keys, strict=True) if key.kind == "lpm")
+        prefix_bits = sum(pair[1] for pair in prefixes if isinstance(pair, tuple))
+        rank = (-entry.priority if self._has_priorities else 0, -prefix_bits, self._serial)
+        words = [code, number, *params, *self._match_words(entry.keys)]
+        self._stored[identity] = stored = _StoredEntry(entry, number, rank, words)
         insort(self._ranked, stored, key=lambda other: other.rank)
         if self._counts is not None:
             self._counts[2 * number : 2 * number + 2] = 0
@@ -214,47 +205,28 @@ class Table:
 
     def _find(self, keys: Match, priority: int) -> _StoredEntry:
         self._check_keys(keys)
-        stored = self._stored.get((keys, priority if self._has_priorities else 0))
+        stored = self._stored.get(self._identity(keys, priority))
         if stored is None:
             raise NoSuchEntry(f"table {self.name}: no entry {_format_keys(keys)}; insert it first")
         return stored
 
-    def _identity(self, entry: TableEntry) -> tuple[Match, int]:
-        return entry.keys, entry.priority if self._has_priorities else 0
-
-    def _rank(self, entry: TableEntry) -> tuple[int, int, int]:
-        """Return the sort key of a new entry: priority, then prefix length, then age."""
-        self._serial += 1
-        prefix_bits = sum(
-            key_value[1]
-            for key_value, key in zip(entry.keys, self._declaration.keys, strict=True)
-            if key.kind == "lpm" and isinstance(key_value, tuple)
-        )
-        return (
-            (-entry.priority, -prefix_bits, self._serial)
-            if self._has_priorities
-            else (-prefix_bits, 0, self._serial)
-        )
+    def _identity(self, keys: Match, priority: int) -> tuple[Match, int]:
+        return keys, priority if self._has_priorities else 0
 
     def _check_keys(self, keys: Match) -> None:
-        if len(keys) != len(self._declaration.keys):
-            raise InvalidEntry(
-                f"table {self.name}: {len(keys)} keys given; it has {len(self._declaration.keys)}"
-            )
-        for key_value, key in zip(keys, self._declaration.keys, strict=True):
+        if len(keys) != len(self.keys):
+            raise InvalidEntry(f"table {self.name}: {len(keys)} keys given; it has {len(self.keys)}")
+        for key_value, key in zip(keys, self.keys, strict=True):
             key_error = _key_error(key_value, key)
             if key_error:
                 raise InvalidEntry(f"table {self.name}: key {key.name}: {key_error}")
 
-    def _action(self, name: str) -> Action:
+    def _action_words(self, name: str, params: Sequence[int]) -> tuple[int, list[int]]:
+        """Return an action's code in a row, and the words of its arguments. Raises InvalidEntry."""
         if name not in self._actions:
             known = ", ".join(sorted(self._actions))
             raise InvalidEntry(f"table {self.name}: no action {name}; it has {known}")
-        return self._actions[name]
-
-    def _action_words(self, name: str, params: Sequence[int]) -> tuple[int, list[int]]:
-        """Return an action's code in a row, and the words of its arguments. Raises InvalidEntry."""
-        action = self._action(name)
+        action = self._actions[name]
         if len(params) != len(action.params):
             raise InvalidEntry(f"action {name}: {len(params)} parameters given; it has {len(action.params)}")
         words: list[int] = []
@@ -266,15 +238,15 @@ class Table:
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def _write_default(self, action: Action, params: tuple[int, ...]) -> None:
-        code, words = self._action_words(action.name, params)
-        self._default = (action.name, params)
+    def _write_default(self, action: str, params: tuple[int, ...]) -> None:
+        code, words = self._action_words(action, params)
+        self._default = (action, params)
         row = self._plan.default_row
         self._memory[row : row + self._plan.key_offset] = np.array([code, 0, *words], np.uint64)
 
     def _match_words(self, keys: Match) -> list[int]:
         """Return the words of a key in a row: values, with masks and ranges if it is not exact."""
-        values, masks = zip(*map(_value_and_mask, keys, self._declaration.keys), strict=True)
+        values, masks = zip(*map(_value_and_mask, keys, self.keys), strict=True)
         if self._plan.exact:
             return self._plan.key_words(values)
         packed = zip(self._plan.key_words(values), self._plan.key_words(masks), strict=True)
@@ -303,14 +275,23 @@ class Table:
         self._memory[row : row + self._plan.row_words] = np.array(stored.words, np.uint64)
 
     def _remove_row(self, stored: _StoredEntry) -> None:
-        """Remove an entry from the memory."""
-        if self._plan.exact:
-            self._remove_hashed_row(stored)
+        """Remove an entry from the memory; in a hash table, move those that a lookup would no longer find."""
+        memory, step = self._memory, self._plan.row_words
+        if not self._plan.exact:
+            count = len(self._ranked)
+            row, end = self._row(self._position(stored)), self._row(count)
+            memory[row : end - step] = memory[row + step : end]
+            memory[self._plan.region] = count - 1
             return
-        memory, count = self._memory, len(self._ranked)
-        row, end, step = self._row(self._position(stored)), self._row(count), self._plan.row_words
-        memory[row : end - step] = memory[row + step : end]
-        memory[self._plan.region] = count - 1
+        slot_mask = self._plan.capacity - 1
+        free_slot = slot = stored.slot
+        while (other := self._slots.get(slot := slot + 1 & slot_mask)) is not None:
+            if slot - self._home_slot(other) & slot_mask >= slot - free_slot & slot_mask:
+                self._write_hashed_row(other, free_slot)
+                free_slot = slot
+        del self._slots[free_slot]
+        row = self._slot_row(free_slot)
+        memory[row : row + step] = 0
 
     def _position(self, stored: _StoredEntry) -> int:
         return bisect_left(self._ranked, stored.rank, key=lambda other: other.rank)
@@ -329,18 +310,6 @@ class Table:
     def _write_hashed_row(self, stored: _StoredEntry, slot: int) -> None:
         self._slots[slot], stored.slot = stored, slot
         self._update_row(stored)
-
-    def _remove_hashed_row(self, stored: _StoredEntry) -> None:
-        """Remove an entry's row, and move entries after it that a lookup would no longer find."""
-        slot_mask = self._plan.capacity - 1
-        free_slot = slot = stored.slot
-        while (other := self._slots.get(slot := slot + 1 & slot_mask)) is not None:
-            if slot - self._home_slot(other) & slot_mask >= slot - free_slot & slot_mask:
-                self._write_hashed_row(other, free_slot)
-                free_slot = slot
-        del self._slots[free_slot]
-        row = self._slot_row(free_slot)
-        self._memory[row : row + self._plan.row_words] = 0
 
 
 def _key_error(value_or_pair: KeyValue, key: TableKey) -> str | None:
