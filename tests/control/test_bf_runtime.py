@@ -11,20 +11,20 @@ import finsy
 import pytest
 from bf_switchd import BfSwitchd
 from command_line import peelsum
+from finsy.p4entity import P4TableAction, P4TableEntry
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from tofino_program import FOLDER
 
 from peelsum.control import SwitchError, evict, open_session, read_status
+from peelsum.control.admission import Placement
 from peelsum.control.bfruntime import BfRuntimeSession, messages, row
 from peelsum.control.cluster import Cluster, JobController, Store
 from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.drivers import driver_of
-from peelsum.control.entries import age_limit_entry
 from peelsum.control.errors import DescriptionError, NotPrimaryError, UnsupportedError, UpdateRefusedError
 from peelsum.control.session import pipeline_schema
-from peelsum.control.status import read_jobs
-from peelsum.control.tables import Placement
+from peelsum.control.tables import read_jobs
 from peelsum.control.tofino import ARCHITECTURES
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import Verdict
@@ -350,7 +350,9 @@ def test_a_program_without_our_tables_is_named(session):
 
 
 def refuses_the_limits_of_v1model(session):
-    for use in (lambda: session.write([~age_limit_entry(1)]), lambda: session.entries("limits")):
+    action = P4TableAction("set_age_limit", ticks=1)
+    limit = P4TableEntry("limits", action=action, is_default_action=True)
+    for use in (lambda: session.write([~limit]), lambda: session.entries("limits")):
         with pytest.raises(SwitchError, match=r"does not accept this: .*limits.*; correct"):
             use()
 

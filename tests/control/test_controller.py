@@ -11,9 +11,9 @@ from primary import Primary
 
 from peelsum.control import ControlError, SwitchError, evict, open_session, read_status, session
 from peelsum.control.description import parse_description
-from peelsum.control.entries import FLOOD_GROUP, age_limit_entry, salt
 from peelsum.control.errors import DescriptionError, NotPrimaryError
 from peelsum.control.sections import SwitchSection
+from peelsum.control.tables import FLOOD_GROUP, bridge_entries, salt
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
@@ -332,7 +332,7 @@ def test_a_primary_that_became_a_backup_changes_nothing(server, controller):
         Primary(server.address, patience_s=PATIENCE_S),
         pytest.raises(SwitchError, match="refused writing"),
     ):
-        controller.session.write([~age_limit_entry(1)])
+        controller.session.write([+bridge_entries({1: 1})[0]])
 
 
 def test_nobody_there():
@@ -357,7 +357,7 @@ def test_one_controller_at_a_time(server):
 def test_a_greater_election_id_takes_over(server, controller):
     taking_over = Primary(server.address, election_id=5)
     with taking_over, pytest.raises(SwitchError, match="refused writing"):
-        controller.session.write([~age_limit_entry(1)])
+        controller.session.write([+bridge_entries({1: 1})[0]])
 
 
 def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(server):

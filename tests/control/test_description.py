@@ -8,8 +8,8 @@ import pytest
 from peelsum.control import JobDescription, RacksDescription, description, read_description
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError
-from peelsum.control.plan import Level
 from peelsum.control.session import pipeline_schema
+from peelsum.wire import Level
 
 MINIMAL = """
 [job]

@@ -15,7 +15,7 @@ from finsy.proto import rpc_status
 
 from peelsum.control.bfruntime.messages import ALL_PIPES, METHODS, Error
 from peelsum.control.bfruntime.messages import Set as SetConfig
-from peelsum.control.bfruntime.schema import Schema
+from peelsum.control.bfruntime.rows import Schema
 
 Code = grpc.StatusCode
 _WRITE, _GET, _SET = (

@@ -294,7 +294,7 @@ def parse(text: str, source: str) -> Topology:
         return Topology.model_validate(values)
     except ValidationError as error:
         # Import the control plane, which is slow, only for an error.
-        from peelsum.control.validation import first_validation_error
+        from peelsum.control.sections import first_validation_error
 
         message = first_validation_error(error, "a topology", Topology)
         raise TopologyDescriptionError(f"{source}: {message}") from None
