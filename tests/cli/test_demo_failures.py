@@ -16,7 +16,7 @@ from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.cli.demo import command
 from peelsum.cli.demo.worker import GlooCheck, GlooError, InexactSumError
 from peelsum.processes import Child, ProcessError
-from peelsum.processes.interrupts import InterruptContext
+from peelsum.processes.user_errors import InterruptContext
 from peelsum.topology import Star
 
 #: A worker whose gloo gets one bit wrong.

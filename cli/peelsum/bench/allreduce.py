@@ -22,7 +22,7 @@ from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, Tensor
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.bench.workers import gather_reports
 from peelsum.processes import Child, print_message, terminate_with_parent
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.topology import Star
 from peelsum.traces import SUFFIX, TraceError, read, read_folder

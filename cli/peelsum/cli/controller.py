@@ -15,8 +15,7 @@ from peelsum.cli.options import Service, address, parse_address, read_identity, 
 from peelsum.cli.settings import with_settings
 from peelsum.options import CommandSettings, Option
 from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
-from peelsum.processes.progress import reporting_progress
-from peelsum.processes.reports import progress_reporter
+from peelsum.processes.progress import progress_reporter, reporting_progress
 
 if TYPE_CHECKING:
     from peelsum.control.cluster import ClusterReport, ControllerClient, Event

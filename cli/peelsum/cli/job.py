@@ -31,8 +31,7 @@ from peelsum.cli.options import (
 from peelsum.cli.settings import with_settings
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
-from peelsum.processes.progress import reporting_progress
-from peelsum.processes.reports import compile_progress_reporter, progress_reporter
+from peelsum.processes.progress import compile_progress_reporter, progress_reporter, reporting_progress
 from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:

@@ -21,10 +21,8 @@ from peelsum.cli.options import Topology
 from peelsum.cli.settings import with_settings
 from peelsum.options import CommandSettings, Option
 from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
-from peelsum.processes.interrupts import InterruptContext, Interrupted
-from peelsum.processes.progress import reporting_progress
-from peelsum.processes.reports import progress_reporter
-from peelsum.processes.user_errors import exit_on_errors
+from peelsum.processes.progress import progress_reporter, reporting_progress
+from peelsum.processes.user_errors import InterruptContext, Interrupted, exit_on_errors
 from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:

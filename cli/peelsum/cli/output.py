@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from peelsum.processes.interrupts import InterruptContext
-from peelsum.processes.progress import ProgressCallback
-from peelsum.processes.reports import progress_reporter
-from peelsum.processes.user_errors import exit_on_errors
+from peelsum.processes.progress import ProgressCallback, progress_reporter
+from peelsum.processes.user_errors import InterruptContext, exit_on_errors
 
 if TYPE_CHECKING:
     from rich.console import Console

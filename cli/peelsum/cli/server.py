@@ -16,7 +16,7 @@ from peelsum.cli.settings import with_settings
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import terminate_with_parent
 from peelsum.processes.children import ADMISSION
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.reading import parse_json, read_text
 

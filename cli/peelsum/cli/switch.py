@@ -17,7 +17,7 @@ from peelsum.cli.options import OPTION_ERRORS, Service
 from peelsum.cli.settings import with_settings
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import print_message, terminate_with_parent
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.switch_settings import SwitchSettings
 

@@ -18,9 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from peelsum.processes.children import ADMISSION, Child
-from peelsum.processes.errors import ProcessError
-from peelsum.processes.restarts import RestartableProcess
+from peelsum.processes.children import ADMISSION, Child, RestartableProcess
+from peelsum.processes.user_errors import ProcessError
 from peelsum.topology import bmv2, jobs
 from peelsum.topology.description import JobNode, Link, Topology, switch_port
 from peelsum.topology.errors import TopologyError

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from peelsum.allreduce import AllreduceError, RequestedForm, Summation
 from peelsum.bench.devices import cpu_s
 from peelsum.processes import print_message, receive_from_parent
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
 from peelsum.training import Batch, Task, TrainingDataError, make_task

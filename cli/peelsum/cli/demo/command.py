@@ -21,10 +21,8 @@ from peelsum.cli.settings import with_settings
 from peelsum.extras import missing_extra_message
 from peelsum.options import CommandSettings, Option
 from peelsum.processes import Child
-from peelsum.processes.interrupts import InterruptContext
-from peelsum.processes.progress import ProgressCallback, reporting_progress
-from peelsum.processes.reports import progress_reporter
-from peelsum.processes.user_errors import exit_on_errors
+from peelsum.processes.progress import ProgressCallback, progress_reporter, reporting_progress
+from peelsum.processes.user_errors import InterruptContext, exit_on_errors
 from peelsum.topology import Star, TopologyError
 
 if TYPE_CHECKING:

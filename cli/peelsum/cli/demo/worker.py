@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from peelsum.processes import print_message, receive_from_parent, terminate_with_parent
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 
 if TYPE_CHECKING:
