@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
 from peelsum.allreduce.history_loops import warm_up
-from peelsum.bench.workers import gather_reports
 from peelsum.processes import Child, print_message, terminate_with_parent
+from peelsum.processes.children import gather_reports
 from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.topology import Star

@@ -243,7 +243,7 @@ def status(
     from peelsum.control import read_status
 
     if dashboard:
-        from peelsum.metrics.dashboard import dashboard as grafana
+        from peelsum.metrics.catalogue import dashboard as grafana
 
         print(grafana(), end="")
         return

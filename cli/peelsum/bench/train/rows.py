@@ -18,8 +18,8 @@ from typing import Any
 from peelsum.bench.devices import require_device
 from peelsum.bench.train.links import ShapedLan
 from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, WorkerOptions
-from peelsum.bench.workers import Reports, gather_reports
 from peelsum.processes import Child
+from peelsum.processes.children import gather_reports
 from peelsum.topology import Star, TopologyError
 from peelsum.topology.namespaces import HOST_INTERFACE
 
@@ -113,7 +113,7 @@ def _measure_paths(
         yield _row(gather_reports(children, star.check) if star else gather_reports(children))
 
 
-def _row(reports: Reports) -> dict[str, Any]:
+def _row(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a backend's row: times of the slowest worker, sums of processor times, mean densities."""
 
     def values(name: str) -> list[float]:
