@@ -20,7 +20,7 @@ from torch_ranks import run_ranks
 from typer.testing import CliRunner
 
 from peelsum.bench.train import rows as bench
-from peelsum.bench.train.links import ShapedLan
+from peelsum.bench.train.rows import ShapedLan
 from peelsum.cli.app import app
 from peelsum.processes import ProcessError
 from peelsum.topology import TopologyError

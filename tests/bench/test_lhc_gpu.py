@@ -18,7 +18,8 @@ from benchmarks.experiments import codec
 from benchmarks.rivals import lhc
 from benchmarks.rivals.lhc import LhcLayout, lhc_step
 from benchmarks.rivals.lhc_gpu import DeviceLhc
-from peelsum.bench.codec import NoDeviceError, TimedDevice, tensor, timing
+from peelsum.bench.codec import timing
+from peelsum.bench.codec.timing import NoDeviceError, TimedDevice, tensor
 from peelsum.codec import fixed_point
 
 FIXED = fixed_point(130, 1)

@@ -18,8 +18,8 @@ from benchmarks.rivals.lhc import (
     published_lhc,
     smallest_lhc,
 )
-from peelsum.bench.codec import TimedDevice, peel, tensor
-from peelsum.bench.codec.timing import Measured, NotExactError
+from peelsum.bench.codec.rows import peel
+from peelsum.bench.codec.timing import Measured, NotExactError, TimedDevice, tensor
 from peelsum.codec import FixedPoint, fixed_point
 
 

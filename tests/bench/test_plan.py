@@ -17,7 +17,7 @@ from benchmarks.experiments import plan_simulated
 from peelsum.allreduce import Choice, InvalidRequestError, NetworkModel, PlanSettings
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.plan import Layout, TensorPlan
-from peelsum.bench.codec import add_to_history, expected_statistics
+from peelsum.bench.codec.timing import add_to_history, expected_statistics
 from peelsum.bench.plan import method_rows, plan, step_of
 from peelsum.bench.point import Point
 from peelsum.compress import AXES, METHODS, LinkModel, Workload, crossovers

@@ -21,7 +21,7 @@ from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.plan import FORMS, Layout
 from peelsum.bench.allreduce import settings_of, wrong_elements
 from peelsum.bench.alone import LANES, LoopbackSummation
-from peelsum.bench.codec import add_to_history, require_memory
+from peelsum.bench.codec.timing import add_to_history, require_memory
 from peelsum.bench.point import Point
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
 

@@ -224,8 +224,9 @@ def codec(settings: _CodecSettings, runs: _Runs) -> None:
     Encoding is everything before words are sent, decoding is the rest. The fastest of up to five runs counts.
     With NUMBA_NUM_THREADS=1, times are processor time. Every decoded tensor is compared with NumPy's sums.
     """
-    from peelsum.bench.codec import NoDeviceError, NotEnoughMemoryError, NotExactError
     from peelsum.bench.codec.rows import CodecBenchError, bench_codec
+    from peelsum.bench.codec.timing import NotEnoughMemoryError, NotExactError
+    from peelsum.bench.devices import NoDeviceError
 
     keys = ("elements", "density", "support")
     points = [

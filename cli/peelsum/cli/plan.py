@@ -56,7 +56,7 @@ def plan(
     collectives, and below it the values of rate, latency, ratio and size at which the fastest changes.
     """
     from peelsum.bench import plan as bench
-    from peelsum.bench.codec import NotEnoughMemoryError, NotExactError
+    from peelsum.bench.codec.timing import NotEnoughMemoryError, NotExactError
 
     with measuring(NotEnoughMemoryError, NotExactError):
         planned = bench.plan(request, check=check)
