@@ -12,7 +12,6 @@ import typer
 from peelsum.cli import (
     bench,
     certificates,
-    controller,
     doctor,
     job,
     network,
@@ -34,7 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(switch.app, name="switch")
 app.add_typer(job.app, name="job")
-app.add_typer(controller.app, name="controller")
+app.add_typer(job.controller_app, name="controller")
 app.add_typer(server.app, name="server")
 app.add_typer(certificates.app, name="certificates")
 app.add_typer(bench.app, name="bench")

@@ -15,8 +15,8 @@ from typer.core import TyperGroup
 
 from peelsum.bench.devices import DEVICES
 from peelsum.bench.point import Support
+from peelsum.cli.options import with_settings
 from peelsum.cli.output import aligned, measuring, print_json
-from peelsum.cli.settings import with_settings
 from peelsum.extras import missing_extra_message
 from peelsum.options import CommandSettings, Option, names, numbers
 from peelsum.processes.progress import reporting_progress

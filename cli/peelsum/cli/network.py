@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Never, TextIO
 
 import typer
 
-from peelsum.cli.options import Topology
-from peelsum.cli.settings import with_settings
+from peelsum.cli.options import Topology, with_settings
 from peelsum.options import CommandSettings, Option
 from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
 from peelsum.processes.progress import progress_reporter, reporting_progress

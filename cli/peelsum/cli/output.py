@@ -66,3 +66,20 @@ def progress_bar(console: Console) -> Progress:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def print_tables(*parts: str | tuple[Sequence[str], Iterable[Sequence[str]]]) -> None:
+    """Print texts and tables, each of which has headings and rows of texts, which may have rich's markup."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part)
+            continue
+        headings, rows = part
+        table = Table(*headings)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)

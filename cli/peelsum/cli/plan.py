@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from peelsum.bench.point import Point
-from peelsum.cli.options import Json
+from peelsum.cli.options import Json, with_settings
 from peelsum.cli.output import aligned, measuring, print_json
-from peelsum.cli.settings import with_settings
 
 #: Columns of each table by heading: the row's key and the format.
 _WAYS = {

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from peelsum.cli.options import OPTION_ERRORS, Service, address, parse_address
-from peelsum.cli.settings import with_settings
+from peelsum.cli.options import OPTION_ERRORS, Service, address, parse_address, with_settings
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import terminate_with_parent
 from peelsum.processes.children import ADMISSION

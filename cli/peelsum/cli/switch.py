@@ -13,8 +13,7 @@ from typing import Annotated
 
 import typer
 
-from peelsum.cli.options import OPTION_ERRORS, Service
-from peelsum.cli.settings import with_settings
+from peelsum.cli.options import OPTION_ERRORS, Service, with_settings
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import print_message, terminate_with_parent
 from peelsum.processes.progress import compile_progress_reporter

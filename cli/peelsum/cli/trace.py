@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import Json
+from peelsum.cli.options import Json, with_settings
 from peelsum.cli.output import empty_table, measuring, print_json
-from peelsum.cli.settings import with_settings
 from peelsum.extras import missing_extra_message
 from peelsum.options import CommandSettings, Option
 

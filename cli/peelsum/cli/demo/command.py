@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peelsum.cli.demo.worker import SparseForm
-from peelsum.cli.options import Json
+from peelsum.cli.options import Json, with_settings
 from peelsum.cli.output import empty_table, progress_bar
-from peelsum.cli.settings import with_settings
 from peelsum.extras import missing_extra_message
 from peelsum.options import CommandSettings, Option
 from peelsum.processes import Child
