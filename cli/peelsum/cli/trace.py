@@ -60,9 +60,9 @@ def record(
     if (settings.model is None) == (not command):
         raise typer.BadParameter("COMMAND: give a command or --model, and not both")
     with measuring(TraceError) as tell:
-        if settings.model is None:
-            _record_command(command or [], settings)
-        else:
+        if command:
+            _record_command(command, settings)
+        elif settings.model is not None:
             _record_model(settings.model, settings, tell)
         print(_summary(read_folder(settings.out)[0], settings.out), flush=True)
 
