@@ -7,9 +7,13 @@ import pytest
 from peelsum.control import RacksDescription
 from peelsum.control.description import parse_description
 from peelsum.topology import TopologyError, description
-from peelsum.topology.description import TopologyDescriptionError, parse, read
-from peelsum.topology.jobs import description as job_description
-from peelsum.topology.jobs import worker_numbers
+from peelsum.topology.description import (
+    TopologyDescriptionError,
+    job_description,
+    parse,
+    read,
+    worker_numbers,
+)
 
 AT = {"s1": "127.0.0.1:1", "s2": "127.0.0.1:2", "s3": "127.0.0.1:3"}
 
