@@ -65,9 +65,11 @@ def run(settings: _ServerSettings, service: Service) -> None:
     with exit_on_errors(TransportError, *OPTION_ERRORS), ExitStack() as stack:
         config = job_config(_read_admission(settings.admission))
         log = service.event_logger("server", print_event, job=config.job_id, generation=config.generation)
-        wire = "ethernet" if settings.ethernet else "udp-port"
-        service_at_switch = AggregationService(config, parse_address(settings.switch), wire=wire)
-        server = stack.enter_context(service_at_switch)
+        server = stack.enter_context(
+            AggregationService(
+                config, parse_address(settings.switch), wire="ethernet" if settings.ethernet else "udp-port"
+            )
+        )
 
         def read_metrics() -> Values:
             return server_values({config.job_id: asdict(server.stats())})

@@ -44,14 +44,14 @@ def start(
             command += ["--thrift-port", str(thrift_port)]  # the default, 9090, would be the same for all
         command += ["--", "--grpc-server-addr", address, "--cpu-port", str(CPU_PORT)]
         child = Child(name, command, foreign=True)
-        host, port = address.split(":")
+        host, listening_port = address.split(":")
         deadline = time.monotonic() + _START_TIMEOUT_S
         try:
             while time.monotonic() < deadline:
                 if not child.running:
                     raise TopologyError(child.exit_report())
                 try:
-                    socket.create_connection((host, int(port)), timeout=1).close()
+                    socket.create_connection((host, int(listening_port)), timeout=1).close()
                     return address, child
                 except OSError:
                     time.sleep(0.02)

@@ -10,7 +10,7 @@ import shutil
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -302,11 +302,12 @@ def _compiled_code() -> Finding:
 def _loopback() -> Iterator[Finding]:
     """Check that UDP works between two sockets on loopback, and then both UDP offloads."""
     offload = "needs Linux 5.0 or later; without it, peelsum sends and receives packets one by one"
-    for name, attempt, remedy, otherwise in (
+    attempts: tuple[tuple[str, Callable[[socket.socket, socket.socket], str], str, State], ...] = (
         ("loopback", _plain, "as root: ip link set lo up", "failed"),
         ("UDP_SEGMENT on loopback", _segmented, offload, "note"),
         ("UDP_GRO on loopback", _merged, offload, "note"),
-    ):
+    )
+    for name, attempt, remedy, otherwise in attempts:
         sender, receiver = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
         with sender, receiver:
             try:
