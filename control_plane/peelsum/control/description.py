@@ -5,7 +5,7 @@ A description with neither `[spine]` nor `[[racks]]` is for one switch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -148,10 +148,8 @@ class JobDescription(Section):
 
     def plans(self) -> tuple[SwitchPlan, ...]:
         """Return the plan of the only switch, in a tuple."""
-        ports = self.ports
-        return (
-            _plan(self.job, self.switch, self.hosts, Level.ONLY, ports.server, ports.workers, 0, "switch"),
-        )
+        ports = self.ports.server, self.ports.workers
+        return (_plan(self.job, self.switch, self.hosts, Level.ONLY, *ports),)
 
 
 class RacksJobSection(JobSection):
@@ -223,7 +221,9 @@ class RacksDescription(Section):
                 "a port"
             )
         tables_by_place: dict[tuple[str, int], str] = {}
-        for where, switch in self._switches():
+        switches: list[tuple[str, SpineSection | RackSection]] = [("spine", self.spine)]
+        switches += [(f"racks.{number}", rack) for number, rack in enumerate(self.racks)]
+        for where, switch in switches:
             switch.check(where, switch.hosts)
             if switch.pipeline_lanes != self.spine.pipeline_lanes:
                 raise ValueError(
@@ -281,22 +281,15 @@ class RacksDescription(Section):
             hosts={int(name): host for name, host in self.spine.hosts.items()},
             section="spine",
         )
-        return (spine, *(self._leaf_plan(rack, section) for rack, section in enumerate(self.racks)))
+        plans = [spine]
+        for rack, section in enumerate(self.racks):
+            ports, first = (section.uplink, section.workers), rack * MAX_WORKERS
+            plans.append(_plan(self.job, section, section.hosts, Level.LEAF, *ports, first, f"racks.{rack}"))
+        return tuple(plans)
 
     @property
     def _spine_ports(self) -> tuple[int, ...]:
         return tuple(rack.spine_port for rack in self.racks)
-
-    def _switches(self) -> Iterator[tuple[str, SpineSection | RackSection]]:
-        yield "spine", self.spine
-        for number, rack in enumerate(self.racks):
-            yield f"racks.{number}", rack
-
-    def _leaf_plan(self, rack: int, section: RackSection) -> SwitchPlan:
-        """Return the plan of a rack's switch."""
-        first, name = rack * MAX_WORKERS, f"racks.{rack}"
-        ports = section.uplink, section.workers
-        return _plan(self.job, section, section.hosts, Level.LEAF, *ports, first, name)
 
 
 def _plan(
@@ -306,8 +299,8 @@ def _plan(
     level: Level,
     up_port: int,
     worker_ports: Sequence[int],
-    first_worker: int,
-    section: str,
+    first_worker: int = 0,
+    section: str = "switch",
 ) -> SwitchPlan:
     """Return the plan of a switch with workers at `worker_ports`, numbered from `first_worker` on."""
     return SwitchPlan(

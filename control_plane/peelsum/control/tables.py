@@ -70,8 +70,11 @@ def participant_entries(plan: SwitchPlan) -> list[P4TableEntry]:
 
 def host_entries(plan: SwitchPlan) -> list[P4TableEntry]:
     """Return the rows with the addresses of packets that leave by a job's ports, to the hosts there."""
-    entries, switch = [], plan.switch.address
-    for port, host in plan.hosts.items() if switch is not None else ():
+    entries: list[P4TableEntry] = []
+    switch = plan.switch.address
+    if switch is None:
+        return entries
+    for port, host in plan.hosts.items():
         addresses = {"src_mac": switch.mac, "dst_mac": host.mac, "src_ip": switch.ip, "dst_ip": host.ip}
         action = P4TableAction("readdress", **addresses)
         entries.append(P4TableEntry("hosts", match=P4TableMatch(egress_port=port), action=action))

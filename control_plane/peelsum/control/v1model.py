@@ -98,7 +98,9 @@ class V1Model:
         known: what `secret_ports` returned; None if the switch's ports are not UDP sockets.
         """
         updates: list[Any] = []
-        for port, secret in secrets.items() if known is not None else ():
+        if known is None:
+            return updates
+        for port, secret in secrets.items():
             if secret or port in known:
                 value = AnyMessage()
                 value.Pack(BytesValue(value=bytes.fromhex(secret)))

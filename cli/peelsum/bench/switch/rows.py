@@ -88,7 +88,18 @@ def in_memory(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
         if device.switch is None:
             raise TopologyError("switch: has no pipeline after one was loaded; see its log")
         latencies = _replay_chunks(device.switch, load, seconds)
-        return _figures(latencies, _replay_batch(device.switch, load, seconds), 0)
+        # The batch's results free the slots, so the switch accepts the same batch again.
+        batch = _batch(load)
+        output = device.switch.process(batch, 0)
+        sent = np.bincount(output.port, minlength=workers + 2)[1:]
+        if (sent != load.window).any():  # each chunk's sum to the server, its result to every worker
+            raise WrongSumError(f"frames sent by port: {sent.tolist()} instead of {load.window} each")
+        load.check(_packets(load, output))
+        rounds, started = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < seconds:
+            device.switch.process(batch, int(elapsed * 1e6))
+            rounds += 1
+        return _figures(latencies, rounds * load.window * workers / elapsed, 0)
     finally:
         server.stop()
         device.close()
@@ -165,20 +176,6 @@ def _figures(latencies: ChunkLatencies, packets_per_s: float, lost: int) -> dict
     }
 
 
-def _replay_batch(switch: Switch, load: Load, seconds: float) -> float:
-    """Return contributions per second.
-
-    The batch's results free the slots, so the switch accepts the same batch again.
-    """
-    batch = _batch(load)
-    _check_batch(load, switch.process(batch, 0))
-    rounds, started = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < seconds:
-        switch.process(batch, int(elapsed * 1e6))
-        rounds += 1
-    return rounds * load.window * load.workers / elapsed
-
-
 def _replay_chunks(switch: Switch, load: Load, seconds: float) -> ChunkLatencies:
     """Process the batch's frames one per call, chunk by chunk; time the call of the last contribution."""
     batch, latencies = _batch(load), []
@@ -213,14 +210,6 @@ def _batch(load: Load) -> Frames:
     )
     ports = np.repeat(np.array(_ports(load.workers), np.int32), load.window)
     return Frames(data, np.full(len(data), data.shape[1], np.int32), ports)
-
-
-def _check_batch(load: Load, output: Frames) -> None:
-    """Raise WrongSumError unless each chunk's sum was sent to the server, and its result to every worker."""
-    sent = np.bincount(output.port, minlength=load.workers + 2)[1:]
-    if (sent != load.window).any():
-        raise WrongSumError(f"frames sent by port: {sent.tolist()} instead of {load.window} each")
-    load.check(_packets(load, output))
 
 
 def _packets(load: Load, frames: Frames) -> Batch:
