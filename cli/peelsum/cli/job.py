@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -194,7 +194,7 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
     """Serve a job until Ctrl-C: admit it, with a new aggregation server, each time its workers start."""
     from peelsum.control import read_description
     from peelsum.tls import require_tls
-    from peelsum.topology.serving import JobPlaces, ServeError, serve_job
+    from peelsum.topology.serving import ServeError, addresses_of, serve_job
 
     if service.child:
         terminate_with_parent()
@@ -215,8 +215,10 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
             line = f"job {job.job.id}: asked for at {host}:{port}"
             service.announce(line, host=host, port=port, **url)
 
-        places = JobPlaces(job, [parse_address(base) for base in settings.udp], ethernet=settings.ethernet)
-        serve_job(places, listen, identity=identity, token=token, show=show, tell=tell, announce=announce)
+        ethernet = settings.ethernet
+        bases = addresses_of(job, [parse_address(base) for base in settings.udp], ethernet=ethernet)
+        reports: dict[str, Any] = {"show": show, "tell": tell, "announce": announce}
+        serve_job(job, bases, listen, ethernet=ethernet, identity=identity, token=token, **reports)
 
 
 @app.command()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -50,46 +50,27 @@ def bench_train(
     time, without rates. Raises ProcessError if a process fails, and NoDeviceError if the device is missing.
     """
     require_device(options["device"])
-    rates = [None] if cpu else list(gbps)
-    with ExitStack() as stack:
-        # Namespaces must exist before this process starts threads.
-        lan = None if cpu else _shaped_lan(stack, workers)
-        rows = [*_measure_switch(options, workers, rates), *_measure_gloo(options, workers, rates, lan)]
+    rates: list[float | None] = [None] if cpu else list(gbps)
+    timeout_s, rows = _TIMEOUT_SMALL_S if options["small"] else _TIMEOUT_FULL_S, list[dict[str, Any]]()
+    with ExitStack() as links:
+        lan = None
+        if not cpu:  # namespaces must exist before this process starts threads
+            with suppress(TopologyError):  # without them, gloo is measured at no set rate
+                lan = links.enter_context(ShapedLan(workers))
+        with ExitStack() as stack:
+            children = _start_workers(stack, options, workers, None)
+            for rate in rates:
+                with Star(workers, rate_mbit=rate and 1000 * rate, timeout_s=timeout_s) as star:
+                    shaped = {"gbps": rate, "shaped_by": "switch ports" if rate else None}
+                    rows += [row | shaped for row in _measure_paths(children, list(FORMS), star)]
+        with ExitStack() as stack:
+            children = _start_workers(stack, options, workers, lan)
+            for rate in rates if lan else [None]:
+                if lan and rate:
+                    lan.shape(rate)
+                shaped = {"gbps": rate, "shaped_by": "namespaces" if lan else None}
+                rows += [row | shaped for row in _measure_paths(children, GLOO_PATHS, None)]
         return compared(rows)
-
-
-def _shaped_lan(stack: ExitStack, workers: int) -> ShapedLan | None:
-    """Return links whose rate can be limited; None if this process may not create any."""
-    try:
-        return stack.enter_context(ShapedLan(workers))
-    except TopologyError:
-        return None
-
-
-def _measure_switch(
-    options: dict[str, Any], workers: int, rates: Sequence[float | None]
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the backends that use the switch."""
-    timeout_s = _TIMEOUT_SMALL_S if options["small"] else _TIMEOUT_FULL_S
-    with ExitStack() as stack:
-        children = _start_workers(stack, options, workers, None)
-        for gbps in rates:
-            with Star(workers, rate_mbit=gbps and 1000 * gbps, timeout_s=timeout_s) as star:
-                for row in _measure_paths(children, list(FORMS), star):
-                    yield {**row, "gbps": gbps, "shaped_by": "switch ports" if gbps else None}
-
-
-def _measure_gloo(
-    options: dict[str, Any], workers: int, rates: Sequence[float | None], lan: ShapedLan | None
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the backends without a switch; without `lan`, at no set rate."""
-    with ExitStack() as stack:
-        children = _start_workers(stack, options, workers, lan)
-        for gbps in rates if lan else [None]:
-            if lan and gbps:
-                lan.shape(gbps)
-            for row in _measure_paths(children, GLOO_PATHS, None):
-                yield {**row, "gbps": gbps, "shaped_by": "namespaces" if lan else None}
 
 
 def _start_workers(
@@ -145,22 +126,20 @@ def _row(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows sorted by rate, with their speedups over dense sums and over gloo."""
-    by_path = {(row["path"], row["gbps"]): row for row in rows}
-
-    def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
+    by_path, by_rate = {(row["path"], row["gbps"]): row for row in rows}, []
+    for row in sorted(rows, key=lambda row: row["gbps"] or 0):
         dense = by_path.get(("switch-dense", row["gbps"]))
         # If gloo's links could not be shaped, its only row serves all rates.
         gloo = by_path.get(("gloo", row["gbps"])) or by_path.get(("gloo", None))
-        return {
-            **row,
+        ratios = {
             "speedup_over_dense": _ratio(dense, row, "iteration_ms"),
             "speedup_over_gloo": _ratio(gloo, row, "iteration_ms"),
             "aggregation_over_dense": _ratio(dense, row, "aggregation_ms"),
             "aggregation_over_gloo": _ratio(gloo, row, "aggregation_ms"),
             "cpu_of_gloo": _ratio(row, gloo, "cpu_ms"),
         }
-
-    return [with_ratios(row) for row in sorted(rows, key=lambda row: row["gbps"] or 0)]
+        by_rate.append(row | ratios)
+    return by_rate
 
 
 def _ratio(numerator: dict[str, Any] | None, denominator: dict[str, Any] | None, key: str) -> float | None:
