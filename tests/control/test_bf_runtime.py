@@ -22,7 +22,7 @@ from peelsum.control.cluster import Cluster, JobController, Store
 from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.drivers import driver_of
-from peelsum.control.errors import DescriptionError, NotPrimaryError, UnsupportedError, UpdateRefusedError
+from peelsum.control.errors import DescriptionError, NotPrimaryError, UpdateRefusedError
 from peelsum.control.session import pipeline_schema
 from peelsum.control.tables import read_jobs
 from peelsum.control.tofino import ARCHITECTURES
@@ -290,26 +290,6 @@ def test_the_update_that_a_switch_refuses_is_named(session):
     assert "Failed to create key for field:65557" in refusal(session, update)
 
 
-def test_a_client_that_has_not_subscribed_or_bound_is_refused(switch, session, files, monkeypatch):
-    with BfRuntimeSession(switch.address, pipeline_schema(*files), timeout_s=10) as other:
-        with pytest.raises(SwitchError, match="Unknown client"):
-            other._bind()
-        other._subscribe()
-        with pytest.raises(SwitchError, match="Unable to get bound_program"):
-            other.write_raw([row("DELETE", session.tables.table("$pre.mgid"), 1)])
-        monkeypatch.setattr("peelsum.control.bfruntime.session._new_client_id", lambda: session._client_id)
-        with pytest.raises(SwitchError, match="two clients with the same client id"):
-            other._subscribe()
-
-
-def test_another_device_is_refused(switch, session, files):
-    with pytest.raises(SwitchError, match="Unable to retrieve Forwarding config"):
-        BfRuntimeSession(switch.address, pipeline_schema(*files), device_id=1, timeout_s=10)
-    session._device_id = 1
-    with pytest.raises(SwitchError, match="does not match the device id 1"):
-        session.write_raw([row("DELETE", session.tables.table("$pre.mgid"), 1)])
-
-
 def test_a_program_without_a_binary_is_refused(switch, text, program):
     config = pipeline_config("peelsum", tables(), [Profile("pipe", b"{}", b"")])
     (program / "stratum.pb.bin").write_bytes(config)
@@ -328,12 +308,6 @@ def test_another_program_is_not_taken_for_ours(switch, admitting):
         with pytest.raises(SwitchError, match="is not peelsum's; load that first"):
             Placement(observer, *admitting.job.plans()).check()
     admitting.admit()
-
-
-def test_a_missing_program_folder_is_named(text, tmp_path):
-    missing = Admitting(text.replace(str(tmp_path), str(tmp_path / "none")))
-    with pytest.raises(Exception, match=r"none/stratum\.pb\.bin: No such file"):
-        missing.admit()
 
 
 def test_a_switch_that_does_not_answer_is_asked_by_the_right_name(files):
@@ -370,11 +344,6 @@ def test_the_command_line_admits_a_job_and_doctor_finds_it(switch, text, tmp_pat
         "ok",
         f"generation {admission['generation']}, ports 132, 136, server at 140",
     )
-
-
-def test_packets_cannot_be_sent(session):
-    with pytest.raises(UnsupportedError, match="BF Runtime carries no packets"):
-        session.stream.send_packet(b"")
 
 
 def test_another_server_is_not_taken_for_bf_switchd(server, files):
