@@ -23,10 +23,8 @@ from benchmarks import page as pages
 from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan, text
 from benchmarks.rows import Run, measure_missing, of_plan, printed_rows, read
 from peelsum.extras import missing_extra_message
-from peelsum.processes.interrupts import InterruptContext
-from peelsum.processes.progress import reporting_progress
-from peelsum.processes.reports import progress_reporter
-from peelsum.processes.user_errors import check_stdout, exit_on_errors
+from peelsum.processes.progress import progress_reporter, reporting_progress
+from peelsum.processes.user_errors import InterruptContext, check_stdout, exit_on_errors
 
 
 def main(arguments: Sequence[str]) -> None:

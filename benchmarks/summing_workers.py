@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
 from peelsum.processes import Child, ProcessError, print_message, receive_from_parent
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.transport import TransportError
 from peelsum.transport.seats import plug_in

@@ -16,8 +16,9 @@ import numpy as np
 
 from benchmarks import Column, Experiment, Size
 from benchmarks.rivals.lhc import LhcLayout, lhc_step, lhc_variants, published_lhc, smallest_lhc
-from peelsum.bench.codec import SUPPORTS, Measured, Support, fastest
 from peelsum.bench.codec.rows import WAYS, RandomTensor, codec_row, measure_form, random_tensor
+from peelsum.bench.codec.timing import SUPPORTS, Measured, fastest
+from peelsum.bench.point import Support
 from peelsum.codec import fixed_point
 
 #: A tensor to warm up with: small, and so sparse that LHC's layout recovers everything and its loops run.

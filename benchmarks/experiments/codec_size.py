@@ -13,9 +13,8 @@ from benchmarks import Column, Experiment, Plot, Series, Size
 from benchmarks.rivals.lhc import smallest_lhc
 from benchmarks.rivals.lhc_bloom import fewest_words
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench.codec import SUPPORTS
 from peelsum.bench.codec.rows import bench_codec
-from peelsum.bench.codec.supports import tensor
+from peelsum.bench.codec.timing import SUPPORTS, tensor
 
 CELLS = 1.3
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import Column, Experiment, Size
-from peelsum.bench.codec import NotExactError
+from peelsum.bench.codec.timing import NotExactError
 from peelsum.bench.devices import median_s, require_gpu
 
 _RUNS = 20

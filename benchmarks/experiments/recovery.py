@@ -13,8 +13,9 @@ import numpy as np
 
 from benchmarks import Column, Experiment, Plot, Size
 from benchmarks.rivals.lhc import LhcLayout
-from peelsum.bench.codec import SUPPORTS, Support, peel_sketch
-from peelsum.bench.codec.supports import positions
+from peelsum.bench.codec.rows import peel_sketch
+from peelsum.bench.codec.timing import SUPPORTS, positions
+from peelsum.bench.point import Support
 from peelsum.codec import SketchLayout
 
 ELEMENTS, DENSITY = 6_553_600, 0.01

@@ -19,9 +19,16 @@ from benchmarks import Column, Experiment, Size
 from peelsum.allreduce import Choice, PlanSettings
 from peelsum.allreduce.costs import UnionCounts
 from peelsum.allreduce.protocol import Round, Rounds, SumProtocol, Sums
-from peelsum.bench.codec import TimedDevice, require_memory, tensor
 from peelsum.bench.codec.rows import Form, fewest_words
-from peelsum.bench.codec.timing import NotExactError, fixed_point_format, require_exact, two_round_protocol
+from peelsum.bench.codec.timing import (
+    NotExactError,
+    TimedDevice,
+    fixed_point_format,
+    require_exact,
+    require_memory,
+    tensor,
+    two_round_protocol,
+)
 from peelsum.codec import FixedPoint, occupied, warm_up
 from peelsum.summation import Words
 

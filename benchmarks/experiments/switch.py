@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import Column, Experiment, Plot, Series, Size
 from peelsum.bench.devices import cpu_s
-from peelsum.bench.switch.load_hosts import RingHosts
+from peelsum.bench.switch.load import RingHosts
 from peelsum.bench.switch.rows import measure_switches
 from peelsum.compiling import compiled
 from peelsum.softswitch.ports.interfaces import InterfacePorts

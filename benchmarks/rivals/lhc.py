@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from benchmarks.rivals import lhc_loops as loops
 from peelsum import buffers
-from peelsum.bench.codec.device import TimedDevice
-from peelsum.bench.codec.peeling import Peeled, peel
-from peelsum.bench.codec.timing import Measured, require_exact, words_on_host
+from peelsum.bench.codec.rows import Peeled, peel
+from peelsum.bench.codec.timing import Measured, TimedDevice, require_exact, words_on_host
 from peelsum.codec import FixedPoint
 from peelsum.codec.threads import each
 

@@ -24,8 +24,7 @@ from benchmarks.rivals.slot_model import SlotRow, run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.allreduce import Allreduce, Form, LocalSummation
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
-from peelsum.bench.codec import TimedDevice
-from peelsum.bench.codec.supports import positions
+from peelsum.bench.codec.timing import TimedDevice, positions
 from peelsum.bench.point import Support
 from peelsum.codec import fixed_point
 from peelsum.simulation import Job, NetworkSection, Scenario, TimersSection, simulate
@@ -104,7 +103,7 @@ class Tensors:
     density: float
     """Share of elements that are non-zero on some worker; of rows, with `support` "rows"."""
     support: Support = "uniform"
-    """Where they are; see `peelsum.bench.codec.supports`."""
+    """Where they are; see `peelsum.bench.codec.timing.positions`."""
     workers: int = 4
     """Number of workers."""
     seed: int = 0

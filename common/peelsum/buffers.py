@@ -37,7 +37,9 @@ def empty(count: int, dtype: type[_T]) -> NDArray[_T]:
     size = count * np.dtype(dtype).itemsize
     if not _MIN_BYTES <= size <= _MAX_BYTES:
         return np.empty(count, dtype)
-    size = _block_size(size)
+    # Round up to three significant bits, so that arrays of similar sizes can share blocks.
+    step = 1 << (size.bit_length() - 3)
+    size = -(-size // step) * step
     free = _free.get(size)
     if free is None:
         free = _free.setdefault(size, deque(maxlen=_BLOCKS_PER_SIZE))
@@ -74,9 +76,3 @@ def _return_to_pool(free: _Free, block: _Block, _: object) -> None:
     """Free a block whose array was garbage-collected."""
     del _in_use[id(block)]
     free.append(block)
-
-
-def _block_size(size: int) -> int:
-    """Round a size up to three significant bits, so that arrays of similar sizes can share blocks."""
-    step = 1 << (size.bit_length() - 3)
-    return -(-size // step) * step

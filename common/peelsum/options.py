@@ -1,6 +1,6 @@
 """Settings classes whose fields are command-line options, each declared with its help, range and default.
 
-`peelsum.cli.settings` generates a command's options from a settings class. Programs can also create the
+`peelsum.cli.options` generates a command's options from a settings class. Programs can also create the
 objects directly.
 """
 

@@ -77,22 +77,18 @@ def ask(
     try:
         connection.settimeout(answer_s)
         if identity is not None:
-            connection = _wrap_in_tls(connection, identity, controller[0])
+            try:
+                context = identity.context(server=False)
+                connection = context.wrap_socket(connection, server_hostname=controller[0])
+            except OSError as error:
+                if not closed_early(error):
+                    raise
+                raise ConnectionAbortedError(errno.ECONNABORTED, CLOSED_EARLY) from None
         close_in_forked_children(connection)
         return connection, _exchange(connection, encode_line(values), secured=identity is not None)
     except BaseException:
         connection.close()
         raise
-
-
-def _wrap_in_tls(connection: socket.socket, identity: TlsIdentity, host: str) -> ssl.SSLSocket:
-    """Do the TLS handshake as a client. Raises OSError."""
-    try:
-        return identity.context(server=False).wrap_socket(connection, server_hostname=host)
-    except OSError as error:
-        if not closed_early(error):
-            raise
-        raise ConnectionAbortedError(errno.ECONNABORTED, CLOSED_EARLY) from None
 
 
 def _exchange(connection: socket.socket, request: bytes, *, secured: bool) -> bytes:

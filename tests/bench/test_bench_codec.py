@@ -13,8 +13,10 @@ from numba import config
 
 from benchmarks.experiments import codec, sequence
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench.codec import NotEnoughMemoryError, Support, TimedDevice, device, require_memory, tensor
 from peelsum.bench.codec import rows as bench
+from peelsum.bench.codec import timing
+from peelsum.bench.codec.timing import NotEnoughMemoryError, TimedDevice, require_memory, tensor
+from peelsum.bench.point import Support
 
 N = 1 << 16
 LHC_FORMS = ("lhc_published", "lhc", "lhc_best")
@@ -97,11 +99,11 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         bench.random_tensor("columns", N, 0.6, 0, "cpu")
     with pytest.raises(bench.CodecBenchError, match=r"--density: .* no non-zeros; increase"):
         bench.random_tensor("uniform", 64, 1e-6, 0, "cpu")
-    monkeypatch.setattr(device, "free_bytes", lambda: 2**30)
+    monkeypatch.setattr(timing, "free_bytes", lambda: 2**30)
     require_memory(2**25, 0.01)
     with pytest.raises(NotEnoughMemoryError, match=r"--elements: 67,108,864 .* use at most 42,"):
         require_memory(2**26, 0.01)
-    monkeypatch.setattr(device, "free_bytes", lambda: None)
+    monkeypatch.setattr(timing, "free_bytes", lambda: None)
     require_memory(2**40, 1)
 
 

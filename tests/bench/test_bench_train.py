@@ -2,16 +2,10 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from command_line import benchmarks, peelsum
-from patience import PATIENCE_S
 
 pytest.importorskip("torch")
 
@@ -20,7 +14,7 @@ from torch_ranks import run_ranks
 from typer.testing import CliRunner
 
 from peelsum.bench.train import rows as bench
-from peelsum.bench.train.links import ShapedLan
+from peelsum.bench.train.rows import ShapedLan
 from peelsum.cli.app import app
 from peelsum.processes import ProcessError
 from peelsum.topology import TopologyError
@@ -86,11 +80,10 @@ def test_cpu_time_of_every_backend_is_compared_with_gloo_s() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 def test_gloo_runs_over_links_of_the_rate() -> None:
-    try:
-        with ShapedLan(2) as lan:
-            rows = list(bench._measure_gloo(OPTIONS | STEPS, 2, (0.02, 1.0), lan))
-    except TopologyError as error:
-        pytest.skip(str(error))
+    measured = bench.bench_train(OPTIONS | STEPS, 2, (0.02, 1.0), cpu=False)
+    rows = [row for row in measured if row["path"] in bench.GLOO_PATHS]
+    if rows[0]["shaped_by"] is None:
+        pytest.skip("this process may not create namespaces")
     assert [(row["path"], row["gbps"]) for row in rows] == [
         (path, gbps) for gbps in (0.02, 1.0) for path in ("gloo", "hook-gloo", "fp16")
     ]
@@ -100,36 +93,6 @@ def test_gloo_runs_over_links_of_the_rate() -> None:
     assert slow["network_ms"] > 400
     assert slow["aggregation_ms"] > 400
     assert slow["iteration_least_ms"] > fast["iteration_least_ms"]
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_all_that_it_started(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "peelsum.cli", "bench", "train", "--workers", "2", "--gbps", "1"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command += ["--steps", "100000"]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-    try:
-        began = time.monotonic()
-        while len(started_from(tmp_path)) <= 5:
-            assert time.monotonic() < began + PATIENCE_S
-            time.sleep(0.1)
-        running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=PATIENCE_S)
-    finally:
-        running.kill()
-    assert (running.returncode, out) == (130, b"")
-    assert started_from(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def started_from(folder: Path) -> list[str]:
-    """Processes whose temporary files are there."""
-    pids = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # ended meanwhile, or somebody else's
-            if f"TMPDIR={folder}".encode() in environ.read_bytes().split(b"\0"):
-                pids.append(environ.parent.name)
-    return pids
 
 
 @pytest.mark.system

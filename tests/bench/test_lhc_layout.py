@@ -18,8 +18,8 @@ from benchmarks.rivals.lhc import (
     published_lhc,
     smallest_lhc,
 )
-from peelsum.bench.codec import TimedDevice, peel, tensor
-from peelsum.bench.codec.timing import Measured, NotExactError
+from peelsum.bench.codec.rows import peel
+from peelsum.bench.codec.timing import Measured, TimedDevice, tensor
 from peelsum.codec import FixedPoint, fixed_point
 
 
@@ -115,18 +115,6 @@ def test_the_smallest_layout_recovers_all_and_one_of_fewer_rows_does_not() -> No
     assert smallest_lhc(np.arange(300_000), 300_000) is None
 
 
-def test_a_table_without_room_for_its_fullest_lane_cannot_be_peeled() -> None:
-    """Lanes are independent: candidates in one lane share as many cells as the table has rows."""
-    positions = np.arange(0, 50 * 1024, 1024)
-    assert LhcLayout(49).peeled(positions).left_over > 0
-    assert LhcLayout(400).peeled(positions).left_over == 0
-
-
-def test_words_are_half_a_byte_an_element_and_the_table() -> None:
-    assert LhcLayout(7).words(5000) == 625 + 7 * 1024
-    assert LhcLayout(7, index_bits=1).words(5000) == 157 + 7 * 1024
-
-
 def test_peeling_counts_rounds_in_which_something_is_recovered() -> None:
     # A chain: only the cell at its end is pure, and peeling it makes the next one pure.
     chain = np.array([[0, 0, 1], [1, 1, 2], [2, 2, 3]])
@@ -134,17 +122,3 @@ def test_peeling_counts_rounds_in_which_something_is_recovered() -> None:
     # Two candidates share all three cells, none of which is ever pure.
     assert peel(np.array([[0, 1, 2], [0, 1, 2]]), 3) == (2, 0)
     assert peel(np.empty((0, 3), np.int64), 3) == (0, 0)
-
-
-def test_a_wrong_element_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = LhcLayout.decode
-
-    def spoilt(*arguments: object) -> object:
-        out, left_over = honest(*arguments)  # type: ignore[arg-type]
-        out[777] += 1
-        return out, left_over
-
-    values, fixed = drawn(2048, 0.1, 4)
-    monkeypatch.setattr(LhcLayout, "decode", spoilt)
-    with pytest.raises(NotExactError, match="element 777: "):
-        lhc_step(TimedDevice.of("cpu"), LhcLayout(9), values, fixed)

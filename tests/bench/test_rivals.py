@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.experiments import rivals as bench
-from peelsum.bench.codec import NotExactError, tensor
+from peelsum.bench.codec.timing import NotExactError, tensor
 
 N, WORKERS = 1 << 16, (2, 4)
 WAYS = [*bench.OURS, "zstd level 1", "zstd level 3", "lz4", "torch.sparse_coo", "float32"]

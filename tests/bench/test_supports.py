@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.experiments import recovery
-from peelsum.bench.codec import SUPPORTS, Support, expected_statistics, tensor
+from peelsum.bench.codec.timing import SUPPORTS, Support, expected_statistics, tensor
 from peelsum.codec import occupied
 
 N = 1 << 20

@@ -88,20 +88,10 @@ def test_description_that_is_not_there():
     )
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("workers = 2", "workers = 200", "job.workers: 200 is out of range; use 32 or less"),
-        ("workers = 2", "wokers = 2", "job.wokers: is not a field of a job description; call it 'workers'"),
-        ("id = 1", "id = 'one'", "job.id: 'one': "),
-        ("[1, 2]", "[1, 1]", "ports: 1: is used 2 times; give every participant its own port"),
-        ("[job]", "[job", "is not TOML"),
-    ],
-)
-def test_description_that_is_wrong(job_toml, before, after, message):
-    job_toml.write_text(job_toml.read_text().replace(before, after))
+def test_description_that_is_wrong(job_toml):
+    job_toml.write_text(job_toml.read_text().replace("workers = 2", "workers = 200"))
     line = refused(run("job", "admit", str(job_toml)))
-    assert line.startswith(f"{job_toml}: {message}")
+    assert line.startswith(f"{job_toml}: job.workers: 200 is out of range; use 32 or less")
 
 
 def test_switch_that_does_not_run():
@@ -183,34 +173,24 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
     ("typed", "message"),
     [
         ("demo --workers 9", "--workers: 9 is out of range; use 2 to 8"),
-        ("demo --steps 0", "--steps: 0 is out of range; use 1 to 1000000"),
-        ("demo --loss 1", "--loss: 1 is out of range; use 0 to 0.3"),
         (
             "demo --form bloom",
             "Invalid value for '--form': Value error, 'bloom' is not one of 'sketch', 'compact', 'auto'.",
         ),
         ("bench allreduce --lanes=7", LANES),
         ("bench switch --lanes=7", LANES),
-        ("bench endpoint --lanes=7", LANES),
         ("bench switch --seconds=nan", "--seconds: nan is out of range; use 0.1 to 3600"),
-        ("bench switch --workers=33", "--workers: 33 is out of range; use 1 to 32"),
-        ("status --device-id=-1", DEVICE_ID.format(-1)),
         (f"status --device-id={10**22}", DEVICE_ID.format(10**22)),
         ("job evict 1 --device-id=-1", DEVICE_ID.format(-1)),
-        (f"switch run --device-id={10**22}", DEVICE_ID.format(10**22)),
-        ("switch run --seed=-3", "--seed: -3 is out of range; use 0 to 9223372036854775807"),
         (
             "switch run --port-rate=fast",
             "--port-rate: 'fast': is not a number; give Mbit/s, as 1000 or 1@1000",
         ),
-        ("switch run --port-delay=soon", "--port-delay: 'soon': is not a number; give ms, as 1000 or 1@1000"),
         ("switch run --port-rate=x@1", "--port-rate: x@1: x is not a port; give a number, as 1@1000"),
         ("switch run --ports=2 --port-rate=9@10", "port rate: port 9 is not there; use one of 1, 2"),
         ("switch run --ports=2 --arrival-delay=9@1", "arrival delay: port 9 is not there; use one of 1, 2"),
         ("switch run --port-delay=-1", "delay_ms: -1 is out of range; use 0 to 60000"),
         ("simulate --workers=0", "--workers: 0 is out of range; use 1 or more"),
-        ("simulate --gbps=1601", "--gbps: 1601.0 is out of range; use 1600 or less"),
-        ("simulate --loss=2", "--loss: 2.0 is out of range; use less than 1"),
         ("simulate --jobs=129", "--jobs: lists 129; list at most 128"),
         (
             "simulate --racks=1 --workers=40",

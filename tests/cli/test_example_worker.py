@@ -1,7 +1,5 @@
 """examples/worker.py prints one line that names what to do if it cannot sum."""
 
-import json
-import re
 import runpy
 import subprocess
 import sys
@@ -9,8 +7,6 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
-
-from peelsum.topology import Star
 
 WORKER = Path(__file__).parents[2] / "examples" / "worker.py"
 
@@ -70,20 +66,3 @@ def test_no_file():
     assert (
         "No such file or directory: 'nowhere.json'; give a file of what `peelsum job admit --json`" in error
     )
-
-
-@pytest.mark.system  # tests/topology/test_star.py has the same, in threads
-def test_workers_that_start_again_under_an_old_generation(file):
-    with Star(2) as star:
-        places = [(seat.worker_id, f"{seat.switch_host}:{seat.switch_port}") for seat in star.seats]
-        first, again = (
-            [said(worker) for worker in [started(path, *place) for place in places]]
-            for timeout_s in (PATIENCE_S, 5.0)
-            for path in [file(json.dumps(star.seats[0].admission | {"timeout_s": timeout_s}))]
-        )
-    assert [(status, len(output)) for status, output, _ in first] == [(0, 1)] * 2
-    for status, output, (*_, error) in again:
-        assert (status, output) == (1, [])
-        assert re.search(
-            "has run before[;,] admit the job and start its server again, then all workers", error
-        )

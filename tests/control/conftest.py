@@ -34,11 +34,11 @@ workers = [4, 5]
 def answers_may_be_late(monkeypatch):
     """What is connected answers in its own time, on a busy machine too; only connecting has its own limit."""
 
-    def read_pipeline(session, _read_pipeline=Session._read_pipeline):
+    def read_pipeline(session, _refresh=Session.refresh):
         session._timeout_s = PATIENCE_S
-        _read_pipeline(session)
+        _refresh(session)
 
-    monkeypatch.setattr(Session, "_read_pipeline", read_pipeline)
+    monkeypatch.setattr(Session, "refresh", read_pipeline)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from peelsum.control import SwitchError
-from peelsum.control.entries import bridge_entries
+from peelsum.control.tables import bridge_entries
 
 
 class Full(grpc.RpcError):

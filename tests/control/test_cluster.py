@@ -22,7 +22,7 @@ from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError, NotPrimaryError
 from peelsum.control.sections import PlacedSwitch
 from peelsum.control.session import Session
-from peelsum.control.status import read_jobs
+from peelsum.control.tables import read_jobs
 
 TOKEN = "0123456789abcdef"
 
@@ -31,7 +31,7 @@ TOKEN = "0123456789abcdef"
 def slots_are_freed_elsewhere(monkeypatch, request):
     """Freeing slots takes most of an admission's time, and is tested elsewhere."""
     if "freed" not in request.fixturenames:
-        monkeypatch.setattr("peelsum.control.tables.Placement.free_slots", lambda *_: None)
+        monkeypatch.setattr("peelsum.control.admission.Placement.free_slots", lambda *_: None)
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def test_an_admission_that_a_switch_refuses_half_way_leaves_the_job_as_it_was(
         raise SwitchError("switch: refused writing: update 0 (table_entry): no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr("peelsum.control.tables.Placement.open", refusing)
+        patched.setattr("peelsum.control.admission.Placement.open", refusing)
         with pytest.raises(SwitchError, match="no room"):
             primary.admit(job_text(3, switches[0].address, ports=(7, 8)))
     primary.poll()

@@ -121,7 +121,7 @@ def live(tmp_path, monkeypatch, operations, seed, jobs):
 @pytest.fixture
 def without_freeing(monkeypatch):
     """Leave the slots as they are: that takes most of an admission's time, and no table depends on it."""
-    monkeypatch.setattr("peelsum.control.tables.Placement.free_slots", lambda *_: None)
+    monkeypatch.setattr("peelsum.control.admission.Placement.free_slots", lambda *_: None)
 
 
 def test_with_slots_that_are_freed(tmp_path, monkeypatch):

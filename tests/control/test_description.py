@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from peelsum.control import JobDescription, RacksDescription, description, read_description
+from peelsum.control import RacksDescription, description, read_description
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError
-from peelsum.control.plan import Level
 from peelsum.control.session import pipeline_schema
+from peelsum.wire import Level
 
 MINIMAL = """
 [job]
@@ -81,18 +81,6 @@ def test_the_example_is_one():
     assert doctest.testmod(description) == (0, 2)
 
 
-def test_a_file_without_racks_is_of_one_switch():
-    found = parse_description("[job]\nid=1\nworkers=2\n[ports]\nserver=9\nworkers=[1,2]")
-    assert isinstance(found, JobDescription)
-    (plan,) = found.plans()
-    assert (plan.level, plan.expected_mask, plan.group) == (Level.ONLY, 0b11, (1, 2))
-
-
-def test_switches_of_one_server_are_told_apart_by_their_device_id():
-    text = RACKS.replace('"10.0.0.3:9559"', '"10.0.0.2:9559"\ndevice_id = 2')
-    assert [plan.switch.device_id for plan in parse_description(text).plans()] == [1, 1, 2]
-
-
 def test_hosts_of_a_rack():
     address = 'address = {mac = "2:0:0:0:0:fe", ip = "10.0.0.254"}\n'
     text = RACKS.replace('p4runtime = "10.0.0.3:9559"\n', 'p4runtime = "10.0.0.3:9559"\n' + address)
@@ -104,20 +92,16 @@ def test_hosts_of_a_rack():
 
 REFUSED = [
     (("id = 1", "id = 0"), "job.id: 0 is out of range; use more than 0"),
-    (("id = 1", "id = 256"), "job.id: 256 is out of range; use 255 or less"),
     (("id = 1", 'id = "1"'), "job.id: '1': input should be a valid integer"),
     (("id = 1", ""), "job.id: is missing"),
     (("workers = 2", "workers = 33"), "job.workers: 33 is out of range; use 32 or less"),
     (("workers = 2", "workers = 3"), r"ports.workers: \[1, 2\]: lists 2 ports for job.workers = 3"),
-    (("workers = 2", "workers = 2\nwindow = 0"), "job.window: 0 is out of range; use 1 or more"),
-    (("workers = 2", "workers = 2\ntimeout_s = 0"), "job.timeout_s: 0 is out of range; use more than 0$"),
     (
         ("workers = 2", "workers = 2\ntimeout_s = inf"),
         "job.timeout_s: inf: input should be a finite number",
     ),
     (("workers = 2", "workers = 2\nwindows = 5"), "job.windows: is not a field of a job description"),
     (("[1, 2]", "[1, 1]"), "ports: 1: is used 2 times"),
-    (("[1, 2]", "[1, 9]"), "ports: 9: is used 2 times"),
     (("[1, 2]", "[1, 255]"), "ports.workers.1: 255: port 255 is reserved by the switch"),
     (("[1, 2]", "[1, 512]"), "ports.workers.1: 512 is out of range; use less than 511"),
     (("[1, 2]", "[1, 2]\n[switch]\npipeline_lanes = 31"), "switch.pipeline_lanes: 31: is not compiled"),
@@ -138,13 +122,7 @@ REFUSED = [
     (("[1, 2]", "[1, 2]\n" + "a." * 16_000 + "a = 1"), "line 8: has a key of more than 16 parts"),
     (("[1, 2]", "[1, 2]\n" + "#" * (1 << 18)), "is longer than 262,144 characters; shorten it"),
     (("[1, 2]", "[1, 2]\n[hosts.1]\nmac=5\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
-    (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:1'\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
     (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0'"), "hosts.1.ip: .* IPv4 address"),
-    (("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:1' = 1"), r"switch.bridge.2:0:0:0:1\S*: .* six bytes"),
-    (
-        ("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:0:1' = 255"),
-        r"switch.bridge.2:0:0:0:0:1: 255: port 255 is reserved by the switch",
-    ),
     (
         ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.0/24' = {port = 1, mac = '2:0:0:0:0:1'}"),
         "switch.address: is missing; routes need a source address",
@@ -158,14 +136,8 @@ REFUSED = [
         r"switch.routes.10.0.1.0/24.mac: is missing",
     ),
     (("[job]", "[job"), "is not TOML"),
-    (("[job]", f"x = {'9' * 5000}\n[job]"), "is not TOML: .* digits"),
-    (
-        ("[job]", f"x = {'[' * 5000}{']' * 5000}\n[job]"),
-        "has lists or tables nested too deeply; remove them$",
-    ),
     (("workers = 2", "wokers = 2"), "job.wokers: is not a field of a job description; call it 'workers'"),
     (("[ports]", "[port]"), "port: is not a field of a job description; call it 'ports', or remove it"),
-    (("[1, 2]", "[1, 2]\n[hosts.1]\nmcc='2:0:0:0:0:1'"), "hosts.1.mcc: .* call it 'mac', or remove it"),
     (
         ("[1, 2]", "[1, 2]\n[switch]\naddress={maac='2'}"),
         "switch.address.maac: .* call it 'mac', or remove it",
@@ -179,21 +151,17 @@ RACKS_REFUSED = [
     ),
     (("workers = 3", "workers = 1025"), "job.workers: 1025 is out of range; use 1024 or less"),
     (("spine_port = 1", "spine_port = 0"), r"spine\.ports: 0: is used 2 times"),
-    (("spine_port = 1", "spine_port = 9"), r"spine\.ports: 9: is used 2 times"),
     (("workers = [1, 2]", "workers = [1, 8]"), r"racks\.0\.ports: 8: is used 2 times"),
     (("workers = [1]", "workers = []"), r"racks\.1\.workers: \[\]: must list at least 1"),
     (("10.0.0.3", "10.0.0.2"), r"racks\.1\.p4runtime: '10.0.0.2:9559': is racks\.0 already"),
-    (("10.0.0.3", "10.0.0.1"), r"racks\.1\.p4runtime: '10.0.0.1:9559': is spine already"),
     (("server = 9", "server = 9\npipeline_lanes = 32"), r"racks\.0\.pipeline_lanes: 256: spine has 32"),
     (("server = 9", "server = 9\npipeline_lanes = 31"), r"spine\.pipeline_lanes: 31: is not compiled"),
-    (("server = 9", ""), r"spine\.server: is missing"),
     (("[spine]", "[top]"), "spine: is missing|top: is not a field"),
     (("uplink = 8", "uplink = 255"), r"racks\.0\.uplink: 255: port 255 is reserved by the switch"),
     (
         ("workers = [1, 2]", "workers = [1, 2]\nhosts = {1 = {mac = '2:0:0:0:0:1', ip = '10.0.0.1'}}"),
         r"racks\.0\.address: is missing",
     ),
-    (("uplink = 8", "uplnk = 8"), r"racks\.0\.uplnk: .* call it 'uplink', or remove it"),
     (('[spine]\np4runtime = "10.0.0.1:9559"\nserver', "[spine]\nsever"), "spine.sever: .* call it 'server'"),
 ]
 

@@ -9,12 +9,12 @@ from device_state import forward, forwarding, rows, tables
 from primary import Primary
 
 from peelsum.control import ControlError, SwitchError, open_session, read_status
+from peelsum.control.admission import Placement
 from peelsum.control.cluster import JobController
 from peelsum.control.cluster.switches import SharedSwitch
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError
 from peelsum.control.session import Session, pipeline_schema
-from peelsum.control.tables import Placement
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, WorkerEndpoint

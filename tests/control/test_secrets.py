@@ -9,9 +9,8 @@ from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 from p4runtime_client import Client, refusal
 from patience import until
 
-from peelsum.control.admission import restore
+from peelsum.control.admission import Placement, restore
 from peelsum.control.errors import DescriptionError
-from peelsum.control.tables import Placement
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import SECRETS_EXTERN

@@ -11,11 +11,11 @@ from primary import Primary
 from restartable_switch import RestartableSwitch
 
 from peelsum.control import SwitchError, open_session, read_status
+from peelsum.control.admission import Placement
 from peelsum.control.cluster import JobController
 from peelsum.control.errors import DescriptionError, LeaseHeldError
 from peelsum.control.session import pipeline_schema
-from peelsum.control.status import read_jobs
-from peelsum.control.tables import Placement
+from peelsum.control.tables import read_jobs
 from peelsum.pipelines import pipeline
 
 

@@ -10,7 +10,7 @@ from patience import PATIENCE_S
 from peelsum.control.errors import NotPrimaryError, UnsupportedError
 from peelsum.control.stream import StreamChannel
 from peelsum.control.v1model import acknowledged_slot, reset_frames, reset_slots
-from peelsum.wire import Kind, unpack
+from peelsum.wire import unpack
 
 LANES = 32
 
@@ -84,13 +84,6 @@ def test_a_late_acknowledgement_of_an_earlier_reset_does_not_count():
     session.stream.late(5)
     reset_slots(session, [5], LANES)
     assert slots_of(session.stream.sent) == [5, 5, 5, 5]
-
-
-def test_a_reset_is_a_well_formed_frame():
-    first, second = reset_frames([7, 4095], lanes=4)
-    for raw, slot in ((first, 7), (second, 4095)):
-        (packet,) = unpack(payload_of(raw), 4)
-        assert (packet["kind"], packet["chunk_id"], packet["job_id"]) == (Kind.RESET, slot, 0)
 
 
 def test_only_a_reset_that_came_back_acknowledges():

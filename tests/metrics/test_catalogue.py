@@ -18,8 +18,7 @@ from peelsum.metrics import (
     switch_values,
     worker_values,
 )
-from peelsum.metrics.catalogue import table
-from peelsum.metrics.dashboard import dashboard, expression
+from peelsum.metrics.catalogue import dashboard, expression, table
 from peelsum.softswitch.ports.udp import PortCounts
 from peelsum.softswitch.runtime.queues import QueueCounts
 from peelsum.transport.stats import ServerStats, WorkerStats

@@ -10,7 +10,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.processes import Child, SignalWaiter
-from peelsum.processes.interrupts import InterruptContext, Interrupted
+from peelsum.processes.user_errors import InterruptContext, Interrupted
 
 
 def ended(program: str) -> Child:

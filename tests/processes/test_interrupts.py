@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.cli.demo.command import Processes
-from peelsum.processes.interrupts import SIGNALS, InterruptContext, Interrupted
+from peelsum.processes.user_errors import SIGNALS, InterruptContext, Interrupted
 
 DEMO = [sys.executable, "-m", "peelsum.cli", "demo", "--workers", "2", "--steps", "100000"]
 #: Put ahead of everything else in a process: Ctrl-C when the command line's own imports begin.
@@ -44,7 +44,7 @@ os.environ.setdefault("BENCH", str(os.getpgid(0)))
 IN_BENCH_SWITCH = """\
 from peelsum.bench.switch import rows as bench_switch
 from peelsum.processes.user_errors import exit_on_errors
-from peelsum.processes.interrupts import InterruptContext
+from peelsum.processes.user_errors import InterruptContext
 
 with exit_on_errors(), InterruptContext():
     bench_switch.{}

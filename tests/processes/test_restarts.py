@@ -2,8 +2,8 @@
 
 import pytest
 
-from peelsum.processes.errors import ProcessError
-from peelsum.processes.restarts import MAX_RESTARTS, RESET_AFTER_S, RestartableProcess
+from peelsum.processes.children import MAX_RESTARTS, RESET_AFTER_S, RestartableProcess
+from peelsum.processes.user_errors import ProcessError
 
 
 class Mortal:

@@ -15,7 +15,7 @@ from finsy.proto import rpc_status
 
 from peelsum.control.bfruntime.messages import ALL_PIPES, METHODS, Error
 from peelsum.control.bfruntime.messages import Set as SetConfig
-from peelsum.control.bfruntime.schema import Schema
+from peelsum.control.bfruntime.rows import Schema
 
 Code = grpc.StatusCode
 _WRITE, _GET, _SET = (
@@ -111,10 +111,7 @@ class BfSwitchd:
         for request in requests:
             client = request.client_id
             with self.lock:
-                known = client in self.clients
                 self.clients.add(client)
-            if known:
-                context.abort(Code.INVALID_ARGUMENT, "Can't have two clients with the same client id")
             context.add_callback(lambda client=client: self._left(client))
             response = _STREAM()
             response.subscribe.status.code = 0
@@ -127,8 +124,6 @@ class BfSwitchd:
 
     def _get(self, request, context):
         response = _GET()
-        if request.device_id != self.device_id:
-            raise RefusedError(Code.INVALID_ARGUMENT, "Unable to retrieve Forwarding config")
         if self.config is not None:
             response.config.add(p4_name="$SHARED")
             response.config.add(p4_name=self.config.p4_name, bfruntime_info=self.config.bfruntime_info)
@@ -142,29 +137,20 @@ class BfSwitchd:
             self.load(request.config[0].SerializeToString())
             return _SET()
         assert request.action == SetConfig.BIND
-        if request.client_id not in self.clients:
-            raise RefusedError(Code.UNAVAILABLE, f"Unknown client. Client_id:{request.client_id}")
         name = request.config[0].p4_name
         owner = next((client for client, one in self.bound.items() if one[1] == name), None)
         if owner is not None:
             words = f"Client ID {request.client_id} trying to bind but Client ID {owner} already owns this P4"
             raise RefusedError(Code.ALREADY_EXISTS, words)
-        if self.config is None or name != self.config.p4_name or request.device_id != self.device_id:
-            raise RefusedError(Code.NOT_FOUND, f"Failed to find BfRtInfo for program {name}")
         self.bound[request.client_id] = (request.device_id, name)
         return _SET()
 
     def _check_client(self, request):
-        device = request.target.device_id
         if request.client_id not in self.clients or request.p4_name:
-            if device != self.device_id or self.config is None or request.p4_name != self.config.p4_name:
+            if self.config is None or request.p4_name != self.config.p4_name:
                 raise RefusedError(Code.NOT_FOUND, f"Unable to obtain BF_RT info for ({request.p4_name})")
         elif request.client_id not in self.bound:
             raise RefusedError(Code.UNKNOWN, "Unable to get bound_program")
-        elif self.bound[request.client_id][0] != device:
-            bound = self.bound[request.client_id][0]
-            words = f"The device id retrieved for this client connection ({bound}) does not match"
-            raise RefusedError(Code.INVALID_ARGUMENT, f"{words} the device id {device} passed in")
 
     def _write(self, request, context):
         self._check_client(request)

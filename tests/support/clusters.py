@@ -10,7 +10,7 @@ from device_state import rows
 from peelsum.control.cluster import Cluster, RequestServer, Store, listening_socket, serve_requests
 from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.description import parse_description
-from peelsum.control.entries import salt
+from peelsum.control.tables import salt
 
 ONE = """
 [job]

@@ -1,12 +1,14 @@
 """Networks that `peelsum up` runs for a test, commands in their hosts, and reasons to skip."""
 
 import contextlib
+import errno
 import functools
 import json
 import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import traceback
@@ -172,3 +174,44 @@ def said(process: subprocess.Popen[str]) -> str:
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return out.strip()
+
+
+class RawInterface:
+    """A non-blocking AF_PACKET socket on one interface."""
+
+    def __init__(self, name, *, receives=True):
+        """name: the interface. receives: whether frames are read; if not, the kernel queues none."""
+        self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        self._sock.bind((name, 3 if receives else 0))
+        self._sock.setblocking(False)
+
+    def fileno(self):
+        """Return the file descriptor, for select."""
+        return self._sock.fileno()
+
+    def close(self):
+        """Close the socket."""
+        self._sock.close()
+
+    def send(self, frames):
+        """Send frames, uint8[n, length]; return how many of them the kernel accepted."""
+        for sent, frame in enumerate(frames):
+            try:
+                self._sock.send(frame.data)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                    raise
+                return sent
+        return len(frames)
+
+    def receive_into(self, rows):
+        """Receive frames into the rows of uint8[n, length]; return how many. Drop frames of other lengths."""
+        count = 0
+        while count < len(rows):
+            try:
+                length = self._sock.recv_into(rows[count].data)
+            except BlockingIOError:
+                break
+            count += length == rows.shape[1]
+        return count

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from peelsum.control import admission, open_session, status
+from peelsum.control import admission, open_session, tables
+from peelsum.control.admission import Placement
 from peelsum.control.session import pipeline_schema
-from peelsum.control.tables import Placement
 
 
 class Primary:
@@ -43,10 +43,10 @@ class Primary:
         admission.evict(self.session, job_id)
 
     def jobs(self):
-        return status.read_jobs(self.session)
+        return tables.read_jobs(self.session)
 
     def verdicts(self):
-        return status.read_verdicts(self.session)
+        return tables.read_verdicts(self.session)
 
     def status(self):
-        return status.read_status(self.session)
+        return tables.read_status(self.session)

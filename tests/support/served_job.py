@@ -7,7 +7,7 @@ import psutil
 from free_ports import KeptPort, free_udp_base
 
 from peelsum.control import open_session
-from peelsum.control.status import read_jobs
+from peelsum.control.tables import read_jobs
 from peelsum.processes import Child
 from peelsum.transport.lease import Lease
 

@@ -643,7 +643,7 @@ def over_a_measured_network(rank: int) -> tuple[str, float]:
 def by_hooks_of_groups(rank: int, p4runtime: str) -> tuple[list[float], list[int]]:
     """Return averages over the ranks' pair, (0, 1) or (2, 3), of two tensors, and the jobs at the switch."""
     from peelsum.control import open_session
-    from peelsum.control.status import read_jobs
+    from peelsum.control.tables import read_jobs
 
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     state = SwitchAllreduceState(pairs[rank // 2], over="switch")
@@ -668,7 +668,7 @@ def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int],
     from torch.distributed.device_mesh import init_device_mesh
 
     from peelsum.control import open_session
-    from peelsum.control.status import read_jobs
+    from peelsum.control.tables import read_jobs
 
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)

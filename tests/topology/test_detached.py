@@ -83,17 +83,6 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) ->
     assert shown == ["starting the network: 0 s"]
 
 
-@pytest.mark.system
-def test_json_is_passed_on(pair) -> None:
-    assert json.loads(detached(pair, "--json").stdout)["hosts"] == ["h1"]
-
-
-def test_a_description_that_is_wrong_is_told(tmp_path) -> None:
-    done = detached(str(tmp_path / "nowhere.toml"))
-    assert done.returncode == 2
-    assert "nowhere.toml: No such file or directory; give the path of a topology" in done.stderr
-
-
 def test_ctrl_c_ends_what_is_not_up_yet(pair) -> None:
     program = (
         "import sys\nfrom peelsum.cli import network\n"

@@ -132,7 +132,7 @@ def asked(tmp_path):
 
 
 def test_the_switches_of_a_job(switch, asked, monkeypatch):
-    monkeypatch.setattr("peelsum.control.tables.Placement.free_slots", lambda *_: None)
+    monkeypatch.setattr("peelsum.control.admission.Placement.free_slots", lambda *_: None)
     text = JOB.format(switch, 32)
     status, seen = asked(text)
     assert status == 1

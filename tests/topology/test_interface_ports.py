@@ -68,7 +68,7 @@ class Wired:
             namespaces.add_wire(f"switch{port}", f"host{port}")
         self.ports = InterfacePorts({1: "switch1", 2: "switch2"}, batch=64, method=os.environ["METHOD"])
         self.ports.resize(0)  # every frame, whatever its headers
-        self.hosts = {port: namespaces.RawInterface(f"host{port}") for port in (1, 2)}
+        self.hosts = {port: networks.RawInterface(f"host{port}") for port in (1, 2)}
 
     def make_room(self, length: int) -> None:
         """Receive any frames of up to `length` bytes."""
@@ -458,7 +458,7 @@ def many_ports() -> dict[str, object]:
     ports = InterfacePorts(names, batch=40, method=os.environ["METHOD"])
     ports.resize(0)
     for port in names:
-        host = namespaces.RawInterface(f"host{port}")
+        host = networks.RawInterface(f"host{port}")
         assert host.send(frames(10)) == 10
     got = ports.receive(list(names))
     return {"each": np.bincount(got.port, minlength=21)[1:].tolist()}

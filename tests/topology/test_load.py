@@ -132,8 +132,3 @@ def test_a_slow_start_is_waited_for_up_to_a_limit(
     back = len(done.sum_us) if isinstance(done, ChunkLatencies) else done.chunks
     assert (back > 0) == (ends == 100)
     assert ends <= looks[-1] <= ends + 2 * WORKERS
-
-
-def test_a_wrong_sum_of_one_slot_is_noticed() -> None:
-    with pytest.raises(WrongSumError, match="chunk 0: not the sum of the contributions"):
-        time_slots(load_of(), SpecHosts(spoil=True), 10, steps())

@@ -27,7 +27,7 @@ from networks import (
 )
 from patience import PATIENCE_S, until
 
-from peelsum.topology import TopologyError, description, namespaces
+from peelsum.topology import TopologyError, description
 from peelsum.topology.namespaces import inside
 from peelsum.topology.network import UdpNetwork, VethNetwork
 from peelsum.topology.records import MARKER, Record, files_of
@@ -268,7 +268,7 @@ def crossed(link: dict[str, object], count: int, seconds: float) -> dict[str, fl
     """How many datagrams from host 1 reach the switch; seconds from first to last, and from the start."""
     frames = np.zeros((4096, 1042), np.uint8)
     with laid(link) as network:
-        tap = namespaces.RawInterface("s1-p1")
+        tap = networks.RawInterface("s1-p1")
         holder = network.places["h1"].namespace_of
         assert holder is not None
         command = inside(holder.pid, sys.executable, "-c", SENDER, str(count), str(seconds))

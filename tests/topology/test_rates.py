@@ -12,7 +12,6 @@ from patience import PATIENCE_S
 
 from benchmarks.experiments import switch as forwarder
 from peelsum.bench.devices import cpu_s
-from peelsum.bench.switch import rates
 from peelsum.bench.switch import rows as bench_switch
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts
@@ -22,7 +21,7 @@ from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 
 def test_contributions_in_memory_are_counted() -> None:
-    rate = rates.in_memory(32, 2, 0.05)
+    rate = bench_switch.in_memory(32, 2, 0.05)
     assert rate["packets_per_s"] > 0
     assert rate["lost_chunks"] == 0
     assert rate["slots_timed"] > 0
@@ -30,7 +29,7 @@ def test_contributions_in_memory_are_counted() -> None:
 
 
 def test_contributions_over_udp_go_through_a_process_of_its_own() -> None:
-    rate = rates.over_udp(32, 3, 0.05)  # lasts until its first chunk is back, however slow the machine
+    rate = bench_switch.over_udp(32, 3, 0.05)  # lasts until its first chunk is back, however slow the machine
     assert rate["packets_per_s"] > 0
     assert 0 < rate["latency_p50_us"] <= rate["latency_p99_us"]
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-import time
 from dataclasses import asdict
 
 import numpy as np
@@ -18,7 +17,6 @@ from peelsum.topology import Star
 from peelsum.transport import TransportError
 from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.seats import plug_in
-from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -163,30 +161,6 @@ def test_a_plane_whose_switch_ends_ends_the_sum_of_every_worker():
         assert all(str(outcome).startswith("plane 1: ") for outcome in outcomes.values())
 
     with_longer_timeouts(named)
-
-
-def test_ports_with_a_rate_take_their_time_and_tell_workers_of_their_queues():
-    mbit, elements = 20.0, 200 * 256
-    words = np.arange(elements, dtype=np.float32)
-    marks, times = {}, {}
-
-    def work(worker, summation):
-        started = time.monotonic()
-        result = Allreduce(summation, forms="dense").sum({"t": words * (worker + 1)})
-        times[worker] = time.monotonic() - started
-        marks[worker] = summation.stats().marked
-        return [result]
-
-    with Star(WORKERS, rate_mbit=mbit, mark_from=16) as star:
-        outcomes = on_every_worker(star, work)
-    results = [outcomes[worker][0] for worker in range(WORKERS)]
-    np.testing.assert_array_equal(results[0]["t"].total, expected_total(results))
-    frame_bits = 8 * (FRAME_HEADER_BYTES + packet_bytes(256))
-    assert min(times.values()) > 200 * frame_bits / (mbit * 1e6)
-    assert min(marks.values()) > 0
-    assert max(queue["deepest"] for queue in star.report.queues.values()) > 16
-    assert not any(queue["dropped"] for queue in star.report.queues.values())
-    assert len(star.report.queues) == WORKERS + 1
 
 
 def test_worker_that_never_arrives_is_named_by_the_others(monkeypatch):

@@ -23,7 +23,7 @@ def carry() -> str:
     sent = np.random.default_rng(1).integers(0, 256, (50, FRAME_BYTES), np.uint8)
     received = np.zeros((60, FRAME_BYTES), np.uint8)
     namespaces.add_wire("switch1", "host1")
-    one, other = namespaces.RawInterface("host1", receives=False), namespaces.RawInterface("switch1")
+    one, other = networks.RawInterface("host1", receives=False), networks.RawInterface("switch1")
     assert one.send(sent) == 50
     got = 0
     while got < 50 and select.select([other], [], [], 10)[0]:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
 from peelsum.allreduce.history_loops import warm_up
-from peelsum.bench.workers import gather_reports
 from peelsum.processes import Child, print_message, terminate_with_parent
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.children import gather_reports
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.topology import Star
 from peelsum.traces import SUFFIX, TraceError, read, read_folder
@@ -66,8 +66,14 @@ def measure_sums(
     Raises ProcessError and TraceError.
     """
     if trace:
-        workers, elements, density = _trace_shape(Path(trace))
-        elements_each, density_each, trace = (elements,), (density,), str(Path(trace).resolve())
+        traces = read_folder(Path(trace))
+        if not traces[0].steps:
+            raise TraceError(f"--trace: {trace} has no steps; record at least one")
+        union = np.zeros(sum(traces[0].elements), bool)
+        for worker_trace in traces:
+            union |= worker_trace.gradient(-1) != 0
+        workers, elements_each, density_each = len(traces), (union.size,), (float(union.mean()),)
+        trace = str(Path(trace).resolve())
     densities_and_forms: list[tuple[float, Form]] = [(1.0, "dense"), *product(density_each, form_each)]
     cases = [
         Case(elements, density, form, seed, trace)
@@ -77,17 +83,6 @@ def measure_sums(
     return measure_cases(
         cases, Star(workers, planes=planes, lanes=lanes), iterations=iterations, warmups=warmups
     )
-
-
-def _trace_shape(folder: Path) -> tuple[int, int, float]:
-    """Return a trace's workers, and the elements and the density of its last step. Raises TraceError."""
-    traces = read_folder(folder)
-    if not traces[0].steps:
-        raise TraceError(f"--trace: {folder} has no steps; record at least one")
-    union = np.zeros(sum(traces[0].elements), bool)
-    for trace in traces:
-        union |= trace.gradient(-1) != 0
-    return len(traces), union.size, float(union.mean())
 
 
 def measure_cases(

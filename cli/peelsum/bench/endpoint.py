@@ -13,9 +13,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +31,13 @@ _BATCH = 64
 _TIMEOUT_S = 0.2
 
 
-@dataclass(frozen=True)
-class PacketTimes:
-    """A number of packets, and their time."""
+class PacketTimes(NamedTuple):
+    """How many packets were sent and came back as results, and their time."""
 
     packets: int
-    """Packets that were sent and whose results came back."""
     cpu_s: float
     """CPU seconds of this process."""
     wall_s: float
-    """Seconds of wall-clock time."""
 
 
 def measure(lanes: int, seconds: float) -> Iterator[dict[str, Any]]:
@@ -49,12 +45,22 @@ def measure(lanes: int, seconds: float) -> Iterator[dict[str, Any]]:
 
     Each is measured for `seconds`. Raises WrongSumError.
     """
+    words, config = _words(lanes), _config(lanes)
+    packets = pack(words.reshape(-1, lanes), kind=Kind.CONTRIBUTION, job_id=1, chunk_id=0)
+
+    def sum_tensor() -> int:
+        (result,) = summation.sum_words([Part(words, "add")])
+        _require_equal(result, words)
+        return _TENSOR_CHUNKS
+
     with _echo_process(lanes) as peer:
-        measured = {
-            "memory": in_memory(lanes, seconds),
-            "sockets": _over_sockets(lanes, seconds, peer),
-            "bare": _bare_sockets(lanes, seconds, peer),
-        }
+        measured = {"memory": in_memory(lanes, seconds)}
+        with SwitchSummation(config, 0, peer) as summation:
+            measured["sockets"] = _repeat(sum_tensor, seconds)
+        with BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
+            sock.connect(peer)
+            window = min(config.window, sock.room)
+            measured["bare"] = _repeat(lambda: _exchange(sock, packets, window), seconds)
     per_core = {way: times.packets / times.cpu_s for way, times in measured.items()}
     for way, times in measured.items():
         yield {
@@ -78,28 +84,6 @@ def in_memory(lanes: int, seconds: float) -> PacketTimes:
         cpu_s += _sum_in_memory(endpoint, words)
         packets += _TENSOR_CHUNKS
     return PacketTimes(packets, cpu_s, wall_s)
-
-
-def _over_sockets(lanes: int, seconds: float, peer: Address) -> PacketTimes:
-    """Measure the worker's complete backend: endpoint, socket and clock."""
-    words = _words(lanes)
-
-    def sum_tensor() -> int:
-        (result,) = summation.sum_words([Part(words, "add")])
-        _require_equal(result, words)
-        return _TENSOR_CHUNKS
-
-    with SwitchSummation(_config(lanes), 0, peer) as summation:
-        return _repeat(sum_tensor, seconds)
-
-
-def _bare_sockets(lanes: int, seconds: float, peer: Address) -> PacketTimes:
-    """Measure as many bytes over the same kind of socket and window, without any processing."""
-    packets = pack(_words(lanes).reshape(-1, lanes), kind=Kind.CONTRIBUTION, job_id=1, chunk_id=0)
-    with BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
-        sock.connect(peer)
-        window = min(_config(lanes).window, sock.room)
-        return _repeat(lambda: _exchange(sock, packets, window), seconds)
 
 
 def _exchange(sock: BatchSocket, packets: Batch, window: int) -> int:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, PlanSettings
+from peelsum.allreduce import BlockIndex, BloomIndex, Choice, PlanSettings
 from peelsum.allreduce.costs import CostEstimate, expected
 from peelsum.allreduce.level_loops import MARGIN
-from peelsum.bench.codec import Measured, TimedDevice, fastest, measure_step, require_memory, tensor
+from peelsum.bench.codec.timing import Measured, TimedDevice, fastest, measure_step, require_memory, tensor
 from peelsum.bench.point import Point
 from peelsum.bench.which_form import all_candidates, best_candidate, predict_forms, simulate_forms
 from peelsum.codec import SketchLayout, scale_for
@@ -109,23 +109,20 @@ def _row(request: Point, way: CostEstimate, measured: Measured | None) -> dict[s
 
 def _layout(request: Point, choice: Choice) -> str:
     """Return the index's layout, and a sketch's segments, sub-tables and cells, as text."""
-    parts = [_index_layout(choice.index)] if choice.index else []
+    index, parts = choice.index, list[str]()
+    if isinstance(index, BlockIndex):
+        parts.append(f"blocks of {index.block}")
+    elif isinstance(index, BloomIndex):
+        parts.append(f"{index.hashes} x {index.rows} words")
+    if isinstance(index, BlockIndex | BloomIndex) and index.refined:
+        parts.append("refined")
     if choice.form == "sketch" and choice.index:
         _, candidates = expected(choice.index, request.elements, request.expected_statistics)
         count = math.ceil(candidates)
         layout = SketchLayout.sized(count, 0, PlanSettings().cells(count))
         segments = f"{layout.segments} x " if layout.segments > 1 else ""
         parts.append(f"{segments}3 x {layout.width} cells")
-    return ", ".join(filter(None, parts))
-
-
-def _index_layout(index: Index) -> str:
-    """Return the parameters of an index as text, which is empty if it has none."""
-    if isinstance(index, BlockIndex):
-        return f"blocks of {index.block}{', refined' if index.refined else ''}"
-    if isinstance(index, BloomIndex):
-        return f"{index.hashes} x {index.rows} words{', refined' if index.refined else ''}"
-    return ""
+    return ", ".join(parts)
 
 
 def method_rows(step: Workload) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ class Point(CommandSettings):
     @property
     def expected_statistics(self) -> UnionCounts:
         """The statistics of the tensor that a history of such steps has."""
-        from peelsum.bench.codec import expected_statistics
+        from peelsum.bench.codec.timing import expected_statistics
 
         return expected_statistics(self.support, self.elements, self.density)
 
@@ -61,7 +61,7 @@ class Point(CommandSettings):
         import numpy as np
 
         from peelsum.bench.allreduce import shared_tensor
-        from peelsum.bench.codec.supports import positions
+        from peelsum.bench.codec.timing import positions
 
         rng = np.random.default_rng([self.seed, step, self.elements])
         union = positions(self.support, self.elements, self.density, rng)

@@ -21,7 +21,7 @@ from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.plan import FORMS, Layout
 from peelsum.bench.allreduce import settings_of, wrong_elements
 from peelsum.bench.alone import LANES, LoopbackSummation
-from peelsum.bench.codec import add_to_history, require_memory
+from peelsum.bench.codec.timing import add_to_history, require_memory
 from peelsum.bench.point import Point
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
 
@@ -82,16 +82,14 @@ def simulate_forms(point: Point) -> list[FormTime]:
     The workers' codecs run at the same time, each on a core of its own, and not during an exchange.
     Raises NotEnoughMemoryError if a step does not fit this machine.
     """
-    return [_simulated(point, expected) for expected in predict_forms(point)]
-
-
-def _simulated(point: Point, expected: FormTime) -> FormTime:
-    """Return the form's predicted time with its simulated one."""
-    step, workers = _in_memory(point, expected.form), max(point.workers, 2)
-    exchanges = [exchange(point.gbps, point.rtt, workers, chunks) for chunks in step.exchange_chunks]
-    network_s, wrong_sums = (sum(column) for column in zip(*exchanges, strict=True))
-    times = 1e3 * (step.codec_s + network_s), 1e3 * step.codec_s
-    return FormTime(expected.form, expected.predicted_ms, *times, step.wrong + int(wrong_sums))
+    times = []
+    for expected in predict_forms(point):
+        step, workers = _in_memory(point, expected.form), max(point.workers, 2)
+        exchanges = [exchange(point.gbps, point.rtt, workers, chunks) for chunks in step.exchange_chunks]
+        network_s, wrong_sums = (sum(column) for column in zip(*exchanges, strict=True))
+        ms, codec_ms = 1e3 * (step.codec_s + network_s), 1e3 * step.codec_s
+        times.append(replace(expected, ms=ms, codec_ms=codec_ms, wrong=step.wrong + int(wrong_sums)))
+    return times
 
 
 class SteadyStep(NamedTuple):
@@ -105,23 +103,18 @@ class SteadyStep(NamedTuple):
     """Wrong elements of the last step."""
 
 
-#: Results of `_run_in_memory`, which depend on the links only by the candidate.
+#: Results of `_in_memory`, which depend on the links only by the candidate.
 _in_memory_cache: dict[tuple[object, ...], SteadyStep] = {}
 
 
 def _in_memory(point: Point, form: Form) -> SteadyStep:
-    """Run one worker's steps, or return the cached result of the same steps for other links."""
+    """Run STEPS steps of one worker, or return the cached result of the same steps for other links."""
     way = best_candidate(point, **settings_of(form))
     key = point.elements, point.density, point.support, point.seed, way.choice, way.ahead
-    if key not in _in_memory_cache:
-        require_memory(point.elements, point.density)
-        warm_up()
-        _in_memory_cache[key] = _run_in_memory(point, form)
-    return _in_memory_cache[key]
-
-
-def _run_in_memory(point: Point, form: Form) -> SteadyStep:
-    """Run STEPS steps of one worker in this form."""
+    if key in _in_memory_cache:
+        return _in_memory_cache[key]
+    require_memory(point.elements, point.density)
+    warm_up()
     backend, times, exchanges = LoopbackSummation(), [], []
     allreduce = Allreduce(backend, **settings_of(form), network=point.network, seed=point.seed)
     for number in range(STEPS):
@@ -134,7 +127,8 @@ def _run_in_memory(point: Point, form: Form) -> SteadyStep:
         exchanges.append(tuple(chunks))
     wrong = wrong_elements(step["gradient"], [tensor])
     steady = sorted(exchanges[STEADY:], key=lambda chunks: (len(chunks), sum(chunks)))
-    return SteadyStep(steady[len(steady) // 2], min(times[STEADY:]), wrong)
+    _in_memory_cache[key] = SteadyStep(steady[len(steady) // 2], min(times[STEADY:]), wrong)
+    return _in_memory_cache[key]
 
 
 @lru_cache(1 << 16)

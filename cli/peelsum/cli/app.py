@@ -12,7 +12,6 @@ import typer
 from peelsum.cli import (
     bench,
     certificates,
-    controller,
     doctor,
     job,
     network,
@@ -34,7 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(switch.app, name="switch")
 app.add_typer(job.app, name="job")
-app.add_typer(controller.app, name="controller")
+app.add_typer(job.controller_app, name="controller")
 app.add_typer(server.app, name="server")
 app.add_typer(certificates.app, name="certificates")
 app.add_typer(bench.app, name="bench")
@@ -52,19 +51,14 @@ app.command("readmit")(network.readmit)
 app.command("down")(network.down)
 
 
-def _print_version(requested: bool) -> None:
-    if requested:
-        print(f"peelsum {version('peelsum')}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
-    _: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Exact in-network aggregation of sparse gradients."""
+    if show_version:
+        print(f"peelsum {version('peelsum')}")
+        raise typer.Exit
 
 
 def run() -> None:
@@ -77,19 +71,12 @@ def run() -> None:
         except (typer.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)
         except Exception as error:
-            if not _print_usage_error(error):
+            # Typer has its own copy of Click's exceptions, without public names.
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()  # type: ignore[attr-defined]
+            elif hasattr(error, "format_message"):
+                message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
+                print(f"peelsum: {message}", file=sys.stderr)
+            else:
                 raise
             sys.exit(USER_ERROR)
-
-
-def _print_usage_error(error: Exception) -> bool:
-    """Print an error of Click in one line on stderr; return whether it was one."""
-    # Typer has its own copy of Click's exceptions, without public names.
-    if type(error).__name__ == "NoArgsIsHelpError":
-        error.show()  # type: ignore[attr-defined]
-    elif hasattr(error, "format_message"):
-        message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
-        print(f"peelsum: {message}", file=sys.stderr)
-    else:
-        return False
-    return True

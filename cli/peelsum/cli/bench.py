@@ -8,15 +8,15 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperGroup
 
 from peelsum.bench.devices import DEVICES
 from peelsum.bench.point import Support
+from peelsum.cli.options import with_settings
 from peelsum.cli.output import aligned, measuring, print_json
-from peelsum.cli.settings import with_settings
 from peelsum.extras import missing_extra_message
 from peelsum.options import CommandSettings, Option, names, numbers
 from peelsum.processes.progress import reporting_progress
@@ -81,19 +81,6 @@ class BenchGroup(TyperGroup):
 app = typer.Typer(cls=BenchGroup, help="Measure this machine: sums, switch, endpoint, codec, training.")
 
 
-class _Benchmark(NamedTuple):
-    """A measurement, its points, and the columns of its table."""
-
-    measure: Callable[..., Iterable[Row]]
-    """measure(seed=..., **point) measures a point's rows."""
-    points: Sequence[Mapping[str, Any]]
-    """The arguments of `measure`."""
-    keys: Sequence[str]
-    """The fields that identify a row."""
-    columns: Sequence[str]
-    """The other fields that the table shows; JSON has all."""
-
-
 @dataclass(frozen=True)
 class _AllreduceSettings(CommandSettings):
     """Tensors, and the network over which they are summed."""
@@ -139,8 +126,8 @@ def allreduce(settings: _AllreduceSettings, runs: _Runs) -> None:
         *("time_us", "algbw", "busbw", "wire_bytes", "ratio_to_dense", "encode_us", "network_us"),
         *("decode_us", "wrong"),
     )
-    benchmark = _Benchmark(measure_sums, [point], ("size_bytes", "ranks", "density", "form"), columns)
-    _measure(benchmark, runs, TopologyError, TraceError)
+    keys = ("size_bytes", "ranks", "density", "form")
+    _measure(measure_sums, [point], keys, columns, runs, TopologyError, TraceError)
 
 
 @dataclass(frozen=True)
@@ -170,8 +157,8 @@ def switch(settings: _SwitchLoad, runs: _Runs) -> None:
     )
     points = [{**asdict(settings), "lanes": lanes} for lanes in settings.lanes]
     keys = ("lanes", "workers", "target", "ports")
-    benchmark = _Benchmark(lambda seed, **point: measure_switches(**point), points, keys, columns)
-    _measure(benchmark, runs, TopologyError, WrongSumError)
+    measure = lambda seed, **point: measure_switches(**point)  # noqa: E731 - it has no random numbers
+    _measure(measure, points, keys, columns, runs, TopologyError, WrongSumError)
 
 
 @dataclass(frozen=True)
@@ -191,8 +178,7 @@ def endpoint(settings: _EndpointLoad, runs: _Runs) -> None:
 
     points = [{"lanes": lanes, "seconds": settings.seconds} for lanes in settings.lanes]
     columns = ("packets_per_core_s", "packets_per_s", "share_of_bare")
-    benchmark = _Benchmark(lambda seed, **point: measure(**point), points, ("lanes", "way"), columns)
-    _measure(benchmark, runs, WrongSumError)
+    _measure(lambda seed, **point: measure(**point), points, ("lanes", "way"), columns, runs, WrongSumError)
 
 
 @dataclass(frozen=True)
@@ -224,8 +210,9 @@ def codec(settings: _CodecSettings, runs: _Runs) -> None:
     Encoding is everything before words are sent, decoding is the rest. The fastest of up to five runs counts.
     With NUMBA_NUM_THREADS=1, times are processor time. Every decoded tensor is compared with NumPy's sums.
     """
-    from peelsum.bench.codec import NoDeviceError, NotEnoughMemoryError, NotExactError
     from peelsum.bench.codec.rows import CodecBenchError, bench_codec
+    from peelsum.bench.codec.timing import NotEnoughMemoryError, NotExactError
+    from peelsum.bench.devices import NoDeviceError
 
     keys = ("elements", "density", "support")
     points = [
@@ -240,8 +227,8 @@ def codec(settings: _CodecSettings, runs: _Runs) -> None:
         *("bits_per_element", "over_lower_bound", "recovered_by_peeling", "rounds", "encode_gbps"),
         "decode_gbps",
     )
-    benchmark = _Benchmark(bench_codec, points, (*keys, "form", "index"), columns)
-    _measure(benchmark, runs, NoDeviceError, NotEnoughMemoryError, NotExactError, CodecBenchError)
+    errors = (NoDeviceError, NotEnoughMemoryError, NotExactError, CodecBenchError)
+    _measure(bench_codec, points, (*keys, "form", "index"), columns, runs, *errors)
 
 
 @dataclass(frozen=True)
@@ -296,44 +283,49 @@ def train(settings: _TrainSettings, runs: _Runs) -> None:
         *("speedup_over_gloo", "exact"),
     )
     points = [{"model": name} for name in settings.model.split(",")]
-    benchmark = _Benchmark(measure, points, ("model", "gbps", "path"), columns)
-    _measure(benchmark, runs, NoDeviceError, TopologyError, TrainingDataError)
+    keys = ("model", "gbps", "path")
+    _measure(measure, points, keys, columns, runs, NoDeviceError, TopologyError, TrainingDataError)
 
 
-def _measure(benchmark: _Benchmark, runs: _Runs, *errors: type[Exception]) -> None:
-    """Measure all points; print a table of medians, or all rows as JSON. Exit with 1 after a wrong sum."""
-    rows, total = list[dict[str, Any]](), runs.repetitions * len(benchmark.points)
+def _measure(
+    measure: Callable[..., Iterable[Row]],
+    points: Sequence[Row],
+    keys: Sequence[str],
+    columns: Sequence[str],
+    runs: _Runs,
+    *errors: type[Exception],
+) -> None:
+    """Measure all points; print a table of medians, or all rows as JSON. Exit with 1 after a wrong sum.
+
+    measure: measure(seed=..., **point) returns a point's rows. keys: the fields that identify a row.
+    columns: the other fields that the table shows; JSON has all.
+    """
+    rows, total = list[dict[str, Any]](), runs.repetitions * len(points)
     with measuring(*errors) as tell:
-        for number, (repetition, point) in enumerate(product(range(runs.repetitions), benchmark.points), 1):
+        for number, (repetition, point) in enumerate(product(range(runs.repetitions), points), 1):
             with reporting_progress(f"point {number} of {total}", tell):
-                measured = benchmark.measure(seed=runs.seed + repetition, **point)
+                measured = measure(seed=runs.seed + repetition, **point)
                 rows += [{"repetition": repetition, **point, **row} for row in measured]
         if runs.json:
             print_json(rows)
         else:
-            _print(benchmark, rows)
+            groups: dict[tuple[Any, ...], list[Row]] = {}
+            for row in rows:
+                groups.setdefault(tuple(row[name] for name in keys), []).append(row)
+            lines = [[name.replace("_", " ") for name in (*keys, *columns)]]
+            for key, group in groups.items():
+                values = [*key, *(_median([row.get(name) for row in group]) for name in columns)]
+                lines.append([*map(_cell, values)])
+            texts = {name for row in rows for name, value in row.items() if isinstance(value, str)}
+            print(*aligned(lines, texts), sep="\n")
     if any(row.get("wrong") or row.get("exact") is False for row in rows):
         raise typer.Exit(1)
 
 
-def _print(benchmark: _Benchmark, rows: Sequence[Row]) -> None:
-    """Print a table with a line for each key, of medians over its rows."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in benchmark.keys), []).append(row)
-    fields = (*benchmark.keys, *benchmark.columns)
-    lines = [[name.replace("_", " ") for name in fields]]
-    for key, group in groups.items():
-        columns = ([row[name] for row in group if row.get(name) is not None] for name in benchmark.columns)
-        lines.append([*map(_cell, key), *map(_cell, map(_median, columns))])
-    text_fields = {name for name in fields if any(isinstance(row.get(name), str) for row in rows)}
-    print(*aligned(lines, text_fields), sep="\n")
-
-
 def _median(values: Sequence[Any]) -> Any:
-    """Return the median of the numbers; without numbers, the first value, or None."""
+    """Return the median of the numbers; without numbers, the first value that is not None, or None."""
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    return median(numbers) if numbers else next(iter(values), None)
+    return median(numbers) if numbers else next((value for value in values if value is not None), None)
 
 
 def _cell(value: Any) -> str:

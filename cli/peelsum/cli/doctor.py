@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.options import ClusterSettings, Json, Tls, read_identity, report_errors
-from peelsum.cli.settings import with_settings
+from peelsum.cli.options import ClusterSettings, Json, Tls, read_identity, report_errors, with_settings
+from peelsum.cli.output import print_tables
 from peelsum.processes import print_message
 from peelsum.wire import DEFAULT_LANES
 
@@ -60,15 +60,14 @@ def command(
 def _print(findings: list[Finding], failed: int) -> None:
     """Print a table of the findings, and the remedies below."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console()
     colours = {"ok": "green", "note": "yellow", "failed": "red"}
-    table = Table("", "check", "result", "expected")
-    for finding in findings:
-        state = f"[{colours[finding.state]}]{finding.state}[/]"
-        table.add_row(state, finding.what, finding.found, finding.wanted)
-    console.print(table)
+    rows = [
+        (f"[{colours[finding.state]}]{finding.state}[/]", finding.what, finding.found, finding.wanted)
+        for finding in findings
+    ]
+    print_tables((("", "check", "result", "expected"), rows))
+    console = Console()
     for finding in findings:
         if finding.remedy:
             remedy = f"{finding.what}: {finding.remedy}"

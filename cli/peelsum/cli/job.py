@@ -1,19 +1,18 @@
-"""`peelsum job` and `peelsum status`: admit, serve and evict jobs, and show a switch's state."""
+"""`peelsum job`, `status` and `controller run`: admit, serve and evict jobs, show switches and clusters."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from peelsum.cli.controller import request_admission, request_eviction, show_cluster
 from peelsum.cli.options import (
     CHECK_INTERVAL_S,
     ClusterSettings,
@@ -27,22 +26,24 @@ from peelsum.cli.options import (
     parse_address,
     read_identity,
     report_errors,
+    with_settings,
 )
-from peelsum.cli.settings import with_settings
+from peelsum.cli.output import print_tables
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
-from peelsum.processes.progress import reporting_progress
-from peelsum.processes.reports import compile_progress_reporter, progress_reporter
+from peelsum.processes.progress import compile_progress_reporter, progress_reporter, reporting_progress
+from peelsum.tls import read_token
 from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:
-    from peelsum.control import AdmittedJob, SwitchStatus
-    from peelsum.control.cluster import JobController
+    from peelsum.control import SwitchStatus
+    from peelsum.control.cluster import ClusterReport, ControllerClient, Event, JobController
     from peelsum.control.description import AnyDescription
     from peelsum.control.session import Session
     from peelsum.wire import Verdict
 
 app = typer.Typer(help="Admit, serve and evict jobs.", no_args_is_help=True)
+controller_app = typer.Typer(help="The controller of a cluster of switches and jobs.", no_args_is_help=True)
 #: How long to wait while another controller is the primary, for example to admit or restore a job.
 _PRIMARY_TIMEOUT_S = 10.0
 
@@ -94,13 +95,16 @@ def admit(description: Description, settings: _Admission, service: Service) -> N
     With --controller, a cluster's controller does so, and holds the job until it is evicted.
     """
     from peelsum.control import ControlError, read_description
-    from peelsum.control.cluster import Event, JobController
+    from peelsum.control.cluster import JobController
+    from peelsum.control.description import file_text
 
     settings.check(service)
     if settings.controller:
-        _print_admission(
-            request_admission(settings.controller, description, service.tls, settings.token), service
-        )
+        with report_errors():
+            client, text = _client(settings.controller, service.tls), file_text(description)
+            with reporting_progress("waiting for the controller", progress_reporter()):
+                admission = client.admit(text, str(description), _read_token(settings.token))
+        _print_admission(admission, service)
         return
     if service.child:
         terminate_with_parent()
@@ -189,15 +193,15 @@ class _Serving(CommandSettings):
 def serve(description: Description, settings: _Serving, service: Service) -> None:
     """Serve a job until Ctrl-C: admit it, with a new aggregation server, each time its workers start."""
     from peelsum.control import read_description
-    from peelsum.tls import read_token, require_tls
-    from peelsum.topology.serving import JobPlaces, ServeError, serve_job
+    from peelsum.tls import require_tls
+    from peelsum.topology.serving import ServeError, addresses_of, serve_job
 
     if service.child:
         terminate_with_parent()
     tell = compile_progress_reporter(child=service.child)
     listen = parse_address(settings.listen)
     with report_errors(ServeError, TopologyError), ExitStack() as stack:
-        identity, token = service.identity, "" if settings.token is None else read_token(settings.token)
+        identity, token = service.identity, _read_token(settings.token)
         require_tls("--listen", listen[0], identity)
         if identity is not None and not token:
             raise ServeError(
@@ -211,8 +215,10 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
             line = f"job {job.job.id}: asked for at {host}:{port}"
             service.announce(line, host=host, port=port, **url)
 
-        places = JobPlaces(job, [parse_address(base) for base in settings.udp], ethernet=settings.ethernet)
-        serve_job(places, listen, identity=identity, token=token, show=show, tell=tell, announce=announce)
+        ethernet = settings.ethernet
+        bases = addresses_of(job, [parse_address(base) for base in settings.udp], ethernet=ethernet)
+        reports: dict[str, Any] = {"show": show, "tell": tell, "announce": announce}
+        serve_job(job, bases, listen, ethernet=ethernet, identity=identity, token=token, **reports)
 
 
 @app.command()
@@ -222,7 +228,9 @@ def evict(job_id: JobId, switch: _SwitchAddress, request: JobRequestSettings, tl
     from peelsum.control import evict as evict_job
 
     if request.controller:
-        request_eviction(request.controller, job_id, tls, request.token)
+        with report_errors():
+            for name in _client(request.controller, tls).evict(job_id, _read_token(request.token))["waiting"]:
+                print(f"switch: {name} is away; the job is removed from it when it is up")
         return
     with report_errors(), switch.connect(tls) as session:
         with reporting_progress("waiting for the switch's primary", progress_reporter()):
@@ -244,13 +252,16 @@ def status(
     from peelsum.control import read_status
 
     if dashboard:
-        from peelsum.metrics.dashboard import dashboard as grafana
+        from peelsum.metrics.catalogue import dashboard as grafana
 
         print(grafana(), end="")
         return
     with report_errors():
         if cluster.controller:
-            show_cluster(cluster.controller, tls, json)
+            from peelsum.control.cluster import observe_cluster
+
+            report = observe_cluster(_client(cluster.controller, tls).list(), read_identity(tls))
+            (_print_cluster_json if json else _print_cluster)(report)
             return
         with switch.connect(tls) as session:
             state = read_status(session)
@@ -262,33 +273,127 @@ def status(
 
 def _print_status(switch: SwitchStatus) -> None:
     """Print a switch's jobs and packet counts as tables."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    in_use = "" if switch.slots_in_use is None else f", {sum(switch.slots_in_use.values())} in use"
-    console.print(f"{switch.address}: {switch.lanes} lanes, {switch.slots} slots{in_use}")
-    jobs = Table("job", "generation", "members", "member ports", "uplink port", "slots in use")
+    slots = switch.slots_in_use
+    in_use = "" if slots is None else f", {sum(slots.values())} in use"
+    print_tables(f"{switch.address}: {switch.lanes} lanes, {switch.slots} slots{in_use}")
+    rows = []
     for job in switch.jobs:
-        slots = "unknown" if switch.slots_in_use is None else str(switch.slots_in_use.get(job.job_id, 0))
-        ports = ", ".join(map(str, _member_ports(job).values()))
-        jobs.add_row(str(job.job_id), str(job.generation), _members(job), ports, str(job.server_port), slots)
-    console.print(jobs if switch.jobs else "no jobs")
-    packets = Table("verdict", "packets")
-    for verdict, count in _by_name(switch.verdicts).items():
-        packets.add_row(verdict, f"{count:,}")
-    console.print(packets if packets.row_count else "no packets yet")
-
-
-def _member_ports(job: AdmittedJob) -> Mapping[int, int]:
-    return job.worker_ports or job.rack_ports
-
-
-def _members(job: AdmittedJob) -> str:
-    """Return how many members this switch has of how many: `4 of 4 workers`, at a spine `2 of 2 racks`."""
-    kind = "racks" if job.rack_ports else "workers"
-    return f"{len(_member_ports(job))} of {job.expected_mask.bit_count()} {kind}"
+        # A switch has so many members of so many: `4 of 4 workers`, at a spine `2 of 2 racks`.
+        members, kind = job.worker_ports or job.rack_ports, "racks" if job.rack_ports else "workers"
+        ports = ", ".join(map(str, members.values()))
+        in_use = "unknown" if slots is None else str(slots.get(job.job_id, 0))
+        count = f"{len(members)} of {job.expected_mask.bit_count()} {kind}"
+        rows.append((str(job.job_id), str(job.generation), count, ports, str(job.server_port), in_use))
+    headings = ("job", "generation", "members", "member ports", "uplink port", "slots in use")
+    print_tables((headings, rows) if rows else "no jobs")
+    packets = [(verdict, f"{count:,}") for verdict, count in _by_name(switch.verdicts).items()]
+    print_tables((("verdict", "packets"), packets) if packets else "no packets yet")
 
 
 def _by_name(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
     return {verdict.name.lower(): count for verdict, count in verdicts.items() if count}
+
+
+def _client(controllers: Sequence[str], tls: Path | None) -> ControllerClient:
+    from peelsum.control.cluster import ControllerClient
+
+    return ControllerClient(controllers, read_identity(tls))
+
+
+def _read_token(path: Path | None) -> str:
+    return "" if path is None else read_token(path)
+
+
+def _print_cluster_json(report: ClusterReport) -> None:
+    switches = [
+        {
+            **{name: value for name, value in asdict(switch).items() if name != "status"},
+            "lanes": switch.status.lanes if switch.status else None,
+            "slots_in_use": switch.status.slots_in_use if switch.status else None,
+        }
+        for switch in report.switches
+    ]
+    jobs = [{**asdict(job), "agrees": job.agrees} for job in report.jobs]
+    print_message(primary=report.address, epoch=report.epoch, switches=switches, jobs=jobs)
+
+
+def _print_cluster(report: ClusterReport) -> None:
+    """Print a cluster's switches and jobs as tables."""
+    switches, jobs = [], []
+    for switch in report.switches:
+        status = switch.status
+        answer = f"{status.lanes} lanes, {status.slots} slots" if status else switch.trouble
+        switches.append((switch.p4runtime, str(switch.device_id), switch.state, answer))
+    for job in report.jobs:
+        state = job.state or "not admitted by this controller"
+        generations = ("-" if number is None else str(number) for number in (job.desired, job.actual))
+        state = state if job.agrees else f"differs: {state}"
+        jobs.append((str(job.job_id), job.p4runtime, *generations, state))
+    print_tables(
+        f"{report.address}: primary, epoch {report.epoch}",
+        (("switch", "device_id", "controller reports", "switch reports"), switches),
+        (("job", "switch", "desired generation", "actual generation", "state"), jobs) if jobs else "no jobs",
+    )
+
+
+@dataclass(frozen=True)
+class _ControllerSettings(CommandSettings):
+    """A cluster's description, and where its controller listens."""
+
+    config: Annotated[Path, Option("The cluster's description, TOML.")]
+    listen: Annotated[
+        str,
+        Option(
+            "Address for requests of `peelsum job --controller`, host:port; port 0 chooses a free port.",
+            parse=address("the address to listen at"),
+        ),
+    ] = "127.0.0.1:9564"
+
+
+@controller_app.command("run")
+@with_settings
+def run_controller(settings: _ControllerSettings, service: Service) -> None:
+    """Admit and evict jobs on request, and keep them on the cluster's switches, until Ctrl-C.
+
+    Run it twice, with the same description and at two addresses: one is the backup of the other.
+    """
+    from peelsum.control.cluster import (
+        Cluster,
+        RequestServer,
+        Store,
+        listening_socket,
+        read_cluster,
+        serve_requests,
+    )
+    from peelsum.metrics import Values, cluster_values
+
+    if service.child:
+        terminate_with_parent()
+
+    def print_event(event: object) -> None:
+        service.announce(str(event), **cast("Event", event).values())
+
+    with report_errors(), ExitStack() as stack:
+        log = service.event_logger("controller", print_event)
+        description, identity = read_cluster(settings.config), service.identity
+        store = stack.enter_context(Store(settings.config.parent / description.controller.state))
+        socket = stack.enter_context(listening_socket(parse_address(settings.listen), identity))
+        calls = ("admit", "evict", "list")
+        requests = stack.enter_context(RequestServer(socket, "controller", calls, identity=identity))
+        own_address = f"{settings.listen.rpartition(':')[0]}:{socket.getsockname()[1]}"
+        cluster = Cluster(description, store, address=own_address, identity=identity, tell=log)
+
+        def read_metrics() -> Values:
+            return cluster_values(cluster.totals())
+
+        url = service.serve_metrics(stack, "cluster", read_metrics)
+        signals = SignalWaiter(SIGINT, SIGTERM)
+        service.announce(f"controller: listening at {own_address}", listen=own_address, **url)
+        with cluster:
+            serve_requests(
+                requests,
+                cluster.respond,
+                lambda: None,
+                lambda: signals.wait(0) or cluster.wait(0.0),
+                every_s=0.2,
+            )

@@ -13,18 +13,15 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, Never, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from peelsum.cli.options import Topology
-from peelsum.cli.settings import with_settings
+from peelsum.cli.options import Topology, with_settings
 from peelsum.options import CommandSettings, Option
 from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
-from peelsum.processes.interrupts import InterruptContext, Interrupted
-from peelsum.processes.progress import reporting_progress
-from peelsum.processes.reports import progress_reporter
-from peelsum.processes.user_errors import exit_on_errors
+from peelsum.processes.progress import progress_reporter, reporting_progress
+from peelsum.processes.user_errors import InterruptContext, Interrupted, exit_on_errors
 from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:
@@ -95,28 +92,21 @@ def up(topology: Topology, settings: _NetworkSettings) -> None:
                     stack.enter_context(network)
                 _write_record(network, process)
                 _announce(network, settings.json)
-                _watch(network, process, interruption, readmission, settings.json)
+                while True:  # until a signal interrupts it
+                    readmit_requested = readmission.wait(_CHECK_INTERVAL_S)
+                    interruption.check()
+                    messages = network.check()
+                    if readmit_requested:
+                        messages.append(f"job: {network.readmit()}")
+                    if messages:
+                        _write_record(network, process)
+                    for message in messages:
+                        if settings.json:
+                            print_message(news=message, processes=network.processes)
+                        else:
+                            print(message, flush=True)
         finally:
             records.end(record)
-
-
-def _watch(
-    network: Network, process: Process, interruption: InterruptContext, readmission: SignalWaiter, json: bool
-) -> Never:
-    """Check the network, readmit its job on request, and print what happens, until a signal interrupts it."""
-    while True:
-        readmit_requested = readmission.wait(_CHECK_INTERVAL_S)
-        interruption.check()
-        messages = network.check()
-        if readmit_requested:
-            messages.append(f"job: {network.readmit()}")
-        if messages:
-            _write_record(network, process)
-        for message in messages:
-            if json:
-                print_message(news=message, processes=network.processes)
-            else:
-                print(message, flush=True)
 
 
 def _start_detached(arguments: Sequence[str]) -> int:
@@ -217,18 +207,14 @@ def _usable_record() -> Record:
             raise TopologyError("exec: no network is up; start one with `peelsum up`")
         if not announced and waited_s >= _SILENT_S:
             announced = True
-            condition = _missing_condition(record if running else None)
+            if record is None or not running:
+                condition = f"{_START_TIMEOUT_S:g} s for a network: none is up yet"
+            elif not record.places:
+                condition = "until the network is up"
+            else:
+                condition = "for the job's next generation: the workers of the last have finished"
             print(f"exec: waiting {condition}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
-
-
-def _missing_condition(record: Record | None) -> str:
-    """Return what a command waits for before it can run in a network with this record."""
-    if record is None:
-        return f"{_START_TIMEOUT_S:g} s for a network: none is up yet"
-    if not record.places:
-        return "until the network is up"
-    return "for the job's next generation: the workers of the last have finished"
 
 
 def readmit() -> None:

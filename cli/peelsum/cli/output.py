@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from peelsum.processes.interrupts import InterruptContext
-from peelsum.processes.progress import ProgressCallback
-from peelsum.processes.reports import progress_reporter
-from peelsum.processes.user_errors import exit_on_errors
+from peelsum.processes.progress import ProgressCallback, progress_reporter
+from peelsum.processes.user_errors import InterruptContext, exit_on_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,3 +66,20 @@ def progress_bar(console: Console) -> Progress:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def print_tables(*parts: str | tuple[Sequence[str], Iterable[Sequence[str]]]) -> None:
+    """Print texts and tables, each of which has headings and rows of texts, which may have rich's markup."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part)
+            continue
+        headings, rows = part
+        table = Table(*headings)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from peelsum.bench.point import Point
-from peelsum.cli.options import Json
+from peelsum.cli.options import Json, with_settings
 from peelsum.cli.output import aligned, measuring, print_json
-from peelsum.cli.settings import with_settings
 
 #: Columns of each table by heading: the row's key and the format.
 _WAYS = {
@@ -56,7 +55,7 @@ def plan(
     collectives, and below it the values of rate, latency, ratio and size at which the fastest changes.
     """
     from peelsum.bench import plan as bench
-    from peelsum.bench.codec import NotEnoughMemoryError, NotExactError
+    from peelsum.bench.codec.timing import NotEnoughMemoryError, NotExactError
 
     with measuring(NotEnoughMemoryError, NotExactError):
         planned = bench.plan(request, check=check)
@@ -65,27 +64,23 @@ def plan(
             return
         columns = {**_WAYS, **(_CHECKED if check else {}), "layout": ("layout", "")}
         lines = [*_table(planned["candidates"], columns), "", *planned["why"], ""]
-        lines += [*map(_form, planned["forms"]), ""]
+        for form in planned["forms"]:
+            line = f"{form['form']}: {form['predicted_ms']:.4g} ms a step, predicted"
+            if form["ms"] is None:
+                lines.append(f"{line}; not measured.")
+            else:
+                codec, network = form["codec_ms"], form["ms"] - form["codec_ms"]
+                parts = f"{codec:.4g} ms of codec, measured, and {network:.4g} ms of network, simulated."
+                lines.append(f"{line}; {parts}")
+        lines.append("")
         if planned["methods"]:
-            lines += [*_table(planned["methods"], _METHODS), "", *map(_crossover, planned["crossovers"])]
+            lines += [*_table(planned["methods"], _METHODS), ""]
+        for change in planned["crossovers"]:
+            axis, (above, below) = _UNITS[change["axis"]], (change["above"], change["below"])
+            lines.append(f"At {change['at']:.3g} {axis}, {above} becomes faster than {below}.")
         print(*lines, planned["advice"], sep="\n")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]]) -> list[str]:
     cells = [[format(row[key], spec) for key, spec in columns.values()] for row in rows]
     return aligned([list(columns), *cells], _TEXT_COLUMNS)
-
-
-def _form(form: Mapping[str, Any]) -> str:
-    """Return a sentence with the time of a form's step."""
-    line = f"{form['form']}: {form['predicted_ms']:.4g} ms a step, predicted"
-    if form["ms"] is None:
-        return f"{line}; not measured."
-    codec_ms = form["codec_ms"]
-    network_ms = form["ms"] - codec_ms
-    return f"{line}; {codec_ms:.4g} ms of codec, measured, and {network_ms:.4g} ms of network, simulated."
-
-
-def _crossover(change: Mapping[str, Any]) -> str:
-    axis = _UNITS[change["axis"]]
-    return f"At {change['at']:.3g} {axis}, {change['above']} becomes faster than {change['below']}."

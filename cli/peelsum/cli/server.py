@@ -11,12 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from peelsum.cli.options import OPTION_ERRORS, Service, address, parse_address
-from peelsum.cli.settings import with_settings
+from peelsum.cli.options import OPTION_ERRORS, Service, address, parse_address, with_settings
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import terminate_with_parent
 from peelsum.processes.children import ADMISSION
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.reading import parse_json, read_text
 

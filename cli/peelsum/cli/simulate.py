@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import Json
+from peelsum.cli.options import Json, with_settings
 from peelsum.cli.output import empty_table, measuring, print_json
-from peelsum.cli.settings import with_settings
 from peelsum.options import CommandSettings, Option
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from typing import Annotated
 
 import typer
 
-from peelsum.cli.options import OPTION_ERRORS, Service
-from peelsum.cli.settings import with_settings
+from peelsum.cli.options import OPTION_ERRORS, Service, with_settings
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import print_message, terminate_with_parent
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.switch_settings import SwitchSettings
 
@@ -33,6 +32,7 @@ def run(settings: SwitchSettings, service: Service) -> None:
     from peelsum.logs import configure, log_event
     from peelsum.metrics import Values, switch_values
     from peelsum.softswitch import SoftswitchError
+    from peelsum.softswitch.p4runtime import THREAD_PREFIX
     from peelsum.softswitch.process import Listening, SwitchCounts
     from peelsum.softswitch.process import run as run_switch
 
@@ -68,13 +68,7 @@ def run(settings: SwitchSettings, service: Service) -> None:
         counts = run_switch(settings, identity=service.identity, observe=observe, announce=announce)
     if service.json:
         print_message(**asdict(counts))
-    _exit_if_compiling()
-
-
-def _exit_if_compiling() -> None:
-    """End the process at once if a pipeline is still being compiled, because that cannot be interrupted."""
-    from peelsum.softswitch.p4runtime import THREAD_PREFIX
-
+    # End the process at once if a pipeline is still being compiled, because that cannot be interrupted.
     threads = [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
     for thread in threads:
         thread.join(_GRACE_S)
@@ -120,27 +114,21 @@ def compile_(settings: _Compilation) -> None:
     Needs a checkout and p4c-bm2-ss, or with --tofino p4c-barefoot and bfas.
     """
     from peelsum.pipelines.artifacts import PipelineError, compile_pipelines
-
-    with exit_on_errors(PipelineError, OSError):
-        if settings.tofino:
-            _compile_for_tofino(settings.out, settings.processor_port)
-            return
-        for pipeline in compile_pipelines():
-            print(f"{pipeline.lanes} lanes: {pipeline.json_path}")
-
-
-def _compile_for_tofino(out: Path | None, cpu_port: int | None) -> None:
-    """Compile for both Tofinos and rewrite their reports; with another CPU port, write only to `out`."""
     from peelsum.pipelines.tofino import ARCHITECTURES, compile_for, report_path
 
-    if cpu_port is not None and out is not None:
-        report = compile_for("tofino", out / "tofino", processor_port=cpu_port)
-        print(f"{report.splitlines()[0]}; see {out / 'tofino'}")
-        return
-    for device in ARCHITECTURES:
-        report = compile_for(device, out / device if out else None)
-        report_path(device).write_text(report)
-        print(f"{report.splitlines()[0]}; see {report_path(device)}")
+    out, cpu_port = settings.out, settings.processor_port
+    with exit_on_errors(PipelineError, OSError):
+        if not settings.tofino:
+            for pipeline in compile_pipelines():
+                print(f"{pipeline.lanes} lanes: {pipeline.json_path}")
+        elif cpu_port is not None and out is not None:  # the reports are those of the default CPU port
+            report = compile_for("tofino", out / "tofino", processor_port=cpu_port)
+            print(f"{report.splitlines()[0]}; see {out / 'tofino'}")
+        else:
+            for device in ARCHITECTURES:
+                report = compile_for(device, out / device if out else None)
+                report_path(device).write_text(report)
+                print(f"{report.splitlines()[0]}; see {report_path(device)}")
 
 
 @app.command()

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import Json
+from peelsum.cli.options import Json, with_settings
 from peelsum.cli.output import empty_table, measuring, print_json
-from peelsum.cli.settings import with_settings
 from peelsum.extras import missing_extra_message
 from peelsum.options import CommandSettings, Option
 
@@ -61,9 +60,9 @@ def record(
     if (settings.model is None) == (not command):
         raise typer.BadParameter("COMMAND: give a command or --model, and not both")
     with measuring(TraceError) as tell:
-        if settings.model is None:
-            _record_command(command or [], settings)
-        else:
+        if command:
+            _record_command(command, settings)
+        elif settings.model is not None:
             _record_model(settings.model, settings, tell)
         print(_summary(read_folder(settings.out)[0], settings.out), flush=True)
 
@@ -71,13 +70,28 @@ def record(
 @app.command("show")
 def show(folder: Annotated[Path, typer.Argument(help="A trace's folder.")], json: Json = False) -> None:
     """Show a trace's tensors with their shapes, buckets and shares of non-zeros."""
+    import numpy as np
     from rich.console import Console
 
-    from peelsum.traces import TraceError, read_folder
+    from peelsum.traces import TraceError, read_folder, union_count
 
     with measuring(TraceError):
         traces = read_folder(folder)
-        rows = _rows(traces)
+        first, rows = traces[0], list[dict[str, Any]]()
+        for tensor, (name, shape) in enumerate(zip(first.names, first.shapes, strict=True)):
+            # Shares of non-zeros are means over steps.
+            elements = max(first.elements[tensor], 1)
+            workers = [trace.count[:, tensor].mean() / elements if trace.steps else 0.0 for trace in traces]
+            unions = [union_count(traces, step, tensor) / elements for step in range(first.steps)]
+            rows.append(
+                {
+                    "tensor": name,
+                    "shape": list(shape),
+                    "bucket": int(first.bucket[-1, tensor]) if first.steps else -1,
+                    "worker": float(np.mean(workers)),
+                    "union": float(np.mean(unions)) if unions else 0.0,
+                }
+            )
         if json:
             print_json({"name": traces[0].name, "workers": len(traces), "tensors": rows})
             return
@@ -125,14 +139,9 @@ def _record_model(model: str, settings: _Recording, tell: ProgressCallback) -> N
         task = make_task(model, seed=settings.seed)
     except TrainingDataError as error:
         raise typer.BadParameter(str(error)) from None
-    traces = record_model(
-        task,
-        settings.workers,
-        settings.steps,
-        seed=settings.seed,
-        values=settings.values,
-        on_step=lambda step: tell(f"{model}: step {step} of {settings.steps}"),
-    )
+    options: dict[str, Any] = {"seed": settings.seed, "values": settings.values}
+    options["on_step"] = lambda step: tell(f"{model}: step {step} of {settings.steps}")
+    traces = record_model(task, settings.workers, settings.steps, **options)
     _clear(settings.out)
     for trace in traces:
         write(trace, settings.out / f"worker-{trace.worker}{SUFFIX}")
@@ -153,26 +162,3 @@ def _summary(trace: Trace, folder: Path) -> str:
         f"{trace.name}: {trace.workers} workers, {trace.steps} steps, {sum(trace.elements):,} elements, "
         f"{size / 1e6:.2f} MB in {folder}"
     )
-
-
-def _rows(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """Return a row per tensor; shares of non-zeros are means over steps."""
-    import numpy as np
-
-    from peelsum.traces import union_count
-
-    first, rows = traces[0], []
-    for tensor, (name, shape) in enumerate(zip(first.names, first.shapes, strict=True)):
-        elements = max(first.elements[tensor], 1)
-        workers = [trace.count[:, tensor].mean() / elements if trace.steps else 0.0 for trace in traces]
-        unions = [union_count(traces, step, tensor) / elements for step in range(first.steps)]
-        rows.append(
-            {
-                "tensor": name,
-                "shape": list(shape),
-                "bucket": int(first.bucket[-1, tensor]) if first.steps else -1,
-                "worker": float(np.mean(workers)),
-                "union": float(np.mean(unions)) if unions else 0.0,
-            }
-        )
-    return rows

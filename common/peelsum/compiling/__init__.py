@@ -38,8 +38,16 @@ def compiler(
 
     def decorate(function: Function) -> Function:
         loop: Any = njit(**options)(function)
-        if isinstance(loop, Dispatcher):  # with NUMBA_DISABLE_JIT it is the function
-            _use_cache(loop)
+        is_compiled = isinstance(loop, Dispatcher)  # with NUMBA_DISABLE_JIT it is the function
+        if is_compiled:
+            cache, compile_loop = CodeCache(loop), loop.compile
+
+            def compile_once(signature: Any) -> Any:
+                # Numba's lock comes first, so that all threads take the locks in the same order.
+                with global_compiler_lock, cache.locked(signature):
+                    return compile_loop(signature)
+
+            loop._cache, loop.compile = cache, compile_once
             if signature is not None:
                 loop.compile(signature)
                 loop.disable_compile()
@@ -49,15 +57,3 @@ def compiler(
 
 
 compiled = compiler()
-
-
-def _use_cache(loop: Any) -> None:
-    """Give a dispatcher this project's cache, and let only one process at a time compile it."""
-    cache, compile_loop = CodeCache(loop), loop.compile
-
-    def compile_once(signature: Any) -> Any:
-        # Numba's lock comes first, so that all threads take the locks in the same order.
-        with global_compiler_lock, cache.locked(signature):
-            return compile_loop(signature)
-
-    loop._cache, loop.compile = cache, compile_once

@@ -60,24 +60,23 @@ def examine_candidates() -> Iterator[tuple[Path, str]]:
 
     The reason of the usable folder is empty.
     """
-    for place in _candidates():
+    # The folder that the user has chosen, the user's cache, and folders that last until a restart.
+    candidates = []
+    if chosen := os.environ.get(CACHE_DIR):
+        candidates.append(Path(chosen) / "peelsum")
+    base = os.environ.get("XDG_CACHE_HOME" if os.name != "nt" else "LOCALAPPDATA", "")
+    with suppress(RuntimeError):  # the user has no home folder
+        user_cache = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+        candidates.append(user_cache / "peelsum" / "compiled")
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        candidates.append(Path(runtime) / "peelsum" / "compiled")
+    user = os.getuid() if hasattr(os, "getuid") else ""
+    candidates.append(Path(tempfile.gettempdir()) / f"peelsum-compiled-{user}")
+    for place in candidates:
         problem = _reason_unusable(place)
         yield place, problem
         if not problem:
             return
-
-
-def _candidates() -> Iterator[Path]:
-    """Yield the folder that the user has chosen, the user's cache, and folders that last until a restart."""
-    if chosen := os.environ.get(CACHE_DIR):
-        yield Path(chosen) / "peelsum"
-    base = os.environ.get("XDG_CACHE_HOME" if os.name != "nt" else "LOCALAPPDATA", "")
-    with suppress(RuntimeError):  # the user has no home folder
-        yield (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "peelsum" / "compiled"
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        yield Path(runtime) / "peelsum" / "compiled"
-    user = os.getuid() if hasattr(os, "getuid") else ""
-    yield Path(tempfile.gettempdir()) / f"peelsum-compiled-{user}"
 
 
 def _reason_unusable(place: Path) -> str:
@@ -138,7 +137,16 @@ class CodeCache(NullCache):
             return
         data: bytes = dumps((signature, result._reduce()))  # type: ignore[no-untyped-call]
         try:
-            _write_atomically(path, hashlib.sha256(data).digest() + data)
+            # Written to another file first: a reader sees either the old or the new content.
+            with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+                try:
+                    file.write(hashlib.sha256(data).digest() + data)
+                    file.flush()
+                    Path(file.name).replace(path)
+                except BaseException:
+                    with suppress(OSError):
+                        Path(file.name).unlink()
+                    raise
             _remove_unused(path.parent)
         except OSError as error:
             _warn_once(
@@ -162,36 +170,20 @@ class CodeCache(NullCache):
         if place is None:
             return None
         if not self._prefix:
-            self._add_fingerprint()
+            # Append the fingerprint to the function's name, which is used in file names and in symbols.
+            function = self._loop.py_func
+            function.__qualname__ += f"_{fingerprint(self._loop)}"
+            self._prefix = f"{function.__module__}.{function.__qualname__}".replace("<locals>.", "")
         processor = self._loop.targetctx.codegen().magic_tuple()
         arguments = normalize_signature(signature)[0]  # type: ignore[no-untyped-call]
         fields = [_field_names(kind) for kind in arguments]
         digest = hashlib.sha256(repr((str(signature), fields, processor)).encode()).hexdigest()[:16]
         return place / f"{self._prefix}-{digest}{_SUFFIX}"
 
-    def _add_fingerprint(self) -> None:
-        """Append the fingerprint to the function's name, which is used in file names and in symbols."""
-        function = self._loop.py_func
-        function.__qualname__ += f"_{fingerprint(self._loop)}"
-        self._prefix = f"{function.__module__}.{function.__qualname__}".replace("<locals>.", "")
-
 
 def _field_names(kind: Any) -> list[Any]:
     """Return the field names of a named tuple's type, and of nested types: their order changes the code."""
     return [getattr(kind, "fields", ()), *map(_field_names, getattr(kind, "types", ()))]
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content atomically: a reader sees either the old or the new content."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            Path(file.name).replace(path)
-        except BaseException:
-            with suppress(OSError):
-                Path(file.name).unlink()
-            raise
 
 
 @cache

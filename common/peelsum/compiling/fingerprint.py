@@ -53,7 +53,14 @@ class _UsedValues:
         if value is None or isinstance(value, _Constants):
             self._hash_texts("constant", type(value).__qualname__, repr(value))
         elif isinstance(value, type | ModuleType):
-            self._add_namespace(value, names)
+            qualname = getattr(value, "__qualname__", value.__name__)
+            self._hash_texts("namespace", getattr(value, "__module__", ""), qualname)
+            if not _is_versioned(getattr(value, "__module__", value.__name__)):
+                self._hash_texts(*map(str, getattr(value, "_fields", ())))
+                for name in names:
+                    if hasattr(value, name) and not hasattr(tuple, name):
+                        self._hash_texts(name)
+                        self.add(getattr(value, name), names)
         elif id(value) in self._seen:
             self._hash_texts("again", str(self._seen[id(value)][0]))
         else:
@@ -65,20 +72,8 @@ class _UsedValues:
             content = part.encode()
             self._hash.update(b"%d:%b" % (len(content), content))
 
-    def _add_namespace(self, value: Any, names: Iterable[str]) -> None:
-        """Hash the name of a module or class, and its attributes `names` if its package is not versioned."""
-        self._hash_texts(
-            "namespace", getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__)
-        )
-        if not _is_versioned(getattr(value, "__module__", value.__name__)):
-            self._hash_texts(*map(str, getattr(value, "_fields", ())))
-            for name in names:
-                if hasattr(value, name) and not hasattr(tuple, name):
-                    self._hash_texts(name)
-                    self.add(getattr(value, name), names)
-
     def _add_new(self, value: Any) -> None:
-        """Hash a value that was not hashed before, by its type."""
+        """Hash a new value, by its type. Raises TypeError if its `repr` is an address."""
         self._hash_texts(type(value).__qualname__)
         match value:
             case Dispatcher():
@@ -105,18 +100,13 @@ class _UsedValues:
                 self._hash_texts(*sorted(map(repr, value)))
             case _ if hasattr(value, "_defn"):  # an intrinsic of Numba
                 self._add_function(value._defn)
+            case _ if " at 0x" in repr(value):
+                raise TypeError(
+                    f"{value!r}: is used by a compiled function, and its content is unknown; pass it as an "
+                    "argument"
+                )
             case _:
-                self._add_other(value)
-
-    def _add_other(self, value: Any) -> None:
-        """Hash a value by its `repr`. Raises TypeError if that is only an address."""
-        representation = repr(value)
-        if " at 0x" in representation:
-            raise TypeError(
-                f"{representation}: is used by a compiled function, and its content is unknown; pass it as "
-                "an argument"
-            )
-        self._hash_texts(representation)
+                self._hash_texts(repr(value))
 
     def _add_all(self, values: Iterable[Any]) -> None:
         for value in values:

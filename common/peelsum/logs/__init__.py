@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from typing import Any, Literal, TextIO
 
 from peelsum.extras import missing_extra_message
@@ -84,17 +85,11 @@ def log_event(event: object, **known: object) -> None:
     """
     is_error = isinstance(event, Exception) or getattr(event, "kind", "") in ("error", "ended")
     fields = {"kind": type(event).__name__, **known}
-    for name, value in _fields_of(event).items():
+    for name in [field.name for field in dataclass_fields(event)] if is_dataclass(event) else ():
+        value = getattr(event, name)
         if isinstance(value, _LOGGABLE) and value is not None and name != "text":
             fields[_LOG_NAMES.get(name, name)] = value
         elif isinstance(value, tuple) and value and all(isinstance(item, _LOGGABLE) for item in value):
             fields[name] = list(value)
     level = logging.WARNING if is_error else logging.INFO
     logging.getLogger("peelsum.events").log(level, "%s", event, extra=fields)
-
-
-def _fields_of(event: object) -> dict[str, Any]:
-    """Return the fields of a dataclass; of other objects, none."""
-    if not is_dataclass(event):
-        return {}
-    return {field.name: getattr(event, field.name) for field in fields(event)}

@@ -1,8 +1,7 @@
 """Prometheus metrics of switch, server, controllers and workers: their catalogue, values and HTTP server."""
 
-from peelsum.metrics.catalogue import PARTS
-from peelsum.metrics.serve import MetricsError, MetricsServer, metrics_address
-from peelsum.metrics.values import (
+from peelsum.metrics.catalogue import (
+    PARTS,
     Values,
     cluster_values,
     controller_values,
@@ -10,6 +9,7 @@ from peelsum.metrics.values import (
     switch_values,
     worker_values,
 )
+from peelsum.metrics.serve import MetricsError, MetricsServer, metrics_address
 
 __all__ = [
     "PARTS",

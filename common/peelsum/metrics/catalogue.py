@@ -1,9 +1,17 @@
-"""The catalogue of all metrics, by component. Tests compare documentation, dashboard and values with it."""
+"""All metrics by component: their catalogue, their values, and a Grafana dashboard of them.
+
+Tests compare documentation, dashboard and values with the catalogue.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+#: The values of metrics, by name and then by label values, in the order of the metric's labels.
+Values = dict[str, dict[tuple[str, ...], float]]
 
 
 @dataclass(frozen=True)
@@ -91,3 +99,190 @@ def table() -> str:
         for metric in metrics
     ]
     return "\n".join(rows) + "\n"
+
+
+#: The metrics of a port's counters; all other counters are numbers of dropped packets, by reason.
+_PORT_METRICS = {
+    "received": "received_packets",
+    "sent": "sent_packets",
+    "hellos": "hellos",
+    "challenges": "challenged_hellos",
+    "refused": "refused_hellos",
+}
+_QUEUE_METRICS = {
+    "sent": "sent_packets_total",
+    "dropped": "dropped_packets_total",
+    "deepest": "deepest_packets",
+}
+_SERVER_METRICS = {
+    "packets": "received_packets",
+    "merged": "merged_packets",
+    "duplicates": "duplicate_packets",
+    "overlaps": "overlap_packets",
+    "replies_withheld": "withheld_replies",
+}
+_WORKER_METRICS = {
+    "contributions": "contributions_total",
+    "resends": "resends_total",
+    "results": "results_total",
+    "duplicates": "duplicates_total",
+    "lost": "lost_contributions_total",
+    "timeouts": "timeouts_total",
+    "needs": "needs_total",
+    "marked": "marked_results_total",
+    "window": "window_chunks",
+    "window_cuts": "window_cuts_total",
+}
+
+
+def switch_values(
+    lanes: int,
+    verdicts: Mapping[str, tuple[int, int]],
+    ports: Mapping[int, Mapping[str, int]],
+    queues: Mapping[int, Mapping[str, float]],
+) -> Values:
+    """Return the values of a switch's metrics.
+
+    verdicts: packets and bytes by the verdict's name. ports, queues: counters by port.
+    """
+    values: Values = {}
+    _add(values, "peelsum_switch_lanes", (), lanes)
+    for verdict, (packets, size) in verdicts.items():
+        _add(values, "peelsum_switch_verdict_packets_total", (verdict,), packets)
+        _add(values, "peelsum_switch_verdict_bytes_total", (verdict,), size)
+    for port, counts in ports.items():
+        for name, count in counts.items():
+            if name in _PORT_METRICS:
+                _add(values, f"peelsum_switch_port_{_PORT_METRICS[name]}_total", (str(port),), count)
+            else:
+                _add(values, "peelsum_switch_port_dropped_packets_total", (str(port), name), count)
+    for port, queue in queues.items():
+        for name, metric in _QUEUE_METRICS.items():
+            _add(values, f"peelsum_switch_queue_{metric}", (str(port),), queue[name])
+    return values
+
+
+def server_values(jobs: Mapping[int, Mapping[str, Any]]) -> Values:
+    """Return the values of an aggregation server's metrics. jobs: `ServerStats` as dictionaries, by job."""
+    values: Values = {}
+    for job, stats in jobs.items():
+        prefix, key = "peelsum_server_", str(job)
+        _add(values, prefix + "chunks_total", (key, "switch"), stats["chunks_in_switch"])
+        _add(values, prefix + "chunks_total", (key, "server"), stats["chunks_at_server"])
+        for name, metric in _SERVER_METRICS.items():
+            _add(values, f"{prefix}{metric}_total", (key,), stats[name])
+        for kind in ("results", "replies", "resends", "needs"):
+            _add(values, prefix + "sent_packets_total", (key, kind), stats[kind])
+        for reason, count in stats["dropped"].items():
+            _add(values, prefix + "dropped_packets_total", (key, reason), count)
+    return values
+
+
+def worker_values(job: int, worker: int, stats: Mapping[str, Any]) -> Values:
+    """Return the values of a worker's metrics. stats: its `WorkerStats` as a dictionary."""
+    values: Values = {}
+    prefix, key = "peelsum_worker_", (str(job), str(worker))
+    for name, metric in _WORKER_METRICS.items():
+        _add(values, prefix + metric, key, stats[name])
+    for reason, count in stats["dropped"].items():
+        _add(values, prefix + "dropped_packets_total", (*key, reason), count)
+    for statistic in ("mean", "least", "most"):
+        seconds = stats[f"rtt_{statistic}"]
+        if seconds is not None:
+            _add(values, prefix + "round_trip_seconds", (*key, statistic), seconds)
+    return values
+
+
+def controller_values(job: int, generation: int | None, events: Mapping[str, int]) -> Values:
+    """Return the values of the metrics of one job's controller.
+
+    generation: the job's generation; None if it is not admitted. events: the number of events of each kind.
+    """
+    counts = {
+        "generation": generation or 0,
+        "admissions_total": events["admitted"],
+        "lost_switches_total": events["lost"],
+        "regained_switches_total": events["regained"],
+        "restored_switches_total": events["restored"],
+        "errors_total": events["error"] + events["ended"],
+    }
+    return {f"peelsum_controller_{name}": {(str(job),): count} for name, count in counts.items()}
+
+
+def cluster_values(totals: Mapping[str, int]) -> Values:
+    """Return the values of a cluster controller's metrics.
+
+    totals: epoch, number of jobs, and numbers of switches that are up and away; all others count events.
+    """
+    values: Values = {}
+    for name, value in totals.items():
+        if name in ("epoch", "jobs"):
+            _add(values, f"peelsum_cluster_{name}", (), value)
+        elif name in ("up", "away"):
+            _add(values, "peelsum_cluster_switches", (name,), value)
+        else:
+            _add(values, "peelsum_cluster_events_total", (name,), value)
+    return values
+
+
+def _add(values: Values, metric: str, labels: tuple[str, ...], value: float) -> None:
+    values.setdefault(metric, {})[labels] = value
+
+
+_DATASOURCE = {"type": "prometheus", "uid": "${source}"}
+_WIDTH, _HEIGHT = 12, 8
+
+
+def dashboard() -> str:
+    """Return the dashboard as JSON that Grafana can import."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for part, metrics in PARTS.items():
+        panels.append(_placed({"type": "row", "title": part, "collapsed": False}, len(panels), 0, top, 24, 1))
+        top += 1
+        for number, metric in enumerate(metrics):
+            x, y = number % 2 * _WIDTH, top + number // 2 * _HEIGHT
+            panels.append(_placed(_panel(metric), len(panels), x, y, _WIDTH, _HEIGHT))
+        top += -(-len(metrics) // 2) * _HEIGHT
+    datasource = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    document = {
+        "title": "peelsum",
+        "uid": "peelsum",
+        "schemaVersion": 39,
+        "time": {"from": "now-15m", "to": "now"},
+        "refresh": "5s",
+        "templating": {"list": [datasource]},
+        "panels": panels,
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def expression(metric: Metric) -> str:
+    """Return a panel's PromQL expression: the rate of a counter or the value of a gauge, by label values."""
+    labels = ", ".join(("instance", *metric.labels))
+    if metric.kind == "counter":
+        return f"sum by ({labels}) (rate({metric.name}[$__rate_interval]))"
+    return f"max by ({labels}) ({metric.name})"
+
+
+def _panel(metric: Metric) -> dict[str, Any]:
+    """Return the panel of a metric, a time series, in Grafana's JSON model."""
+    legend = " ".join(f"{{{{{label}}}}}" for label in ("instance", *metric.labels))
+    words = metric.name.removeprefix("peelsum_").removesuffix("_total").split("_")
+    title = " ".join(words) + (" per second" if metric.kind == "counter" else "")
+    units = {"bytes": "Bps", "seconds": "s"}
+    unit = next((units[word] for word in words if word in units), "short")
+    return {
+        "type": "timeseries",
+        "title": title,
+        "description": metric.help,
+        "datasource": _DATASOURCE,
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+        "targets": [
+            {"refId": "A", "datasource": _DATASOURCE, "expr": expression(metric), "legendFormat": legend}
+        ],
+    }
+
+
+def _placed(panel: dict[str, Any], number: int, x: int, y: int, width: int, height: int) -> dict[str, Any]:
+    return {"id": number + 1, **panel, "gridPos": {"x": x, "y": y, "w": width, "h": height}}

@@ -10,8 +10,7 @@ from io import BytesIO
 from threading import Lock, Thread
 from typing import Any, Self
 
-from peelsum.metrics.catalogue import Metric
-from peelsum.metrics.values import Values
+from peelsum.metrics.catalogue import Metric, Values
 from peelsum.tls import TlsIdentity, require_tls
 from peelsum.tls.acceptor import MAX_PENDING, Acceptor
 

@@ -7,7 +7,7 @@ from peelsum.processes.children import (
     receive_from_parent,
     terminate_with_parent,
 )
-from peelsum.processes.errors import ProcessError
+from peelsum.processes.user_errors import ProcessError
 
 __all__ = [
     "Child",

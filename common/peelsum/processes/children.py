@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import queue
 import select
@@ -22,10 +23,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any, Self
+from typing import Any, Self
 
-from peelsum.processes.errors import ProcessError
-from peelsum.processes.interrupts import signals_deferred
+from peelsum.processes.user_errors import ProcessError, signals_deferred
 
 #: Seconds that a child may take to clean up before it is killed.
 GRACE_S = 10.0
@@ -36,7 +36,11 @@ _OUTPUT_TAIL_LINES = 3
 #: The environment variable from which `peelsum server run` takes the admission, which contains a secret: all
 #: users of a machine can read the arguments of a command.
 ADMISSION = "PEELSUM_ADMISSION"
-_POLL_S = 0.02
+#: The number of restarts in a row after which a process is not restarted again.
+MAX_RESTARTS = 5
+#: A process that has run for so many seconds resets the count of restarts.
+RESET_AFTER_S = 60.0
+_POLL_S, _GATHER_POLL_S = 0.02, 0.05
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -68,12 +72,24 @@ class Child:
         self._activity = ""
         self._plain_lines: deque[str] = deque(maxlen=_OUTPUT_TAIL_LINES)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
-        self._process = _start_process(
-            command,
-            die_with_parent if foreign else None,
-            {**os.environ, **(environment or {})},
-            self._errors,
-        )
+        process = None
+        try:
+            with signals_deferred():
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent if foreign else None,
+                    env={**os.environ, **(environment or {})},
+                )
+        except KeyboardInterrupt:
+            if process is not None:  # no other code knows it yet
+                process.kill()
+                process.communicate()
+            raise
+        self._process = process
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
         self._reader.start()
@@ -137,28 +153,25 @@ class Child:
         Raises ProcessError with its last error line if it ended otherwise, or if it printed nothing at all,
         not even progress messages, for `timeout_s`.
         """
-        message = self._next_message(timeout_s)
-        if message is None and self._process.wait(GRACE_S):
-            raise ProcessError(f"{self.name}: {self._last_error()}")
-        self._last_message = message or self._last_message
-        return message
-
-    def _next_message(self, timeout_s: float) -> dict[str, Any] | None:
-        """Wait for the next message, or None at the end of the output. Raises ProcessError."""
         started_at = time.monotonic()
         while True:
-            remaining_s = self._time_limit(started_at, timeout_s) - time.monotonic()
-            with suppress(queue.Empty):
-                return self._messages.get(timeout=max(0.0, remaining_s))
-            if time.monotonic() >= self._time_limit(started_at, timeout_s):
-                raise ProcessError(
-                    f"{self.name}: no answer within {timeout_s:g} s{self.last_progress()}; check whether it "
-                    "is stopped, or what else keeps this machine busy"
-                )
-
-    def _time_limit(self, started_at: float, timeout_s: float) -> float:
-        """Return when the child's silence is too long: every line that it prints starts the time again."""
-        return max(started_at, self.last_output_at) + timeout_s
+            # Every line that the child prints starts the time again.
+            remaining_s = max(started_at, self.last_output_at) + timeout_s - time.monotonic()
+            try:
+                message = self._messages.get(timeout=max(0.0, remaining_s))
+                break
+            except queue.Empty:
+                if time.monotonic() >= max(started_at, self.last_output_at) + timeout_s:
+                    raise ProcessError(
+                        f"{self.name}: no answer within {timeout_s:g} s{self.last_progress()}; check whether "
+                        "it is stopped, or what else keeps this machine busy"
+                    ) from None
+        if message is None and self._process.wait(GRACE_S):
+            lines = self._error_lines()
+            reason = lines[-1].removeprefix("peelsum: ") if lines else self._exit_cause()
+            raise ProcessError(f"{self.name}: {reason}")
+        self._last_message = message or self._last_message
+        return message
 
     def last_progress(self) -> str:
         """Return the child's last progress message as a part of an error message; empty if it has none."""
@@ -228,10 +241,6 @@ class Child:
                 self._plain_lines.append(line.decode(errors="replace").strip())
         self._messages.put(None)
 
-    def _last_error(self) -> str:
-        lines = self._error_lines()
-        return lines[-1].removeprefix("peelsum: ") if lines else self._exit_cause()
-
     def _error_lines(self) -> list[str]:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip().splitlines()
@@ -241,31 +250,79 @@ class Child:
         return f"ended with status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
 
 
-def _start_process(
-    command: Sequence[str],
-    prepare: Callable[[], None] | None,
-    environment: Mapping[str, str],
-    errors: IO[bytes],
-) -> subprocess.Popen[bytes]:
-    """Start a process. If a signal interrupts that, kill the process, which no other code knows yet."""
-    process = None
-    try:
-        with signals_deferred():
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                preexec_fn=prepare,
-                env=environment,
+class RestartableProcess:
+    """A child process that can be restarted.
+
+    again: starts the child's successor, and waits until it is ready; None if the child cannot be restarted.
+    """
+
+    def __init__(
+        self,
+        child: Child,
+        again: Callable[[], Child] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.child = child
+        self.again = again
+        self._clock = clock
+        self._started_at = clock()
+        self._restarts = 0
+
+    @property
+    def name(self) -> str:
+        """The child's name in messages."""
+        return self.child.name
+
+    def restart(self) -> str:
+        """Restart a child that has ended; return one line about it.
+
+        Raises ProcessError with the exit report if the child cannot be restarted, or was restarted too often.
+        """
+        report = self.child.exit_report()
+        if self.again is None:
+            raise ProcessError(report)
+        if self._clock() - self._started_at >= RESET_AFTER_S:
+            self._restarts = 0
+        if self._restarts == MAX_RESTARTS:
+            raise ProcessError(f"{report}; not started again after {MAX_RESTARTS} restarts")
+        self.child.stop()
+        self._restarts += 1
+        self.child = self.again()
+        self._started_at = self._clock()
+        return f"{report}; started again"
+
+    def stop(self) -> None:
+        """End the child."""
+        self.child.stop()
+
+
+def gather_reports(
+    workers: Sequence[Child], check: Callable[[], None] = lambda: None, timeout_s: float = math.inf
+) -> list[dict[str, Any]]:
+    """Return the next report of every worker.
+
+    check: called repeatedly until then, to raise an error if another process has failed.
+    Raises ProcessError as soon as a worker fails. Raises it with the names of silent workers if no worker
+    has printed anything for `timeout_s`: all workers wait while one of them compiles.
+    """
+    reports: dict[str, dict[str, Any]] = {}
+    started = time.monotonic()
+    while silent := [worker for worker in workers if worker.name not in reports]:
+        check()
+        last_output = max(started, *(worker.last_output_at for worker in workers))
+        if time.monotonic() > last_output + timeout_s:
+            names = ", ".join(worker.name + worker.last_progress() for worker in silent)
+            raise ProcessError(
+                f"{names}: no answer within {timeout_s:g} s; check whether it is stopped, or give this "
+                "machine fewer --workers"
             )
-    except KeyboardInterrupt:
-        if process is not None:
-            process.kill()
-            process.communicate()
-        raise
-    return process
+        for worker in silent:
+            if worker.has_message(_GATHER_POLL_S / len(silent)):
+                report = worker.next_message(0)
+                if report is None:
+                    raise ProcessError(f"{worker.name}: ended early; run again, it may have been stopped")
+                reports[worker.name] = report
+    return [reports[worker.name] for worker in workers]
 
 
 def print_message(**values: object) -> None:

@@ -84,10 +84,9 @@ class Acceptor:
                 elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._pending:
                     self._shake_hands(key.fileobj)
             now = monotonic()
-            for connection in [
-                connection for connection, pending in self._pending.items() if now >= pending.deadline
-            ]:
-                self._drop(connection)
+            for connection, pending in list(self._pending.items()):
+                if now >= pending.deadline:
+                    self._drop(connection)
 
     def _accept(self) -> None:
         """Accept all connections that wait, up to _MAX_BATCH."""
@@ -111,14 +110,10 @@ class Acceptor:
 
     def _make_room(self) -> bool:
         """Close a pending connection; return whether there was one."""
-        if self._pending:
-            self._drop(
-                oldest_of_largest_source(
-                    {connection: pending.source for connection, pending in self._pending.items()}
-                )
-            )
-            return True
-        return False
+        sources = {connection: pending.source for connection, pending in self._pending.items()}
+        if sources:
+            self._drop(oldest_of_largest_source(sources))
+        return bool(sources)
 
     def _shake_hands(self, connection: socket.socket) -> None:
         """Continue a TLS handshake, and hand the connection over when it is finished."""

@@ -13,15 +13,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from peelsum.tls.identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsError
-from peelsum.tls.roles import Role
-from peelsum.tls.tokens import write_new
+from peelsum.tls.identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Role, TlsError, write_new
 
 CA_KEY_FILE = "ca-key.pem"
 #: The validity of a CA and, by default, of a certificate, in days.
 CA_DAYS, DAYS = 3650, 365
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+#: The arguments of `x509.KeyUsage`.
+_KEY_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 #: A new certificate is already valid for so long, because the clocks of machines differ.
 _CLOCK_TOLERANCE = timedelta(minutes=5)
 
@@ -50,31 +53,12 @@ def make(certs: Path, role: Role, *, name: str, hosts: Sequence[str] = (), days:
         days_left = (ca.not_valid_after_utc - datetime.now(UTC)).days
         raise TlsError(f"days: {days} is beyond the CA's end; use up to {days_left}, or another --certs")
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = _sign_certificate(role, name, names, expires_at, key, ca, ca_key)
-    folder.mkdir(mode=0o700)
-    write_new(folder / KEY_FILE, _pem(key), 0o600)
-    write_new(folder / CERTIFICATE_FILE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-    write_new(folder / CA_FILE, ca.public_bytes(serialization.Encoding.PEM), 0o644)
-    return folder
-
-
-def _sign_certificate(
-    role: Role,
-    name: str,
-    hosts: Sequence[x509.GeneralName],
-    expires_at: datetime,
-    key: ec.EllipticCurvePrivateKey,
-    ca: x509.Certificate,
-    ca_key: ec.EllipticCurvePrivateKey,
-) -> x509.Certificate:
-    """Return a new certificate of a role, signed by the CA."""
     loopback = [_general_name(host) for host in _LOOPBACK] if role.is_server else []
-    names = [x509.UniformResourceIdentifier(role.uri), *loopback, *hosts]
-    purposes = [ExtendedKeyUsageOID.SERVER_AUTH] * role.is_server + [
-        ExtendedKeyUsageOID.CLIENT_AUTH
-    ] * role.is_client
+    names = [x509.UniformResourceIdentifier(role.uri), *loopback, *names]
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH] * role.is_server
+    purposes += [ExtendedKeyUsageOID.CLIENT_AUTH] * role.is_client
     usage = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
-    return (
+    certificate = (
         _builder(name, key, expires_at, issuer=ca.subject)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(dict.fromkeys(names)), critical=False)
@@ -82,6 +66,11 @@ def _sign_certificate(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(usage), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
+    folder.mkdir(mode=0o700)
+    write_new(folder / KEY_FILE, _pem(key), 0o600)
+    write_new(folder / CERTIFICATE_FILE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_new(folder / CA_FILE, ca.public_bytes(serialization.Encoding.PEM), 0o644)
+    return folder
 
 
 def _read_or_make_ca(certs: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -91,10 +80,11 @@ def _read_or_make_ca(certs: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Cert
         key = ec.generate_private_key(ec.SECP256R1())
         expires_at = datetime.now(UTC) + timedelta(days=CA_DAYS, hours=1)
         subject = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        uses = {name: name in ("key_cert_sign", "crl_sign") for name in _KEY_USES}
         ca = (
             _builder("peelsum CA", key, expires_at)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_CA_USAGE, critical=True)
+            .add_extension(x509.KeyUsage(**uses), critical=True)
             .add_extension(subject, critical=False)
             .sign(key, hashes.SHA256())
         )
@@ -143,16 +133,3 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-_CA_USAGE = x509.KeyUsage(
-    digital_signature=False,
-    content_commitment=False,
-    key_encipherment=False,
-    data_encipherment=False,
-    key_agreement=False,
-    key_cert_sign=True,
-    crl_sign=True,
-    encipher_only=False,
-    decipher_only=False,
-)

@@ -21,8 +21,7 @@ from threading import Thread
 import grpc
 
 from peelsum.tls.acceptor import MAX_PENDING, Acceptor
-from peelsum.tls.identity import TlsIdentity, require_tls
-from peelsum.tls.roles import role_of_peer
+from peelsum.tls.identity import TlsIdentity, require_tls, role_of_peer
 
 #: The time limit of HTTP/2's first frames, in milliseconds.
 HANDSHAKE_MS = 5000
@@ -86,7 +85,9 @@ class LimitedServer:
         self._resources.callback(self._listener.close)
         self.port = self._listener.getsockname()[1]
         # Only this user can connect to the socket behind the acceptor.
-        self._folder = Path(self._resources.enter_context(_folder_for_sockets()))
+        is_long = len(os.fsencode(gettempdir())) > _MAX_TEMPORARY_BYTES
+        folder = TemporaryDirectory(prefix="peelsum-", dir="/tmp" if is_long else None)
+        self._folder = Path(self._resources.enter_context(folder))
         self._counter = count()
         self._bind(f"unix:{self._folder / 'grpc'}")
 
@@ -118,46 +119,33 @@ class LimitedServer:
         Thread(target=_relay, args=(connection, name, self._folder / "grpc"), daemon=True).start()
 
 
-def _folder_for_sockets() -> TemporaryDirectory[str]:
-    """Create a temporary folder for Unix sockets, in /tmp if the default place has too long a name."""
-    is_long = len(os.fsencode(gettempdir())) > _MAX_TEMPORARY_BYTES
-    return TemporaryDirectory(prefix="peelsum-", dir="/tmp" if is_long else None)
-
-
 def _relay(connection: ssl.SSLSocket, name: Path, server: Path) -> None:
     """Relay a client's connection to the gRPC server at the Unix socket `server`.
 
+    It ends when one end closes its connection, or accepts no data for _SEND_S.
     name: the Unix socket to connect from.
     """
     with suppress(OSError), connection, socket.socket(socket.AF_UNIX) as inner:
         inner.bind(str(name))
         inner.connect(str(server))
         name.unlink()
-        _copy_both_ways(connection, inner)
-
-
-def _copy_both_ways(connection: socket.socket, inner: socket.socket) -> None:
-    """Copy bytes in both directions until one end closes its connection.
-
-    Raises OSError if a connection fails, or an end accepts no data for _SEND_S.
-    """
-    targets = {connection.fileno(): (connection, inner), inner.fileno(): (inner, connection)}
-    readable = select.poll()
-    for descriptor in targets:
-        readable.register(descriptor, select.POLLIN)
-    while True:
-        for descriptor, _ in readable.poll():
-            source, target = targets[descriptor]
-            source.settimeout(0.0)
-            try:
-                # Read a whole TLS record: `poll` does not see data that is left in the TLS buffer.
-                data = source.recv(1 << 16)
-            except (ssl.SSLWantReadError, BlockingIOError):
-                continue
-            if not data:
-                return
-            target.settimeout(_SEND_S)
-            target.sendall(data)
+        targets = {connection.fileno(): (connection, inner), inner.fileno(): (inner, connection)}
+        readable = select.poll()
+        for descriptor in targets:
+            readable.register(descriptor, select.POLLIN)
+        while True:
+            for descriptor, _ in readable.poll():
+                source, target = targets[descriptor]
+                source.settimeout(0.0)
+                try:
+                    # Read a whole TLS record: `poll` does not see data that is left in the TLS buffer.
+                    data = source.recv(1 << 16)
+                except (ssl.SSLWantReadError, BlockingIOError):
+                    continue
+                if not data:
+                    return
+                target.settimeout(_SEND_S)
+                target.sendall(data)
 
 
 def listen(address: str) -> socket.socket:

@@ -1,20 +1,27 @@
-"""The identity of a process: a folder with its certificate, its private key, and the CA's certificate.
+"""Who a process is: its identity, a folder with certificate, private key and the CA's certificate; its role;
+and tokens of jobs, each a secret in a file, which a worker sends when it requests a seat.
 
 Connections without TLS are allowed on loopback only, which `require_tls` checks.
 """
 
 from __future__ import annotations
 
+import hmac
+import os
+import re
+import secrets
 import socket
 import ssl
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Self
+from typing import Any, Self
 
-from peelsum.reading import read_bytes
+from peelsum.reading import read_bytes, read_text
 
 #: Names of the files in an identity's folder.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
@@ -23,6 +30,11 @@ CLOSED_EARLY = (
     "closed the connection before TLS; too many are open that have no certificate, or it has no TLS: try "
     "again later, or close its port to strangers"
 )
+#: A certificate states its role as a URI among its subject alternative names.
+_URI = "urn:peelsum:role:"
+#: The length of the longest token, in characters.
+MAX_TOKEN_LENGTH = 64
+_TOKEN = re.compile(r"[\w-]{16,64}", re.ASCII)
 #: Seconds between two test handshakes.
 _RETRY_S = 0.1
 
@@ -115,11 +127,17 @@ class TlsIdentity:
                 reason = tls_reason(error)
             else:
                 # In TLS 1.3 the server rejects a certificate after the client's handshake has finished.
+                reason = "the other end refuses this certificate"
                 with closing(connection):
-                    rejection = _rejection(connection)
-                if rejection is None:
-                    return True
-                reason = f"the other end refuses this certificate{rejection}"
+                    try:
+                        if connection.recv(1):
+                            return True
+                    except ssl.SSLError as error:
+                        reason += f": {tls_reason(error)}"
+                    except ConnectionError:
+                        pass
+                    except OSError:
+                        return True
         raise TlsError(
             f"{name}: {address}: TLS failed ({reason}); check that both ends' certificates are of one CA, "
             f"valid today, and the {name}'s for this host"
@@ -140,18 +158,6 @@ def closed_early(error: OSError) -> bool:
     # The `ssl` module raises an error without reason if data came before the connection was closed.
     raised_by_python = isinstance(error, ssl.SSLError) and not getattr(error, "reason", None)
     return raised_by_python or isinstance(error, ssl.SSLEOFError | ConnectionError)
-
-
-def _rejection(connection: ssl.SSLSocket) -> str | None:
-    """Wait for a byte or an error; return why the other end closed the connection, None if it did not."""
-    try:
-        return None if connection.recv(1) else ""
-    except ConnectionError:
-        return ""
-    except ssl.SSLError as error:
-        return f": {tls_reason(error)}"
-    except OSError:
-        return None
 
 
 def tls_reason(error: ssl.SSLError) -> str:
@@ -184,3 +190,93 @@ def require_tls(
             f"{what}: {host} is beyond loopback, where only TLS is allowed; "
             f"{remedy} (`peelsum certificates make` makes it)"
         )
+
+
+class Role(StrEnum):
+    """The rights of a certificate's holder."""
+
+    SWITCH = "switch"
+    """Is a switch: it accepts connections."""
+    OPERATOR = "operator"
+    """Writes to switches, runs `peelsum job serve` or `peelsum controller run`, and may use the latter."""
+    VIEWER = "viewer"
+    """Reads from switches and controllers."""
+    WORKER = "worker"
+    """Requests seats from `peelsum job serve`."""
+
+    @property
+    def uri(self) -> str:
+        """The URI in certificates of this role."""
+        return _URI + self.value
+
+    @property
+    def is_server(self) -> bool:
+        """Whether processes of this role listen, so that their certificates need host names."""
+        return self in (Role.SWITCH, Role.OPERATOR)
+
+    @property
+    def is_client(self) -> bool:
+        """Whether processes of this role connect to others."""
+        return self is not Role.SWITCH
+
+
+def role_of(names: Iterable[str]) -> Role | None:
+    """Return the role among a certificate's alternative names; None if there is no role, or several."""
+    roles = [Role(name.removeprefix(_URI)) for name in names if name in {role.uri for role in Role}]
+    return roles[0] if len(roles) == 1 else None
+
+
+def role_of_peer(connection: ssl.SSLSocket) -> Role | None:
+    """Return the role in the certificate of a connection's other end. The handshake must be finished."""
+    names: Any = (connection.getpeercert() or {}).get("subjectAltName", ())
+    return role_of(name for _, name in names)
+
+
+def caller_role(peer: str) -> Role | None:
+    """Return the role of a gRPC call's client; None if it has none.
+
+    peer: what the call's `peer()` returns: the name of a relaying socket, to which `LimitedServer` added the
+    role.
+    """
+    name = peer.rpartition("/")[2].rpartition("-")[0]
+    return next((role for role in Role if role == name), None)
+
+
+def make_token(path: Path) -> None:
+    """Write a random token of 256 bits to a new file that only its owner can read.
+
+    Raises TlsError if the file exists.
+    """
+    write_new(path, secrets.token_urlsafe(32).encode() + b"\n", 0o600)
+
+
+def read_token(path: Path) -> str:
+    """Read the token in a file. Raises TlsError if the file is unreadable or has no valid token."""
+    try:
+        token = read_text(path).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not text"
+        raise TlsError(f"token: {path}: {reason}; make one: peelsum certificates token FILE") from None
+    if not _TOKEN.fullmatch(token):
+        raise TlsError(
+            f"token: {path}: is not 16 to {MAX_TOKEN_LENGTH} letters, digits, - or _; "
+            "make one: peelsum certificates token FILE"
+        )
+    return token
+
+
+def tokens_equal(first: str, second: str) -> bool:
+    """Compare two tokens in constant time, which does not reveal where they differ."""
+    # JSON text may contain a lone surrogate, which cannot be encoded otherwise.
+    return hmac.compare_digest(*(token.encode(errors="surrogatepass") for token in (first, second)))
+
+
+def write_new(path: Path, content: bytes, mode: int) -> None:
+    """Write a new file with these permissions. Raises TlsError if it exists or cannot be written."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+    except FileExistsError:
+        raise TlsError(f"{path}: exists and is not overwritten; remove it, or choose another name") from None
+    except OSError as error:
+        raise TlsError(f"{path}: {error.strerror}; choose another place") from None

@@ -5,7 +5,7 @@ from peelsum.control.description import JobDescription, PortsSection, RacksDescr
 from peelsum.control.drivers import open_session
 from peelsum.control.errors import ControlError, LeaseHeldError, SwitchError
 from peelsum.control.sections import MAX_JOB_ID
-from peelsum.control.status import AdmittedJob, SwitchStatus, read_status
+from peelsum.control.tables import AdmittedJob, SwitchStatus, read_status
 
 __all__ = [
     "MAX_JOB_ID",

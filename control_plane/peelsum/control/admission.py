@@ -6,11 +6,27 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from peelsum.control.description import AnyDescription
-from peelsum.control.errors import ControlError
+from finsy.p4entity import P4MulticastGroupEntry
+
+from peelsum.control.description import AnyDescription, SwitchPlan
+from peelsum.control.drivers import driver_of
+from peelsum.control.errors import ControlError, DescriptionError, UpdateRefusedError
 from peelsum.control.session import Session, lanes, slots
-from peelsum.control.status import read_jobs
-from peelsum.control.tables import Placement, close_job
+from peelsum.control.tables import (
+    FLOOD_GROUP,
+    PROBE_GROUP,
+    TableSnapshot,
+    action_args,
+    bridge_entries,
+    close_job,
+    close_update,
+    host_entries,
+    job_entry,
+    participant_entries,
+    read_jobs,
+    route_entries,
+    row_updates,
+)
 from peelsum.wire import SECRET_BYTES
 
 _GENERATIONS = 1 << 16
@@ -43,6 +59,124 @@ class JobAdmission:
     """Workers per rack; empty for one switch."""
     secret: str = field(default="", repr=False)
     """The secret that the job's hosts must prove to have at UDP ports: 16 bytes in hexadecimal."""
+
+
+class Placement:
+    """One job on one switch, and the steps of its admission, each with one Write request."""
+
+    def __init__(self, session: Session, plan: SwitchPlan) -> None:
+        """session: a primary's session with the switch."""
+        self.session, self.plan = session, plan
+
+    def check(self) -> int | None:
+        """Check that the switch can run the job; return its last generation there, None if there is none.
+
+        Raises DescriptionError if the pipeline or the ports do not fit, LeaseHeldError if another controller
+        holds the lease. Two jobs may use the same port, because packets carry the job's number, if they
+        give the same address for the host behind it. They cannot both use a UDP port with a secret, which
+        belongs to one host of one job.
+        """
+        session, plan = self.session, self.plan
+        session.check_lease_is_free(plan.job_id)
+        if plan.switch.pipeline_lanes != (have := lanes(session)):
+            raise DescriptionError(
+                f"{plan.section}.pipeline_lanes: {plan.switch.pipeline_lanes}: the switch runs {have} lanes; "
+                f"load that pipeline or ask for {have}"
+            )
+        if 2 * plan.window > (have := slots(session)):
+            raise DescriptionError(
+                f"job.window: {plan.window}: at most half of the switch's {have} slots; "
+                f"use {have // 2} or less"
+            )
+        self._driver = driver_of(session)
+        self._driver.check(plan)
+        self._check_ports()
+        self._snapshot, self._secret_ports = TableSnapshot(session), self._driver.secret_ports()
+        others = self._snapshot.other_ports(plan.job_id)
+        for port in set(plan.host_ports) & others.keys() & (self._secret_ports or set()):
+            raise DescriptionError(
+                f"{plan.prefix}ports: {port}: belongs to job {others[port]}; use another, or evict that job "
+                "first"
+            )
+        for row in self._snapshot.rows["hosts"]:
+            port = row["egress_port"]
+            host = plan.hosts.get(port)
+            if (
+                host
+                and port in others
+                and (action_args(row)["dst_mac"], action_args(row)["dst_ip"]) != (host.mac, host.ip)
+            ):
+                raise DescriptionError(
+                    f"{plan.prefix}hosts.{port}: has another address for job {others[port]}; evict that job "
+                    "first"
+                )
+        return self._snapshot.generations.get(plan.job_id)
+
+    def close(self, generation: int) -> None:
+        """Close the job: the switch drops its packets from now on."""
+        self.session.write([close_update(self._snapshot, self.plan.job_id, generation)])
+
+    def free_slots(self) -> None:
+        """Free the slots of the job's earlier generations. Raises SwitchError."""
+        self._driver.free_slots(self.plan)
+
+    def prepare(self, secret: str) -> None:
+        """Write all rows of the closed job except the one that opens it, and the switch's settings.
+
+        secret: what the job's hosts must prove to have, if its ports are UDP sockets; empty for no secret.
+        """
+        session, plan, snapshot = self.session, self.plan, self._snapshot
+        self._driver.bring_up(plan.switch.tofino, plan.section)
+        hosts = [row for row in snapshot.rows["hosts"] if row["egress_port"] in plan.hosts]
+        present = [*snapshot.participants(plan.job_id), *snapshot.exclusive_hosts(plan.job_id), *hosts]
+        updates = row_updates(session, present, [*participant_entries(plan), *host_entries(plan)])
+        group = P4MulticastGroupEntry(plan.job_id, replicas=list(plan.group))
+        updates.append(~group if plan.job_id in snapshot.groups else +group)
+        secrets = dict.fromkeys(snapshot.exclusive_ports(plan.job_id), "")
+        if secret:
+            secrets |= dict.fromkeys(plan.host_ports, secret)
+        updates += self._driver.secret_updates(secrets, self._secret_ports)
+        updates += self._driver.limit_updates(plan.switch.age_limit_ms, plan.switch.queue_depth)
+        bridge, routes = plan.switch.bridge, plan.switch.routes
+        if bridge:  # the group for broadcasts, from which the program excludes the ingress port
+            group = P4MulticastGroupEntry(FLOOD_GROUP, replicas=sorted(set(bridge.values())))
+            updates.append(~group if FLOOD_GROUP in snapshot.groups else +group)
+            updates += row_updates(session, session.entries("bridge"), bridge_entries(bridge))
+        if routes:
+            assert plan.switch.address is not None  # the description's own check
+            entries = route_entries(routes, plan.switch.address.mac)
+            updates += row_updates(session, session.entries("routes"), entries)
+        session.write(updates)
+
+    def open(self, generation: int) -> None:
+        """Open the job: the switch accepts its packets from now on."""
+        self.session.write([~job_entry(self.plan, generation)])
+
+    def _check_ports(self) -> None:
+        """Raise DescriptionError for ports that the switch does not have.
+
+        P4Runtime has no list of ports. But the softswitch, unlike BMv2, refuses a multicast group with a
+        missing port.
+        """
+        plan = self.plan
+
+        def refusal(*ports: int) -> str:
+            """Return why the switch refuses a group of these ports; an empty string if it does not."""
+            group = P4MulticastGroupEntry(PROBE_GROUP, replicas=ports)
+            try:
+                self.session.write([+group, -P4MulticastGroupEntry(PROBE_GROUP)])
+            except UpdateRefusedError as error:
+                return error.reason
+            return ""
+
+        refused: dict[int, str] = {}
+        if refusal(*plan.ports):
+            refused = {port: reason for port in plan.ports if (reason := refusal(port))}
+        if refused:
+            ports, reason = ", ".join(map(str, refused)), next(iter(refused.values()))
+            raise DescriptionError(
+                f"{plan.prefix}ports: {ports}: {plan.switch.p4runtime} refuses them ({reason}); use its own"
+            )
 
 
 def admit(

@@ -5,16 +5,24 @@ A description with neither `[spine]` nor `[[racks]]` is for one switch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
 from peelsum.control.errors import DescriptionError
-from peelsum.control.plan import SwitchMember, SwitchPlan
-from peelsum.control.sections import HostAddress, JobSection, Port, Section, SwitchSection, check_ports
-from peelsum.control.validation import first_validation_error
+from peelsum.control.sections import (
+    HostAddress,
+    JobSection,
+    Port,
+    Section,
+    SwitchSection,
+    check_ports,
+    first_validation_error,
+)
 from peelsum.reading import LimitError, parse_toml, read_text
 from peelsum.wire import MAX_WORKERS, Level
 
@@ -24,6 +32,71 @@ MAX_RACKS = 32
 #: The size limit of a description in bytes, three times the size for a switch with full tables. Parsing takes
 #: up to 400 times as much memory.
 MAX_DESCRIPTION_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class SwitchMember:
+    """A worker, or a rack of workers, behind one port of a switch."""
+
+    port: int
+    """The switch's port to the worker or rack."""
+    mask: int
+    """The bit of the worker or rack in the switch's bitmap."""
+    first_worker: int
+    """The number of the worker, or of the rack's first worker."""
+    is_rack: bool = False
+    """Whether there is a rack behind the port."""
+
+
+@dataclass(frozen=True)
+class SwitchPlan:
+    """One job on one switch."""
+
+    switch: SwitchSection
+    """The switch's section of the description."""
+    job_id: int
+    """The job's number."""
+    window: int
+    """Chunks that a worker keeps in flight."""
+    level: Level
+    """The switch's position: the only switch, a rack's (leaf), or the spine."""
+    up_port: int
+    """The uplink: the port to the aggregation server or to the spine."""
+    members: tuple[SwitchMember, ...]
+    """The workers or racks below this switch."""
+    return_ports: Mapping[int, int]
+    """The port towards each worker, by worker number."""
+    hosts: Mapping[int, HostAddress] = field(default_factory=dict)
+    """Addresses of hosts, by the port that leads to them."""
+    section: str = "switch"
+    """The name of the switch's section, for error messages."""
+
+    @cached_property
+    def expected_mask(self) -> int:
+        """The bitmap of a sum that has all members' contributions."""
+        return sum(member.mask for member in self.members)
+
+    @cached_property
+    def ports(self) -> tuple[int, ...]:
+        """Every port that the job or other traffic uses, ascending."""
+        others = {*self.switch.bridge.values(), *(hop.port for hop in self.switch.routes.values())}
+        return tuple(sorted({self.up_port, *self.group, *self.return_ports.values(), *others}))
+
+    @cached_property
+    def group(self) -> tuple[int, ...]:
+        """The ports to which a result for all workers is multicast."""
+        return tuple(member.port for member in self.members)
+
+    @cached_property
+    def host_ports(self) -> tuple[int, ...]:
+        """The ports that lead directly to a worker of the job or to its server."""
+        server = () if self.level is Level.LEAF else (self.up_port,)
+        return (*(member.port for member in self.members if not member.is_rack), *server)
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of field names in error messages; empty for the only switch of a job."""
+        return "" if self.level is Level.ONLY else f"{self.section}."
 
 
 class PortsSection(Section):
@@ -75,10 +148,8 @@ class JobDescription(Section):
 
     def plans(self) -> tuple[SwitchPlan, ...]:
         """Return the plan of the only switch, in a tuple."""
-        ports = self.ports
-        return (
-            _plan(self.job, self.switch, self.hosts, Level.ONLY, ports.server, ports.workers, 0, "switch"),
-        )
+        ports = self.ports.server, self.ports.workers
+        return (_plan(self.job, self.switch, self.hosts, Level.ONLY, *ports),)
 
 
 class RacksJobSection(JobSection):
@@ -150,7 +221,9 @@ class RacksDescription(Section):
                 "a port"
             )
         tables_by_place: dict[tuple[str, int], str] = {}
-        for where, switch in self._switches():
+        switches: list[tuple[str, SpineSection | RackSection]] = [("spine", self.spine)]
+        switches += [(f"racks.{number}", rack) for number, rack in enumerate(self.racks)]
+        for where, switch in switches:
             switch.check(where, switch.hosts)
             if switch.pipeline_lanes != self.spine.pipeline_lanes:
                 raise ValueError(
@@ -208,22 +281,15 @@ class RacksDescription(Section):
             hosts={int(name): host for name, host in self.spine.hosts.items()},
             section="spine",
         )
-        return (spine, *(self._leaf_plan(rack, section) for rack, section in enumerate(self.racks)))
+        plans = [spine]
+        for rack, section in enumerate(self.racks):
+            ports, first = (section.uplink, section.workers), rack * MAX_WORKERS
+            plans.append(_plan(self.job, section, section.hosts, Level.LEAF, *ports, first, f"racks.{rack}"))
+        return tuple(plans)
 
     @property
     def _spine_ports(self) -> tuple[int, ...]:
         return tuple(rack.spine_port for rack in self.racks)
-
-    def _switches(self) -> Iterator[tuple[str, SpineSection | RackSection]]:
-        yield "spine", self.spine
-        for number, rack in enumerate(self.racks):
-            yield f"racks.{number}", rack
-
-    def _leaf_plan(self, rack: int, section: RackSection) -> SwitchPlan:
-        """Return the plan of a rack's switch."""
-        first, name = rack * MAX_WORKERS, f"racks.{rack}"
-        ports = section.uplink, section.workers
-        return _plan(self.job, section, section.hosts, Level.LEAF, *ports, first, name)
 
 
 def _plan(
@@ -233,8 +299,8 @@ def _plan(
     level: Level,
     up_port: int,
     worker_ports: Sequence[int],
-    first_worker: int,
-    section: str,
+    first_worker: int = 0,
+    section: str = "switch",
 ) -> SwitchPlan:
     """Return the plan of a switch with workers at `worker_ports`, numbered from `first_worker` on."""
     return SwitchPlan(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
-from finsy.p4client import P4Error, P4RpcStatus
+from finsy.p4client import P4RpcStatus
 
 
 class ControlError(Exception):
@@ -48,7 +48,6 @@ class UnsupportedError(SwitchError):
     """The switch does not implement a request, as BMv2 does not implement reading registers."""
 
 
-_DETAILS_KEY = "grpc-status-details-bin"
 #: Switches use different messages for this, with an error code that has other meanings, too.
 _ELECTION_ID_TAKEN = re.compile(r"election id .*\b(exists|used)\b", re.IGNORECASE)
 
@@ -80,8 +79,9 @@ def switch_error(
     reason = " ".join((error.details() or code.name).split())
     if _ELECTION_ID_TAKEN.search(reason):
         return not_primary(address, election_id, reason)
-    failed = _failed_updates(error)
-    if failed:
+    # The errors of a Write's failed updates, by their index in the request.
+    details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
+    if details is not None and (failed := P4RpcStatus.from_bytes(details).details):
         number, detail = next(iter(failed.items()))
         what = updates[number].entity.WhichOneof("entity") if number < len(updates) else "unknown"
         reason = detail.message or repr(detail.canonical_code)
@@ -90,11 +90,3 @@ def switch_error(
         )
     kind = UnsupportedError if code == grpc.StatusCode.UNIMPLEMENTED else SwitchError
     return kind(f"switch: {address} refused {doing}: {reason}")
-
-
-def _failed_updates(error: Any) -> dict[int, P4Error]:
-    """Return the errors of a Write's failed updates, by their index in the request."""
-    for key, value in error.trailing_metadata() or ():
-        if key == _DETAILS_KEY:
-            return P4RpcStatus.from_bytes(value).details
-    return {}

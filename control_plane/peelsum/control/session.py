@@ -85,8 +85,14 @@ class Session:
             raise SwitchError(str(error)) from None
         self._stub = p4r_grpc.P4RuntimeStub(self._channel)
         try:
-            self._await_channel(connect_s, " (with TLS there, give --tls here)" if identity is None else "")
-            self._read_pipeline()
+            grpc.channel_ready_future(self._channel).result(timeout=connect_s)
+            self.refresh()
+        except grpc.FutureTimeoutError:
+            self.close()
+            hint = " (with TLS there, give --tls here)" if identity is None else ""
+            raise SwitchError(
+                f"switch: nothing answers {self.api} at {address}; is {self.started_by} running there?{hint}"
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -135,7 +141,7 @@ class Session:
         self._stream = self._open_elected_stream(
             "", lambda stream: stream.become_primary(election_id, self._timeout_s), patience_s
         )
-        self._read_pipeline()
+        self.refresh()
 
     def become_backup(self) -> None:
         """Give up the role of primary."""
@@ -218,16 +224,6 @@ class Session:
             while stream.next_packet(deadline=0.0) is not None:
                 pass
 
-    def _await_channel(self, timeout_s: float, hint: str) -> None:
-        """Wait until the channel is connected. Raises SwitchError with a hint about TLS."""
-        try:
-            grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
-        except grpc.FutureTimeoutError:
-            raise SwitchError(
-                f"switch: nothing answers {self.api} at {self.address}; is {self.started_by} running "
-                f"there?{hint}"
-            ) from None
-
     # Pipeline
 
     def runs(self, pipeline: P4Schema) -> bool:
@@ -252,18 +248,14 @@ class Session:
             self._raise(error, "loading the pipeline")
         self.schema, self._cookie = pipeline, pipeline.p4cookie
 
-    def refresh(self) -> None:
-        """Read the running pipeline again. Raises SwitchError if the switch does not answer."""
-        self._read_pipeline()
-
     def running_schema(self) -> P4Schema:
         """Return the running pipeline. Raises SwitchError if the switch has none."""
         if self.schema is None:
             raise SwitchError(f"switch: {self.address} runs no pipeline; load one first")
         return self.schema
 
-    def _read_pipeline(self) -> None:
-        """Read the running pipeline's P4Info and cookie. Raises SwitchError."""
+    def refresh(self) -> None:
+        """Read the running pipeline's P4Info and cookie. Raises SwitchError if the switch does not answer."""
         request = _Get(device_id=self._device_id, response_type=_Get.P4INFO_AND_COOKIE)
         try:
             response = self._stub.GetForwardingPipelineConfig(request, timeout=self._timeout_s)
@@ -299,20 +291,17 @@ class Session:
             request = p4r.WriteRequest(
                 device_id=self._device_id, election_id=U128.encode(self._election_id), updates=batch
             )
-            self._send(request, batch)
-
-    def _send(self, request: p4r.WriteRequest, updates: Sequence[Any]) -> None:
-        """Send a Write request. If the switch rejects the call because it has too many, send it again."""
-        deadline = monotonic() + self._timeout_s
-        while True:
-            try:
-                self._stub.Write(request, timeout=self._timeout_s)
-                return
-            except grpc.RpcError as error:
-                no_room = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and not error.trailing_metadata()
-                if not no_room or monotonic() >= deadline:
-                    self._raise(error, "writing", updates)
-                sleep(_RETRY_S)
+            deadline, sent = monotonic() + self._timeout_s, False
+            while not sent:
+                try:
+                    self._stub.Write(request, timeout=self._timeout_s)
+                    sent = True
+                except grpc.RpcError as error:
+                    # Without details of the updates, the switch rejected the call, as it has too many.
+                    full = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                    if not full or error.trailing_metadata() or monotonic() >= deadline:
+                        self._raise(error, "writing", batch)
+                    sleep(_RETRY_S)
 
     def read(self, *selectors: P4Entity) -> list[p4r.Entity]:
         """Return the entities that `selectors` selects. Raises SwitchError."""

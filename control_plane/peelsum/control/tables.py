@@ -1,36 +1,106 @@
-"""The rows of jobs in a switch's tables, and the steps of a job's admission to one switch.
+"""The rows of jobs in a switch's tables: build, read, compare and remove them; and a switch's state.
 
-The switch's limits, and its bridge and routes for other traffic, remain when the job is evicted.
+The switch's limits, and its bridge and routes for other traffic, remain when a job is evicted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from finsy.p4entity import P4MulticastGroupEntry, P4TableAction, P4TableEntry
+from finsy.p4entity import P4CounterEntry, P4MulticastGroupEntry, P4TableAction, P4TableEntry, P4TableMatch
 
+from peelsum.control.description import SwitchPlan
 from peelsum.control.drivers import driver_of
-from peelsum.control.entries import (
-    FLOOD_GROUP,
-    PROBE_GROUP,
-    bridge_entries,
-    closed_job_entry,
-    flood_entry,
-    group_entry,
-    group_of,
-    host_entry,
-    job_entry,
-    participant_entries,
-    route_entries,
-)
-from peelsum.control.errors import DescriptionError, UpdateRefusedError
-from peelsum.control.plan import SwitchPlan
+from peelsum.control.sections import NextHop, Prefix
 from peelsum.control.session import Session, lanes, schema_errors_translated, slots
+from peelsum.wire import MAX_WORKERS, Level, Verdict
 
 _bytes = methodcaller("SerializeToString")
 _JOB_TABLES = ("jobs", "members", "return_paths", "hosts")
+#: Because the factor is odd, all jobs get different salts; because it is large, consecutive job numbers get
+#: distant ones.
+_SALT_FACTOR = 0x9E3779B1
+_WORD = 0xFFFFFFFF
+_BROADCAST = 0xFFFFFFFFFFFF
+#: Multicast groups that are no job's: one to test whether ports exist, one for broadcasts.
+PROBE_GROUP = 1 << 8
+FLOOD_GROUP = PROBE_GROUP + 1
+
+
+def salt(job_id: int) -> int:
+    """Return the slot of a job's chunk 0, before reduction modulo the number of slots."""
+    return job_id * _SALT_FACTOR & _WORD
+
+
+def job_entry(plan: SwitchPlan, generation: int) -> P4TableEntry:
+    """Return the row that opens a job: the switch accepts its packets from then on. It is written last."""
+    action = P4TableAction(
+        plan.level.value,
+        generation=generation,
+        salt=salt(plan.job_id),
+        expected_mask=plan.expected_mask,
+        up_port=plan.up_port,
+        group=plan.job_id,
+    )
+    return P4TableEntry("jobs", match=P4TableMatch(job_id=plan.job_id), action=action)
+
+
+def participant_entries(plan: SwitchPlan) -> list[P4TableEntry]:
+    """Return the rows that map ports to workers, racks or server, and workers to return ports."""
+    up = P4TableMatch(job_id=plan.job_id, ingress_port=plan.up_port)
+    entries = [P4TableEntry("members", match=up, action=P4TableAction("admit_server"))]
+    for member in plan.members:
+        port = P4TableMatch(job_id=plan.job_id, ingress_port=member.port)
+        first = member.first_worker
+        if member.is_rack:
+            action = P4TableAction("admit_rack", rack_mask=member.mask, first_worker=first)
+        else:
+            action = P4TableAction("admit_worker", worker_mask=member.mask, worker_id=first)
+        entries.append(P4TableEntry("members", match=port, action=action))
+    for worker_id, return_port in plan.return_ports.items():
+        match = P4TableMatch(job_id=plan.job_id, sender=worker_id)
+        action = P4TableAction("return_to", port=return_port)
+        entries.append(P4TableEntry("return_paths", match=match, action=action))
+    return entries
+
+
+def host_entries(plan: SwitchPlan) -> list[P4TableEntry]:
+    """Return the rows with the addresses of packets that leave by a job's ports, to the hosts there."""
+    entries: list[P4TableEntry] = []
+    switch = plan.switch.address
+    if switch is None:
+        return entries
+    for port, host in plan.hosts.items():
+        addresses = {"src_mac": switch.mac, "dst_mac": host.mac, "src_ip": switch.ip, "dst_ip": host.ip}
+        action = P4TableAction("readdress", **addresses)
+        entries.append(P4TableEntry("hosts", match=P4TableMatch(egress_port=port), action=action))
+    return entries
+
+
+def bridge_entries(bridge: Mapping[int, int]) -> list[P4TableEntry]:
+    """Return the rows that forward frames to the port of their MAC address, and broadcasts to FLOOD_GROUP."""
+    actions = {mac: P4TableAction("forward", port=port) for mac, port in bridge.items()}
+    actions[_BROADCAST] = P4TableAction("flood", group=FLOOD_GROUP)
+    return [
+        P4TableEntry("bridge", match=P4TableMatch(dst_mac=mac), action=action)
+        for mac, action in actions.items()
+    ]
+
+
+def route_entries(routes: Mapping[Prefix, NextHop], src_mac: int) -> list[P4TableEntry]:
+    """Return the rows that route IPv4 packets by prefix."""
+    return [
+        P4TableEntry(
+            "routes",
+            match=P4TableMatch(dst_ip=prefix),
+            action=P4TableAction("route", port=hop.port, src_mac=src_mac, dst_mac=hop.mac),
+        )
+        for prefix, hop in routes.items()
+    ]
 
 
 class TableSnapshot:
@@ -74,7 +144,7 @@ class TableSnapshot:
 
     def has_group(self, plan: SwitchPlan) -> bool:
         """Return whether the switch has the multicast group of a plan's job, with the plan's ports."""
-        return self.groups.get(group_of(plan.job_id)) == {str(port) for port in plan.group}
+        return self.groups.get(plan.job_id) == {str(port) for port in plan.group}
 
     def other_ports(self, job_id: int) -> dict[int, int]:
         """Return the ports of all other jobs, each with the number of a job that uses it."""
@@ -89,133 +159,6 @@ class TableSnapshot:
         """Return the rows in `hosts` for ports that no other job uses."""
         others = self.other_ports(job_id)
         return [row for row in self.rows["hosts"] if row["egress_port"] not in others]
-
-
-class Placement:
-    """One job on one switch, and the steps of its admission, each with one Write request."""
-
-    def __init__(self, session: Session, plan: SwitchPlan) -> None:
-        """session: a primary's session with the switch."""
-        self.session, self.plan = session, plan
-
-    def check(self) -> int | None:
-        """Check that the switch can run the job; return its last generation there, None if there is none.
-
-        Raises DescriptionError if the pipeline or the ports do not fit, LeaseHeldError if another controller
-        holds the lease. Two jobs may use the same port, because packets carry the job's number, if they
-        give the same address for the host behind it. They cannot both use a UDP port with a secret, which
-        belongs to one host of one job.
-        """
-        session, plan = self.session, self.plan
-        session.check_lease_is_free(plan.job_id)
-        self._check_size()
-        self._driver = driver_of(session)
-        self._driver.check(plan)
-        self._check_ports()
-        self._snapshot, self._secret_ports = TableSnapshot(session), self._driver.secret_ports()
-        others = self._snapshot.other_ports(plan.job_id)
-        for port in set(plan.host_ports) & others.keys() & (self._secret_ports or set()):
-            raise DescriptionError(
-                f"{plan.prefix}ports: {port}: belongs to job {others[port]}; use another, or evict that job "
-                "first"
-            )
-        for row in self._snapshot.rows["hosts"]:
-            port = row["egress_port"]
-            host = plan.hosts.get(port)
-            if (
-                host
-                and port in others
-                and (action_args(row)["dst_mac"], action_args(row)["dst_ip"]) != (host.mac, host.ip)
-            ):
-                raise DescriptionError(
-                    f"{plan.prefix}hosts.{port}: has another address for job {others[port]}; evict that job "
-                    "first"
-                )
-        return self._snapshot.generations.get(plan.job_id)
-
-    def close(self, generation: int) -> None:
-        """Close the job: the switch drops its packets from now on."""
-        self.session.write([_close_update(self._snapshot, self.plan.job_id, generation)])
-
-    def free_slots(self) -> None:
-        """Free the slots of the job's earlier generations. Raises SwitchError."""
-        self._driver.free_slots(self.plan)
-
-    def prepare(self, secret: str) -> None:
-        """Write all rows of the closed job except the one that opens it, and the switch's settings.
-
-        secret: what the job's hosts must prove to have, if its ports are UDP sockets; empty for no secret.
-        """
-        session, plan, snapshot = self.session, self.plan, self._snapshot
-        self._driver.bring_up(plan.switch.tofino, plan.section)
-        hosts = [row for row in snapshot.rows["hosts"] if row["egress_port"] in plan.hosts]
-        present = [*snapshot.participants(plan.job_id), *snapshot.exclusive_hosts(plan.job_id), *hosts]
-        updates = row_updates(session, present, [*participant_entries(plan), *host_entries(plan)])
-        group = group_entry(plan)
-        updates.append(~group if group.multicast_group_id in snapshot.groups else +group)
-        secrets = dict.fromkeys(snapshot.exclusive_ports(plan.job_id), "")
-        if secret:
-            secrets |= dict.fromkeys(plan.host_ports, secret)
-        updates += self._driver.secret_updates(secrets, self._secret_ports)
-        updates += self._driver.limit_updates(plan.switch.age_limit_ms, plan.switch.queue_depth)
-        session.write([*updates, *self._other_traffic()])
-
-    def open(self, generation: int) -> None:
-        """Open the job: the switch accepts its packets from now on."""
-        self.session.write([~job_entry(self.plan, generation)])
-
-    def _check_size(self) -> None:
-        """Raise DescriptionError if the pipeline has other lanes, or too few slots for the window."""
-        plan, have = self.plan, lanes(self.session)
-        if plan.switch.pipeline_lanes != have:
-            raise DescriptionError(
-                f"{plan.section}.pipeline_lanes: {plan.switch.pipeline_lanes}: the switch runs {have} lanes; "
-                f"load that pipeline or ask for {have}"
-            )
-        if 2 * plan.window > (have := slots(self.session)):
-            raise DescriptionError(
-                f"job.window: {plan.window}: at most half of the switch's {have} slots; "
-                f"use {have // 2} or less"
-            )
-
-    def _check_ports(self) -> None:
-        """Raise DescriptionError for ports that the switch does not have.
-
-        P4Runtime has no list of ports. But the softswitch, unlike BMv2, refuses a multicast group with a
-        missing port.
-        """
-        plan, missing = self.plan, {}
-        if self._port_error(*plan.ports):
-            missing = {port: reason for port in plan.ports if (reason := self._port_error(port))}
-        if missing:
-            ports, reason = ", ".join(map(str, missing)), next(iter(missing.values()))
-            raise DescriptionError(
-                f"{plan.prefix}ports: {ports}: {plan.switch.p4runtime} refuses them ({reason}); use its own"
-            )
-
-    def _port_error(self, *ports: int) -> str:
-        """Return why the switch refuses a multicast group of these ports; an empty string if it does not."""
-        try:
-            self.session.write(
-                [+P4MulticastGroupEntry(PROBE_GROUP, replicas=ports), -P4MulticastGroupEntry(PROBE_GROUP)]
-            )
-        except UpdateRefusedError as error:
-            return error.reason
-        return ""
-
-    def _other_traffic(self) -> list[Any]:
-        """Return the updates that replace the switch's bridge and routes, if the description has some."""
-        switch, updates = self.plan.switch, []
-        if switch.bridge:
-            group = flood_entry(switch.bridge)
-            updates.append(~group if FLOOD_GROUP in self._snapshot.groups else +group)
-            present = self.session.entries("bridge")
-            updates += row_updates(self.session, present, bridge_entries(switch.bridge))
-        if switch.routes:
-            assert switch.address is not None  # the description's own check
-            routes = route_entries(switch.routes, switch.address.mac)
-            updates += row_updates(self.session, self.session.entries("routes"), routes)
-        return updates
 
 
 def known_generation(session: Session, job_id: int, *, closed: bool = True) -> int | None:
@@ -237,24 +180,20 @@ def close_job(session: Session, job_id: int, generation: int) -> None:
     accepted.
     """
     snapshot, driver = TableSnapshot(session), driver_of(session)
-    session.write([_close_update(snapshot, job_id, generation)])
+    session.write([close_update(snapshot, job_id, generation)])
     secrets = dict.fromkeys(snapshot.exclusive_ports(job_id), "")
     updates = row_updates(session, [*snapshot.participants(job_id), *snapshot.exclusive_hosts(job_id)], [])
     updates += driver.secret_updates(secrets, driver.secret_ports() if secrets else None)
-    if group_of(job_id) in snapshot.groups:
-        updates.append(-P4MulticastGroupEntry(group_of(job_id)))
+    if job_id in snapshot.groups:
+        updates.append(-P4MulticastGroupEntry(job_id))
     session.write(updates)
 
 
-def _close_update(snapshot: TableSnapshot, job_id: int, generation: int) -> Any:
-    row = closed_job_entry(job_id, generation)
+def close_update(snapshot: TableSnapshot, job_id: int, generation: int) -> Any:
+    """Return the update that closes a job: with an empty mask, the switch accepts no packet of it."""
+    action = P4TableAction("admit_job", generation=generation, salt=0, expected_mask=0, up_port=0, group=0)
+    row = P4TableEntry("jobs", match=P4TableMatch(job_id=job_id), action=action)
     return ~row if job_id in snapshot.generations else +row
-
-
-def host_entries(plan: SwitchPlan) -> list[P4TableEntry]:
-    """Return the rows with the addresses of a job's hosts."""
-    address = plan.switch.address
-    return [host_entry(port, host, address) for port, host in plan.hosts.items() if address is not None]
 
 
 def row_updates(
@@ -308,3 +247,93 @@ def action_args(row: P4TableEntry) -> dict[str, Any]:
     """Return the parameters of a row's action."""
     assert isinstance(row.action, P4TableAction)
     return row.action.args
+
+
+@dataclass(frozen=True)
+class AdmittedJob:
+    """A job, as read from a switch's tables."""
+
+    job_id: int
+    """The job's number."""
+    generation: int
+    """The number of its last admission."""
+    expected_mask: int
+    """The bitmap of a sum that has all contributions."""
+    server_port: int
+    """The port to the aggregation server or the spine."""
+    worker_ports: dict[int, int]
+    """Ports by worker number; empty at a spine."""
+    rack_ports: dict[int, int]
+    """Ports by rack number; empty except at a spine."""
+    level: str
+    """The switch's position: 'only', 'leaf' or 'spine'."""
+
+
+@dataclass(frozen=True)
+class SwitchStatus:
+    """The state of a switch."""
+
+    address: str
+    """The address of the P4Runtime server, host:port."""
+    lanes: int
+    """32-bit values per packet of the running pipeline."""
+    slots: int
+    """The number of slots of the running pipeline."""
+    jobs: tuple[AdmittedJob, ...]
+    """The admitted jobs, in the order of their numbers."""
+    verdicts: dict[Verdict, int]
+    """The number of packets with each verdict since the pipeline was loaded."""
+    slots_in_use: dict[int, int] | None
+    """The number of slots in use, by job number; None if the switch does not support reading registers."""
+
+
+def read_status(session: Session) -> SwitchStatus:
+    """Read the state of a switch: jobs, verdict counters and slots. Raises SwitchError."""
+    return SwitchStatus(
+        address=session.address,
+        lanes=lanes(session),
+        slots=slots(session),
+        jobs=tuple(read_jobs(session)),
+        verdicts=read_verdicts(session),
+        slots_in_use=driver_of(session).slots_in_use(),
+    )
+
+
+def read_verdicts(session: Session) -> dict[Verdict, int]:
+    """Read the number of packets with each verdict since the pipeline was loaded. Raises SwitchError."""
+    counts = dict.fromkeys(Verdict, 0)
+    for entity in session.read(P4CounterEntry("verdicts")):
+        index = entity.counter_entry.index.index
+        if index < len(counts):
+            counts[Verdict(index)] = entity.counter_entry.data.packet_count
+    return counts
+
+
+def read_jobs(session: Session) -> list[AdmittedJob]:
+    """Read the admitted jobs, without closed ones, in the order of their numbers. Raises SwitchError."""
+    snapshot = TableSnapshot(session)
+    workers: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    racks: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    for row in snapshot.rows["members"]:
+        job_id, port, values = row["job_id"], row["ingress_port"], action_args(row)
+        if "worker_id" in values:
+            workers[job_id][values["worker_id"]] = port
+        elif "first_worker" in values:
+            racks[job_id][values["first_worker"] // MAX_WORKERS] = port
+    jobs = []
+    for row in snapshot.rows["jobs"]:
+        job_id, values = row["job_id"], action_args(row)
+        if values["expected_mask"]:
+            assert isinstance(row.action, P4TableAction)
+            jobs.append(
+                AdmittedJob(
+                    job_id=job_id,
+                    generation=values["generation"],
+                    expected_mask=values["expected_mask"],
+                    server_port=values["up_port"],
+                    worker_ports=dict(sorted(workers[job_id].items())),
+                    rack_ports=dict(sorted(racks[job_id].items())),
+                    level=Level(row.action.name).name.lower(),
+                )
+            )
+    return sorted(jobs, key=lambda job: job.job_id)

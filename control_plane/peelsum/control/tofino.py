@@ -6,14 +6,16 @@ packet uses those of its ingress pipe. So all ports of a job must be in the same
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from math import ceil
 from typing import Any, NamedTuple
 
+from finsy.p4entity import P4TableAction, P4TableEntry
+
 from peelsum.control.bfruntime import BfRuntimeSession, default_row, row
-from peelsum.control.entries import queue_limit_entry
+from peelsum.control.description import SwitchPlan
 from peelsum.control.errors import DescriptionError
-from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import TofinoPort, TofinoSection
 from peelsum.control.session import lanes
 from peelsum.wire import FRAME_HEADER_BYTES, RESERVED_JOB_ID, packet_bytes
@@ -36,7 +38,6 @@ _TOFINO_TICK_US = 65.536
 _PIPE_BITS = 7
 _JOB_OF_TAG = 0xFF
 _MAX_DEPTH = (1 << 19) - 1
-_SPEEDS = "BF_SPEED_{}"
 _FEC = {
     "none": "BF_FEC_TYP_NONE",
     "firecode": "BF_FEC_TYP_FIRECODE",
@@ -76,11 +77,13 @@ class Tofino:
         updates: list[Any] = []
         if age_limit_ms is not None:
             table = self._session.tables.table("owner.age_limit")
-            updates.append(default_row(table, {"value": _ticks(age_limit_ms)}))
+            ticks = round(min(age_limit_ms * 1000 / _TOFINO_TICK_US, NEVER_TICKS))
+            updates.append(default_row(table, {"value": ticks}))
         if queue_depth is not None:
             frame = FRAME_HEADER_BYTES + packet_bytes(lanes(self._session))
             cells = queue_depth * ceil(frame / self._device.cell_bytes)
-            updates.append(~queue_limit_entry(min(cells, _MAX_DEPTH)))
+            action = P4TableAction("mark_from", depth=min(cells, _MAX_DEPTH))
+            updates.append(~P4TableEntry("congestion", action=action, is_default_action=True))
         return updates
 
     def free_slots(self, plan: SwitchPlan) -> None:
@@ -105,12 +108,12 @@ class Tofino:
 
     def slots_in_use(self) -> dict[int, int]:
         """Return the number of slots in use by each job, in all pipes together."""
-        counts: dict[int, int] = {}
-        for pipe in self._pipes():
-            for tag, _ in self._owners(pipe).values():
-                if (job_id := tag & _JOB_OF_TAG) != RESERVED_JOB_ID:
-                    counts[job_id] = counts.get(job_id, 0) + 1
-        return counts
+        table, counts = self._session.tables.table("owner.owner"), Counter[int]()
+        # Reading a register gives a value for each pipe.
+        (data,) = self._session.values(table, key=0).values()
+        for pipe in range(sum(field.field_id == table.data["tag"].number for field in data.fields)):
+            counts.update(tag & _JOB_OF_TAG for tag, _ in self._owners(pipe).values())
+        return {job_id: count for job_id, count in counts.items() if job_id != RESERVED_JOB_ID}
 
     def _pipe(self, plan: SwitchPlan) -> int:
         """Return the pipe of a job's ports.
@@ -170,24 +173,13 @@ class Tofino:
             owners[slot] = (pair["tag"], pair["expiry"])
         return owners
 
-    def _pipes(self) -> range:
-        """Return the numbers of the switch's pipes: reading a register gives a value for each pipe."""
-        table = self._session.tables.table("owner.owner")
-        (data,) = self._session.values(table, key=0).values()
-        return range(sum(field.field_id == table.data["tag"].number for field in data.fields))
-
 
 def _settings(port: TofinoPort) -> Mapping[str, object]:
     """Return the data of a row in `$PORT` for a described port."""
     settings = {
-        "$SPEED": _SPEEDS.format(port.speed),
+        "$SPEED": f"BF_SPEED_{port.speed}",
         "$FEC": _FEC[port.fec],
         "$AUTO_NEGOTIATION": _NEGOTIATION[port.autonegotiation],
         "$PORT_ENABLE": True,
     }
     return settings if port.serdes_lanes is None else {**settings, "$N_LANES": port.serdes_lanes}
-
-
-def _ticks(age_limit_ms: float) -> int:
-    ticks = age_limit_ms * 1000 / _TOFINO_TICK_US
-    return NEVER_TICKS if ticks >= NEVER_TICKS else round(ticks)

@@ -14,14 +14,13 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from finsy.p4entity import P4RegisterEntry
+from finsy.p4entity import P4RegisterEntry, P4TableAction, P4TableEntry
 from finsy.proto import p4r
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from peelsum.control.entries import age_limit_entry, queue_limit_entry
+from peelsum.control.description import SwitchPlan
 from peelsum.control.errors import SwitchError, UnsupportedError
-from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import TofinoSection
 from peelsum.control.session import Session, lanes, slots
 from peelsum.wire import (
@@ -66,9 +65,12 @@ class V1Model:
         """Return the updates that set limits. None does not change a limit."""
         updates: list[Any] = []
         if age_limit_ms is not None:
-            updates.append(~age_limit_entry(age_limit_ticks(age_limit_ms)))
+            ticks = round(min(age_limit_ms * 1000 / TICK_US, NEVER_TICKS))
+            action = P4TableAction("set_age_limit", ticks=ticks)
+            updates.append(~P4TableEntry("limits", action=action, is_default_action=True))
         if queue_depth is not None:
-            updates.append(~queue_limit_entry(queue_depth))
+            action = P4TableAction("mark_from", depth=queue_depth)
+            updates.append(~P4TableEntry("congestion", action=action, is_default_action=True))
         return updates
 
     def free_slots(self, plan: SwitchPlan) -> None:
@@ -95,33 +97,23 @@ class V1Model:
         secrets: the new secret of each port, in hexadecimal; an empty one removes the port's secret.
         known: what `secret_ports` returned; None if the switch's ports are not UDP sockets.
         """
+        updates: list[Any] = []
         if known is None:
-            return []
-        return [
-            _secret_update(port, secret, has_secret=port in known)
-            for port, secret in secrets.items()
-            if secret or port in known
-        ]
+            return updates
+        for port, secret in secrets.items():
+            if secret or port in known:
+                value = AnyMessage()
+                value.Pack(BytesValue(value=bytes.fromhex(secret)))
+                entry = p4r.ExternEntry(extern_type_id=SECRETS_EXTERN, extern_id=port, entry=value)
+                kind = p4r.Update.MODIFY if port in known else p4r.Update.INSERT
+                kind = kind if secret else p4r.Update.DELETE
+                updates.append(p4r.Update(type=kind, entity=p4r.Entity(extern_entry=entry)))
+        return updates
 
     def slots_in_use(self) -> dict[int, int] | None:
         """Return the number of slots in use by each job; None if the switch cannot read registers."""
         owners = slot_owners(self._session)
         return None if owners is None else dict(Counter(owners.values()))
-
-
-def _secret_update(port: int, secret: str, *, has_secret: bool) -> p4r.Update:
-    """Return the update that sets or removes a port's secret."""
-    value = AnyMessage()
-    value.Pack(BytesValue(value=bytes.fromhex(secret)))
-    update = p4r.Update.MODIFY if has_secret else p4r.Update.INSERT
-    entry = p4r.ExternEntry(extern_type_id=SECRETS_EXTERN, extern_id=port, entry=value)
-    return p4r.Update(type=update if secret else p4r.Update.DELETE, entity=p4r.Entity(extern_entry=entry))
-
-
-def age_limit_ticks(age_limit_ms: float) -> int:
-    """Convert an age limit from milliseconds to ticks, at most to NEVER_TICKS."""
-    ticks = age_limit_ms * 1000 / TICK_US
-    return NEVER_TICKS if ticks >= NEVER_TICKS else round(ticks)
 
 
 def slot_owners(session: Session) -> dict[int, int] | None:
@@ -204,25 +196,21 @@ def reset_slots(session: Session, slots: Iterable[int], lanes: int) -> None:
 
     Raises SwitchError with the number of slots that were not acknowledged.
     """
-    targets, request = sorted(set(slots)), randbits(32)
+    targets, request, stream = sorted(set(slots)), randbits(32), session.stream
     for start in range(0, len(targets), _MAX_IN_FLIGHT):
-        _reset_batch(session, targets[start : start + _MAX_IN_FLIGHT], lanes, request)
-
-
-def _reset_batch(session: Session, targets: list[int], lanes: int, request: int) -> None:
-    """Free some slots at once. Raises SwitchError if some are not acknowledged after _ATTEMPTS."""
-    missing, stream = set(targets), session.stream
-    for _ in range(_ATTEMPTS):
-        for frame in reset_frames(sorted(missing), lanes, request):
-            stream.send_packet(frame)
-        deadline = monotonic() + _ATTEMPT_S
-        while missing and (response := stream.next_packet(deadline)) is not None:
-            slot = acknowledged_slot(response, lanes, request)
-            if slot is not None:
-                missing.discard(slot)
-        if not missing:
-            return
-    raise SwitchError(
-        f"switch: {session.address} did not acknowledge freeing {len(missing)} of {len(targets)} slots "
-        f"(first: {min(missing)}); does it run with its CPU port enabled?"
-    )
+        batch = targets[start : start + _MAX_IN_FLIGHT]
+        missing, attempts = set(batch), 0
+        while missing:
+            if attempts == _ATTEMPTS:
+                raise SwitchError(
+                    f"switch: {session.address} did not acknowledge freeing {len(missing)} of {len(batch)} "
+                    f"slots (first: {min(missing)}); does it run with its CPU port enabled?"
+                )
+            attempts += 1
+            for frame in reset_frames(sorted(missing), lanes, request):
+                stream.send_packet(frame)
+            deadline = monotonic() + _ATTEMPT_S
+            while missing and (response := stream.next_packet(deadline)) is not None:
+                slot = acknowledged_slot(response, lanes, request)
+                if slot is not None:
+                    missing.discard(slot)

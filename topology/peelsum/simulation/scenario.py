@@ -10,8 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from peelsum.control import ControlError
 from peelsum.control.description import file_text, parsed_toml
-from peelsum.control.sections import Section
-from peelsum.control.validation import first_validation_error
+from peelsum.control.sections import Section, first_validation_error
 from peelsum.simulation.trains import SimulationError
 from peelsum.transport import Timers, TransportConfigError
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS

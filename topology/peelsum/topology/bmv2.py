@@ -44,12 +44,24 @@ def start(
             command += ["--thrift-port", str(thrift_port)]  # the default, 9090, would be the same for all
         command += ["--", "--grpc-server-addr", address, "--cpu-port", str(CPU_PORT)]
         child = Child(name, command, foreign=True)
+        host, listening_port = address.split(":")
+        deadline = time.monotonic() + _START_TIMEOUT_S
         try:
-            _wait_until_listening(address, child)
+            while time.monotonic() < deadline:
+                if not child.running:
+                    raise TopologyError(child.exit_report())
+                try:
+                    socket.create_connection((host, int(listening_port)), timeout=1).close()
+                    return address, child
+                except OSError:
+                    time.sleep(0.02)
+            raise TopologyError(
+                f"{name}: {BINARY} does not listen on {address} after {_START_TIMEOUT_S:g} s"
+                f"{child.output_tail()}; check whether another program uses one of its ports"
+            )
         except BaseException:
             child.stop()
             raise
-    return address, child
 
 
 @contextmanager
@@ -85,22 +97,3 @@ def reserved_tcp_port() -> Iterator[int]:
             holder.setsockopt(socket.SOL_SOCKET, option, 1)
         holder.bind(("127.0.0.1", 0))
         yield int(holder.getsockname()[1])
-
-
-def _wait_until_listening(address: str, child: Child) -> None:
-    """Wait until BMv2 accepts connections. Raises TopologyError if it ends or takes too long."""
-    host, port = address.split(":")
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if not child.running:
-            raise TopologyError(child.exit_report())
-        try:
-            socket.create_connection((host, int(port)), timeout=1).close()
-        except OSError:
-            time.sleep(0.02)
-        else:
-            return
-    raise TopologyError(
-        f"{child.name}: {BINARY} does not listen on {address} after {_START_TIMEOUT_S:g} s"
-        f"{child.output_tail()}; check whether another program uses one of its ports"
-    )

@@ -1,13 +1,14 @@
 """The description of a network in TOML or JSON: hosts, switches, links and their job.
 
 The structure is that of p4lang/tutorials' topology.json, with links as ["h1", "s1-p1", latency, bandwidth],
-and in addition a job and loss. All checks that do not need the kernel are here.
+and in addition a job and loss. All checks that do not need the kernel are here, and the job's description.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from ipaddress import IPv4Interface
 from pathlib import Path
@@ -148,11 +149,27 @@ class Topology(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Topology:
-        _check_names(self)
+        for kind, names, pattern, example in (
+            ("hosts", self.hosts, _HOST_NAME, "h1"),
+            ("switches", self.switches, _SWITCH_NAME, "s1"),
+        ):
+            for name in names:
+                if not pattern.fullmatch(name):
+                    raise ValueError(f"{kind}: {name!r}: must be a short word, as {example}; rename it")
+        if both := self.hosts.keys() & self.switches.keys():
+            raise ValueError(f"hosts: {min(both)!r}: is a switch's name, too; rename one")
         _check_links(self)
-        _check_trunks(self)
-        _check_addresses(self)
-        _check_job(self)
+        if len(self.hosts) + len(self.switches) > 254:
+            raise ValueError(f"hosts: {len(self.hosts)}: are too many; use fewer than 250")
+        owners: dict[str, str] = {}
+        for name in (*self.hosts, *self.switches):
+            mac, ip = self.address_of(name)
+            for address in (mac, ip.partition("/")[0]):
+                other = owners.setdefault(address, name)
+                if other != name:
+                    raise ValueError(f"{name}: {address}: is also that of {other}; give each its own")
+        if self.job is not None:
+            _check_job(self, self.job)
         return self
 
     @cached_property
@@ -294,7 +311,7 @@ def parse(text: str, source: str) -> Topology:
         return Topology.model_validate(values)
     except ValidationError as error:
         # Import the control plane, which is slow, only for an error.
-        from peelsum.control.validation import first_validation_error
+        from peelsum.control.sections import first_validation_error
 
         message = first_validation_error(error, "a topology", Topology)
         raise TopologyDescriptionError(f"{source}: {message}") from None
@@ -304,25 +321,87 @@ def parse(text: str, source: str) -> Topology:
         raise TopologyDescriptionError(f"{source}: cannot be read: {error}; correct it there") from None
 
 
-def _check_names(topology: Topology) -> None:
-    """Raise ValueError for a name of the wrong form, or of both a host and a switch."""
-    for kind, names, pattern, example in (
-        ("hosts", topology.hosts, _HOST_NAME, "h1"),
-        ("switches", topology.switches, _SWITCH_NAME, "s1"),
-    ):
-        for name in names:
-            if not pattern.fullmatch(name):
-                raise ValueError(f"{kind}: {name!r}: must be a short word, as {example}; rename it")
-    both = topology.hosts.keys() & topology.switches.keys()
-    if both:
-        raise ValueError(f"hosts: {min(both)!r}: is a switch's name, too; rename one")
+def worker_numbers(topology: Topology, job: JobNode) -> dict[str, int]:
+    """Return the number of each worker's host: with racks, rack * MAX_WORKERS + its position in the rack."""
+    racks = _racks(topology, job)
+    if not racks:
+        return {host: number for number, host in enumerate(job.workers)}
+    return {
+        host: rack * MAX_WORKERS + place
+        for rack, hosts in enumerate(racks.values())
+        for place, host in enumerate(hosts)
+    }
+
+
+def job_description(
+    topology: Topology, job: JobNode, p4runtime: Mapping[str, str], window: int, *, addressed: bool
+) -> str:
+    """Return the job description for `peelsum job admit`, in TOML.
+
+    p4runtime: the address of each switch. window: chunks in flight. addressed: whether switches must write
+    the hosts' addresses into packets, because hosts are in networks of their own.
+    """
+    text = f"[job]\nid = {job.id}\nworkers = {len(job.workers)}\nwindow = {window}\n"
+    text += f"timeout_s = {job.timeout_s}\n"
+    spine, server = topology.attachments[job.server]
+
+    def ports(hosts: Iterable[str]) -> list[int]:
+        return [topology.attachments[host][1] for host in hosts]
+
+    def switch(name: str, section: str, hosts: Iterable[str]) -> str:
+        """Return the lines of a section for a switch and the hosts behind it."""
+        lines = f'p4runtime = "{p4runtime[name]}"\npipeline_lanes = {job.lanes}\n'
+        lines += f"device_id = {list(topology.switches).index(name) + 1}\n"
+        if topology.rates(name):
+            lines += f"queue_depth = {topology.switches[name].mark_from}\n"
+        if not addressed:
+            return lines
+        mac, ip = topology.address_of(name)
+        lines += f'address = {{ mac = "{mac}", ip = "{ip.partition("/")[0]}" }}\n'
+        bridge = ", ".join(f'"{mac}" = {port}' for mac, port in topology.bridge(name).items())
+        lines += f"bridge = {{ {bridge} }}\n"
+        for host in hosts:
+            mac, ip = topology.address_of(host)
+            lines += f'[{section}hosts.{topology.attachments[host][1]}]\nmac = "{mac}"\n'
+            lines += f'ip = "{ip.partition("/")[0]}"\n'
+        return lines
+
+    racks = _racks(topology, job)
+    if not racks:
+        text += f"[ports]\nserver = {server}\nworkers = {ports(job.workers)}\n"
+        return text + "[switch]\n" + switch(spine, "", (*job.workers, job.server))
+    text += f"[spine]\nserver = {server}\n" + switch(spine, "spine.", [job.server])
+    for rack, hosts in racks.items():
+        uplink, spine_port = topology.trunks[rack, spine]
+        text += f"[[racks]]\nuplink = {uplink}\nspine_port = {spine_port}\nworkers = {ports(hosts)}\n"
+        text += switch(rack, "racks.", hosts)
+    return text
+
+
+def _racks(topology: Topology, job: JobNode) -> dict[str, list[str]]:
+    """Return the workers' hosts by their switch; nothing if that is the server's switch."""
+    racks: dict[str, list[str]] = {}
+    for host in job.workers:
+        racks.setdefault(topology.attachments[host][0], []).append(host)
+    return {} if topology.attachments[job.server][0] in racks else racks
 
 
 def _check_links(topology: Topology) -> None:
-    """Raise ValueError for wrong ends, or if an end has no link or several."""
+    """Raise ValueError for wrong ends, if an end has no link or several, or if switches form a ring."""
     for number, link in enumerate(topology.links):
         for end in link.ends:
-            _check_end(topology, f"links.{number}", end)
+            if end in topology.hosts:
+                continue
+            port = switch_port(end)
+            if port is None or port[0] not in topology.switches:
+                raise ValueError(
+                    f"links.{number}: {end!r}: is neither a host nor a switch port; use one, such as h1 or "
+                    "s1-p1"
+                )
+            if not 1 <= port[1] < CPU_PORT:
+                raise ValueError(
+                    f"links.{number}: {end!r}: port {port[1]} is out of range; use 1 to {CPU_PORT - 1}"
+                )
         if all(end in topology.hosts for end in link.ends):
             raise ValueError(f"links.{number}: {link}: joins two hosts; put a switch between them")
     uses = Counter(end for link in topology.links for end in link.ends)
@@ -332,10 +411,7 @@ def _check_links(topology: Topology) -> None:
     for name in topology.hosts:
         if not uses[name]:
             raise ValueError(f"hosts: {name!r}: has no link; plug it into a switch")
-
-
-def _check_trunks(topology: Topology) -> None:
-    """Check that the switches form trees. In a ring, broadcasts would circulate endlessly."""
+    # In a ring of switches, broadcasts would circulate endlessly.
     connected = {name: {name} for name in topology.switches}
     for number, link in enumerate(topology.links):
         near, far = (switch_port(end) for end in link.ends)
@@ -349,37 +425,8 @@ def _check_trunks(topology: Topology) -> None:
             connected.update(dict.fromkeys(merged, merged))
 
 
-def _check_end(topology: Topology, field: str, end: str) -> None:
-    """Raise ValueError if a link's end is neither a host nor a port of a switch."""
-    if end in topology.hosts:
-        return
-    port = switch_port(end)
-    if port is None or port[0] not in topology.switches:
-        raise ValueError(
-            f"{field}: {end!r}: is neither a host nor a switch port; use one, such as h1 or s1-p1"
-        )
-    if not 1 <= port[1] < CPU_PORT:
-        raise ValueError(f"{field}: {end!r}: port {port[1]} is out of range; use 1 to {CPU_PORT - 1}")
-
-
-def _check_addresses(topology: Topology) -> None:
-    """Raise ValueError if two nodes have the same address."""
-    if len(topology.hosts) + len(topology.switches) > 254:
-        raise ValueError(f"hosts: {len(topology.hosts)}: are too many; use fewer than 250")
-    owners: dict[str, str] = {}
-    for name in (*topology.hosts, *topology.switches):
-        mac, ip = topology.address_of(name)
-        for address in (mac, ip.partition("/")[0]):
-            other = owners.setdefault(address, name)
-            if other != name:
-                raise ValueError(f"{name}: {address}: is also that of {other}; give each its own")
-
-
-def _check_job(topology: Topology) -> None:
+def _check_job(topology: Topology, job: JobNode) -> None:
     """Raise ValueError if the job's hosts do not exist, have two roles or are behind wrong switches."""
-    job = topology.job
-    if job is None:
-        return
     if job.lanes not in COMPILED_LANES:
         raise ValueError(
             f"job.lanes: {job.lanes}: is not compiled; use {', '.join(map(str, COMPILED_LANES))}"

@@ -10,22 +10,15 @@ import shutil
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from peelsum.compiling import cache
-from peelsum.control import (
-    AdmittedJob,
-    ControlError,
-    JobDescription,
-    RacksDescription,
-    open_session,
-    read_status,
-)
+from peelsum.control import ControlError, JobDescription, RacksDescription, open_session, read_status
 from peelsum.control.cluster import ControllerClient, observe_cluster
 from peelsum.extras import install_command
 from peelsum.softswitch.ports.interfaces import best_port_method
@@ -86,19 +79,23 @@ def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
         yield _package(name, None)
     for name, extra in _OPTIONAL_PACKAGES.items():
         yield _package(name, extra)
-    yield _cores()
+    cores, limit = len(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    remedy = "a switch, a server and workers share one core: expect a fraction of the figures in the docs"
+    yield _check_result("processor cores", str(cores), "2 or more", remedy, cores >= 2, "note")
     yield _memory()
-    descriptors = _descriptors()
-    yield descriptors
+    remedy = "ulimit -n 4096, or LimitNOFILE= in a unit: every port and connection takes one"
+    enough = limit >= _DESCRIPTORS or limit == resource.RLIM_INFINITY
+    yield _check_result("file descriptors", str(limit), f"{_DESCRIPTORS} or more", remedy, enough)
     yield _compiled_code()
-    if descriptors.state == "ok":
-        loopback = _loopback()
-        yield loopback
-        if loopback.state == "ok":
-            yield from _offloads()
+    if enough:
+        yield from _loopback()
         yield _buffers(lanes, window)
     yield from _mtu(lanes)
-    yield _namespaces()
+    root = os.geteuid() == 0
+    allowed = _read_text(Path("/proc/sys/user/max_net_namespaces")) not in ("0", "unknown")
+    report = f"{'root' if root else 'not root'}, {'' if allowed else 'not '}allowed"
+    remedy = "only --links veth needs it: run as root, with user.max_net_namespaces above 0"
+    yield _check_result("network namespaces", report, "root, allowed", remedy, root and allowed, "note")
     for port, who in _PORTS.items():
         yield _port(port, who)
     yield _clock()
@@ -194,7 +191,11 @@ def examine_job(
             (admitted_job for admitted_job in status.jobs if admitted_job.job_id == job.job.id), None
         )
         what = f"{switch}: job {job.job.id}"
-        yield _check_result(what, _job_text(admitted), "admitted", admit, admitted is not None)
+        text = "not admitted"
+        if admitted is not None:
+            ports = ", ".join(map(str, (admitted.worker_ports or admitted.rack_ports).values()))
+            text = f"generation {admitted.generation}, ports {ports}, server at {admitted.server_port}"
+        yield _check_result(what, text, "admitted", admit, admitted is not None)
         refused = {
             name.name.lower(): n
             for name, n in status.verdicts.items()
@@ -252,15 +253,6 @@ _REFUSING_VERDICTS = (
 )
 
 
-def _job_text(job: AdmittedJob | None) -> str:
-    """Return a text about a job on a switch."""
-    if job is None:
-        return "not admitted"
-    below = job.worker_ports or job.rack_ports
-    ports = ", ".join(map(str, below.values()))
-    return f"generation {job.generation}, ports {ports}, server at {job.server_port}"
-
-
 def _check_result(
     subject: str, observed_value: str, expected: str, remedy: str, is_ok: bool, otherwise: State = "failed"
 ) -> Finding:
@@ -277,15 +269,11 @@ def _package(name: str, extra: str | None) -> Finding:
     return _check_result(name, installed, "installed", "", True)
 
 
-def _cores() -> Finding:
-    cores = len(os.sched_getaffinity(0))
-    remedy = "a switch, a server and workers share one core: expect a fraction of the figures in the docs"
-    return _check_result("processor cores", str(cores), "2 or more", remedy, cores >= 2, "note")
-
-
 def _memory() -> Finding:
     """Check how much memory this process can use: the available memory or, if smaller, a limit."""
-    limits = {"of this machine, available": 1024 * int(_proc_field("/proc/meminfo", "MemAvailable") or 0)}
+    lines = (line.split() for line in _read_text(Path("/proc/meminfo")).splitlines())
+    available_kib = next((int(line[1]) for line in lines if line[0] == "MemAvailable:"), 0)
+    limits = {"of this machine, available": 1024 * available_kib}
     group = Path("/sys/fs/cgroup", _read_text(Path("/proc/self/cgroup")).rpartition("::/")[2])
     for folder in (group, *group.parents):
         if (text := _read_text(folder / "memory.max")).isdecimal():
@@ -296,19 +284,6 @@ def _memory() -> Finding:
     remedy = "compiling a switch program takes nearly 1 GB: raise the limit, or end other programs"
     available = f"{smallest >> 20} MB, {name}"
     return _check_result("memory", available, f"{_MEMORY >> 20} MB or more", remedy, smallest >= _MEMORY)
-
-
-def _proc_field(path: str, name: str) -> str | None:
-    """Return the first word after `name:` in a file of /proc, or None."""
-    lines = (line.partition(":") for line in _read_text(Path(path)).splitlines())
-    return next((value.split()[0] for key, _, value in lines if key == name), None)
-
-
-def _descriptors() -> Finding:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    remedy = "ulimit -n 4096, or LimitNOFILE= in a unit: every port and connection takes one"
-    good = limit >= _DESCRIPTORS or limit == resource.RLIM_INFINITY
-    return _check_result("file descriptors", str(limit), f"{_DESCRIPTORS} or more", remedy, good)
 
 
 def _compiled_code() -> Finding:
@@ -324,56 +299,50 @@ def _compiled_code() -> Finding:
     return _check_result("folder for compiled code", report, "the user's cache", remedy, good, "note")
 
 
-def _loopback() -> Finding:
-    """Check that UDP works on loopback."""
-    try:
-        with _connected_sockets() as (sender, receiver):
-            sender.send(b"peelsum")
-            outcome = "works" if _receive(receiver)[0] == b"peelsum" else "changes datagrams"
-    except OSError as error:
-        outcome = error.strerror or str(error)
-    return _check_result("loopback", outcome, "works", "as root: ip link set lo up", outcome == "works")
+def _loopback() -> Iterator[Finding]:
+    """Check that UDP works between two sockets on loopback, and then both UDP offloads."""
+    offload = "needs Linux 5.0 or later; without it, peelsum sends and receives packets one by one"
+    attempts: tuple[tuple[str, Callable[[socket.socket, socket.socket], str], str, State], ...] = (
+        ("loopback", _plain, "as root: ip link set lo up", "failed"),
+        ("UDP_SEGMENT on loopback", _segmented, offload, "note"),
+        ("UDP_GRO on loopback", _merged, offload, "note"),
+    )
+    for name, attempt, remedy, otherwise in attempts:
+        sender, receiver = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+        with sender, receiver:
+            try:
+                receiver.bind(("127.0.0.1", 0))
+                sender.connect(receiver.getsockname())
+                outcome = attempt(sender, receiver)
+            except OSError as error:
+                outcome = error.strerror or str(error)
+        yield _check_result(name, outcome, "works", remedy, outcome == "works", otherwise)
+        if outcome != "works" and attempt is _plain:
+            return
 
 
-def _offloads() -> Iterator[Finding]:
-    """Check both UDP offloads, between two sockets on loopback."""
-    remedy = "needs Linux 5.0 or later; without it, peelsum sends and receives packets one by one"
-    for name, attempt in (("UDP_SEGMENT", _segmented), ("UDP_GRO", _merged)):
-        try:
-            outcome = attempt()
-        except OSError as error:
-            outcome = error.strerror or str(error)
-        yield _check_result(f"{name} on loopback", outcome, "works", remedy, outcome == "works", "note")
+def _plain(sender: socket.socket, receiver: socket.socket) -> str:
+    """Send a datagram; return `works`, or what is wrong."""
+    sender.send(b"peelsum")
+    return "works" if _receive(receiver)[0] == b"peelsum" else "changes datagrams"
 
 
-def _segmented() -> str:
+def _segmented(sender: socket.socket, receiver: socket.socket) -> str:
     """Try UDP_SEGMENT; return `works`, or the sizes that arrived."""
-    with _connected_sockets() as (sender, receiver):
-        sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
-        sender.send(bytes(_SEGMENTS * _SIZE))
-        sizes = [len(_receive(receiver)[0]) for _ in range(_SEGMENTS)]
-        return "works" if sizes == [_SIZE] * _SEGMENTS else f"arrived as {sizes}"
+    sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
+    sender.send(bytes(_SEGMENTS * _SIZE))
+    sizes = [len(_receive(receiver)[0]) for _ in range(_SEGMENTS)]
+    return "works" if sizes == [_SIZE] * _SEGMENTS else f"arrived as {sizes}"
 
 
-def _merged() -> str:
+def _merged(sender: socket.socket, receiver: socket.socket) -> str:
     """Try UDP_GRO; return `works`, or what is wrong."""
-    with _connected_sockets() as (sender, receiver):
-        receiver.setsockopt(socket.SOL_UDP, _UDP_GRO, 1)
-        sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
-        sender.send(bytes(_SEGMENTS * _SIZE))
-        data, ancillary = _receive(receiver)
-        sizes = [struct.unpack("i", value[:4])[0] for _, kind, value in ancillary if kind == _UDP_GRO]
-        return "works" if len(data) == _SEGMENTS * _SIZE and sizes == [_SIZE] else "packets are not merged"
-
-
-@contextmanager
-def _connected_sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Yield two UDP sockets on loopback, the first connected to the second."""
-    sender, receiver = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
-    with sender, receiver:
-        receiver.bind(("127.0.0.1", 0))
-        sender.connect(receiver.getsockname())
-        yield sender, receiver
+    receiver.setsockopt(socket.SOL_UDP, _UDP_GRO, 1)
+    sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
+    sender.send(bytes(_SEGMENTS * _SIZE))
+    data, ancillary = _receive(receiver)
+    sizes = [struct.unpack("i", value[:4])[0] for _, kind, value in ancillary if kind == _UDP_GRO]
+    return "works" if len(data) == _SEGMENTS * _SIZE and sizes == [_SIZE] else "packets are not merged"
 
 
 def _receive(receiver: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]]]:
@@ -403,16 +372,6 @@ def _mtu(lanes: int) -> Iterator[Finding]:
         mtu = int(text)
         remedy = f"ip link set {name} mtu {needed}, if peelsum's packets go there; or use fewer lanes"
         yield _check_result(f"MTU of {name}", str(mtu), f"{needed} or more", remedy, mtu >= needed, "note")
-
-
-def _namespaces() -> Finding:
-    root, allowed = (
-        os.geteuid() == 0,
-        _read_text(Path("/proc/sys/user/max_net_namespaces")) not in ("0", "unknown"),
-    )
-    report = f"{'root' if root else 'not root'}, {'' if allowed else 'not '}allowed"
-    remedy = "only --links veth needs it: run as root, with user.max_net_namespaces above 0"
-    return _check_result("network namespaces", report, "root, allowed", remedy, root and allowed, "note")
 
 
 def _port(port: int, who: str) -> Finding:

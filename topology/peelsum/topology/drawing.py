@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from peelsum.topology.description import Link, Topology, switch_port
-from peelsum.topology.jobs import worker_numbers
+from peelsum.topology.description import Topology, switch_port, worker_numbers
 
 
 def as_text(topology: Topology) -> str:
@@ -37,18 +36,14 @@ def _neighbours(topology: Topology, switch: str) -> list[tuple[int, str, str]]:
     """Return (port, neighbour, text of the link's properties) for each link of a switch, by port."""
     neighbours = []
     for link in topology.links:
+        text = f", {link.rate_mbit:g} Mbit/s" if link.rate_mbit is not None else ""
+        text += f", {link.latency_ms:g} ms" if link.latency_ms else ""
+        text += f", loses {link.loss:.3g}" if link.loss else ""
         for end, other in (link.ends, link.ends[::-1]):
             if (port := switch_port(end)) and port[0] == switch:
                 far = switch_port(other)
-                neighbours.append((port[1], far[0] if far else other, _properties(link)))
+                neighbours.append((port[1], far[0] if far else other, text))
     return sorted(neighbours)
-
-
-def _properties(link: Link) -> str:
-    texts = [f"{link.rate_mbit:g} Mbit/s"] if link.rate_mbit is not None else []
-    texts += [f"{link.latency_ms:g} ms"] if link.latency_ms else []
-    texts += [f"loses {link.loss:.3g}"] if link.loss else []
-    return "".join(f", {text}" for text in texts)
 
 
 def _role(topology: Topology, node: str) -> str:

@@ -1,4 +1,4 @@
-"""Network namespaces, the links between them, and raw frames on interfaces.
+"""Network namespaces, and the links between them.
 
 Namespaces have no names in the file system. So the kernel removes them and their links when the processes in
 them end, for whatever reason. Links are created by iproute2 in the calling thread's namespace, which is the
@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -24,12 +23,10 @@ from pathlib import Path
 from peelsum.processes.children import die_with_parent
 from peelsum.softswitch.ports.interfaces import disable_offloads
 from peelsum.topology.errors import TopologyError
-from peelsum.wire import Batch
 
 #: The name of a host's interface, as in the P4 tutorials.
 HOST_INTERFACE = "eth0"
 MTU = 9000
-ETH_P_ALL = 3
 #: The time limit until the kernel has connected the ends of a veth pair. A busy machine takes 0.1 s.
 _LINK_UP_TIMEOUT_S = 30.0
 _POLL_S = 0.005
@@ -199,47 +196,6 @@ def drop_packets(share: float, *interfaces: str) -> None:
     )
     rules = f"table netdev peelsum-{interfaces[0]} {{\n{chains}\n}}\n"
     run(f"loss {share:g}", "nft", "-f", "-", stdin=rules)
-
-
-class RawInterface:
-    """A non-blocking AF_PACKET socket on one interface."""
-
-    def __init__(self, name: str, *, receives: bool = True) -> None:
-        """name: the interface. receives: whether frames are read; if not, the kernel queues none."""
-        self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
-        self._sock.bind((name, ETH_P_ALL if receives else 0))
-        self._sock.setblocking(False)
-
-    def fileno(self) -> int:
-        """Return the file descriptor, for select."""
-        return self._sock.fileno()
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._sock.close()
-
-    def send(self, frames: Batch) -> int:
-        """Send frames, uint8[n, length]; return how many of them the kernel accepted."""
-        for sent, frame in enumerate(frames):
-            try:
-                self._sock.send(frame.data)
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
-                    raise
-                return sent
-        return len(frames)
-
-    def receive_into(self, rows: Batch) -> int:
-        """Receive frames into the rows of uint8[n, length]; return how many. Drop frames of other lengths."""
-        count = 0
-        while count < len(rows):
-            try:
-                length = self._sock.recv_into(rows[count].data)
-            except BlockingIOError:
-                break
-            count += length == rows.shape[1]
-        return count
 
 
 @contextmanager

@@ -18,11 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from peelsum.processes.children import ADMISSION, Child
-from peelsum.processes.errors import ProcessError
-from peelsum.processes.restarts import RestartableProcess
-from peelsum.topology import bmv2, jobs
-from peelsum.topology.description import JobNode, Link, Topology, switch_port
+from peelsum.processes.children import ADMISSION, Child, RestartableProcess
+from peelsum.processes.user_errors import ProcessError
+from peelsum.topology import bmv2
+from peelsum.topology.description import (
+    JobNode,
+    Link,
+    Topology,
+    job_description,
+    switch_port,
+    worker_numbers,
+)
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.namespaces import (
     HOST_INTERFACE,
@@ -92,15 +98,20 @@ class Network(ABC):
         If the job has finished, admit it again in a new generation, so that `places` has new seats. Raises
         ProcessError if a process has ended by itself and cannot be restarted.
         """
-        events = self._controller_events()
-        ended_processes = [process for process in self._processes.values() if not process.child.running]
-        finished = [
-            process for process in ended_processes if process.name == _SERVER and process.child.status == 0
-        ]
+        events, finished = [], False
+        controller = self._processes.get(_CONTROLLER)
+        while controller is not None and controller.child.running and controller.child.has_message(0):
+            line = controller.child.next_message(0) or {}
+            events += [line["event"]] if "event" in line else []
         with self._marked():
-            for process in ended_processes:
-                if process not in finished:
-                    events.append(self._restart_process(process))
+            for process in [process for process in self._processes.values() if not process.child.running]:
+                if process.name == _SERVER and process.child.status == 0:
+                    finished = True
+                elif self._restart or process.again is None:
+                    events.append(process.restart())
+                else:
+                    report = process.child.exit_report()
+                    raise ProcessError(f"{report}; with --restart it would have been started again")
         if finished:
             events.append(f"job: has finished; {self.readmit()}")
         return events
@@ -111,20 +122,6 @@ class Network(ABC):
         with self._marked():
             self._start_job()
         return "admitted again in a new generation"
-
-    def _controller_events(self) -> list[str]:
-        """Return the events that the controller has printed since the last call."""
-        events = []
-        controller = self._processes.get(_CONTROLLER)
-        while controller is not None and controller.child.running and controller.child.has_message(0):
-            line = controller.child.next_message(0) or {}
-            events += [line["event"]] if "event" in line else []
-        return events
-
-    def _restart_process(self, process: RestartableProcess) -> str:
-        if self._restart or process.again is None:
-            return process.restart()
-        raise ProcessError(f"{process.child.exit_report()}; with --restart it would have been started again")
 
     def close(self) -> None:
         """End all processes, in the reverse order of their start."""
@@ -143,14 +140,13 @@ class Network(ABC):
     @contextmanager
     def _marked(self) -> Iterator[None]:
         """Set the network's marker in the environment, which processes inherit that the body starts."""
-        previous = os.environ.get(MARKER)
+        previous = {name: os.environ[name] for name in (MARKER,) if name in os.environ}
         os.environ[MARKER] = self.name
         try:
             yield
         finally:
-            os.environ.pop(MARKER)
-            if previous is not None:
-                os.environ[MARKER] = previous
+            del os.environ[MARKER]
+            os.environ.update(previous)
 
     def _child(self, stack: ExitStack, name: str, *arguments: str) -> dict[str, Any]:
         """Start a `peelsum` command that ends with `stack`; return its first message."""
@@ -177,7 +173,7 @@ class Network(ABC):
         self.seats_file.touch()
         path = folder / "job.toml"
         window = job.window or _WINDOWS[self.switch]
-        path.write_text(jobs.description(self.topology, job, self.p4runtime, window, addressed=addressed))
+        path.write_text(job_description(self.topology, job, self.p4runtime, window, addressed=addressed))
         return self._child(self._job_stack, _CONTROLLER, "job", "admit", str(path), "--hold")
 
     def _start_server(
@@ -204,7 +200,7 @@ class Network(ABC):
         job = self.topology.job
         if admission is not None and job is not None and host in job.workers:
             seat = {
-                "worker_id": jobs.worker_numbers(self.topology, job)[host],
+                "worker_id": worker_numbers(self.topology, job)[host],
                 "switch_host": address[0],
                 "switch_port": address[1],
                 "admission": admission,
@@ -218,11 +214,8 @@ class Network(ABC):
 class UdpNetwork(Network):
     """A network over loopback: each port of a switch is a UDP socket."""
 
-    def __init__(self, topology: Topology, switch: SwitchKind = "embedded", *, restart: bool = False) -> None:
-        super().__init__(topology, switch, restart=restart)
-        self._udp_ports: dict[str, dict[int, int]] = {}
-
     def _start(self) -> None:
+        self._udp_ports: dict[str, dict[int, int]] = {}
         if self.switch != "embedded":
             raise TopologyError(f"switch: {self.switch}: has no UDP ports; use --links veth with it")
         for number, name in enumerate(self.topology.switches, 1):
@@ -238,7 +231,7 @@ class UdpNetwork(Network):
             admission = self._admit(job, addressed=False)
             self._start_server("{}:{}".format(*addresses[job.server]), admission)
         # All hosts are this machine, so one command can start several workers, and needs all their addresses.
-        numbers = jobs.worker_numbers(self.topology, job) if job is not None else {}
+        numbers = worker_numbers(self.topology, job) if job is not None else {}
         seats = ["{}:{}".format(*addresses[host]) for host in sorted(numbers, key=lambda host: numbers[host])]
         for host, address in addresses.items():
             self.places[host] = ExecContext(
@@ -249,7 +242,8 @@ class UdpNetwork(Network):
 
     def _start_switch(self, name: str, device_id: int) -> dict[int, int]:
         """Start a switch; return the UDP port of each of its ports."""
-        losses = {link.loss for link in self.topology.links for end in link.ends if _switch_of(end) == name}
+        ends = [(link.loss, switch_port(end)) for link in self.topology.links for end in link.ends]
+        losses = {loss for loss, port in ends if port and port[0] == name}
         if len(losses) > 1:
             raise TopologyError(
                 f"loss: links of {name} lose {sorted(losses)}: over UDP a switch has one share for all its "
@@ -294,11 +288,8 @@ class VethNetwork(Network):
     for all other hosts and the switches.
     """
 
-    def __init__(self, topology: Topology, switch: SwitchKind = "embedded", *, restart: bool = False) -> None:
-        super().__init__(topology, switch, restart=restart)
-        self._holders: dict[str, int] = {}
-
     def _start(self) -> None:
+        self._holders: dict[str, int] = {}
         if self.switch == "bmv2" and not bmv2.available():
             raise TopologyError(f"switch: {bmv2.BINARY}: not found on PATH; install BMv2, or use embedded")
         for tool in ("nsenter", "sleep"):
@@ -306,7 +297,10 @@ class VethNetwork(Network):
                 raise TopologyError(f"{tool}: not found on PATH; install util-linux and coreutils")
         enter_own_namespace()
         for host in self.topology.hosts:
-            self._holders[host] = self._start_holder()
+            holder = hold_namespace()
+            self._stack.callback(holder.wait)
+            self._stack.callback(holder.kill)
+            self._holders[host] = holder.pid
         for link in self.topology.links:
             _create_link(self.topology, link, self._holders)
         for host, pid in self._holders.items():
@@ -314,13 +308,12 @@ class VethNetwork(Network):
         for number, name in enumerate(self.topology.switches, 1):
             self.p4runtime[name] = self._start_switch(name, number)
         for host, pid in self._holders.items():
-            self._run_commands(host, pid)
-
-    def _start_holder(self) -> int:
-        holder = hold_namespace()
-        self._stack.callback(holder.wait)
-        self._stack.callback(holder.kill)
-        return holder.pid
+            for command in self.topology.hosts[host].commands:
+                words = inside(pid, "sh", "-c", command)
+                done = subprocess.run(words, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    reason = done.stderr.strip() or f"status {done.returncode}"
+                    raise TopologyError(f"hosts.{host}.commands: {command!r}: {reason}; correct it")
 
     def _configure(self, host: str, pid: int) -> None:
         """Configure a host's interface and neighbours, and shape what it sends."""
@@ -366,21 +359,6 @@ class VethNetwork(Network):
         """Return the address to which a host sends its packets: its switch's IPv4 address, and UDP_PORT."""
         switch = self.topology.attachments[host][0]
         return self.topology.address_of(switch)[1].partition("/")[0], UDP_PORT
-
-    def _run_commands(self, host: str, pid: int) -> None:
-        """Run the commands of a host's description. Raises TopologyError if one fails."""
-        for command in self.topology.hosts[host].commands:
-            done = subprocess.run(
-                inside(pid, "sh", "-c", command), capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                reason = done.stderr.strip() or f"status {done.returncode}"
-                raise TopologyError(f"hosts.{host}.commands: {command!r}: {reason}; correct it")
-
-
-def _switch_of(end: str) -> str | None:
-    port = switch_port(end)
-    return port[0] if port else None
 
 
 def _create_link(topology: Topology, link: Link, holders: Mapping[str, int]) -> None:

@@ -113,11 +113,9 @@ def folder() -> Path:
     """Return this user's folder for runtime files; create it if needed. Raises TopologyError."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(runtime) / "peelsum" if runtime else Path(tempfile.gettempdir()) / f"peelsum-{os.getuid()}"
-    try:
+    with _errors_translated(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_foreign = path.stat().st_uid != os.getuid() or path.is_symlink()
-    except OSError as error:
-        raise _folder_error(path, error) from None
     if is_foreign:
         raise TopologyError(f"{path}: belongs to another user; set XDG_RUNTIME_DIR to a folder of yours")
     return path
@@ -141,11 +139,7 @@ def _errors_translated(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _folder_error(path, error) from None
-
-
-def _folder_error(path: Path, error: OSError) -> TopologyError:
-    return TopologyError(f"{path}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours")
+        raise TopologyError(f"{path}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours") from None
 
 
 @contextmanager
@@ -172,14 +166,10 @@ def end(record: Record) -> None:
     when their processes have ended.
     """
     if record.up.pid != os.getpid() and record.up.running:
-        _signal(record.up, signal.SIGTERM)
-        _wait_for_end([record.up], GRACE_S)
-        _signal(record.up, signal.SIGKILL)
+        _end_processes([record.up], signal.SIGTERM)
+        _end_processes([record.up], signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        processes = _members(record.network)
-        for process in processes:
-            _signal(process, number)
-        _wait_for_end(processes, GRACE_S)
+        _end_processes(_members(record.network), number)
     shutil.rmtree(files_of(record.network), ignore_errors=True)
     with _errors_translated(file()):
         file().unlink(missing_ok=True)
@@ -197,13 +187,12 @@ def _members(network: str) -> list[Process]:
     return processes
 
 
-def _signal(process: Process, number: int) -> None:
-    if process.running:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(process.pid, number)
-
-
-def _wait_for_end(processes: list[Process], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def _end_processes(processes: list[Process], number: int) -> None:
+    """Send a signal to the processes that run, and wait until all have ended, up to GRACE_S."""
+    for process in processes:
+        if process.running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, number)
+    deadline = time.monotonic() + GRACE_S
     while any(process.running for process in processes) and time.monotonic() < deadline:
         time.sleep(_POLL_S)

@@ -15,11 +15,10 @@ import fcntl
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from ipaddress import IPv4Address
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal
 
-from peelsum.control import JobDescription, RacksDescription
+from peelsum.control import JobDescription
 from peelsum.control.cluster import (
     Event,
     JobController,
@@ -28,6 +27,7 @@ from peelsum.control.cluster import (
     listening_socket,
     serve_requests,
 )
+from peelsum.control.description import AnyDescription
 from peelsum.processes import SignalWaiter
 from peelsum.processes.progress import ProgressCallback, reporting_progress
 from peelsum.tls import TlsIdentity
@@ -43,40 +43,35 @@ class ServeError(Exception):
     """The job cannot be served with these options, or another process serves it."""
 
 
-@dataclass(frozen=True)
-class JobPlaces:
-    """A job, and the addresses to which its packets are sent."""
+def addresses_of(
+    job: AnyDescription, udp: Sequence[tuple[str, int]], *, ethernet: bool
+) -> Sequence[tuple[str, int]]:
+    """Return the address of each switch, to which packets are sent: the spine's first. Raises ServeError.
 
-    job: JobDescription | RacksDescription
-    udp: Sequence[tuple[str, int]]
-    """Host and UDP base port of each switch: of the spine first, then of the racks in order."""
-    ethernet: bool
-    """Whether switch ports are interfaces; packets are then sent to the description's `switch.address`."""
-
-    def bases(self) -> Sequence[tuple[str, int]]:
-        """Return the address of each switch, to which packets are sent. Raises ServeError."""
-        if not self.ethernet:
-            if len(self.udp) == len(self.job.plans()):
-                return self.udp
-            raise ServeError(
-                f"udp: {len(self.udp)} for {len(self.job.plans())} switches; give --udp once for each, or "
-                "--ethernet"
-            )
-        if self.udp:
-            raise ServeError("udp: is for ports that are UDP sockets; leave it or --ethernet out")
-        if not isinstance(self.job, JobDescription):
-            raise ServeError(
-                "ethernet: needs one switch; for racks, admit the job and give every host its seat"
-            )
-        if self.job.switch.address is None:
-            raise ServeError("switch.address: is missing; with --ethernet give the switch's mac and ip")
-        return [(str(IPv4Address(self.job.switch.address.ip)), UDP_PORT)]
+    udp: host and UDP base port of each switch. ethernet: whether switch ports are interfaces; packets are
+    then sent to the description's `switch.address`.
+    """
+    if not ethernet:
+        if len(udp) == len(job.plans()):
+            return udp
+        raise ServeError(
+            f"udp: {len(udp)} for {len(job.plans())} switches; give --udp once for each, or --ethernet"
+        )
+    if udp:
+        raise ServeError("udp: is for ports that are UDP sockets; leave it or --ethernet out")
+    if not isinstance(job, JobDescription):
+        raise ServeError("ethernet: needs one switch; for racks, admit the job and give every host its seat")
+    if job.switch.address is None:
+        raise ServeError("switch.address: is missing; with --ethernet give the switch's mac and ip")
+    return [(str(IPv4Address(job.switch.address.ip)), UDP_PORT)]
 
 
 def serve_job(
-    places: JobPlaces,
+    job: AnyDescription,
+    bases: Sequence[tuple[str, int]],
     address: tuple[str, int],
     *,
+    ethernet: bool,
     identity: TlsIdentity | None,
     token: str,
     show: Callable[[Event], None],
@@ -85,11 +80,11 @@ def serve_job(
 ) -> None:
     """Serve a job at `address` until a signal ends this process.
 
-    identity, token: as for `RequestServer`. show: takes the controller's events. tell: takes progress
-    messages. announce: called with host, port and controller when requests can be sent.
+    bases, ethernet: the switches' addresses, see `addresses_of`. identity, token: as for `RequestServer`.
+    show: takes the controller's events. tell: takes progress messages. announce: called with host, port and
+    controller when requests can be sent.
     Raises ServeError and ControlError.
     """
-    job, bases = places.job, places.bases()
     with ExitStack() as stack:
         controller = stack.enter_context(JobController(identity=identity, tell=show))
         with reporting_progress(
@@ -104,7 +99,7 @@ def serve_job(
         warm_up(job.plans()[0].switch.pipeline_lanes)  # so that no start waits for its server to compile
         name = f"job {job.job.id}"
         requests = stack.enter_context(RequestServer(socket, name, identity=identity, token=token))
-        runs = stack.enter_context(JobRuns(controller, job, bases, ethernet=places.ethernet))
+        runs = stack.enter_context(JobRuns(controller, job, bases, ethernet=ethernet))
         outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as with nohup
         ended = SignalWaiter(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
         host, port = socket.getsockname()[:2]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from peelsum.processes.children import ADMISSION, Child
-from peelsum.processes.errors import ProcessError
+from peelsum.processes.user_errors import ProcessError
 
 
 @dataclass(frozen=True)

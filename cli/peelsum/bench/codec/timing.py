@@ -1,14 +1,19 @@
-"""Time one worker's step through the codec: encode, sum over this worker alone, decode, and check.
+"""Random tensors, and the time of one worker's step with one: encode, sum over it alone, decode, and check.
 
 The time between encoding and decoding does not count. The check uses NumPy's arithmetic on the tensor.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
+from numba import config
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Choice, PlanSettings, TensorPlan
@@ -19,14 +24,133 @@ from peelsum.allreduce.one_round import OneRound, Prediction
 from peelsum.allreduce.plan import Layout, Plan
 from peelsum.allreduce.protocol import Round, SumProtocol, Sums
 from peelsum.allreduce.two_rounds import TwoRounds
-from peelsum.bench.codec.device import TimedDevice
-from peelsum.codec import HOST, CodecDevice, FixedPoint, occupied
+from peelsum.bench.devices import DEVICES, DeviceName, NoDeviceError
+from peelsum.bench.point import Support
+from peelsum.codec import BLOCK_SIZES, HOST, CodecDevice, CodecError, FixedPoint, occupied, warm_up
+from peelsum.codec import device as codec_device
 from peelsum.summation import Words
 
 #: Runs of a measurement; it ends earlier once they have taken _ENOUGH_S seconds.
 REPEATS = 5
 _ENOUGH_S = 2.0
 _CHECK_BATCH = 2**22
+#: Peak memory: of an element, the value, random numbers and copies of words; of a candidate, peeling.
+_BYTES_PER_ELEMENT, _BYTES_PER_CANDIDATE = 24, 120
+SUPPORTS: tuple[Support, ...] = get_args(Support)
+#: Elements of a row in support `rows`; number of columns in support `columns`, half of which are all zero.
+ROW = 64
+COLUMNS = 256
+_NONZERO_COLUMNS = COLUMNS // 2
+
+
+def positions(support: Support, elements: int, density: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return random positions of non-zeros, int64[k], ascending.
+
+    With `uniform` each element, with `rows` each row of ROW elements is non-zero with probability `density`.
+    With `columns`, half of the columns are zero, and elements of the others are non-zero with probability
+    `2 * density`; `density` is then at most 1/2.
+    """
+    if support == "rows":
+        rows = np.flatnonzero(rng.random(-(-elements // ROW), np.float32) < density)
+        nonzero = (rows[:, np.newaxis] * ROW + np.arange(ROW)).reshape(-1)
+        return nonzero[: np.searchsorted(nonzero, elements)]
+    if support == "uniform":
+        return np.flatnonzero(rng.random(elements, np.float32) < density)
+    in_nonzero_column = np.resize(rng.permutation(COLUMNS) < _NONZERO_COLUMNS, elements)
+    return np.flatnonzero(in_nonzero_column & (rng.random(elements, np.float32) < 2 * density))
+
+
+def tensor(
+    support: Support, elements: int, density: float, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return float32[elements] with normally distributed values at `positions`, and these positions."""
+    rng = np.random.default_rng([seed, elements])
+    nonzero = positions(support, elements, density, rng)
+    normal = rng.standard_normal(nonzero.size, np.float32)
+    values = np.zeros(elements, np.float32)
+    values[nonzero] = np.where(normal == 0, np.float32(1), normal)
+    return values, nonzero
+
+
+def expected_statistics(support: Support, elements: int, density: float) -> UnionCounts:
+    """Return the expected statistics of a tensor with this support: its occupied blocks of each size."""
+    if support == "uniform":
+        return UnionCounts.uniform(elements, density)
+
+    def share(size: int) -> float:
+        """Return the share of blocks of `size` elements, a power of 2, that hold a non-zero."""
+        if support == "rows":
+            return float(1 - (1 - density) ** max(size // ROW, 1))
+        zero, half = 1 - 2 * density, _NONZERO_COLUMNS
+        if size >= COLUMNS:
+            return float(1 - zero ** (size // 2))
+        # By the number of a block's columns that are not all zero.
+        empty = sum(
+            math.comb(half, count) * math.comb(half, size - count) / math.comb(COLUMNS, size) * zero**count
+            for count in range(max(0, size - half), min(size, half) + 1)
+        )
+        return 1 - empty
+
+    return UnionCounts(tuple(2.0**-b * elements * share(2**b) for b in range(BLOCK_SIZES)))
+
+
+@dataclass(frozen=True)
+class TimedDevice:
+    """A device on which to measure the codec."""
+
+    name: DeviceName
+    codec: CodecDevice
+    """The codec on it."""
+    place: Callable[[NDArray[np.float32]], Any]
+    """Copies the host's float32[n] to the device."""
+    clock: Callable[[], float] = time.perf_counter
+    """Returns seconds: of the thread's processor time if Numba uses one thread, else of the wall clock."""
+
+    @classmethod
+    def of(cls, name: str) -> TimedDevice:
+        """Return the device of that name, with compiled kernels. Raises NoDeviceError if it is missing."""
+        if name == "cpu":
+            warm_up()
+            one_thread = config.NUMBA_NUM_THREADS == 1  # type: ignore[attr-defined]  # made at run time
+            clock = time.thread_time if one_thread else time.perf_counter
+            return cls("cpu", codec_device(), lambda values: values, clock)
+        if name != "cuda":
+            raise NoDeviceError(f"--device: {name!r} is unknown; use one of {', '.join(DEVICES)}")
+        try:
+            codec = codec_device("gpu")
+        except CodecError as error:
+            raise NoDeviceError(f"--device: 'cuda' is not available; use cpu: {error}") from None
+        import torch
+
+        # Without a GPU, Triton's interpreter runs the kernels on the CPU.
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        warm_up("gpu")
+        return cls("cuda", codec, lambda values: torch.from_numpy(values).to(device))
+
+
+class NotEnoughMemoryError(ValueError):
+    """A tensor is too large to be measured on this machine. The message says by how much."""
+
+
+def require_memory(elements: int, density: float, workers: int = 1) -> None:
+    """Raise NotEnoughMemoryError unless every worker's tensor of `elements` elements fits in memory."""
+    element_bytes = workers * (_BYTES_PER_ELEMENT + _BYTES_PER_CANDIDATE * density)
+    needed, free = elements * element_bytes, free_bytes()
+    if free is not None and needed > free:
+        raise NotEnoughMemoryError(
+            f"--elements: {elements:,} at density {density:g} take about {needed / 2**30:,.1f} GiB, "
+            f"and {free / 2**30:.1f} are free; use at most {int(free / element_bytes):,}"
+        )
+
+
+def free_bytes() -> int | None:
+    """Return Linux's estimate of the available memory in bytes; None on other systems."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kibibytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(kibibytes[0]) * 1024 if kibibytes else None
 
 
 class NotExactError(Exception):

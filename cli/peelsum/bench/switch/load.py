@@ -1,23 +1,34 @@
-"""A closed loop of contributions and results, which loads a switch and checks its sums.
+"""A closed loop of contributions and results, which loads a switch and checks its sums; and its hosts.
 
-The caller's `Hosts` send and receive the packets.
+Workers and server are behind UDP ports of the softswitch (`UdpHosts`), or on interfaces (`RingHosts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import select
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire import EVERYONE, Batch, Kind, pack, packet_bytes, packet_fields
+from peelsum.softswitch import Frames
+from peelsum.softswitch.ports.interfaces import InterfacePorts
+from peelsum.softswitch.ports.udp import frame_header
+from peelsum.switch_settings import Method
+from peelsum.topology.errors import TopologyError
+from peelsum.wire import EVERYONE, FRAME_HEADER_BYTES, Batch, Kind, pack, packet_bytes, packet_fields
+from peelsum.wire.datagrams import BatchSocket
 
 #: Seconds of silence after which chunks count as lost.
 _TIMEOUT_S = 0.2
 #: Number of sums that are compared, from the first.
 _CHECKED = 2048
+_HELLOS = 50
+_HELLO_TIMEOUT_S = 0.1
+#: Maximum of frames that hosts on interfaces send or receive at once.
+_RING_BATCH = 4096
 
 
 class Hosts(Protocol):
@@ -40,6 +51,116 @@ class Hosts(Protocol):
 
         Return their number. With `expected` 0, receive only those that have arrived already.
         """
+
+
+class UdpHosts:
+    """Workers behind switch ports 1 to n, and the server behind port n + 1, all over UDP."""
+
+    def __init__(self, host: str, udp_ports: Mapping[int, int], workers: int, packet_bytes: int) -> None:
+        """Send a hello on every port. Raises TopologyError if no switch answers."""
+        self._sockets: list[BatchSocket] = []
+        try:
+            for port in range(1, workers + 2):
+                sock = BatchSocket.bind(("127.0.0.1", 0), packet_bytes)
+                self._sockets.append(sock)
+                sock.connect((host, udp_ports[port]))
+                for _ in range(_HELLOS):
+                    sock.send_hello()
+                    is_readable = bool(select.select([sock], [], [], _HELLO_TIMEOUT_S)[0])
+                    if is_readable and (burst := sock.receive()) and burst.hello:
+                        break
+                else:
+                    raise TopologyError(f"udp port {udp_ports[port]}: no switch answers; is it running?")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for sock in self._sockets:
+            sock.close()
+
+    def send(self, worker: int, batch: Batch) -> None:
+        """See `Hosts.send`. Packets that do not fit the kernel's buffer are lost."""
+        self._sockets[worker].send(batch)
+
+    def send_results(self, batch: Batch) -> None:
+        """See `Hosts.send_results`."""
+        self._sockets[-1].send(batch)
+
+    def receive_sums(self, timeout: float) -> Batch | None:
+        """See `Hosts.receive_sums`."""
+        select.select([self._sockets[-1]], [], [], timeout)
+        burst = self._sockets[-1].receive()
+        return None if burst is None else burst.packets
+
+    def receive_results(self, expected: int, timeout: float) -> int:
+        """See `Hosts.receive_results`."""
+        workers, count = self._sockets[:-1], 0
+        while True:
+            for sock in workers:
+                while (burst := sock.receive()) is not None:
+                    count += len(burst.packets)
+            if count >= expected or not select.select(workers, [], [], timeout)[0]:
+                return count
+
+
+class RingHosts:
+    """Workers and server at the host ends of virtual Ethernet pairs, by AF_XDP or AF_PACKET.
+
+    Worker w is at port w + 1, the server at the last port. They use the softswitch's own ports on interfaces.
+    """
+
+    def __init__(
+        self, interfaces: Mapping[int, str], workers: int, packet_bytes: int, method: Method
+    ) -> None:
+        """Open the host ends, given by switch port in `interfaces`."""
+        self._ports = InterfacePorts(interfaces, batch=_RING_BATCH, method=method)
+        self._ports.resize(packet_bytes)
+        self._server, self._workers = workers + 1, list(range(1, workers + 1))
+        self._size = FRAME_HEADER_BYTES + packet_bytes
+        self._frames = np.zeros((workers + 1, _RING_BATCH, self._size), np.uint8)
+        for frames, port in zip(self._frames, (*self._workers, self._server), strict=True):
+            frames[:, :FRAME_HEADER_BYTES] = frame_header(port, packet_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ports.close()
+
+    def send(self, worker: int, batch: Batch) -> None:
+        """See `Hosts.send`."""
+        frames = self._frames[worker][: len(batch)]
+        frames[:, FRAME_HEADER_BYTES:] = batch
+        length = np.full(len(batch), self._size, np.int32)
+        port = self._server if worker < 0 else worker + 1
+        self._ports.send(Frames(frames, length, np.full_like(length, port)))
+
+    def send_results(self, batch: Batch) -> None:
+        """See `Hosts.send_results`."""
+        self.send(-1, batch)
+
+    def receive_sums(self, timeout: float) -> Batch | None:
+        """See `Hosts.receive_sums`. Frame headers are removed."""
+        select.select([self._ports.ports[self._server].socket], [], [], timeout)
+        frames = self._ports.receive([self._server])
+        return np.ascontiguousarray(frames.data[:, FRAME_HEADER_BYTES : self._size]) if len(frames) else None
+
+    def receive_results(self, expected: int, timeout: float) -> int:
+        """See `Hosts.receive_results`."""
+        count = 0
+        while True:
+            count += len(self._ports.receive(self._workers))
+            sockets = [self._ports.ports[port].socket for port in self._workers]
+            if count >= expected or not select.select(sockets, [], [], timeout)[0]:
+                return count
 
 
 class WrongSumError(AssertionError):
@@ -87,27 +208,13 @@ class Load:
 
     def contributions(self, worker: int) -> Batch:
         """Return worker `worker`'s packets for chunks 0 to `window` - 1."""
-        return pack(
-            self.lanes[worker],
-            kind=Kind.CONTRIBUTION,
-            job_id=self.job_id,
-            generation=self.generation,
-            sender=worker,
-            bitmap=1 << worker,
-            chunk_id=np.arange(self.window),
-        )
+        job = {"job_id": self.job_id, "generation": self.generation, "chunk_id": np.arange(self.window)}
+        return pack(self.lanes[worker], kind=Kind.CONTRIBUTION, sender=worker, bitmap=1 << worker, **job)
 
     def results(self) -> Batch:
         """Return the server's packets for chunks 0 to `window` - 1."""
-        return pack(
-            self.sums,
-            kind=Kind.RESULT,
-            job_id=self.job_id,
-            generation=self.generation,
-            sender=EVERYONE,
-            bitmap=self.expected_mask,
-            chunk_id=np.arange(self.window),
-        )
+        job = {"job_id": self.job_id, "generation": self.generation, "chunk_id": np.arange(self.window)}
+        return pack(self.sums, kind=Kind.RESULT, sender=EVERYONE, bitmap=self.expected_mask, **job)
 
     def check(self, sums: Batch) -> None:
         """Raise WrongSumError unless every packet in `sums` holds the complete sum of its chunk."""
@@ -144,7 +251,11 @@ def drive(
     started = clock()
     while (now := clock()) < started + (seconds if done else max(seconds, first_within)):
         while outstanding + half <= load.window:
-            _send_half(load, hosts, packets, next_chunk, half)
+            rows = slice(next_chunk % load.window, next_chunk % load.window + half)
+            chunk_ids = np.arange(next_chunk, next_chunk + half) & 0xFFFFFFFF
+            for worker, batch in enumerate(packets):
+                packet_fields(batch[rows], load.lanes.shape[2])["chunk_id"] = chunk_ids
+                hosts.send(worker, batch[rows])
             next_chunk, outstanding = next_chunk + half, outstanding + half
         hosts.receive_results(0, 0.0)
         sums = hosts.receive_sums(_TIMEOUT_S)
@@ -199,15 +310,6 @@ def time_slots(
         hosts.send_results(as_results(complete, load.lanes.shape[2]))
         hosts.receive_results(load.workers, _TIMEOUT_S)
     return ChunkLatencies(np.array(latencies) * 1e6, lost)
-
-
-def _send_half(load: Load, hosts: Hosts, packets: list[Batch], first: int, half: int) -> None:
-    """Send the contributions of chunks `first` to `first + half - 1` from every worker's `packets`."""
-    rows = slice(first % load.window, first % load.window + half)
-    chunk_ids = np.arange(first, first + half) & 0xFFFFFFFF
-    for worker, batch in enumerate(packets):
-        packet_fields(batch[rows], load.lanes.shape[2])["chunk_id"] = chunk_ids
-        hosts.send(worker, batch[rows])
 
 
 def _complete(load: Load, sums: Batch) -> Batch:

@@ -7,21 +7,22 @@ links are virtual Ethernet, limited to the same rate by token buckets.
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from peelsum.bench.devices import require_device
-from peelsum.bench.train.links import ShapedLan
 from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, WorkerOptions
-from peelsum.bench.workers import Reports, gather_reports
 from peelsum.processes import Child
+from peelsum.processes.children import gather_reports
 from peelsum.topology import Star, TopologyError
-from peelsum.topology.namespaces import HOST_INTERFACE
+from peelsum.topology.namespaces import HOST_INTERFACE, hold_namespace, inside
 
 #: Seconds that a sum waits for a worker. At the published sizes, steps take minutes and differ by as much.
 _TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
@@ -32,6 +33,12 @@ _TIMES = (
     *("iteration", "iteration_least", "iteration_most", "compute", "encode", "network", "decode"),
     "aggregation",
 )
+_TOOLS = ("ip", "tc", "nsenter")
+_MTU = 9000
+#: A token bucket holds a millisecond of the rate, and the largest segment that the kernel sends at once.
+_SEGMENT_BYTES = 1 << 16
+#: Length of a link's queue, in milliseconds of the rate.
+_QUEUE_MS = 50
 
 
 def bench_train(
@@ -43,46 +50,27 @@ def bench_train(
     time, without rates. Raises ProcessError if a process fails, and NoDeviceError if the device is missing.
     """
     require_device(options["device"])
-    rates = [None] if cpu else list(gbps)
-    with ExitStack() as stack:
-        # Namespaces must exist before this process starts threads.
-        lan = None if cpu else _shaped_lan(stack, workers)
-        rows = [*_measure_switch(options, workers, rates), *_measure_gloo(options, workers, rates, lan)]
+    rates: list[float | None] = [None] if cpu else list(gbps)
+    timeout_s, rows = _TIMEOUT_SMALL_S if options["small"] else _TIMEOUT_FULL_S, list[dict[str, Any]]()
+    with ExitStack() as links:
+        lan = None
+        if not cpu:  # namespaces must exist before this process starts threads
+            with suppress(TopologyError):  # without them, gloo is measured at no set rate
+                lan = links.enter_context(ShapedLan(workers))
+        with ExitStack() as stack:
+            children = _start_workers(stack, options, workers, None)
+            for rate in rates:
+                with Star(workers, rate_mbit=rate and 1000 * rate, timeout_s=timeout_s) as star:
+                    shaped = {"gbps": rate, "shaped_by": "switch ports" if rate else None}
+                    rows += [row | shaped for row in _measure_paths(children, list(FORMS), star)]
+        with ExitStack() as stack:
+            children = _start_workers(stack, options, workers, lan)
+            for rate in rates if lan else [None]:
+                if lan and rate:
+                    lan.shape(rate)
+                shaped = {"gbps": rate, "shaped_by": "namespaces" if lan else None}
+                rows += [row | shaped for row in _measure_paths(children, GLOO_PATHS, None)]
         return compared(rows)
-
-
-def _shaped_lan(stack: ExitStack, workers: int) -> ShapedLan | None:
-    """Return links whose rate can be limited; None if this process may not create any."""
-    try:
-        return stack.enter_context(ShapedLan(workers))
-    except TopologyError:
-        return None
-
-
-def _measure_switch(
-    options: dict[str, Any], workers: int, rates: Sequence[float | None]
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the backends that use the switch."""
-    timeout_s = _TIMEOUT_SMALL_S if options["small"] else _TIMEOUT_FULL_S
-    with ExitStack() as stack:
-        children = _start_workers(stack, options, workers, None)
-        for gbps in rates:
-            with Star(workers, rate_mbit=gbps and 1000 * gbps, timeout_s=timeout_s) as star:
-                for row in _measure_paths(children, list(FORMS), star):
-                    yield {**row, "gbps": gbps, "shaped_by": "switch ports" if gbps else None}
-
-
-def _measure_gloo(
-    options: dict[str, Any], workers: int, rates: Sequence[float | None], lan: ShapedLan | None
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the backends without a switch; without `lan`, at no set rate."""
-    with ExitStack() as stack:
-        children = _start_workers(stack, options, workers, lan)
-        for gbps in rates if lan else [None]:
-            if lan and gbps:
-                lan.shape(gbps)
-            for row in _measure_paths(children, GLOO_PATHS, None):
-                yield {**row, "gbps": gbps, "shaped_by": "namespaces" if lan else None}
 
 
 def _start_workers(
@@ -113,7 +101,7 @@ def _measure_paths(
         yield _row(gather_reports(children, star.check) if star else gather_reports(children))
 
 
-def _row(reports: Reports) -> dict[str, Any]:
+def _row(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a backend's row: times of the slowest worker, sums of processor times, mean densities."""
 
     def values(name: str) -> list[float]:
@@ -138,25 +126,93 @@ def _row(reports: Reports) -> dict[str, Any]:
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows sorted by rate, with their speedups over dense sums and over gloo."""
-    by_path = {(row["path"], row["gbps"]): row for row in rows}
-
-    def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
+    by_path, by_rate = {(row["path"], row["gbps"]): row for row in rows}, []
+    for row in sorted(rows, key=lambda row: row["gbps"] or 0):
         dense = by_path.get(("switch-dense", row["gbps"]))
         # If gloo's links could not be shaped, its only row serves all rates.
         gloo = by_path.get(("gloo", row["gbps"])) or by_path.get(("gloo", None))
-        return {
-            **row,
+        ratios = {
             "speedup_over_dense": _ratio(dense, row, "iteration_ms"),
             "speedup_over_gloo": _ratio(gloo, row, "iteration_ms"),
             "aggregation_over_dense": _ratio(dense, row, "aggregation_ms"),
             "aggregation_over_gloo": _ratio(gloo, row, "aggregation_ms"),
             "cpu_of_gloo": _ratio(row, gloo, "cpu_ms"),
         }
-
-    return [with_ratios(row) for row in sorted(rows, key=lambda row: row["gbps"] or 0)]
+        by_rate.append(row | ratios)
+    return by_rate
 
 
 def _ratio(numerator: dict[str, Any] | None, denominator: dict[str, Any] | None, key: str) -> float | None:
     if numerator is None or denominator is None or not denominator[key]:
         return None
     return float(round(numerator[key] / denominator[key], 3))
+
+
+class ShapedLan:
+    """`workers` namespaces, connected by a bridge in another one.
+
+    Entering it raises TopologyError if a tool is missing or the process lacks permission.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._stack = ExitStack()
+        self._pids: list[int] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def prefix(self, worker: int) -> list[str]:
+        """Return what to put before a command to run it in a worker's namespace, which has HOST_INTERFACE."""
+        return inside(self._pids[worker])
+
+    def shape(self, gbps: float) -> None:
+        """Limit every link to `gbps` Gbit/s in each direction."""
+        rate_bit = int(gbps * 1e9)
+        burst = str(_SEGMENT_BYTES + rate_bit // 8000)
+        bucket = ["tbf", "rate", f"{rate_bit}bit", "burst", burst, "latency", f"{_QUEUE_MS}ms"]
+        for worker, pid in enumerate(self._pids):
+            self._run(self._bridge, "tc", "qdisc", "replace", "dev", f"w{worker}", "root", *bucket)
+            self._run(pid, "tc", "qdisc", "replace", "dev", HOST_INTERFACE, "root", *bucket)
+
+    def _start(self) -> None:
+        missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+        if missing:
+            raise TopologyError(f"{missing[0]}: not found on PATH; install iproute2 and util-linux")
+        self._bridge = self._hold_namespace()
+        self._pids = [self._hold_namespace() for _ in range(self._workers)]
+        self._run(self._bridge, "ip", "link", "add", "bridge", "type", "bridge")
+        self._run(self._bridge, "ip", "link", "set", "bridge", "mtu", str(_MTU), "up")
+        for worker, pid in enumerate(self._pids):
+            self._connect(worker, pid)
+
+    def _connect(self, worker: int, pid: int) -> None:
+        """Connect a worker's HOST_INTERFACE to the bridge."""
+        name = f"w{worker}"
+        ends = ["type", "veth", "peer", "name", HOST_INTERFACE, "netns", str(pid)]
+        self._run(self._bridge, "ip", "link", "add", name, *ends)
+        self._run(self._bridge, "ip", "link", "set", name, "mtu", str(_MTU), "up")
+        self._run(self._bridge, "ip", "link", "set", name, "master", "bridge")
+        self._run(pid, "ip", "address", "add", f"10.0.0.{worker + 1}/24", "dev", HOST_INTERFACE)
+        self._run(pid, "ip", "link", "set", HOST_INTERFACE, "mtu", str(_MTU), "up")
+        self._run(pid, "ip", "link", "set", "lo", "up")
+
+    def _hold_namespace(self) -> int:
+        holder = hold_namespace()
+        self._stack.callback(holder.wait)
+        self._stack.callback(holder.kill)
+        return holder.pid
+
+    @staticmethod
+    def _run(pid: int, *command: str) -> None:
+        result = subprocess.run(inside(pid, *command), capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise TopologyError(f"{' '.join(command)}: {result.stderr.strip()}; run as root")

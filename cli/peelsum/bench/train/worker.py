@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from statistics import median
 from typing import Any
@@ -27,10 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 from peelsum.allreduce import AllreduceError, RequestedForm, Summation
 from peelsum.bench.devices import cpu_s
 from peelsum.processes import print_message, receive_from_parent
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
-from peelsum.training import Batch, Task, TrainingDataError, make_task
+from peelsum.training import Task, TrainingDataError, make_task
 from peelsum.transport import TransportError
 from peelsum.transport.seats import plug_in
 
@@ -41,6 +41,8 @@ HOOK_OVER_GLOO, FP16 = "hook-gloo", "fp16"
 _FLOAT_BYTES = 4
 
 Future = torch.futures.Future[torch.Tensor]
+#: Seconds of each iteration, by part: `all`, `optimizer`, `optimizer_cpu`, `encode`, `network`, `decode`.
+Iterations = list[dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -64,49 +66,6 @@ class WorkerOptions:
     """Share of elements that the hook sends; None for all."""
     device: str
     """"cpu" or "cuda"."""
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """Seconds of one iteration."""
-
-    all: float
-    """The whole iteration."""
-    optimizer: float
-    """The optimizer's step."""
-    optimizer_cpu: float
-    """CPU seconds of the optimizer's step."""
-    encode: float
-    """Encoding, in the summing threads."""
-    network: float
-    """Waiting for sums, in the summing threads."""
-    decode: float
-    """Decoding, in the summing threads."""
-
-
-@dataclass
-class GradientRecorder:
-    """A communication hook that keeps copies of this worker's gradients, by bucket, while it is enabled."""
-
-    sum: Callable[[GradBucket], Future]
-    enabled: bool = False
-    buckets: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
-
-    def __call__(self, _: object, bucket: GradBucket) -> Future:
-        """See `DistributedDataParallel.register_comm_hook`."""
-        if self.enabled:
-            self.buckets.append((bucket.buffer().clone(), bucket.parameters()))
-        return self.sum(bucket)
-
-    def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
-        """Return the recorded gradients by parameter."""
-        gradients: dict[torch.Tensor, torch.Tensor] = {}
-        for buffer, parameters in self.buckets:
-            parts = torch.split(buffer, [parameter.numel() for parameter in parameters])
-            gradients |= {
-                parameter: part.view_as(parameter) for parameter, part in zip(parameters, parts, strict=True)
-            }
-        return gradients
 
 
 class Trainer:
@@ -138,9 +97,10 @@ class Trainer:
             )
         #: Whether buckets are summed. Otherwise the hook returns them unchanged, to time the rest of DDP.
         self._summing = True
-        self._recorder = GradientRecorder(self._sum)
-        # DDP reads a hook's annotations, which an object lacks.
-        self._model.register_comm_hook(None, lambda state, bucket: self._recorder(state, bucket))
+        #: Whether copies of this worker's gradients are kept, by bucket with its parameters, in `_buckets`.
+        self._recording = False
+        self._buckets: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        self._model.register_comm_hook(None, lambda _, bucket: self._sum(bucket))
 
     def measure(self) -> dict[str, Any]:
         """Run warm-up steps, steps without sums, timed steps, one checked step, and sums alone.
@@ -153,26 +113,30 @@ class Trainer:
         self._iterations(1)
         before = self._stats().wire_bytes
         timed, cpu_s, switch_cpu_s = self._with_cpu(lambda: self._iterations(steps))
-        computing_s += sum(iteration.optimizer_cpu for iteration in timed)
+        computing_s += sum(iteration["optimizer_cpu"] for iteration in timed)
         after = self._stats()
-        times = {
-            name: median(getattr(iteration, name) for iteration in timed)
-            for name in ("all", "optimizer", "encode", "network", "decode")
-        }
-        compute_s = median(iteration.all for iteration in unsummed) + times["optimizer"]
-        self._recorder.enabled = True
+        times = {name: median(iteration[name] for iteration in timed) for name in timed[0]}
+        compute_s = median(iteration["all"] for iteration in unsummed) + times["optimizer"]
+        self._recording = True
         self._iterations(1)
-        gradients = self._recorder.gradients()
+        gradients: dict[torch.Tensor, torch.Tensor] = {}
+        for buffer, parameters in self._buckets:
+            parts = torch.split(buffer, [parameter.numel() for parameter in parameters])
+            views = (part.view_as(parameter) for parameter, part in zip(parameters, parts, strict=True))
+            gradients |= zip(parameters, views, strict=True)
+        element_bytes = _FLOAT_BYTES / 2 if self._path == FP16 else _FLOAT_BYTES
         elements = sum(gradient.numel() for gradient in gradients.values())
+        workers = self._options.workers
+        ring_bytes = 2 * (workers - 1) / workers * element_bytes * elements
         return {
             "path": self._path,
             "form": self._form(after),
             "elements": elements,
             **self._densities(after, gradients),
-            "bytes_sent": (after.wire_bytes - before) / steps if self._state else self._ring_bytes(elements),
+            "bytes_sent": (after.wire_bytes - before) / steps if self._state else ring_bytes,
             "iteration_s": times["all"],
-            "iteration_least_s": min(iteration.all for iteration in timed),
-            "iteration_most_s": max(iteration.all for iteration in timed),
+            "iteration_least_s": min(iteration["all"] for iteration in timed),
+            "iteration_most_s": max(iteration["all"] for iteration in timed),
             "compute_s": compute_s,
             "encode_s": times["encode"],
             "network_s": times["network"] if self._state else max(0.0, times["all"] - compute_s),
@@ -188,7 +152,7 @@ class Trainer:
         if self._state is not None:
             self._state.close()
 
-    def _with_cpu(self, run: Callable[[], list[Iteration]]) -> tuple[list[Iteration], float, float]:
+    def _with_cpu(self, run: Callable[[], Iterations]) -> tuple[Iterations, float, float]:
         """Run; return the result, and the CPU seconds of this process and of the switch's processes."""
         dist.barrier()
         switch_s, process_s = sum(map(cpu_s, self._switch_pids)), time.process_time()
@@ -196,13 +160,10 @@ class Trainer:
         dist.barrier()
         return result, time.process_time() - process_s, sum(map(cpu_s, self._switch_pids)) - switch_s
 
-    def _ring_bytes(self, elements: int) -> float:
-        """Return the bytes that a worker sends in a ring allreduce."""
-        element_bytes = _FLOAT_BYTES / 2 if self._path == FP16 else _FLOAT_BYTES
-        return 2 * (self._options.workers - 1) / self._options.workers * element_bytes * elements
-
     def _sum(self, bucket: GradBucket) -> Future:
         """Average a bucket over the workers, as a communication hook does."""
+        if self._recording:
+            self._buckets.append((bucket.buffer().clone(), bucket.parameters()))
         if not self._summing:
             unchanged = Future()
             unchanged.set_result(bucket.buffer())
@@ -259,42 +220,46 @@ class Trainer:
     def _stats(self) -> HookStats:
         return HookStats() if self._state is None else self._state.stats()
 
-    def _iterations(self, steps: int, *, summed: bool = True) -> list[Iteration]:
-        """Run and measure `steps` iterations; all workers begin together."""
+    def _iterations(self, steps: int, *, summed: bool = True) -> Iterations:
+        """Run and measure `steps` iterations; all workers begin together.
+
+        summed: whether to sum gradients and to call the optimizer.
+        """
         batches = [
             tuple(tensor.to(self._device) for tensor in batch) for batch in islice(self._batches, steps)
         ]
         self._synchronize()
         dist.barrier()
-        return [self._iteration(batch, summed) for batch in batches]
-
-    def _iteration(self, batch: Batch, summed: bool) -> Iteration:
-        """Run one iteration and measure its parts; without `summed`, leave out sums and optimizer."""
-        before = self._stats()
-        started = time.perf_counter()
-        self._optimizer.zero_grad()
-        self._summing = summed
-        self._model(*batch).backward()
-        self._synchronize()
-        computed, computed_cpu = time.perf_counter(), time.thread_time()
-        if summed:
-            self._optimizer.step()
-        self._synchronize()
-        ended, ended_cpu = time.perf_counter(), time.thread_time()
-        after = self._stats()
-        return Iteration(
-            ended - started,
-            ended - computed,
-            ended_cpu - computed_cpu,
-            after.encode_s - before.encode_s,
-            after.network_s - before.network_s,
-            after.decode_s - before.decode_s,
-        )
+        iterations = []
+        for batch in batches:
+            before = self._stats()
+            started = time.perf_counter()
+            self._optimizer.zero_grad()
+            self._summing = summed
+            self._model(*batch).backward()
+            self._synchronize()
+            computed, computed_cpu = time.perf_counter(), time.thread_time()
+            if summed:
+                self._optimizer.step()
+            self._synchronize()
+            ended, ended_cpu = time.perf_counter(), time.thread_time()
+            after = self._stats()
+            iterations.append(
+                {
+                    "all": ended - started,
+                    "optimizer": ended - computed,
+                    "optimizer_cpu": ended_cpu - computed_cpu,
+                    "encode": after.encode_s - before.encode_s,  # this and the rest in the summing threads
+                    "network": after.network_s - before.network_s,
+                    "decode": after.decode_s - before.decode_s,
+                }
+            )
+        return iterations
 
     def _time_sums_alone(self, steps: int) -> Iterator[float]:
         """Average all recorded buckets at once, `steps` times; yield the seconds of each time."""
         for _ in range(steps):
-            buckets = [(buffer.clone(), parameters) for buffer, parameters in self._recorder.buckets]
+            buckets = [(buffer.clone(), parameters) for buffer, parameters in self._buckets]
             self._synchronize()
             dist.barrier()
             started = time.perf_counter()

@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.bench.workers import Reports, gather_reports
 from peelsum.cli.demo.worker import SparseForm
-from peelsum.cli.options import Json
+from peelsum.cli.options import Json, with_settings
 from peelsum.cli.output import empty_table, progress_bar
-from peelsum.cli.settings import with_settings
 from peelsum.extras import missing_extra_message
 from peelsum.options import CommandSettings, Option
 from peelsum.processes import Child
-from peelsum.processes.interrupts import InterruptContext
-from peelsum.processes.progress import ProgressCallback, reporting_progress
-from peelsum.processes.reports import progress_reporter
-from peelsum.processes.user_errors import exit_on_errors
+from peelsum.processes.children import gather_reports
+from peelsum.processes.progress import ProgressCallback, progress_reporter, reporting_progress
+from peelsum.processes.user_errors import InterruptContext, exit_on_errors
 from peelsum.topology import Star, TopologyError
 
 if TYPE_CHECKING:
@@ -88,7 +85,7 @@ class Processes:
         self._workers.append(child)
         self._stack.callback(child.stop)
 
-    def gather_reports(self) -> Reports:
+    def gather_reports(self) -> list[dict[str, Any]]:
         """Return the next report of every worker.
 
         Raises ProcessError if a process fails or all workers are silent, and Interrupted after a signal.
@@ -105,9 +102,9 @@ class Processes:
 class TrainingReports:
     """The workers' reports of one training."""
 
-    steps: list[Reports] = field(default_factory=list)
+    steps: list[list[dict[str, Any]]] = field(default_factory=list)
     """The reports of each step, by worker."""
-    totals: Reports = field(default_factory=list)
+    totals: list[dict[str, Any]] = field(default_factory=list)
     """The reports at the end of the training, by worker."""
     seconds: float = 0.0
     """Duration of the training."""

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from peelsum.processes import print_message, receive_from_parent, terminate_with_parent
-from peelsum.processes.reports import compile_progress_reporter
+from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from peelsum.allreduce import RequestedForm, RequestedValues, StepResult
+    from peelsum.allreduce import StepResult
 
 #: The form of sparse gradients: the argument `values` of `Allreduce` and the hook.
 SparseForm = Literal["sketch", "compact", "auto"]
@@ -114,11 +114,14 @@ def _train(
     from peelsum.transport.seats import plug_in
 
     warm_up()
+    tensor_forms = dict.fromkeys(dict(replica.network.named_parameters()), "dense")
+    tensor_forms |= dict.fromkeys(SPARSE_TENSORS, "sparse")
     with plug_in(seat) as summation:
         print_message(ready=True)
         trainings: tuple[SparseForm | Literal["dense"], ...] = (form, "dense")
         for training in trainings:
-            forms, values = _allreduce_options(replica, training)
+            forms: Any = training if training in ("auto", "dense") else tensor_forms
+            values: Any = "auto" if training in ("auto", "dense") else training
             allreduce = Allreduce(summation, forms=forms, values=values, average=True, seed=seed)
             before = summation.stats()
             replica.restart()
@@ -133,14 +136,6 @@ def _train(
             after = summation.stats()
             resends = after.resends - before.resends
             print_message(sent_packets=after.contributions - before.contributions + resends, resends=resends)
-
-
-def _allreduce_options(replica: Replica, form: SparseForm | Literal["dense"]) -> tuple[Any, RequestedValues]:
-    """Return the arguments `forms` and `values` of `Allreduce`."""
-    if form == "auto" or form == "dense":
-        return form, "auto"
-    forms: dict[str, RequestedForm] = dict.fromkeys(dict(replica.network.named_parameters()), "dense")
-    return forms | dict.fromkeys(SPARSE_TENSORS, "sparse"), form
 
 
 def _costs(result: StepResult) -> dict[str, Any]:

@@ -43,7 +43,6 @@ Get, Set = (METHODS[f"{verb}ForwardingPipelineConfig"][0] for verb in ("Get", "S
 WriteRequest, ReadRequest, StreamRequest = (METHODS[m][0] for m in ("Write", "Read", "StreamChannel"))
 #: The `pipe_id` of all pipes of a device.
 ALL_PIPES = 0xFFFF
-_DETAILS_KEY = "grpc-status-details-bin"
 #: bf_switchd uses UNAVAILABLE, gRPC's code for a lost connection, for some errors with these texts.
 _NOT_A_LOST_CONNECTION = re.compile(r"\b(unknown|for) client\b", re.IGNORECASE)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -92,8 +91,6 @@ def switch_error_of(error: Any, address: str, doing: str, updates: Sequence[Any]
 
 def _failures(error: Any) -> dict[int, Any]:
     """Return the errors of those parts of a request that failed, by their index."""
-    for key, value in error.trailing_metadata() or ():
-        if key == _DETAILS_KEY:
-            errors = [Error.FromString(error.value) for error in rpc_status.Status.FromString(value).details]
-            return {number: error for number, error in enumerate(errors) if error.canonical_code}
-    return {}
+    details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
+    errors = [Error.FromString(error.value) for error in rpc_status.Status.FromString(details).details]
+    return {number: error for number, error in enumerate(errors) if error.canonical_code}

@@ -7,6 +7,7 @@ import queue
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -29,8 +30,14 @@ from peelsum.control.bfruntime.messages import (
     codes,
     switch_error_of,
 )
-from peelsum.control.bfruntime.rows import group_updates, ports_of, row_of, table_query, table_update
-from peelsum.control.bfruntime.schema import Schema, TableSchema
+from peelsum.control.bfruntime.rows import (
+    Schema,
+    TableSchema,
+    group_updates,
+    row_of,
+    table_query,
+    table_update,
+)
 from peelsum.control.errors import NotPrimaryError, SwitchError, UnsupportedError
 from peelsum.control.session import Session, schema_errors_translated
 from peelsum.control.stream import StreamChannel
@@ -103,7 +110,7 @@ class BfRuntimeSession(Session):
         while True:
             self._subscribe()
             try:
-                self._read_pipeline()
+                self.refresh()
                 self._bind()
                 return
             except BaseException as error:
@@ -195,7 +202,7 @@ class BfRuntimeSession(Session):
         self._program = pipeline
         self.become_primary(patience_s=_UNBIND_S)
 
-    def _read_pipeline(self) -> None:
+    def refresh(self) -> None:
         """Read the running program and its tables, and compare it with the expected program."""
         self.schema, self.program_name, self.tables = None, "", Schema()
         request = Get(device_id=self._device_id, client_id=self._client_id)
@@ -298,9 +305,11 @@ class BfRuntimeSession(Session):
 
     def _groups(self, selector: P4MulticastGroupEntry, schema: P4Schema) -> Iterator[p4r.Entity]:
         table, node = self.tables.table("$pre.mgid"), self.tables.table("$pre.node")
+        ports = node.data["$DEV_PORT"].number
         for number in self.values(table, key=selector.multicast_group_id or None):
             for data in self.values(node, key=number).values():
-                yield P4MulticastGroupEntry(number, replicas=ports_of(data, node)).encode(schema)
+                arrays = (field.int_arr_val.val for field in data.fields if field.field_id == ports)
+                yield P4MulticastGroupEntry(number, replicas=[*chain(*arrays)]).encode(schema)
 
     def _counters(self, selector: P4CounterEntry, schema: P4Schema) -> Iterator[p4r.Entity]:
         """Yield the entries of a counter, as P4Runtime entities."""

@@ -12,7 +12,7 @@ from typing import Any
 from peelsum.control.drivers import open_session
 from peelsum.control.errors import ControlError
 from peelsum.control.sections import TofinoSection
-from peelsum.control.status import SwitchStatus, read_status
+from peelsum.control.tables import SwitchStatus, read_status
 from peelsum.requests import MAX_REQUEST_BYTES, ask, decode_line, encode_line
 from peelsum.tls import TlsError, TlsIdentity, require_tls
 from peelsum.tls.identity import tls_reason

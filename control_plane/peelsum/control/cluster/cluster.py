@@ -21,10 +21,9 @@ from peelsum.control.cluster.jobs import JobController, plans_of, token_digest
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
 from peelsum.control.cluster.switches import Event, ManagedSwitch, OwnedSwitch
-from peelsum.control.description import file_text, parse_description, parsed_toml, validated
+from peelsum.control.description import SwitchPlan, file_text, parse_description, parsed_toml, validated
 from peelsum.control.drivers import program_files
 from peelsum.control.errors import ControlError, DescriptionError
-from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import MAX_JOB_ID, PlacedSwitch, Section
 from peelsum.control.session import pipeline_schema
 from peelsum.pipelines import PipelineError

@@ -17,6 +17,7 @@ from threading import RLock
 from typing import Any
 
 from peelsum.control import admission
+from peelsum.control.admission import Placement
 from peelsum.control.cluster.store import MemoryStore, Store, StoredJob
 from peelsum.control.cluster.switches import (
     KINDS,
@@ -25,13 +26,11 @@ from peelsum.control.cluster.switches import (
     ManagedSwitch,
     SharedSwitch,
 )
-from peelsum.control.description import AnyDescription, JobDescription, parse_description
+from peelsum.control.description import AnyDescription, JobDescription, SwitchPlan, parse_description
 from peelsum.control.drivers import program_files
 from peelsum.control.errors import ControlError, LeaseHeldError
-from peelsum.control.plan import SwitchPlan
 from peelsum.control.session import Session, pipeline_schema
-from peelsum.control.status import read_jobs
-from peelsum.control.tables import Placement, close_job, known_generation
+from peelsum.control.tables import close_job, known_generation, read_jobs
 from peelsum.tls import TlsIdentity
 from peelsum.wire import Verdict
 

@@ -20,7 +20,7 @@ from peelsum.control.errors import ControlError
 from peelsum.requests import MAX_REQUEST_BYTES, encode_line, parsed_request
 from peelsum.tls import Role, TlsIdentity, require_tls, tokens_equal
 from peelsum.tls.acceptor import Acceptor, oldest_of_largest_source, source_of
-from peelsum.tls.roles import role_of_peer
+from peelsum.tls.identity import role_of_peer
 
 #: Seconds that a client may take to send its request, and to receive the response.
 REQUEST_TIMEOUT_S = 5.0

@@ -19,8 +19,7 @@ from peelsum.control.description import AnyDescription, JobDescription, PortsSec
 from peelsum.control.errors import ControlError, LeaseHeldError
 from peelsum.control.sections import MAX_JOB_ID
 from peelsum.processes import Child, ProcessError
-from peelsum.processes.children import ADMISSION
-from peelsum.processes.restarts import RestartableProcess
+from peelsum.processes.children import ADMISSION, RestartableProcess
 from peelsum.wire.datagrams import Address
 
 

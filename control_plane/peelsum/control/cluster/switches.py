@@ -15,8 +15,9 @@ from finsy.p4entity import P4TableEntry
 from finsy.p4schema import P4Schema
 
 from peelsum.control import admission
+from peelsum.control.admission import Placement
+from peelsum.control.description import SwitchPlan
 from peelsum.control.drivers import driver_of, open_session
-from peelsum.control.entries import job_entry, participant_entries
 from peelsum.control.errors import (
     ControlError,
     DescriptionError,
@@ -24,18 +25,20 @@ from peelsum.control.errors import (
     NotPrimaryError,
     SwitchError,
 )
-from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import PlacedSwitch
 from peelsum.control.session import Session, peelsum_lanes
-from peelsum.control.status import AdmittedJob, read_jobs, read_verdicts
 from peelsum.control.tables import (
-    Placement,
+    AdmittedJob,
     TableSnapshot,
     close_job,
     encoded_rows,
     host_entries,
     is_closed,
+    job_entry,
     known_generation,
+    participant_entries,
+    read_jobs,
+    read_verdicts,
     row_updates,
 )
 from peelsum.tls import TlsIdentity
