@@ -11,7 +11,7 @@ from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
 from peelsum.allreduce.plan import FORMS, Choice, Form, PlanSettings
 from peelsum.codec import BLOCK_SIZES, MIN_CELLS_PER_CANDIDATE, ROW, BloomLayout, SketchLayout
-from peelsum.codec.index import WORD_BITS
+from peelsum.codec.layout import WORD_BITS
 
 #: Elements of the largest block of scales: a large tensor is cut into pieces of whole blocks.
 _LARGEST_BLOCK = 2**15

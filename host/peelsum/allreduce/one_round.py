@@ -47,7 +47,8 @@ from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, Refinement, Round, Rounds, SumProtocol, Sums
 from peelsum.codec import HOST, MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, CodecDevice, SketchLayout
 from peelsum.codec.arrays import Integers, Numbers
-from peelsum.codec.segments import ROW, ElementLocations, SegmentCodec
+from peelsum.codec.cpu.segments import SegmentCodec
+from peelsum.codec.segments import ROW, ElementLocations
 from peelsum.summation import Words
 
 _WORD = 2**32

@@ -30,7 +30,8 @@ from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import IndexPart, Plan
 from peelsum.codec import CodecDevice, fixed_point
 from peelsum.codec.arrays import Integers
-from peelsum.codec.segments import ElementLocations, SegmentCodec
+from peelsum.codec.cpu.segments import SegmentCodec
+from peelsum.codec.segments import ElementLocations
 from peelsum.summation import Words
 
 
