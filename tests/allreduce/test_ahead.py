@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from sums_of_floats import DTYPES, FAR, SLOW, check, typed, workers_of
 
 from peelsum.allreduce import Allreduce, History, NetworkModel, PlanMismatchError
-from peelsum.allreduce.levels import BlockExponents
+from peelsum.allreduce.history import BlockExponents
 from peelsum.allreduce.plan import Choice, Layout, TensorPlan
 
 WORKERS = 3

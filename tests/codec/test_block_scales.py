@@ -22,8 +22,8 @@ from peelsum.allreduce.level_loops import (
 )
 from peelsum.codec import device
 from peelsum.codec.cpu.scales import decode_scales, encode_scales, powers_of_two
-from peelsum.codec.reference import scales as reference
-from peelsum.codec.scales import ZERO
+from peelsum.codec.fixed_point import ZERO
+from peelsum.codec.reference import segments as reference
 from peelsum.codec.segments import Segment, SegmentTable
 
 SIZES = [1, 31, 32, 33, 1023, 1025, 8193]

@@ -82,7 +82,7 @@ def filtered(ops: CodecDevice, layout: BloomLayout, index: Words, elements: int,
 def test_bitmap(density: float) -> None:
     for n in ENDS:
         sample, out = drawn(n, density), Guarded(index_words(n))
-        magnitude = cpu_index.write_bitmap(sample.view(np.uint32), 0, n, out.array)
+        magnitude = cpu_index.write_bitmap(sample.view(np.uint32), 0, n, False, out.array)
         out.check(packed(sample != 0))
         assert magnitude == np.abs(sample).max(initial=0).view(np.uint32)
         truth = np.empty(index_words(n), np.uint32)

@@ -9,7 +9,6 @@ import pytest
 
 from peelsum.codec import CodecDevice, device, threads
 from peelsum.codec.cpu import segments as cpu_segments
-from peelsum.codec.cpu.vectors import HAS_AVX512
 from peelsum.codec.segments import ROW, Segment, SegmentTable
 
 REFERENCE = device("reference")
@@ -120,20 +119,11 @@ def compare(ops: CodecDevice, table: SegmentTable, seed: int, workers: int) -> N
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.fixture(params=["vectors", "cpu", "gpu"])
-def codec_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CodecDevice:
-    """Return the CPU, as with and as without AVX-512 (the loops then run as Python); or the GPU."""
+@pytest.fixture(params=["cpu", "gpu"])
+def codec_device(request: pytest.FixtureRequest) -> CodecDevice:
     if request.param == "gpu":
         pytest.importorskip("gpu_device")
-        return device("gpu")
-    if request.param == "vectors":
-        if not HAS_AVX512:
-            pytest.skip("this processor has no AVX-512")
-    elif HAS_AVX512:
-        monkeypatch.setattr(cpu_segments, "HAS_AVX512", False)
-        for name in ("write_sparse", "write_results"):
-            monkeypatch.setattr(cpu_segments, name, getattr(cpu_segments, name).py_func)
-    return device("cpu")
+    return device(request.param)
 
 
 @pytest.mark.parametrize("seed", range(24))

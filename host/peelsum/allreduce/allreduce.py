@@ -26,7 +26,7 @@ from peelsum.allreduce.choosing import DEFAULT_NETWORK, Chooser, RequestedForm, 
 from peelsum.allreduce.costs import NetworkModel
 from peelsum.allreduce.errors import DeviceMemoryError, InvalidRequestError, refuse_arguments
 from peelsum.allreduce.history import History
-from peelsum.allreduce.plan import Choice, Plan, PlanSettings, TensorPlan, unsupported, unsupported_dtype
+from peelsum.allreduce.plan import SUPPORTED_DTYPES, Choice, Plan, PlanSettings, TensorPlan, unsupported_dtype
 from peelsum.allreduce.result import StepResult
 from peelsum.allreduce.rounds import Note, Span, StepExecutor, ignore_costs
 from peelsum.codec import BFloat16, CodecError, Implementation, SketchLayout, device
@@ -166,7 +166,16 @@ class Allreduce:
         plan, hooks = self._plan(named), (self._clock, self._span, self._note)
         with StepExecutor(self._summation, self._chooser, self._device, plan, self._steps, *hooks) as step:
             if plan.request not in self._agreed:
-                self._agree(plan, step)
+                # Exchange the digest alone: if plans differ, so may the lengths of what follows.
+                step.agree()
+                for tensor in plan.tensors:
+                    if tensor.dtype not in SUPPORTED_DTYPES:
+                        raise unsupported_dtype(tensor.name, tensor.dtype)
+                if not self._agreed:
+                    self._chooser.check(self._names or plan.names)
+                if len(self._agreed) == _AGREED_PLANS:  # all workers forget the same plan, and agree again
+                    del self._agreed[next(iter(self._agreed))]
+                self._agreed[plan.request] = None
             return step.sum(named, into)
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
@@ -205,17 +214,26 @@ class Allreduce:
             return tensors
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
         named: dict[str, Tensor] = {}
-        for name, tensor in pairs:
-            _check(str(name), tensor)
-            if str(name) in named:
+        for name, tensor in ((str(key), tensor) for key, tensor in pairs):
+            try:
+                name.encode()
+            except UnicodeEncodeError:
                 raise InvalidRequestError(
-                    f"tensors: {str(name)!r} names two tensors; give every tensor its own name"
+                    f"tensors: {name!r} cannot be written in UTF-8; rename it"
+                ) from None
+            if isinstance(tensor, np.ma.MaskedArray):  # would be summed as if it had no mask
+                raise InvalidRequestError(
+                    f"tensors: {name!r} is a masked array; fill in its masked elements, e.g. with .filled(0)"
+                )
+            if name in named:
+                raise InvalidRequestError(
+                    f"tensors: {name!r} names two tensors; give every tensor its own name"
                 )
             try:
-                named[str(name)] = self._device.validated(tensor)
+                named[name] = self._device.validated(tensor)
             except CodecError as error:
                 reason = str(error).removeprefix("tensor: ")
-                raise InvalidRequestError(f"tensors: {str(name)!r}: {reason}") from error
+                raise InvalidRequestError(f"tensors: {name!r}: {reason}") from error
         if len(self._checked_names) == _PLANS:
             self._checked_names.clear()
         if isinstance(tensors, Mapping) and list(tensors) == list(named):
@@ -231,24 +249,16 @@ class Allreduce:
         for name, tensor in out.items():
             if name not in named:
                 raise InvalidRequestError(f"out: {name!r} is not a tensor; leave it out")
-            if not device.overwritable(tensor) or tuple(tensor.shape) != tuple(named[name].shape):
-                shape = tuple(named[name].shape)
+            shape = tuple(named[name].shape)
+            if not device.overwritable(tensor) or tuple(tensor.shape) != shape:
                 raise InvalidRequestError(
                     f"out: {name!r} cannot take the sum; pass a writable float32 array in C order, of shape "
                     f"{shape}"
                 )
             into[name] = tensor
-        self._require_disjoint(named, out)
-        return into
-
-    def _require_disjoint(self, named: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
-        """Raise InvalidRequestError if an array of `out` shares memory with another, or with a tensor.
-
-        It may be the memory of the tensor of its own name.
-        """
         if not out:
-            return
-        device = self._device
+            return into
+        # An array of `out` may share memory with the tensor of its own name, but with no other.
         ranges = ((*device.memory_range(tensor), name) for name, tensor in out.items())
         spans = sorted((start, end, name) for start, end, name in ranges if start < end)
         shared = [(name, other) for (_, end, name), (start, _, other) in pairwise(spans) if start < end]
@@ -261,27 +271,4 @@ class Allreduce:
         if shared:
             name, other = shared[0]
             raise InvalidRequestError(f"out: {name!r} shares memory with {other!r}; pass an array of its own")
-
-    def _agree(self, plan: Plan, step: StepExecutor) -> None:
-        """Exchange a new plan's digest alone: if plans differ, so may the lengths of what follows."""
-        step.agree()
-        refused = unsupported(plan.tensors)
-        if refused is not None:
-            raise unsupported_dtype(refused.name, refused.dtype)
-        if not self._agreed:
-            self._chooser.check(self._names or [tensor.name for tensor in plan.tensors])
-        if len(self._agreed) == _AGREED_PLANS:  # all workers forget the same plan, and agree on it again
-            del self._agreed[next(iter(self._agreed))]
-        self._agreed[plan.request] = None
-
-
-def _check(name: str, tensor: Tensor) -> None:
-    """Raise InvalidRequestError for a tensor that would fail later or be summed as something else."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError(f"tensors: {name!r} cannot be written in UTF-8; rename it") from None
-    if isinstance(tensor, np.ma.MaskedArray):
-        raise InvalidRequestError(
-            f"tensors: {name!r} is a masked array; fill in its masked elements, e.g. with .filled(0)"
-        )
+        return into

@@ -5,10 +5,10 @@ The choices depend only on values that are the same on all workers, so every wor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,13 @@ from peelsum.allreduce.costs import (
     scale_block,
 )
 from peelsum.allreduce.errors import InvalidRequestError
-from peelsum.allreduce.history import History
+from peelsum.allreduce.history import History, Key
 from peelsum.allreduce.history_loops import BASIS_COLUMNS, ESTIMATES, ONE_ROUND, TWO_ROUNDS
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
-from peelsum.allreduce.levels import Key
 from peelsum.allreduce.plan import NAMES_SHOWN, Choice, Form, PlanSettings, TensorPlan
 from peelsum.codec import BLOCK_SIZES, MIN_CELLS_PER_CANDIDATE
 
+_Counts = NDArray[np.float64]
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
 #: Arguments of earlier versions in `forms`, with what to write instead.
@@ -79,8 +79,12 @@ class Chooser:
         for name, form in [("every tensor", self._default), *self._forms.items()]:
             if form in _REMOVED:
                 raise InvalidRequestError(f"forms: {form!r} for {name} was removed; {_REMOVED[form]}")
-            _require("forms", form, f" for {name}", RequestedForm)
-        _require("values", values, "", RequestedValues)
+            if form not in (known := get_args(RequestedForm)):
+                raise InvalidRequestError(
+                    f"forms: {form!r} for {name} is unknown; use one of {', '.join(known)}"
+                )
+        if values not in (known := get_args(RequestedValues)):
+            raise InvalidRequestError(f"values: {values!r} is unknown; use one of {', '.join(known)}")
         self._values, self.network, self.prices = values, network, network.prices
         #: How the candidates' numbers are sent.
         self.sparse_form: Form = "compact" if values == "auto" else values
@@ -88,7 +92,11 @@ class Chooser:
         self._cheapest = lru_cache(_CACHED_CHOICES)(self._find_cheapest)
         #: Returns, by the tensors' keys, which tensors' next choices depend on where their non-zeros are:
         #: int64[tensors], 1 for these.
-        self.needs_positions = lru_cache(_CACHED_CHOICES)(self._may_be_sparse)
+        self.needs_positions: Callable[[tuple[Key, ...]], NDArray[np.int64]] = lru_cache(_CACHED_CHOICES)(
+            lambda keys: np.array(
+                [self._forms.get(name, self._default) != "dense" for name, _ in keys], np.int64
+            )
+        )
 
     def __str__(self) -> str:
         """Return all settings as text; two choosers with equal text make equal choices."""
@@ -113,43 +121,42 @@ class Chooser:
         keys = tuple(tensor.key for tensor in tensors)
         basis = self.history.basis(keys)
         unions = basis[:, :-_FACT_COLUMNS].reshape(len(keys), ESTIMATES, BLOCK_SIZES)
-        best, protocol = (
-            self._estimates(tensors, unions[:, TWO_ROUNDS], settings, one_round=False),
-            TWO_ROUNDS,
-        )
+        best, protocol = self._estimates(tensors, unions[:, TWO_ROUNDS], settings, False), TWO_ROUNDS
         counts = zip(tensors, unions[:, TWO_ROUNDS, 0], strict=True)
         known = [count >= 0 for tensor, count in counts if tensor.elements]
         if self._values != "compact" and known and all(known):
-            best_one_round = self._estimates(tensors, unions[:, ONE_ROUND], settings, one_round=True)
+            best_one_round = self._estimates(tensors, unions[:, ONE_ROUND], settings, True)
             if self._one_round_is_faster(best_one_round, best, basis[:, -_FACT_COLUMNS:]):
                 best, protocol = best_one_round, ONE_ROUND
-        plans = [
-            replace(tensor, choice=estimate.choice) for tensor, estimate in zip(tensors, best, strict=True)
-        ]
-        return tuple(_share_filters(plans, unions[:, protocol, 0])), protocol == ONE_ROUND
+        choices, non_zeros = [estimate.choice for estimate in best], unions[:, protocol, 0]
+        for refined in (False, True):  # all tensors that have a Bloom filter share one
+            filtered = [
+                number
+                for number, choice in enumerate(choices)
+                if isinstance(choice.index, BloomIndex) and choice.index.refined == refined
+            ]
+            if len(filtered) > 1:
+                elements = sum(tensors[number].elements for number in filtered)
+                count, wasted_bits = float(non_zeros[filtered].sum()), 1.0 if refined else 32.0
+                shared = best_bloom(elements, count, wasted_bits, refined=refined)
+                for number in filtered:
+                    choices[number] = replace(choices[number], index=shared)
+        plans = (replace(tensor, choice=choice) for tensor, choice in zip(tensors, choices, strict=True))
+        return tuple(plans), protocol == ONE_ROUND
 
     def _estimates(
-        self,
-        tensors: Sequence[TensorPlan],
-        unions: NDArray[np.float64],
-        settings: PlanSettings,
-        *,
-        one_round: bool,
+        self, tensors: Sequence[TensorPlan], unions: _Counts, settings: PlanSettings, one_round: bool
     ) -> list[CostEstimate]:
         """Return the cheapest choice of each tensor, with its costs. one_round: for a one-round step."""
-        statistics = [UnionCounts(tuple(union)) if union[0] >= 0 else None for union in unions.tolist()]
-        return [
-            self._cheapest(
-                self._forms.get(tensor.name, self._default), tensor.elements, seen, settings, one_round
-            )
-            for tensor, seen in zip(tensors, statistics, strict=True)
-        ]
+        estimates = []
+        for tensor, union in zip(tensors, unions.tolist(), strict=True):
+            form, seen = self._forms.get(tensor.name, self._default), UnionCounts(tuple(union))
+            known = seen if union[0] >= 0 else None
+            estimates.append(self._cheapest(form, tensor.elements, known, settings, one_round))
+        return estimates
 
     def _one_round_is_faster(
-        self,
-        one_round: Sequence[CostEstimate],
-        two_rounds: Sequence[CostEstimate],
-        facts: NDArray[np.float64],
+        self, one_round: Sequence[CostEstimate], two_rounds: Sequence[CostEstimate], facts: _Counts
     ) -> bool:
         """Return whether a step is estimated to take less time in one round than in two.
 
@@ -165,10 +172,6 @@ class Chooser:
         exchanges: float = max((choice.exchanges for choice in two_rounds), default=0) - 1 - resend_rate
         saved_s = exchanges * network.round_trip_s
         return _seconds(one_round, network) + extra_s < _seconds(two_rounds, network) + saved_s
-
-    def _may_be_sparse(self, keys: tuple[Key, ...]) -> NDArray[np.int64]:
-        """Return which tensors the user has not requested to be dense, int64[tensors]."""
-        return np.array([self._forms.get(name, self._default) != "dense" for name, _ in keys], np.int64)
 
     def _find_cheapest(
         self,
@@ -197,34 +200,13 @@ def _seconds(choices: Sequence[CostEstimate], network: NetworkModel) -> float:
     return sum(choice.codec_s + network.seconds(choice.words, 0) for choice in choices)
 
 
-def _misestimate_words(choices: Sequence[CostEstimate], costs: NDArray[np.float64]) -> float:
+def _misestimate_words(choices: Sequence[CostEstimate], costs: _Counts) -> float:
     """Return the largest of the costs of wrong estimates, among tensors with a sketch or a Bloom filter.
 
     costs: of each tensor, in words per step. Sketches and filters are sized by estimates.
     """
     sized = [item.choice.form == "sketch" or isinstance(item.choice.index, BloomIndex) for item in choices]
     return max((cost for cost, is_sized in zip(costs.tolist(), sized, strict=True) if is_sized), default=0.0)
-
-
-def _share_filters(tensors: Sequence[TensorPlan], non_zeros: NDArray[np.float64]) -> Sequence[TensorPlan]:
-    """Return the plans with one Bloom filter for all tensors that have any. non_zeros: of each tensor."""
-    for refined in (False, True):
-        filtered = [m for m, tensor in enumerate(tensors) if _has_filter(tensor, refined)]
-        if len(filtered) < 2:
-            continue
-        elements, count = sum(tensors[m].elements for m in filtered), float(non_zeros[filtered].sum())
-        shared = best_bloom(elements, count, 1.0 if refined else 32.0, refined=refined)
-        tensors = [
-            replace(tensor, choice=replace(tensor.choice, index=shared)) if m in filtered else tensor
-            for m, tensor in enumerate(tensors)
-        ]
-    return tensors
-
-
-def _has_filter(tensor: TensorPlan, refined: bool) -> bool:
-    """Return whether a tensor's index is a Bloom filter that is refined, or not, as given."""
-    index = tensor.choice.index
-    return isinstance(index, BloomIndex) and index.refined == refined
 
 
 def require_names(option: str, names: Collection[str]) -> None:
@@ -236,11 +218,3 @@ def require_names(option: str, names: Collection[str]) -> None:
             raise InvalidRequestError(
                 f"{option}: {name!r} is not a name; give strings ('0', '1', ... for a list of tensors)"
             )
-
-
-def _require(option: str, value: str, where: str, known: Any) -> None:
-    """Raise InvalidRequestError unless a value is one of the Literal type `known`."""
-    if value not in get_args(known):
-        raise InvalidRequestError(
-            f"{option}: {value!r}{where} is unknown; use one of {', '.join(get_args(known))}"
-        )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
 from peelsum.allreduce.plan import FORMS, Choice, Form, PlanSettings
 from peelsum.codec import BLOCK_SIZES, MIN_CELLS_PER_CANDIDATE, ROW, BloomLayout, SketchLayout
-from peelsum.codec.index import WORD_BITS
+from peelsum.codec.layout import WORD_BITS
 
 #: Elements of the largest block of scales: a large tensor is cut into pieces of whole blocks.
 _LARGEST_BLOCK = 2**15
@@ -49,16 +49,11 @@ class UnionCounts:
         return self.occupied[0]
 
     @staticmethod
+    @lru_cache(1024)  # of most tensors of a model, density stays 1
     def uniform(elements: int, density: float) -> UnionCounts:
         """Return the expected counts if each of `elements` elements is non-zero with this probability."""
-        return UnionCounts(_occupied_uniformly(elements, density))
-
-
-@lru_cache(1024)  # of most tensors of a model, density stays 1
-def _occupied_uniformly(elements: int, density: float) -> tuple[float, ...]:
-    """Do what `UnionCounts.uniform` does."""
-    blocks = ((2**b, elements / 2**b) for b in range(BLOCK_SIZES))
-    return tuple(count * (1 - (1 - density) ** size) for size, count in blocks)
+        blocks = ((2**b, elements / 2**b) for b in range(BLOCK_SIZES))
+        return UnionCounts(tuple(count * (1 - (1 - density) ** size) for size, count in blocks))
 
 
 @dataclass(frozen=True)
@@ -195,8 +190,16 @@ def cost_estimates(
         elif form == "sketch" or not ahead:
             per_candidate = settings.cells(seen.non_zeros) if form == "sketch" else 1.0
             for index in indexes(elements, seen, per_candidate):
-                if not (ahead and index.refined):
-                    yield _sparse(form, index, elements, seen, per_candidate, codec, ahead)
+                if ahead and index.refined:
+                    continue
+                words, passed = expected(index, elements, seen)
+                work_ns = codec.call * _SPARSE_CALLS + codec.sparse * elements + codec.compact * passed
+                work_ns += index_ns(index, elements, seen, codec)
+                values = passed * per_candidate
+                if form == "sketch":
+                    values = values if SketchLayout.holds(passed, per_candidate) else math.inf
+                    work_ns += codec.call * SKETCH_CALLS + codec.cell * values
+                yield _with_scales(Choice(form, index), elements, words + values, work_ns, codec, ahead)
 
 
 def _with_scales(
@@ -212,45 +215,22 @@ def _with_scales(
     )
 
 
-def _sparse(
-    form: Form,
-    index: Index,
-    elements: int,
-    seen: UnionCounts,
-    per_candidate: float,
-    codec: CodecModel,
-    one_round: bool,
-) -> CostEstimate:
-    """Return the CostEstimate of a sparse form that sends `per_candidate` words for each candidate."""
-    words, passed = expected(index, elements, seen)
-    work_ns = codec.call * _SPARSE_CALLS + codec.sparse * elements + codec.compact * passed
-    work_ns += index_ns(index, elements, seen, codec)
-    values = passed * per_candidate
-    if form == "sketch":
-        values = values if SketchLayout.holds(passed, per_candidate) else math.inf
-        work_ns += codec.call * SKETCH_CALLS + codec.cell * values
-    return _with_scales(Choice(form, index), elements, words + values, work_ns, codec, one_round)
-
-
 def index_ns(index: Index, elements: int, seen: UnionCounts, codec: CodecModel = _CODEC) -> float:
     """Return the nanoseconds that a worker spends on an index beyond its bitmap, encoding and decoding."""
     if isinstance(index, BitmapIndex):
         return 0.0
-    calls_ns = codec.call * (_INDEX_CALLS + _REFINE_CALLS * index.refined)
-    return calls_ns + _passes_ns(index, elements, seen) * codec.sparse / _CODEC.sparse
-
-
-def _passes_ns(index: BlockIndex | BloomIndex, elements: int, seen: UnionCounts) -> float:
-    """Return the nanoseconds of an index's passes over bitmaps, on the machine of `CodecModel`'s defaults."""
     words = elements / WORD_BITS
     if isinstance(index, BlockIndex):
         held = seen.occupied[_level(index)] * index.block / WORD_BITS
         refined = max(seen.occupied[_WORD_LEVEL], held) if index.refined else 0.0
-        return (_BLOCK_NS if index.block < WORD_BITS else _WORD_NS) * words + _REFINE_NS * refined
-    probes = index.hashes * (words + seen.occupied[_WORD_LEVEL])
-    passed = _passed(index, elements, seen) / max(elements, 1)
-    refined = words * (1 - (1 - min(passed, 1.0)) ** WORD_BITS) if index.refined else 0.0
-    return _PROBE_NS * probes + _REFINE_NS * refined
+        passes_ns = (_BLOCK_NS if index.block < WORD_BITS else _WORD_NS) * words + _REFINE_NS * refined
+    else:
+        probes = index.hashes * (words + seen.occupied[_WORD_LEVEL])
+        passed = _passed(index, elements, seen) / max(elements, 1)
+        refined = words * (1 - (1 - min(passed, 1.0)) ** WORD_BITS) if index.refined else 0.0
+        passes_ns = _PROBE_NS * probes + _REFINE_NS * refined
+    calls_ns = codec.call * (_INDEX_CALLS + _REFINE_CALLS * index.refined)
+    return calls_ns + passes_ns * codec.sparse / _CODEC.sparse  # from the machine of the defaults
 
 
 def expected(index: Index, elements: int, seen: UnionCounts) -> tuple[float, float]:
@@ -281,13 +261,18 @@ def indexes(elements: int, seen: UnionCounts, words_per_candidate: float) -> Ite
 
     An unrefined index that too many zeros pass is left out: it would be refined after all.
     """
+
+    def words(index: Index) -> float:  # of the index, and of the values of all that pass it
+        index_words, passed = expected(index, elements, seen)
+        return index_words + passed * words_per_candidate
+
     yield BitmapIndex()
     for refined in (False, True):
         for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)):
             blocks = (BlockIndex(2**b, refined) for b in levels)
             suitable = [index for index in blocks if refined or _few_zeros_pass(index, elements, seen)]
             if suitable:
-                yield min(suitable, key=partial(_index_words, elements, seen, words_per_candidate))
+                yield min(suitable, key=words)
         wasted_bits = 1.0 if refined else WORD_BITS * words_per_candidate
         bloom = best_bloom(elements, seen.non_zeros, wasted_bits, refined=refined)
         if refined or _few_zeros_pass(bloom, elements, seen):
@@ -302,12 +287,6 @@ def _few_zeros_pass(index: Index, elements: int, seen: UnionCounts) -> bool:
 def too_many(candidates: float, non_zeros: float) -> bool:
     """Return whether so many candidates are zeros that sending the candidates' own bits saves words."""
     return candidates > (1 + TOLERANCE) * non_zeros + candidates / WORD_BITS
-
-
-def _index_words(elements: int, seen: UnionCounts, words_per_candidate: float, index: Index) -> float:
-    """Return the words of an index and of the values of all that pass it."""
-    words, passed = expected(index, elements, seen)
-    return words + passed * words_per_candidate
 
 
 def best_bloom(elements: int, non_zeros: float, wasted_bits: float, *, refined: bool) -> BloomIndex:

@@ -17,7 +17,7 @@ from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, SumProtocol
 from peelsum.allreduce.result import Contribution, Results, StepSummary, TensorResult, TensorSummary
 from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, CodecDevice, FixedPoint, occupied
-from peelsum.codec.scales import ZERO
+from peelsum.codec.fixed_point import ZERO
 from peelsum.codec.segments import ROW
 
 _Numbers = NDArray[np.int64]

@@ -1,4 +1,7 @@
-"""The statistics of tensors from past steps, which are the same on all workers: a row of numbers for each."""
+"""The statistics of tensors from past steps, which are the same on all workers.
+
+They are a row of numbers for each tensor, and the exponent fields of its blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,96 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import history_loops as loops
 from peelsum.allreduce import level_loops
-from peelsum.allreduce.levels import BlockExponents, Key
 from peelsum.codec import BLOCK_SIZES
-from peelsum.codec.segments import SegmentTable
+from peelsum.codec.segments import ROW, SegmentTable
 
 #: Sizes of tensors of the same name that are kept, and the capacity of the cache of rows by sequence of keys.
 _SIZES, _CACHED_SEQUENCES = 8, 256
 #: Float64 holds every integer below this.
 _MOST_ELEMENTS = 2**53
+#: Columns of a saved array before the exponent fields: elements, and elements of a block.
+_HEAD = 2
+#: A tensor's name, and its number of elements.
+Key = tuple[str, int]
 _Rows = NDArray[np.int64]
 _Counts = NDArray[np.float64]
 _Exponents = NDArray[np.int32]
+
+
+class _TensorExponents(NamedTuple):
+    block: int
+    """Elements of a block."""
+    fields: _Exponents
+    """int32[blocks]: their exponent fields."""
+
+
+class BlockExponents:
+    """For each tensor, its blocks' exponent fields in their last steps with a non-zero, or 0: int32[blocks].
+
+    If a block's field falls, the mean of the old and the new one is kept. No field is kept that is far above
+    the largest one of the tensor's last step with a non-zero.
+    """
+
+    def __init__(self) -> None:
+        #: The fields of each tensor: a view of the array of the step with which it was last summed.
+        self._parts: dict[Key, _TensorExponents] = {}
+        #: The arrays of steps, by the keys of their tensors.
+        self._steps: dict[tuple[Key, ...], tuple[SegmentTable, _Exponents]] = {}
+
+    def of(self, keys: tuple[Key, ...], table: SegmentTable) -> _Exponents:
+        """Return the fields of a table's blocks, int32[blocks], which the caller may change in place.
+
+        keys: of the tensors. If a tensor had blocks of another size, its fields are converted.
+        """
+        cached = self._steps.get(keys)
+        if cached is not None and (cached[0] is table or np.array_equal(cached[0].block, table.block)):
+            return cached[1]
+        fields = np.zeros(int(table.blocks[-1]), np.int32)
+        self._steps = {others: step for others, step in self._steps.items() if set(others).isdisjoint(keys)}
+        for s, key in enumerate(keys):
+            part = _TensorExponents(int(table.block[s]), fields[table.blocks[s] : table.blocks[s + 1]])
+            if key in self._parts:
+                block, kept = self._parts[key]
+                if part.block >= block:  # the largest field of each new block
+                    part.fields[:] = np.maximum.reduceat(kept, np.arange(0, len(kept), part.block // block))
+                else:
+                    part.fields[:] = kept[np.arange(len(part.fields)) // (block // part.block)]
+            self._parts[key] = part
+        self._steps[keys] = table, fields
+        return fields
+
+    def forget(self, key: Key) -> None:
+        """Forget a tensor."""
+        self._parts.pop(key, None)
+        self._steps = {keys: step for keys, step in self._steps.items() if key not in keys}
+
+    def saved(self) -> dict[str, NDArray[np.int32]]:
+        """Return an array for each name: for each of its sizes the elements, those of a block, and fields."""
+        arrays: dict[str, list[NDArray[np.int32]]] = {}
+        for (name, elements), part in self._parts.items():
+            head = np.array([elements, part.block], np.int64).view(np.int32)
+            arrays.setdefault(name, []).append(np.concatenate([head, part.fields]))
+        return {name: np.concatenate(sizes) for name, sizes in arrays.items()}
+
+    @classmethod
+    def restored(cls, values: Mapping[str, NDArray[np.int32]]) -> BlockExponents:
+        """Return the object of which `values` were `saved`. Raises ValueError for other arrays."""
+        levels = cls()
+        for name, rest in values.items():
+            if rest.ndim != 1 or rest.dtype != np.int32:
+                raise ValueError(f"{name!r} has an array {rest.dtype}{list(rest.shape)}, not int32[fields]")
+            while rest.size:
+                elements, block = (
+                    rest[: 2 * _HEAD].copy().view(np.int64).tolist() if rest.size > 2 * _HEAD else (0, 0)
+                )
+                end = 2 * _HEAD + (-(-elements // block) if block >= ROW else 0)
+                fields = rest[2 * _HEAD : end]
+                valid = fields.size > 0 and int(fields.min()) >= 0 and int(fields.max()) <= 255
+                if elements < 1 or block & block - 1 or rest.size < end or not valid:
+                    raise ValueError(f"{name!r} has {rest.size} fields that are not those of its blocks")
+                levels._parts[name, elements] = _TensorExponents(block, fields.copy())
+                rest = rest[end:]
+        return levels
 
 
 class StepStatistics(NamedTuple):
@@ -111,7 +193,10 @@ class History:
     def saved(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return what later choices depend on: `unions` and `levels`, each an array by tensors' names."""
         with self._lock:
-            unions = {name: self._saved_rows(sizes) for name, sizes in self._rows.items()}
+            unions = {  # of each size, its row behind the number of elements
+                name: np.column_stack([np.array(list(sizes), np.float64), self._state[list(sizes.values())]])
+                for name, sizes in self._rows.items()
+            }
             return {"unions": unions, "levels": self._levels.saved()}
 
     def restore(self, values: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
@@ -122,7 +207,12 @@ class History:
                 raise ValueError(
                     f"{name!r} has an array {rows.dtype}{list(rows.shape)}, not float64[sizes, {columns}]"
                 )
-            if not _possible(rows):
+            elements, facts, counts = np.split(rows, [1, 1 + loops.FACTS], axis=1)
+            others = facts[:, [loops.OVERFLOW_BEFORE, loops.OVERFLOW, loops.LAST_NON_ZEROS]]
+            back = facts[:, loops.STEPS_BACK : loops.STEPS_BACK + loops.ESTIMATES]
+            possible = np.isfinite(rows).all() and (rows >= 0).all() and (back < loops.RING).all()
+            possible &= ((elements < _MOST_ELEMENTS) & (elements == np.floor(elements))).all()
+            if not possible or (np.hstack([counts, others]) > elements).any():
                 raise ValueError(f"{name!r} has counts that no tensor of its sizes can have")
         levels = BlockExponents.restored(values.get("levels", {}))
         with self._lock:
@@ -132,10 +222,6 @@ class History:
                 for elements, *numbers in rows:
                     row = self._row((name, int(elements)))  # which may replace the array
                     self._state[row] = numbers
-
-    def _saved_rows(self, sizes: Mapping[int, int]) -> _Counts:
-        """Return the rows of a name's sizes, each behind its number of elements."""
-        return np.column_stack([np.array(list(sizes), np.float64), self._state[list(sizes.values())]])
 
     def _known(self, keys: tuple[Key, ...]) -> _Rows:
         """Return the numbers of tensors' rows; add rows for new tensors."""
@@ -163,23 +249,8 @@ class History:
             self._levels.forget((name, oldest))
             self._state[row] = 0.0
         else:
-            row = self._add_row()
+            row = sum(map(len, self._rows.values()))
+            if row >= len(self._state):
+                self._state = np.concatenate([self._state, np.zeros((max(row, 16), loops.COLUMNS))])
         sizes[elements] = row
         return row
-
-    def _add_row(self) -> int:
-        """Return the number of a new row; enlarge the array if it is full."""
-        count = sum(map(len, self._rows.values()))
-        if count >= len(self._state):
-            self._state = np.concatenate([self._state, np.zeros((max(count, 16), loops.COLUMNS))])
-        return count
-
-
-def _possible(rows: _Counts) -> bool:
-    """Return whether all counts of a saved array are finite, and from 0 to the tensor's elements."""
-    elements, facts, unions = np.split(rows, [1, 1 + loops.FACTS], axis=1)
-    counted = np.hstack([unions, facts[:, [loops.OVERFLOW_BEFORE, loops.OVERFLOW, loops.LAST_NON_ZEROS]]])
-    sizes = (elements < _MOST_ELEMENTS) & (elements == np.floor(elements))
-    back = facts[:, loops.STEPS_BACK : loops.STEPS_BACK + loops.ESTIMATES]
-    possible = sizes.all() and (back < loops.RING).all() and (counted <= elements).all()
-    return bool(np.isfinite(rows).all() and (rows >= 0).all() and possible)

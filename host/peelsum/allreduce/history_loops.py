@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from peelsum import codec
 from peelsum.allreduce import level_loops
 from peelsum.codec import BLOCK_SIZES, NON_FINITE, Implementation
-from peelsum.codec.scales import ZERO
+from peelsum.codec.fixed_point import ZERO
 from peelsum.compiling import compiler
 
 #: Steps whose unions are kept.

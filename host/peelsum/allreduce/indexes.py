@@ -82,12 +82,12 @@ class BloomIndex:
 
     def encode(self, device: CodecDevice, bitmap: Words, elements: int, seed: int, out: Words) -> None:
         """Write the Bloom filter of a worker's bitmap."""
-        device.bloom_encode(self._layout(seed), bitmap, out)
+        device.bloom_encode(BloomLayout(self.hashes, self.rows, seed), bitmap, out)
 
     def decode(self, device: CodecDevice, words: Words, elements: int, seed: int) -> Words:
         """Return the bitmap of candidates: the elements that pass the filter."""
         out = device.words(index_words(elements))
-        device.bloom_decode(self._layout(seed), words, elements, out)
+        device.bloom_decode(BloomLayout(self.hashes, self.rows, seed), words, elements, out)
         return out
 
     def estimate(self, filled: int) -> tuple[float, bool]:
@@ -99,10 +99,6 @@ class BloomIndex:
         bits = _WORD_BITS * self.words(0)
         empty = bits - filled
         return _WORD_BITS * self.rows * math.log(bits / max(empty, 0.5)), empty < _FEW
-
-    def _layout(self, seed: int) -> BloomLayout:
-        """Return the layout of the filter of a step with this seed."""
-        return BloomLayout(self.hashes, self.rows, seed)
 
 
 Index = BitmapIndex | BlockIndex | BloomIndex

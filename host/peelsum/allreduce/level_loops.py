@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from peelsum.buffers import frozen
 from peelsum.codec import NON_FINITE
-from peelsum.codec.scales import ZERO
+from peelsum.codec.fixed_point import ZERO
 from peelsum.compiling import compiler
 
 #: Octaves by which a block may grow from one step to the next without exceeding its predicted exponent.

@@ -106,19 +106,15 @@ class _Hub:
                 missing = self._missing[chunk_id]
                 # The last contribution may come at the deadline.
                 if not self._changed.wait_for(partial(operator.not_, missing), deadline - time.monotonic()):
-                    raise SummationStalledError(self._stall_message(chunk_id))
+                    late = sorted(missing)
+                    workers = f"worker{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
+                    raise SummationStalledError(
+                        f"chunk {chunk_id} of the local job: no contribution from {workers} within "
+                        f"{self._timeout_s:g} s; check that every worker calls sum() with the same tensors"
+                    )
             for words, chunk_id in zip(result, chunk_ids, strict=True):
                 words[:] = self._sums[chunk_id]
                 readers = self._readers[chunk_id] = self._readers.get(chunk_id, 0) + 1
                 if readers == self.workers:
                     del self._readers[chunk_id], self._missing[chunk_id], self._sums[chunk_id]
         return result.reshape(-1)[:size]
-
-    def _stall_message(self, chunk_id: int) -> str:
-        """Return an error message that names a chunk and the workers that did not contribute to it."""
-        missing = sorted(self._missing[chunk_id])
-        workers = f"worker{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        return (
-            f"chunk {chunk_id} of the local job: no contribution from {workers} within "
-            f"{self._timeout_s:g} s; check that every worker calls sum() with the same tensors"
-        )

@@ -17,7 +17,7 @@ from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.local import LocalSummation
 from peelsum.allreduce.plan import Form, agreed, agreement_words
 from peelsum.codec import MIN_CELLS_PER_CANDIDATE, CodecError, Implementation
-from peelsum.codec.index import WORD_BITS
+from peelsum.codec.layout import WORD_BITS
 from peelsum.summation import Part, Summation, Words, gather_by_or
 
 #: Lengths of the long sums, in words. The first that takes _LONGER round trips more than a sum of one word

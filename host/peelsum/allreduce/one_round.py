@@ -27,10 +27,8 @@ which then has few enough candidates to be peeled.
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,12 +42,14 @@ from peelsum.allreduce.costs import expected as index_expected
 from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.plan import Plan
-from peelsum.allreduce.protocol import Overflow, Refinement, Round, Rounds, SumProtocol, Sums
+from peelsum.allreduce.protocol import Overflow, Round, Rounds, SumProtocol, Sums
 from peelsum.codec import HOST, MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, CodecDevice, SketchLayout
 from peelsum.codec.arrays import Integers, Numbers
-from peelsum.codec.segments import ROW, ElementLocations, SegmentCodec
+from peelsum.codec.cpu.segments import SegmentCodec
+from peelsum.codec.segments import ROW, ElementLocations
 from peelsum.summation import Words
 
+_Flags = NDArray[np.bool_]
 _WORD = 2**32
 #: About how many numbers a block has.
 _BLOCK_NUMBERS = 32
@@ -76,11 +76,6 @@ class Prediction:
     """How many candidates the sketch has room for."""
     overflow: int
     """How many overflowing elements the sketch of high bits has room for."""
-
-    @property
-    def agreed(self) -> tuple[SketchLayout, SketchLayout, int]:
-        """Everything that the meaning of words depends on, to be part of what workers agree on."""
-        return self.sketch, self.high_bits, zlib.crc32(self.fields.astype(np.uint8).data)
 
     @classmethod
     def of(cls, plan: Plan, history: History, seed: int) -> Prediction:
@@ -136,38 +131,65 @@ class OneRound(SumProtocol):
 
     def rounds(self) -> Rounds:
         """Yield the first round, then those that the prediction makes necessary; receive the sums of each."""
-        table, layout, device = self.layout.table, self._expected.high_bits, self._device
+        table, layout = self.layout.table, self._expected.high_bits
         begin = self._sparse_begin + self.cells
         sums = yield Round(self.layout.header_words, begin + layout.cells, self._write_first_round)
-        exceeding, resent = self._compare_blocks(device.to_host(sums.or_on_host[: table.scale_words]))
+        exceeding, resent = self._compare_blocks(self._device.to_host(sums.or_on_host[: table.scale_words]))
         positions, unpeeled = yield from self._decode_numbers(sums)
+        self.common_words += layout.cells
+        self.value_words += self.cells + self.left_over if len(positions) else 0
+        if exceeding.any() or resent.any():
+            words = self._device.to_host(sums.added[begin:])
+            yield from self._correct_blocks(exceeding, resent, words, positions, unpeeled)
+        elif len(unpeeled):
+            (self.sparse[unpeeled],) = yield from self._exchange_numbers([self.local_sparse[unpeeled]])
+
+    def _correct_blocks(
+        self, exceeding: _Flags, resent: _Flags, words: Words, positions: Numbers, unpeeled: Numbers
+    ) -> Rounds:
+        """Correct the sums of blocks whose exponents the prediction missed; exchange what is left over.
+
+        exceeding, resent: as `_compare_blocks` returns them. words: the sum of the sketches of high bits, on
+        the host. positions, unpeeled: as `_decode_numbers` returns them.
+        """
+        device, codec, table = self._device, self.codec, self.layout.table
         resent_elements, exceeding_elements = self._sent_elements(resent), self._sent_elements(exceeding)
         high_bits = np.zeros(len(exceeding_elements.elements), np.int32)
-        words = device.to_host(sums.added[begin:])
-        unpeeled_high = HOST.sketch_decode(layout, words, exceeding_elements.padded, high_bits)
+        unpeeled_high = HOST.sketch_decode(
+            self._expected.high_bits, words, exceeding_elements.padded, high_bits
+        )
         blocks = exceeding_elements.blocks
         used = ~resent[blocks] & (self.exponents[blocks] > 0)
         unpeeled_high, overflow = unpeeled_high[used[unpeeled_high]], exceeding_elements.take(used)
         numbers = self._quantize(exceeding_elements)
-        self._requantize(resent, overflow, numbers[used], positions)
+        # This worker's numbers by the scales of the step.
+        if resent[: table.blocks[table.dense]].any():
+            self.local_dense = device.integers(len(self.local_dense))
+            codec.write_dense(self.local_dense)
+        self._write_low_bits(numbers[used], overflow, positions, self.local_sparse)
         in_dense, in_sparse = self._number_indices(resent_elements, positions)
-        self.common_words += layout.cells + len(unpeeled_high) + len(in_dense)
-        self.value_words += len(in_sparse) + (self.cells + self.left_over if len(positions) else 0)
-        local_high = device.as_int32(
-            device.to_device(self._high_bits(numbers[unpeeled_high]).view(np.uint32))
-        )
+        self.common_words += len(unpeeled_high) + len(in_dense)
+        self.value_words += len(in_sparse)
+        local_high = self._high_bits(numbers[unpeeled_high]).view(np.uint32)
         left_over = [
             *(self.local_sparse[unpeeled], self.local_sparse[in_sparse]),
-            *(self.local_dense[in_dense], local_high),
+            *(self.local_dense[in_dense], device.as_int32(device.to_device(local_high))),
         ]
         if any(map(len, left_over)):
             totals = yield from self._exchange_numbers(left_over)
-            self.sparse[unpeeled], resent_sparse, resent_dense, high_sums = totals
-            self._write_dense_sums(in_dense, resent_dense)
-            self.sparse[in_sparse] = resent_sparse
+            self.sparse[unpeeled], self.sparse[in_sparse], resent_dense, high_sums = totals
+            if len(in_dense):  # the first round's sums lie in the backend's memory, which is not overwritten
+                received, self.dense = self.dense, device.integers(len(self.dense))
+                self.dense[:] = received
+                self.dense[in_dense] = resent_dense
             high_bits[unpeeled_high] = device.to_host(high_sums).view(np.int32)
-        totals_64 = self._combine_sums(overflow, positions, high_bits[used])
-        self.overflow = Overflow(overflow, totals_64, numbers[used])
+        # The sums of overflowing elements, from those of low and of high bits.
+        in_dense, in_sparse = self._number_indices(overflow, positions)
+        parts = device.to_host(self.dense[in_dense]), device.to_host(self.sparse[in_sparse])
+        low_sums = np.concatenate([part.view(np.int32) for part in parts]).astype(np.int64)
+        high = high_bits[used].astype(np.int64) << self._bits
+        low: Numbers = (low_sums - high + _WORD // 2) % _WORD - _WORD // 2
+        self.overflow = Overflow(overflow, high + low, numbers[used])
 
     def resent_words(self, overflow: int) -> int:
         """Return how many words were sent again because predicted scales did not fit."""
@@ -176,48 +198,45 @@ class OneRound(SumProtocol):
 
     def _write_first_round(self, ored: Words, added: Words) -> None:
         """Write this worker's words of the first round: header, dense numbers, and both sketches."""
-        codec, device = self.codec, self._device
+        codec, device, expected, table = self.codec, self._device, self._expected, self.layout.table
         self._write_header(ored, added)
-        self._read_scales(device.to_host(ored[: self.layout.table.scale_words]))
-        exceeding = self.exponents > self._expected.fields
+        self._read_scales(device.to_host(ored[: table.scale_words]))
+        exceeding = self.exponents > expected.fields
         codec.set_scales(np.zeros_like(codec.fields), self._scales)
         dense, count = codec.set_candidates(self._local_bitmap)
         self.local_dense, sparse = device.as_int32(added)[:dense], device.integers(count)
         codec.write_dense(self.local_dense)
         codec.gather(sparse)
-        positions = device.positions(self._local_bitmap, ROW * len(self._local_bitmap), count=count)
-        overflow = self.layout.table.locate_elements(exceeding)
-        overflow = overflow.take(np.flatnonzero(codec.values_at(overflow.elements)))
-        numbers = self._quantize(overflow)
-        self._write_low_bits(numbers, overflow, positions, sparse)
         self._sketched_numbers = sparse
+        positions, high_words = self._local_positions(), np.zeros(expected.high_bits.cells, np.uint32)
+        if exceeding.any():
+            overflow = table.locate_elements(exceeding)
+            overflow = overflow.take(np.flatnonzero(codec.values_at(overflow.elements)))
+            numbers = self._quantize(overflow)
+            self._write_low_bits(numbers, overflow, positions, sparse)
+            high_bits = self._high_bits(numbers)
+            sent = np.flatnonzero(high_bits)
+            HOST.sketch_encode(expected.high_bits, overflow.padded[sent], high_bits[sent], high_words)
         if self.cells:
-            device.sketch_encode(self._expected.sketch, positions, sparse, added[dense : dense + self.cells])
-        self._sketch_high_bits(overflow, numbers, added[dense + self.cells :])
+            device.sketch_encode(expected.sketch, positions, sparse, added[dense : dense + self.cells])
+        added[dense + self.cells :] = device.to_device(high_words)
 
-    def _sketch_high_bits(self, overflow: ElementLocations, numbers: Numbers, out: Words) -> None:
-        """Write the sketch of the high bits of this worker's numbers."""
-        high_bits, words = self._high_bits(numbers), np.empty(len(out), np.uint32)
-        sent = np.flatnonzero(high_bits)
-        HOST.sketch_encode(self._expected.high_bits, overflow.padded[sent], high_bits[sent], words)
-        out[:] = self._device.to_device(words)
-
-    def _compare_blocks(self, words: Words) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _compare_blocks(self, words: Words) -> tuple[_Flags, _Flags]:
         """Compare the blocks' exponents with the predicted ones, and set the scales of the step.
 
         Return two arrays bool[blocks]: which blocks exceed the prediction, so that workers may have sent high
         bits; and which are sent again, with scales that fit. The former include blocks of tensors that are
         not finite on some worker: others have sent high bits. words: the OR of the words of scales.
         """
-        codec, table, blocks = self.codec, self.layout.table, len(self._scales)
+        codec, blocks = self.codec, len(self._scales)
         self._read_scales(words)
-        scales, self.bounds = codec.scales, buffers.empty(blocks, np.int32)
+        self.bounds = buffers.empty(blocks, np.int32)
         exceeding, resent = buffers.empty(blocks, np.bool), buffers.empty(blocks, np.bool)
         self._resent_blocks = level_loops.flag_blocks(
-            buffers.frozen(words[len(table) :]), table.blocks, self.exponents, self._expected.fields,
-            self._highest, self._bits, scales, self.bounds, exceeding, resent,
+            self._block_words, self.layout.table.blocks, self.exponents, self._expected.fields, self._highest,
+            self._bits, codec.scales, self.bounds, exceeding, resent,
         )  # fmt: skip
-        codec.set_scales(codec.fields, scales)
+        codec.set_scales(codec.fields, codec.scales)
         return exceeding, resent
 
     def _decode_numbers(self, sums: Sums) -> Generator[Round, Sums, tuple[Numbers, Numbers]]:
@@ -225,25 +244,12 @@ class OneRound(SumProtocol):
 
         Return the candidates' positions in the sparse vector, and the indices of those that are not peeled.
         """
-        codec, device, room = self.codec, self._device, self._expected.candidates
+        codec, device = self.codec, self._device
         self._set_union(sums)
         dense, candidates = codec.set_candidates(self.union)
-        overfull = candidates > self._peelable
-        refinements = self._refinements(sums) if overfull else []
-        if refinements and not self._size_is_known(refinements, candidates):
-            yield from self._exchange_refinements(refinements)
-            refinements, (dense, candidates) = [], codec.set_candidates(self.union)
-            overfull = candidates > self._peelable
-        estimate = candidates - sum(part.candidates - part.non_zeros for part in refinements)
-        share = max(1 - room / (_SPARE * estimate), 0.0) if overfull else 0.0
-        second: tuple[SketchLayout, Words] | None = None
-        if refinements and share:
-            layout = self._second_layout(share * estimate)
-            write = partial(self._write_second, layout, share)
-            second = layout, (yield from self._exchange_refinements(refinements, layout.cells, write))
-        elif refinements:
-            yield from self._exchange_refinements(refinements)
-        if refinements:
+        share, second = 0.0, None
+        if candidates > self._peelable:
+            share, second = yield from self._refine(sums, candidates)
             dense, candidates = codec.set_candidates(self.union)
         self.dense = self._select_sent(dense, device.as_int32(sums.added[: self._sparse_begin]))
         self.local_dense = self._select_sent(dense, self.local_dense)
@@ -261,22 +267,38 @@ class OneRound(SumProtocol):
         self.left_over = len(unpeeled)
         return positions, unpeeled
 
-    def _size_is_known(self, refinements: Sequence[Refinement], candidates: int) -> bool:
-        """Return whether a second sketch can be laid out before the candidates' bits are known."""
+    def _refine(
+        self, sums: Sums, candidates: int
+    ) -> Generator[Round, Sums, tuple[float, tuple[SketchLayout, Words] | None]]:
+        """Refine the index of a sketch with too many candidates, and sum a second sketch of some of them.
+
+        Return the share of the candidates that are in the second sketch, and its layout and sum. These are
+        None if the candidates were not known in time; the share is 0 if few enough are left after all.
+        """
+        refinements, second = self._refinements(sums.or_on_host), None
         per_candidate = self.plan.settings.cells(MANY_CANDIDATES)
-        counted = all(refinement.counted for refinement in refinements)
-        return counted and SketchLayout.holds(2 * candidates, per_candidate)
+        known = all(refinement.counted for refinement in refinements)
+        if refinements and not (known and SketchLayout.holds(2 * candidates, per_candidate)):
+            # A second sketch cannot be laid out before the candidates' bits are known.
+            yield from self._exchange_refinements(refinements)
+            refinements, (_, candidates) = [], self.codec.set_candidates(self.union)
+        estimate = candidates - sum(part.candidates - part.non_zeros for part in refinements)
+        share = 0.0
+        if candidates > self._peelable:
+            share = max(1 - self._expected.candidates / (_SPARE * estimate), 0.0)
+        if refinements and share:
+            count = math.ceil(_SPARE * share * estimate + DEVIATIONS * math.sqrt(share * estimate))
+            layout = SketchLayout.sized(count, self._seed ^ 1, self.plan.settings.cells(count))
 
-    def _second_layout(self, candidates: float) -> SketchLayout:
-        """Return the layout of a second sketch of about this many candidates."""
-        count = math.ceil(_SPARE * candidates + DEVIATIONS * math.sqrt(candidates))
-        return SketchLayout.sized(count, self._seed ^ 1, self.plan.settings.cells(count))
+            def write(out: Words) -> None:
+                positions = self._local_positions()
+                drawn = _in_second_sketch(positions, share)
+                self._device.sketch_encode(layout, positions[drawn], self._sketched_numbers[drawn], out)
 
-    def _write_second(self, layout: SketchLayout, share: float, out: Words) -> None:
-        """Write the second sketch, of those numbers of the first one that `_in_second_sketch` selects."""
-        positions = self._local_positions()
-        drawn = _in_second_sketch(positions, share)
-        self._device.sketch_encode(layout, positions[drawn], self._sketched_numbers[drawn], out)
+            second = layout, (yield from self._exchange_refinements(refinements, layout.cells, write))
+        elif refinements:
+            yield from self._exchange_refinements(refinements)
+        return share, second
 
     def _local_positions(self) -> Numbers:
         """Return the positions of this worker's non-zeros in the sparse vector, on the device."""
@@ -323,13 +345,7 @@ class OneRound(SumProtocol):
         bounds = zip(table.begins[present].tolist(), table.begins[present + 1].tolist(), strict=True)
         return self._device.concatenate([numbers[:0], *(numbers[begin:end] for begin, end in bounds)])
 
-    def _missing_before(self) -> Numbers:
-        """Return how many dense elements before each segment have no numbers: int64[segments]."""
-        table = self.layout.table
-        missing = table.elements[: table.dense] - self.codec.sent[: table.dense]
-        return np.concatenate([[0], np.cumsum(missing), np.zeros(len(table) - table.dense, np.int64)])
-
-    def _sent_elements(self, blocks: NDArray[np.bool_]) -> ElementLocations:
+    def _sent_elements(self, blocks: _Flags) -> ElementLocations:
         """Return the elements of flagged blocks; of sparse segments, only the candidates."""
         elements = self.layout.table.locate_elements(blocks)
         begin = int(np.searchsorted(elements.elements, self._sparse_begin))
@@ -343,7 +359,10 @@ class OneRound(SumProtocol):
     def _number_indices(self, elements: ElementLocations, positions: Numbers) -> tuple[Any, Any]:
         """Return the indices of elements' numbers in the dense and in the sparse numbers, on the device."""
         device, begin = self._device, int(np.searchsorted(elements.elements, self._sparse_begin))
-        dense = elements.elements[:begin] - self._missing_before()[elements.segments[:begin]]
+        table, sent = self.layout.table, self.codec.sent
+        # How many dense elements before each segment have no numbers.
+        missing = np.cumsum(table.elements[: table.dense] - sent[: table.dense])
+        dense = elements.elements[:begin] - np.append(0, missing)[elements.segments[:begin]]
         sparse = device.to_device(elements.padded[begin:] - self._sparse_padded_begin)
         return device.to_device(dense), device.searchsorted(positions, sparse)
 
@@ -368,39 +387,6 @@ class OneRound(SumProtocol):
         low_bits = words.astype(np.uint32).view(np.int32)
         self.local_dense[in_dense] = self._device.to_device(low_bits[: len(in_dense)])
         sparse[in_sparse] = self._device.to_device(low_bits[len(in_dense) :])
-
-    def _requantize(
-        self, resent: NDArray[np.bool_], overflow: ElementLocations, numbers: Numbers, positions: Numbers
-    ) -> None:
-        """Write this worker's numbers by the scales of the step; those of the `overflow` elements are given.
-
-        resent: which blocks have other scales than predicted, bool[blocks].
-        """
-        if resent[: self.layout.table.blocks[self.layout.table.dense]].any():
-            self.local_dense = self._device.integers(len(self.local_dense))
-            self.codec.write_dense(self.local_dense)
-        self._write_low_bits(numbers, overflow, positions, self.local_sparse)
-
-    def _write_dense_sums(self, indices: Numbers, sums: Integers) -> None:
-        """Replace the first round's dense sums at some indices.
-
-        They lie in the backend's memory, so `dense` becomes a copy.
-        """
-        if len(indices):
-            received, self.dense = self.dense, self._device.integers(len(self.dense))
-            self.dense[:] = received
-            self.dense[indices] = sums
-
-    def _combine_sums(self, overflow: ElementLocations, positions: Numbers, high_sums: Integers) -> Numbers:
-        """Return the sums of overflowing elements, int64[k], from those of low and of high bits."""
-        if not len(high_sums):
-            return np.empty(0, np.int64)
-        device, (in_dense, in_sparse) = self._device, self._number_indices(overflow, positions)
-        parts = device.to_host(self.dense[in_dense]), device.to_host(self.sparse[in_sparse])
-        words = np.concatenate([part.view(np.int32) for part in parts]).astype(np.int64)
-        high = high_sums.astype(np.int64) << self._bits
-        low: Numbers = (words - high + _WORD // 2) % _WORD - _WORD // 2
-        return high + low
 
 
 def _in_second_sketch(positions: Numbers, share: float) -> Any:

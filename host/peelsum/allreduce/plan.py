@@ -31,7 +31,6 @@ SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 _SIZES = dict(zip(SUPPORTED_DTYPES, (4, 2, 2), strict=True))
 #: A digest and its complement, as 32-bit words.
 AGREEMENT_WORDS = 4
-_DIGEST_BYTES = 8
 #: Raise it when the words of a plan, or their order, change: workers of both versions then refuse each other.
 _WORDS_VERSION = 8
 #: How many tensors a message names.
@@ -136,11 +135,9 @@ class Layout:
         self.segments[self.order] = np.arange(len(self.order))
         #: The keys of the tensors, in the order of their segments.
         self.keys = tuple(tensor.key for tensor in ordered)
+        choices = [(tensor.elements, tensor.choice) for tensor in ordered]
         self.table = SegmentTable(
-            [
-                Segment(item.elements, item.choice.index is not None, item.choice.scale_block)
-                for item in ordered
-            ]
+            [Segment(elements, choice.index is not None, choice.scale_block) for elements, choice in choices]
         )
         self.parts: list[IndexPart] = []
         segment, sent = 0, self.table.scale_words
@@ -180,17 +177,12 @@ class Plan:
     @cached_property
     def digest(self) -> int:
         """64-bit hash of the plan: different plans have equal digests with probability 2**-64."""
-        return _digest(f"{_WORDS_VERSION} {self!r}")
+        return digest_of(f"{_WORDS_VERSION} {self!r}")
 
     @cached_property
     def layout(self) -> Layout:
         """Where the tensors lie."""
         return Layout(self.tensors)
-
-    @cached_property
-    def keys(self) -> tuple[tuple[str, int], ...]:
-        """The tensors' keys."""
-        return tuple(tensor.key for tensor in self.tensors)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -205,18 +197,15 @@ class Plan:
 
     @cached_property
     def label(self) -> str:
-        """The tensors' names, for messages."""
-        return labeled([tensor.name for tensor in self.tensors])
+        """The tensors' names for messages: the first few, and how many more there are."""
+        more = [f"{len(self.names) - NAMES_SHOWN} more"] if len(self.names) > NAMES_SHOWN else []
+        return " and ".join([", ".join(map(repr, self.names[:NAMES_SHOWN])), *more])
 
     @cached_property
     def request(self) -> int:
         """64-bit hash of the plan without its choices, which follow from these fields and the history."""
         tensors = [(tensor.name, tensor.shape, tensor.dtype) for tensor in self.tensors]
-        return _digest(repr((tensors, self.workers, self.lanes, self.settings)))
-
-    def digest_at(self, step: int, expected: object = None) -> int:
-        """Return a 64-bit hash of the plan, the number of a worker's step, and its prediction of the step."""
-        return _digest(f"{self.digest}/{step}/{expected}")
+        return digest_of(repr((tensors, self.workers, self.lanes, self.settings)))
 
     def __str__(self) -> str:
         named = [str(tensor) for tensor in self.tensors[:NAMES_SHOWN]]
@@ -228,15 +217,15 @@ class Plan:
         )
 
 
-def _digest(text: str) -> int:
-    """Return a 64-bit hash of a text."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest())
+def digest_of(text: str) -> int:
+    """Return a hash of a text, 0 to 2**64 - 1, the same on all workers."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
 def agreement_words(digest: int) -> Words:
     """Return a digest and its complement: uint32[AGREEMENT_WORDS], to be OR-ed over workers."""
-    halves = [digest & 0xFFFFFFFF, digest >> 32]
-    return np.array([*halves, *(half ^ 0xFFFFFFFF for half in halves)], np.uint32)
+    halves = np.array([digest & 0xFFFFFFFF, digest >> 32], np.uint32)
+    return np.concatenate([halves, ~halves])
 
 
 def agreed(words: Words) -> bool:
@@ -246,17 +235,6 @@ def agreed(words: Words) -> bool:
     """
     half = AGREEMENT_WORDS // 2
     return bool((words[:half] ^ words[half:AGREEMENT_WORDS] == 0xFFFFFFFF).all())
-
-
-def labeled(names: Sequence[str]) -> str:
-    """Return the names of tensors for a message: the first few, and how many more there are."""
-    more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
-    return " and ".join([", ".join(map(repr, names[:NAMES_SHOWN])), *more])
-
-
-def unsupported(tensors: Sequence[TensorPlan]) -> TensorPlan | None:
-    """Return the first tensor with an unsupported dtype, or None."""
-    return next((tensor for tensor in tensors if tensor.dtype not in SUPPORTED_DTYPES), None)
 
 
 def unsupported_dtype(name: str, dtype: str) -> InvalidRequestError:

@@ -27,10 +27,11 @@ from peelsum.allreduce import level_loops
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import TOLERANCE, too_many
 from peelsum.allreduce.indexes import BloomIndex
-from peelsum.allreduce.plan import IndexPart, Plan
+from peelsum.allreduce.plan import Plan
 from peelsum.codec import CodecDevice, fixed_point
 from peelsum.codec.arrays import Integers
-from peelsum.codec.segments import ElementLocations, SegmentCodec
+from peelsum.codec.cpu.segments import SegmentCodec
+from peelsum.codec.segments import ElementLocations
 from peelsum.summation import Words
 
 
@@ -136,58 +137,54 @@ class SumProtocol(ABC):
 
     def _read_scales(self, words: Words) -> None:
         """Set the codec's scales and the blocks' `exponents` from words of scales, on the host."""
-        codec, table, highest = self.codec, self.layout.table, self._highest
+        codec = self.codec
         codec.read_scales(words)
         self.bounds = codec.scales
         self.exponents = buffers.empty(len(codec.scales), np.int32)
-        of_blocks = buffers.frozen(words[len(table) :])
+        #: uint32[blocks]: the blocks' words, without those of segments.
+        self._block_words = buffers.frozen(words[len(codec.fields) :])
         level_loops.write_exponents(
-            of_blocks, table.blocks, codec.fields, codec.scales, highest, self.exponents
-        )
+            self._block_words, self.layout.table.blocks, codec.fields, codec.scales, self._highest,
+            self.exponents,
+        )  # fmt: skip
 
     def _set_union(self, sums: Sums) -> None:
-        """Set `union` to the candidates, from the OR of all workers' indexes."""
-        parts = self.layout.parts
-        decoded = [self._decode_index(part, sums) for part in parts]
+        """Set `union` to the bitmap of the candidates, from the OR of all workers' indexes."""
+        parts, bitmaps = self.layout.parts, []
+        for part in parts:
+            bitmap = part.index.decode(self._device, sums.ored[part.sent], part.elements, self._seed)
+            # Also if it is a bitmap: another worker's wrong words may have bits where there is no element.
+            bitmap &= self._device.to_device(self.layout.valid[part.words])
+            bitmaps.append(bitmap)
         self.index_words = [part.sent.stop - part.sent.start for part in parts]
         if len(parts) == 1:
-            self.union = decoded[0]
+            self.union = bitmaps[0]
         elif parts:
             self.union = self._device.words(self.layout.table.words)
-            for part, bitmap in zip(parts, decoded, strict=True):
+            for part, bitmap in zip(parts, bitmaps, strict=True):
                 self.union[part.words] = bitmap
 
-    def _refinements(self, sums: Sums) -> list[Refinement]:
-        """Return the refinements of the parts that need one. sums: of the header's round."""
-        refinements = (self._refinement(number, sums.or_on_host) for number in range(len(self.layout.parts)))
-        return [refinement for refinement in refinements if refinement is not None]
+    def _refinements(self, words: Words) -> list[Refinement]:
+        """Return the refinements of parts where that is planned, or where too many candidates are zeros.
 
-    def _decode_index(self, part: IndexPart, sums: Sums) -> Words:
-        """Return the bitmap of a part's candidates. sums: of the header's round."""
-        index, seed = part.index, self._seed
-        bitmap = index.decode(self._device, sums.ored[part.sent], part.elements, seed)
-        # Also if the index is a bitmap: another worker's wrong words may have bits where there is no element.
-        bitmap &= self._device.to_device(self.layout.valid[part.words])
-        return bitmap
-
-    def _refinement(self, number: int, words: Words) -> Refinement | None:
-        """Return a part's refinement if that is planned, or if too many candidates are zeros; else None.
-
-        number: the part's index. words: the OR of all workers' header words, on the host.
+        words: the OR of all workers' header words, on the host.
         """
-        part, network = self.layout.parts[number], self.chooser.network
-        candidates, index, counted = int(self.codec.sent[part.segments].sum()), part.index, False
-        if not candidates:
-            return None
-        non_zeros = min(self.chooser.history.filled(part.keys), candidates)
-        if isinstance(index, BloomIndex):
-            elements, full = index.estimate(self._device.count(words[part.sent]))
-            counted = not full
-            non_zeros = min(elements if counted else max(elements, non_zeros), candidates)
-        refined_s = network.seconds(non_zeros + candidates / 32, 1)
-        wasteful = candidates > (1 + TOLERANCE) * non_zeros and index.form != "bitmap"
-        wasteful &= too_many(candidates, non_zeros) or network.seconds(candidates, 0) > refined_s
-        return Refinement(number, candidates, non_zeros, counted) if index.refined or wasteful else None
+        network, refinements = self.chooser.network, []
+        for number, part in enumerate(self.layout.parts):
+            candidates, index, counted = int(self.codec.sent[part.segments].sum()), part.index, False
+            if not candidates:
+                continue
+            non_zeros = min(self.chooser.history.filled(part.keys), candidates)
+            if isinstance(index, BloomIndex):
+                elements, full = index.estimate(self._device.count(words[part.sent]))
+                counted = not full
+                non_zeros = min(elements if counted else max(elements, non_zeros), candidates)
+            refined_s = network.seconds(non_zeros + candidates / 32, 1)
+            wasteful = candidates > (1 + TOLERANCE) * non_zeros and index.form != "bitmap"
+            wasteful &= too_many(candidates, non_zeros) or network.seconds(candidates, 0) > refined_s
+            if index.refined or wasteful:
+                refinements.append(Refinement(number, candidates, non_zeros, counted))
+        return refinements
 
     def _exchange_refinements(
         self, refinements: Sequence[Refinement], cells: int = 0, add: Callable[[Words], object] = len
@@ -203,11 +200,8 @@ class SumProtocol(ABC):
 
         def write(ored: Words, added: Words) -> None:
             for part, span in zip(parts, spans, strict=True):
-                scans.append(
-                    self._device.gather_bits(
-                        self._local_bitmap[part.words], self.union[part.words], ored[span]
-                    )
-                )
+                bits, mask = self._local_bitmap[part.words], self.union[part.words]
+                scans.append(self._device.gather_bits(bits, mask, ored[span]))
             add(added)
 
         sums = yield Round(ends[-1], cells, write)
@@ -222,11 +216,13 @@ class SumProtocol(ABC):
     def _exchange_numbers(self, numbers: Sequence[Integers]) -> Generator[Round, Sums, list[Integers]]:
         """Exchange arrays of this worker's numbers, end to end; return the sums of each array."""
         ends = np.cumsum([0, *map(len, numbers)]).tolist()
+        parts = [slice(begin, end) for begin, end in pairwise(ends)]
 
         def write(ored: Words, added: Words) -> None:
             out = self._device.as_int32(added)
-            for part, begin in zip(numbers, ends, strict=False):
-                out[begin : begin + len(part)] = part
+            for part, values in zip(parts, numbers, strict=True):
+                out[part] = values
 
         sums = yield Round(0, ends[-1], write)
-        return [self._device.as_int32(sums.added)[begin:end] for begin, end in pairwise(ends)]
+        total = self._device.as_int32(sums.added)
+        return [total[part] for part in parts]

@@ -6,13 +6,11 @@ backend sends each piece's sum to its owner alone.
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
-from peelsum.allreduce.plan import AGREEMENT_WORDS, agreed, agreement_words
+from peelsum.allreduce.plan import AGREEMENT_WORDS, agreed, agreement_words, digest_of
 from peelsum.codec import Implementation, device
 from peelsum.codec.segments import Segment, SegmentTable
 from peelsum.summation import Part, PieceSummation
@@ -47,8 +45,8 @@ def reduce_scatter(
     segments, no_words = device(implementation).segments, np.empty(0, np.uint32)
     table = SegmentTable([Segment(size, sparse=False)] * workers)
     codec = segments(table, np.split(values, workers), [None] * workers, workers)
-    digest = int.from_bytes(hashlib.blake2b(f"reduce-scatter {size}".encode(), digest_size=8).digest())
-    header = np.concatenate([agreement_words(digest), np.zeros(table.scale_words, np.uint32)])
+    agreement = agreement_words(digest_of(f"reduce-scatter {size}"))
+    header = np.concatenate([agreement, np.zeros(table.scale_words, np.uint32)])
     codec.write_scales(header[AGREEMENT_WORDS:])
     (united,) = summation.sum_words([Part(header, "or")])
     if not agreed(united):

@@ -5,8 +5,8 @@ If a device runs out of memory, the host repeats the rounds, with the sums of th
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -18,8 +18,8 @@ from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.decoding import StepDecoder
 from peelsum.allreduce.errors import DeviceMemoryError, PlanMismatchError
 from peelsum.allreduce.one_round import OneRound, Prediction
-from peelsum.allreduce.plan import Plan, agreed, agreement_words
-from peelsum.allreduce.protocol import Round, Rounds, SumProtocol, Sums
+from peelsum.allreduce.plan import Plan, agreed, agreement_words, digest_of
+from peelsum.allreduce.protocol import Round, Rounds, Sums
 from peelsum.allreduce.result import StepResult
 from peelsum.allreduce.two_rounds import TwoRounds
 from peelsum.codec import HOST, CodecDevice
@@ -62,12 +62,17 @@ class StepExecutor:
         self._summation, self._chooser, self._device = summation, chooser, device
         self._plan, self._number, self._seed = plan, number, 0
         if plan.layout.parts:  # a new seed in each step: a sketch that is not peeled well is not repeated
-            text = f"{plan.settings.seed}/{number}"
-            self._seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
-        predicted = plan.ahead and plan.layout.order
-        self._expected = Prediction.of(plan, chooser.history, self._seed) if predicted else None
+            self._seed = digest_of(f"{plan.settings.seed}/{number}")
+        self._expected, agreed_on = None, None
+        if plan.ahead and plan.layout.order:
+            self._expected = expected = Prediction.of(plan, chooser.history, self._seed)
+            # Everything that the meaning of words depends on: a worker with another history would send
+            # numbers by other scales.
+            agreed_on = expected.sketch, expected.high_bits, zlib.crc32(expected.fields.astype(np.uint8).data)
+        # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
+        digest = digest_of(f"{plan.digest}/{number}/{agreed_on}")
         #: The parts that are sent with the first round, in front of it.
-        self._leading_parts = [self._agreement()]
+        self._leading_parts = [Part(agreement_words(digest), "or", self._check_agreement)]
         self._clock, self._span, self._note = clock, None if span is nullcontext else span, note
         #: The OR-ed and the added words of each round so far, kept if the host may have to repeat the rounds.
         self._round_sums: list[tuple[Words, Words]] = []
@@ -109,23 +114,15 @@ class StepExecutor:
                 raise
         raise DeviceMemoryError(f"{message}. Start again with a new summation.")
 
-    def _agreement(self) -> Part:
-        """Return the words whose OR shows whether all workers have the same plan, and the check of it."""
-        plan, number, expected = self._plan, self._number, self._expected
-
-        def check(words: Words) -> None:
-            if not agreed(words):
-                raise PlanMismatchError(
-                    f"plan: not the same on every worker; worker {self._summation.worker_id} has {plan} "
-                    f"in step {number}; pass the same names, shapes, dtypes and settings, in the same "
-                    "order, and the same version of peelsum, on every worker, and make a new Allreduce, or "
-                    "restore the history of the same step, on all of them or on none"
-                )
-
-        # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
-        # One with another history would send numbers by other scales.
-        agreed_on = None if expected is None else expected.agreed
-        return Part(agreement_words(plan.digest_at(number, agreed_on)), "or", check)
+    def _check_agreement(self, words: Words) -> None:
+        """Raise PlanMismatchError unless all workers have the same plan, given the OR of their digests."""
+        if not agreed(words):
+            raise PlanMismatchError(
+                f"plan: not the same on every worker; worker {self._summation.worker_id} has {self._plan} "
+                f"in step {self._number}; pass the same names, shapes, dtypes and settings, in the same "
+                "order, and the same version of peelsum, on every worker, and make a new Allreduce, or "
+                "restore the history of the same step, on all of them or on none"
+            )
 
     def _sum_on(self, device: CodecDevice, named: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
         """Run the rounds of a protocol whose arrays lie on `device`, and decode their sums."""
@@ -136,19 +133,32 @@ class StepExecutor:
                 self._enter_phase("encode")
                 values, out = device.flatten(tensors, [into.get(name) for name in named])
                 segments = [values[m] for m in layout.order], [out[m] for m in layout.order]
-                protocol = self._protocol(device, *segments)
+                codec = device.segments(layout.table, *segments, self._plan.workers)
+                setting = self._plan, self._chooser, device, codec
+                protocol = (
+                    OneRound(*setting, self._expected) if self._expected else TwoRounds(*setting, self._seed)
+                )
                 self._run(protocol.rounds(), device)
                 decoder.decode(protocol)
         elif self._leading_parts:
             self.agree()
-        return self._result(decoder)
-
-    def _protocol(self, device: CodecDevice, values: Sequence[Any], out: Sequence[Any]) -> SumProtocol:
-        """Return the plan's protocol for these values, and the arrays for their results or None."""
-        codec = device.segments(self._plan.layout.table, values, out, self._plan.workers)
-        if self._expected:
-            return OneRound(self._plan, self._chooser, device, codec, self._expected)
-        return TwoRounds(self._plan, self._chooser, device, codec, self._seed)
+        self._enter_phase(None)
+        wire_bytes = self._chunks * packet_bytes(self._summation.lanes)
+        counts = {"step": self._number, "worker": self._summation.worker_id}
+        self._note({**counts, "chunks": self._chunks, "bytes": wire_bytes})
+        return StepResult(
+            tensors=decoder.results,
+            tally=decoder.tally,
+            contributions=decoder.contributions,
+            digest=self._plan.digest,
+            one_round=self._plan.ahead,
+            exchanges=self._exchanges,
+            wire_bytes=wire_bytes,
+            dense_bytes=self._plan.dense_bytes,
+            encode_s=self._seconds["encode"],
+            network_s=self._seconds["exchange"],
+            decode_s=self._seconds["decode"],
+        )
 
     def _out_of_memory(self, error: RuntimeError) -> str | None:
         """Return a message if the device is out of memory; None if the error has another cause.
@@ -191,26 +201,6 @@ class StepExecutor:
             raise failure
         return step
 
-    def _result(self, decoder: StepDecoder) -> StepResult:
-        """End the step, and return its result."""
-        self._enter_phase(None)
-        wire_bytes = self._chunks * packet_bytes(self._summation.lanes)
-        counts = {"step": self._number, "worker": self._summation.worker_id}
-        self._note({**counts, "chunks": self._chunks, "bytes": wire_bytes})
-        return StepResult(
-            tensors=decoder.results,
-            tally=decoder.tally,
-            contributions=decoder.contributions,
-            digest=self._plan.digest,
-            one_round=self._plan.ahead,
-            exchanges=self._exchanges,
-            wire_bytes=wire_bytes,
-            dense_bytes=self._plan.dense_bytes,
-            encode_s=self._seconds["encode"],
-            network_s=self._seconds["exchange"],
-            decode_s=self._seconds["decode"],
-        )
-
     def _enter_phase(self, phase: Phase | None) -> None:
         """End the current phase, if there is one, and begin `phase`, if that is not None."""
         if phase == self._phase:
@@ -239,8 +229,13 @@ class StepExecutor:
                 request.write(device.words(request.or_words), device.words(request.add_words))
             ored, added = sums or self._sum_round(request, device)
             self._enter_phase("decode")
+            if device.is_host:
+                ored, added = self._device.to_host(ored), self._device.to_host(added)
+                received = Sums(ored, added, ored)
+            else:
+                received = Sums(device.to_device(ored), device.to_device(added), ored)
             try:
-                request = rounds.send(self._to_device(ored, added, device))
+                request = rounds.send(received)
             except StopIteration:
                 return
             self._enter_phase("encode")
@@ -251,8 +246,7 @@ class StepExecutor:
         self._summing = True
         results = self._summation.sum_words(parts)
         self._summing = False
-        lanes = self._summation.lanes
-        chunks = 0
+        lanes, chunks = self._summation.lanes, 0
         for part in parts:
             chunks += -(-len(part.words) // lanes)
         self._note({"chunks": chunks, "bytes": chunks * packet_bytes(lanes)})
@@ -265,35 +259,22 @@ class StepExecutor:
 
     def _sum_round(self, request: Round, device: CodecDevice) -> tuple[Words, Words]:
         """Write the words of a round, and return the sums, the OR-ed and the added words."""
-        ored, added = self._write_round(request, device)
-        both = Part(ored, "or"), Part(added, "add")
-        sent = [part for part in both if len(part.words)]
-        totals = self._sum_words([*self._leading_parts, *sent])[len(self._leading_parts) :]
-        self._leading_parts = []
-        by_op = {part.op: total for part, total in zip(sent, totals, strict=True)}
+        # The words lie in the memory from which the backend sends them.
+        sender = device if device is self._device or not self._device.direct else self._device
+        ored, added = sender.staging_buffer(request.or_words), sender.staging_buffer(request.add_words)
+        if sender is device and device.direct:
+            request.write(ored, added)
+        else:
+            written = device.words(request.or_words), device.words(request.add_words)
+            request.write(*written)
+            for words, out in zip(written, (ored, added), strict=True):
+                sender.copy_async(sender.to_device(words), out)
+            sender.synchronize()
+        leading, self._leading_parts = self._leading_parts, []
+        parts = [*leading, Part(ored, "or"), Part(added, "add")]
+        totals = self._sum_words([part for part in parts if len(part.words)])[len(leading) :]
         empty: Words = np.empty(0, np.uint32)  # takes no memory of a device, which may be short of it
-        sums = by_op.get("or", empty), by_op.get("add", empty)
+        sums = totals.pop(0) if len(ored) else empty, totals.pop(0) if len(added) else empty
         if not self._device.is_host:
             self._round_sums.append(sums)
         return sums
-
-    def _write_round(self, request: Round, device: CodecDevice) -> tuple[Words, Words]:
-        """Return this worker's words of a round, in the memory from which the backend sends them."""
-        sender = device if device is self._device or not self._device.direct else self._device
-        sent = sender.staging_buffer(request.or_words), sender.staging_buffer(request.add_words)
-        if sender is device and device.direct:
-            request.write(*sent)
-            return sent
-        written = device.words(request.or_words), device.words(request.add_words)
-        request.write(*written)
-        for words, out in zip(written, sent, strict=True):
-            sender.copy_async(sender.to_device(words), out)
-        sender.synchronize()
-        return sent
-
-    def _to_device(self, ored: Words, added: Words, device: CodecDevice) -> Sums:
-        """Return received sums on a protocol's device."""
-        if device.is_host:
-            ored, added = self._device.to_host(ored), self._device.to_host(added)
-            return Sums(ored, added, ored)
-        return Sums(device.to_device(ored), device.to_device(added), ored)

@@ -15,15 +15,14 @@ sum: it is sent as it is. Memory and time depend on the workers' rows, not on th
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.errors import PlanMismatchError
+from peelsum.allreduce.plan import digest_of
 from peelsum.codec import HOST
 from peelsum.codec.segments import Segment, SegmentTable
 from peelsum.summation import Part, Summation, Words
@@ -113,8 +112,19 @@ def unite_rows(
     counts = np.array([rows.size for rows, _ in tables], np.uint32)
     message = np.concatenate([counts, *(pack_rows(*table) for table in tables)])
     messages = _gather_messages(summation, message, what)
-    by_worker = [_unpack_message(message, [length for _, length in tables]) for message in messages]
-    return [_union(rows) for rows in zip(*by_worker, strict=True)]
+    #: For each table, the rows of each worker.
+    by_table: list[list[Rows]] = [[] for _ in tables]
+    for message in messages:
+        begin = len(tables)
+        for count, (_, length), by_worker in zip(message[:begin].tolist(), tables, by_table, strict=True):
+            words = packed_words(count, length)
+            by_worker.append(unpack_rows(message[begin : begin + words], count, length))
+            begin += words
+    unions = []
+    for by_worker in by_table:
+        rows, owners = np.unique(np.concatenate(by_worker), return_counts=True)
+        unions.append(RowUnion(rows, [np.searchsorted(rows, local) for local in by_worker], owners > 1))
+    return unions
 
 
 def _gather_messages(summation: GatheringSummation, message: Words, what: str) -> list[Words]:
@@ -123,7 +133,7 @@ def _gather_messages(summation: GatheringSummation, message: Words, what: str) -
     A first exchange gathers the first packet of each message; a second one the rest, padded to the longest.
     Raises PlanMismatchError if `what` is not the same on all workers.
     """
-    digest = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest())
+    digest = digest_of(what)
     first = np.zeros(max(summation.lanes, _FEWEST_WORDS), np.uint32)
     start = message[: first.size - _HEAD_WORDS]
     first[:_HEAD_WORDS] = message.size, digest & 0xFFFFFFFF, digest >> 32
@@ -142,21 +152,6 @@ def _gather_messages(summation: GatheringSummation, message: Words, what: str) -
         rests = list(summation.all_gather(rest).reshape(summation.workers, -1))
     pairs = zip(packets[:, _HEAD_WORDS:], rests, lengths, strict=True)
     return [np.concatenate([packet, rest])[:length] for packet, rest, length in pairs]
-
-
-def _unpack_message(message: Words, lengths: Sequence[int]) -> list[Rows]:
-    """Return a worker's rows in each table. lengths: of the tables."""
-    counts = message[: len(lengths)].tolist()
-    sizes = [packed_words(count, length) for count, length in zip(counts, lengths, strict=True)]
-    ends = np.cumsum([len(lengths), *sizes]).tolist()
-    pieces = [message[begin:end] for begin, end in pairwise(ends)]
-    return [unpack_rows(*packed) for packed in zip(pieces, counts, lengths, strict=True)]
-
-
-def _union(by_worker: Sequence[Rows]) -> RowUnion:
-    """Return the union of workers' rows in a table."""
-    rows, counts = np.unique(np.concatenate(by_worker), return_counts=True)
-    return RowUnion(rows, [np.searchsorted(rows, local) for local in by_worker], counts > 1)
 
 
 class RowSums(NamedTuple):

@@ -16,9 +16,7 @@ user asks for `values="sketch"`, they are sent as a sketch, whose layout has roo
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
-from peelsum.allreduce.protocol import Round, Rounds, SumProtocol, Sums
+from peelsum.allreduce.protocol import Round, Rounds, SumProtocol
 from peelsum.codec import SketchLayout
 from peelsum.summation import Words
 
@@ -30,27 +28,15 @@ class TwoRounds(SumProtocol):
         """Yield the header's round, then those of refinement, values and left-over as they are needed."""
         sums = yield Round(self.layout.header_words, 0, self._write_header)
         self._read_scales(self._device.to_host(sums.or_on_host[: self.layout.table.scale_words]))
-        dense, candidates = yield from self._decode_and_refine_index(sums)
-        if candidates and self.chooser.sparse_form == "sketch":
-            yield from self._exchange_sketch(dense, candidates)
-        elif dense + candidates:
-            yield from self._exchange_compact(dense, candidates)
-
-    def _decode_and_refine_index(self, sums: Sums) -> Generator[Round, Sums, tuple[int, int]]:
-        """Set `union` to the candidates, refined where that pays; return how many numbers will be sent.
-
-        These are the dense vector's, and the candidates'.
-        """
         self._set_union(sums)
-        counts = self.codec.set_candidates(self.union)
-        refinements = self._refinements(sums)
+        dense, candidates = self.codec.set_candidates(self.union)
+        refinements = self._refinements(sums.or_on_host)
         if refinements:
             yield from self._exchange_refinements(refinements)
-            counts = self.codec.set_candidates(self.union)
-        return counts
-
-    def _exchange_compact(self, dense: int, candidates: int) -> Rounds:
-        """Exchange the dense numbers, and the candidates' in order; set the sums."""
+            dense, candidates = self.codec.set_candidates(self.union)
+        if candidates and self.chooser.sparse_form == "sketch":
+            yield from self._exchange_sketch(dense, candidates)
+            return
 
         def write(ored: Words, added: Words) -> None:
             numbers = self._device.as_int32(added)
@@ -58,9 +44,10 @@ class TwoRounds(SumProtocol):
             self.codec.write_dense(self.local_dense)
             self.codec.gather(self.local_sparse)
 
-        sums = yield Round(0, dense + candidates, write)
-        total = self._device.as_int32(sums.added)
-        self.dense, self.sparse, self.value_words = total[:dense], total[dense:], candidates
+        if dense + candidates:
+            sums = yield Round(0, dense + candidates, write)
+            total = self._device.as_int32(sums.added)
+            self.dense, self.sparse, self.value_words = total[:dense], total[dense:], candidates
 
     def _exchange_sketch(self, dense: int, candidates: int) -> Rounds:
         """Exchange the dense numbers and a sketch of the candidates'; peel it, and exchange the left-over."""

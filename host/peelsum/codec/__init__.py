@@ -4,19 +4,21 @@ The codec has three parts: fixed point, the index of non-zeros, and the lossless
 runs them: in NumPy, Numba or Triton.
 """
 
+from peelsum.codec.arrays import BFloat16, CodecError, to_float32
 from peelsum.codec.cpu.index import occupied
 from peelsum.codec.cpu.scales import quantize
 from peelsum.codec.device import HOST, CodecDevice, Implementation, device, warm_up
-from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import NON_FINITE, FixedPoint, fixed_point, rounding_bounds, scale_for
-from peelsum.codec.floats import BFloat16, to_float32
-from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_words
 from peelsum.codec.layout import (
+    BLOCK_SIZES,
     MANY_CANDIDATES,
     MIN_CELLS_PER_CANDIDATE,
     SPARE_CELLS,
     SUB_TABLES,
+    BloomLayout,
     SketchLayout,
+    block_words,
+    index_words,
 )
 from peelsum.codec.segments import ROW
 

@@ -1,6 +1,16 @@
 """Choose the powers of two by which all workers multiply, from the exponents that they exchange.
 
-Every worker derives the same scales from the same OR-ed words. The devices convert the arrays.
+Every worker derives the same scales from the same OR-ed words: one for each segment, and one for each block.
+The devices convert the arrays.
+
+A segment's word says in which range of `SPAN` exponent fields its largest value lies, by one bit, and has bit
+`NON_FINITE_BIT` if some value is not finite. A block's word has bit `level % LEVELS`, where the level of an
+exponent field is half of it. So the bits of all workers, read downwards from the upper end of the segment's
+range, give the block's largest level, unless it is LEVELS or more below that end.
+
+A block that is far below its worker's largest value counts as `DEPTH` octaves below it. Only if workers'
+largest values differ by more than 2 * LEVELS - `DEPTH` - `SPAN` octaves can a level be read as one that is
+LEVELS higher. The scale is then coarser than needed, never too fine.
 """
 
 from __future__ import annotations
@@ -11,10 +21,23 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.errors import CodecError
+from peelsum.codec.arrays import CodecError
 
 #: The exponent field of NaN and infinity.
 NON_FINITE = 255
+LARGEST_FINITE = NON_FINITE - 1
+#: Levels that a block's word distinguishes, one for each bit.
+LEVELS = 32
+#: log2 of the octaves (exponent fields) of a level.
+LEVEL_BITS = 1
+#: Octaves below a worker's largest value from which on blocks are not distinguished.
+DEPTH = 40
+#: Exponent fields that have the same bit in a segment's word. Bits up to 28 are those of finite values.
+SPAN = 9
+#: The bit of a segment's word that says that some value is not finite.
+NON_FINITE_BIT = 31
+#: In place of the exponent field of a segment that is zero on every worker; see also `NON_FINITE`.
+ZERO = -1
 _EXPONENT_BIAS = 127
 MANTISSA_BITS = 23
 _MANTISSA = MANTISSA_BITS + 1
@@ -80,34 +103,24 @@ def scale_for(exponent_field: int, fan_in: int) -> int:
     -127. Raises CodecError for a fan-in below 1 or above 2**31 - 1, and for an exponent field that is not 0
     to 254.
     """
-    _check(exponent_field, fan_in)
-    most = _LARGEST_SUM // fan_in
-    headroom = most.bit_length()
-    if _largest_integer(headroom) > most:
-        headroom -= 1
-    return headroom - 1 - (exponent_field - _EXPONENT_BIAS)
-
-
-def _largest_integer(headroom: int) -> int:
-    """Return the largest rint(x) of a float32 x below 2**headroom."""
-    least_bit = 1 << headroom - _MANTISSA if headroom >= _MANTISSA else 0
-    return (1 << headroom) - least_bit
-
-
-@lru_cache(1024)
-def fixed_point(exponent_field: int, fan_in: int) -> FixedPoint:
-    """Return the format with the scale of `scale_for`, and raise what that raises."""
-    return FixedPoint(scale_for(exponent_field, fan_in))
-
-
-def _check(exponent_field: int, fan_in: int) -> None:
-    """Raise CodecError for a fan-in or an exponent field out of range."""
     if not 1 <= fan_in <= _LARGEST_SUM:
         raise CodecError(f"fan_in: {fan_in} workers are out of range; use 1 to {_LARGEST_SUM}")
     if not 0 <= exponent_field < NON_FINITE:
         raise CodecError(
             f"exponent_field: {exponent_field} is not that of a finite float32; use 0 to {NON_FINITE - 1}"
         )
+    most = _LARGEST_SUM // fan_in
+    headroom = most.bit_length()
+    least_bit = 1 << headroom - _MANTISSA if headroom >= _MANTISSA else 0
+    if (1 << headroom) - least_bit > most:  # the largest rint(x) of a float32 x below 2**headroom
+        headroom -= 1
+    return headroom - 1 - (exponent_field - _EXPONENT_BIAS)
+
+
+@lru_cache(1024)
+def fixed_point(exponent_field: int, fan_in: int) -> FixedPoint:
+    """Return the format with the scale of `scale_for`, and raise what that raises."""
+    return FixedPoint(scale_for(exponent_field, fan_in))
 
 
 def rounding_bounds(

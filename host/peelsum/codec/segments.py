@@ -1,4 +1,4 @@
-"""The segments of a step: the tensors' places in its dense and its sparse vector, and the codec's interface.
+"""The segments of a step: the tensors' places in its dense and its sparse vector.
 
 The dense segments come first, and their elements lie end to end in the dense vector. The sparse segments lie
 in the sparse vector, each from a multiple of `ROW` elements on. A row is up to `ROW` successive elements of a
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.arrays import Floats, Integers, Numbers, Words
+from peelsum.codec.arrays import Numbers
 from peelsum.codec.cpu import scales
-from peelsum.codec.index import WORD_BITS
+from peelsum.codec.layout import WORD_BITS
 
 #: Elements of a row, a word of the sparse vector's bitmap.
 ROW = WORD_BITS
@@ -128,75 +128,6 @@ class Counts(NamedTuple):
     """Sums that are not 0, in dense segments; 0 for sparse segments."""
     sent: Numbers
     """Integers that were sent: for all elements of a dense segment, or for the candidates of a sparse one."""
-
-
-class SegmentCodec(Protocol):
-    """Encodes the tensors of one step, and decodes their sums. Its methods are called in this order.
-
-    Arrays lie in the implementation's memory, unless stated otherwise. Bitmaps, sums and results are those of
-    the whole step. `numbers` are values in fixed point: integers. None are sent of a dense segment that is
-    zero on all workers or not finite.
-    """
-
-    fields: Integers
-    """After `read_scales`, int32[segments]: an exponent field that no value of the segment exceeds on any
-    worker, or `ZERO`, or `NON_FINITE`. On the host."""
-    scales: Integers
-    """After `read_scales`, int32[blocks]: a block's values are multiplied by 2**scale. On the host."""
-
-    @property
-    def sent(self) -> Numbers:
-        """After `place`, int64[segments]: how many numbers of each segment are sent. On the host."""
-
-    def write_scales(self, out: Words) -> Words:
-        """Write the words by which workers agree on scales, uint32[table.scale_words]; return the non-zeros.
-
-        These are a bitmap of this worker's sparse vector, uint32[table.words]. -0.0 is zero, NaN is not.
-        """
-
-    def read_scales(self, words: Words) -> None:
-        """Set `fields` and `scales` from the OR of all workers' words, which is on the host."""
-
-    def set_scales(self, fields: Integers, scales: Integers) -> None:
-        """Set `fields` and `scales` to others than `read_scales` computes, on the host, without a copy."""
-
-    def values_at(self, elements: Numbers) -> Floats:
-        """Return this worker's values of elements, numbered over all segments. All on the host."""
-
-    def set_candidates(self, union: Words) -> tuple[int, int]:
-        """Set the candidates, by a bitmap of the sparse vector; return how many numbers are sent.
-
-        These are the numbers of the dense vector and those of the sparse vector. It can be called again, with
-        fewer candidates.
-        """
-
-    def write_dense(self, out: Integers) -> None:
-        """Write the numbers of the dense segments, end to end: rint(value * 2**scale).
-
-        The product is computed in float64 and rounded half to even.
-        """
-
-    def gather(self, out: Integers) -> None:
-        """Write the numbers of the candidates, in order, computed as by `write_dense`."""
-
-    def decode(
-        self, dense: Integers, sparse: Integers, divisor: int, overflow: tuple[Numbers, Floats] | None = None
-    ) -> Sequence[Floats]:
-        """Return each segment's result, sum * 2**-scale / divisor, computed in float64.
-
-        Elements that are not candidates are 0. A segment that is not finite on some worker is NaN.
-        dense, sparse: the sums of all workers' numbers. overflow: elements, numbered over all segments, whose
-        results differ from these sums, and their results; on the host.
-        """
-
-    def counts(self) -> Counts:
-        """Return the counts of the step's numbers, after `read`."""
-
-    def occupied(self, sparse: Integers, selected: Numbers) -> Numbers:
-        """Count the blocks of 2**b elements with a sum that is not 0: int64[segments, BLOCK_SIZES].
-
-        The counts of dense segments are 0. selected: int64[segments], not 0 for those to be counted.
-        """
 
 
 def ends(lengths: NDArray[np.int64]) -> Numbers:

@@ -9,9 +9,11 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 from numba import config
+from numpy.typing import NDArray
 
 #: Elements per core: fewer are not worth waking another core, which may be busy with another process.
 PER_CORE = 2**22
@@ -38,15 +40,16 @@ def each(
     return list(_pool(os.getpid()).map(lambda part: work(*part), parts))
 
 
-def each_of(pieces: int, elements: int, work: Callable[[int, int], None]) -> None:
-    """Call work(first, last) for consecutive slices of range(pieces), on several cores if they have enough
-    `elements` in all."""
-    cores = min(_CORES, elements // PER_CORE, pieces)
+def each_of(table: NDArray[np.int64], elements: int, loop: Callable[..., None], *rest: Any) -> None:
+    """Call loop(table, first, last, *rest) for consecutive ranges of a table's rows, on several cores if the
+    rows have enough `elements` in all."""
+    rows = len(table)
+    cores = min(_CORES, elements // PER_CORE, rows)
     if cores < 2:
-        work(0, pieces)
+        loop(table, 0, rows, *rest)
         return
-    bounds = [pieces * core // cores for core in range(cores + 1)]
-    list(_pool(os.getpid()).map(work, bounds[:-1], bounds[1:]))
+    bounds = [rows * core // cores for core in range(cores + 1)]
+    list(_pool(os.getpid()).map(lambda a, b: loop(table, a, b, *rest), bounds[:-1], bounds[1:]))
 
 
 def slices(items: int, elements: int | None = None, *, copies_of: int = 0) -> list[tuple[int, int]]:

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import PlanMismatchError
-from peelsum.allreduce.plan import agreed, agreement_words
+from peelsum.allreduce.plan import agreed, agreement_words, digest_of
 from peelsum.allreduce.reducer import SumScheduler
-from peelsum.compress.compressor import digest_of
 from peelsum.compress.costs import Method, SwitchPath, all_reduce_cost, carrier_of, tree_rounds
 from peelsum.compress.events import StepTraffic
 from peelsum.compress.links import TimedExchange

@@ -35,10 +35,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce
+from peelsum.allreduce.plan import digest_of
 from peelsum.allreduce.rounds import Note, Span, ignore_costs
 from peelsum.compress.arguments import CompressConfigError, CompressError
 from peelsum.compress.collectives import Collectives, SummationCollectives, agreement_part
-from peelsum.compress.compressor import Compressor, Floats, TensorState, digest_of, seed_of
+from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
 from peelsum.compress.exchange import (
     CompressedResult,
     CompressedTensor,

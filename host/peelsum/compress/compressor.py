@@ -6,7 +6,6 @@ residuals. The values that `decompress` returns are exact in float64, so residua
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from abc import ABC, abstractmethod
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, Literal, dataclass_transform
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.allreduce.plan import digest_of
 from peelsum.compress.arguments import Argument, CompressConfigError, arguments_of
 from peelsum.summation import Words
 
@@ -206,8 +206,3 @@ def _register(cls: type[Compressor], *, documented: bool) -> None:
 def seed_of(step: int, name: str) -> int:
     """Return the seed of a tensor in a step, 0 to 2**64 - 1."""
     return digest_of(f"{step}/{name}")
-
-
-def digest_of(text: str) -> int:
-    """Return a hash of a text, 0 to 2**64 - 1, the same on all workers."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

@@ -18,7 +18,7 @@ from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
 from peelsum.allreduce.reducer import BucketSum, ExactSum, Reducer, SumScheduler
 from peelsum.allreduce.rounds import Note, Span, ignore_costs
 from peelsum.codec import BFloat16
-from peelsum.codec.floats import to_float32
+from peelsum.codec.arrays import to_float32
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError
 from peelsum.compress.collectives import GroupSummation, Route, StepExchanges

@@ -7,6 +7,7 @@ little-endian, as on every processor that Numba supports.
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from peelsum.buffers import frozen
 from peelsum.codec.arrays import Numbers, Words
 from peelsum.codec.cpu.vectors import used_bits, write_bitmap_words, write_set_bits
 from peelsum.codec.cpu.words import MAGNITUDE_MASK, compiled, leaf, lowest, mixed, popcount
-from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
+from peelsum.codec.layout import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.threads import each, slices
 
 _NEGATIVE_ZERO = np.uint32(0x80000000)
@@ -37,14 +38,17 @@ OVERRUN = 8  # positions that are written at once, also if fewer are needed
 
 
 class CpuIndex:
-    """The operations of `CodecDevice` on bitmaps."""
+    """The operations of `CodecDevice` on bitmaps, see there."""
 
     def count(self, index: Words) -> int:
-        """Return how many bits of a bitmap are set."""
+        """Return how many bits of a bitmap are set. It may be on this device, or on the host, as received."""
         return int(np.bitwise_count(index).sum())
 
     def positions(self, index: Words, elements: int, first: int = 0, count: int | None = None) -> Numbers:
-        """Return the positions of the set bits, plus `first`, ascending: int64[k]."""
+        """Return the elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k].
+
+        `count` is k, if it is known; without it, the GPU's kernels wait for the device to count.
+        """
         index, spans = frozen(index), slices(elements)
         if len(spans) == 1:
             out = buffers.empty(count_bits(index, elements) if count is None else count, np.int64)
@@ -57,7 +61,11 @@ class CpuIndex:
         return out
 
     def block_encode(self, index: Words, elements: int, block: int, out: Words) -> None:
-        """Write the bitmap of the blocks that hold a set bit."""
+        """Write the bitmap of the blocks that hold a set bit of `index`.
+
+        `block` is the number of elements in a block, a power of 2 and at least 2; `out` has
+        block_words(elements, block) words.
+        """
         if block < WORD_BITS:
             shift, index = block.bit_length() - 1, frozen(index)
             each(
@@ -72,7 +80,7 @@ class CpuIndex:
             self.block_encode(used, index.size, block // WORD_BITS, out)
 
     def block_decode(self, blocks: Words, elements: int, block: int, out: Words) -> None:
-        """Write the bitmap of all elements of the blocks that are set."""
+        """Write the bitmap of all elements of the blocks set in `blocks` into out[index_words(elements)]."""
         if block < WORD_BITS:
             shift, blocks = block.bit_length() - 1, frozen(blocks)
             each(
@@ -88,7 +96,10 @@ class CpuIndex:
         clear_padding(out, elements)
 
     def bloom_encode(self, layout: BloomLayout, index: Words, out: Words, first: int = 0) -> None:
-        """Write the Bloom filter of a bitmap: the OR of a filter for each slice of elements."""
+        """Write the Bloom filter of a bitmap into out[layout.words].
+
+        The OR of filters is the filter of the bitmaps' OR.
+        """
         index = frozen(index)
 
         def work(begin: int, end: int) -> Words:
@@ -104,7 +115,10 @@ class CpuIndex:
     def bloom_decode(
         self, layout: BloomLayout, words: Words, elements: int, out: Words, first: int = 0
     ) -> None:
-        """Write the bitmap of the elements that pass a Bloom filter."""
+        """Write the bitmap of the elements that pass the filter `words` into out[index_words(elements)].
+
+        They are all elements encoded on any worker, and a few false positives.
+        """
         words = frozen(words)
 
         def work(begin: int, end: int) -> None:
@@ -113,12 +127,20 @@ class CpuIndex:
 
         each(elements, work)
 
-    def gather_bits(self, index: Words, mask: Words, out: Words) -> None:
-        """Write the bits that `mask` selects, end to end, as a shorter bitmap."""
+    def gather_bits(self, index: Words, mask: Words, out: Words) -> Any:
+        """Write the bits of `index` that `mask` selects, in order, as a bitmap of k bits.
+
+        `mask` is a bitmap of as many words as `index`, with k set bits; `out` has index_words(k) words.
+        Return a scan of `mask` for `scatter_bits`, or None.
+        """
         gather_bits(frozen(index), frozen(mask), out)
 
-    def scatter_bits(self, bits: Words, mask: Words, out: Words, scan: None = None) -> None:
-        """Write consecutive bits to the set bits of `mask`: the inverse of `gather_bits`."""
+    def scatter_bits(self, bits: Words, mask: Words, out: Words, scan: Any = None) -> None:
+        """Write bit t of `bits` to the place of the t-th set bit of `mask`, and 0 elsewhere.
+
+        The inverse of `gather_bits`; `out` has as many words as `mask`. `scan` is what `gather_bits` returned
+        for the same mask; without it, the mask is scanned again.
+        """
         scatter_bits(frozen(bits), frozen(mask), out)
 
 
@@ -143,39 +165,26 @@ def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:
 
 
 @leaf
-def write_bitmap(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
+def write_bitmap(bits: Words, begin: int, end: int, clean: bool, out: Words) -> np.uint32:
     """Write the bitmap of the non-zeros among floats[begin:end]; return their largest magnitude.
 
-    Floats and magnitude are bit patterns. `begin` is a multiple of 32.
+    Floats and magnitude are bit patterns. `begin` is a multiple of 32. clean: replace -0.0 by 0.0.
     """
-    return np.uint32(_write_bitmap(bits, begin, end, out) & MAGNITUDE_MASK)
-
-
-@leaf
-def write_bitmap_in_place(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
-    """Do what `write_bitmap` does, and replace -0.0 by 0.0 in the floats."""
-    largest = _write_bitmap(bits, begin, end, out)
-    if largest & _NEGATIVE_ZERO:  # few slices have one
+    whole = max(end // 32 * 32, begin)
+    # Bit 31 of the result is set if there is a -0.0.
+    result = write_bitmap_words(bits, np.uint64(begin), np.uint64((whole - begin) // 32), out)
+    if whole < end:
+        word = _ZERO
+        for i in range(np.uint64(whole), np.uint64(end)):
+            magnitude = np.uint32(bits[i] & MAGNITUDE_MASK)
+            word |= np.uint32(magnitude != _ZERO) << np.uint32(i & _LOW5)
+            sign = np.uint32((result & _NEGATIVE_ZERO) | (np.uint32(bits[i] == _NEGATIVE_ZERO) << _31))
+            result = np.uint32(max(np.uint32(result & MAGNITUDE_MASK), magnitude) | sign)
+        out[np.uint64(whole // 32)] = word
+    if clean and result & _NEGATIVE_ZERO:  # few slices have one
         for i in range(np.uint64(begin), np.uint64(end)):
             bits[i] = _ZERO if bits[i] == _NEGATIVE_ZERO else bits[i]
-    return np.uint32(largest & MAGNITUDE_MASK)
-
-
-@leaf
-def _write_bitmap(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
-    """Do what `write_bitmap` does; set bit 31 of the result if there is a -0.0."""
-    whole = max(end // 32 * 32, begin)
-    result = write_bitmap_words(bits, np.uint64(begin), np.uint64((whole - begin) // 32), out)
-    if whole == end:
-        return result
-    largest, sign, word = np.uint32(result & MAGNITUDE_MASK), np.uint32(result & _NEGATIVE_ZERO), _ZERO
-    for i in range(np.uint64(whole), np.uint64(end)):
-        magnitude = np.uint32(bits[i] & MAGNITUDE_MASK)
-        word |= np.uint32(magnitude != _ZERO) << np.uint32(i & _LOW5)
-        sign |= np.uint32(bits[i] == _NEGATIVE_ZERO) << _31
-        largest = max(largest, magnitude)
-    out[np.uint64(whole // 32)] = word
-    return np.uint32(largest | sign)
+    return np.uint32(result & MAGNITUDE_MASK)
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""The segments of a step on the host: `SegmentCodec` by compiled loops, one call a phase, on all cores.
+"""Encode and decode the segments of a step on the host: by compiled loops, one call a phase, on all cores.
 
 A piece is a segment, or a part of a large one, so that several cores share its elements. The compiled loops
 take a table int64[pieces, len(Piece)], which says where the values, the results and the integers of
@@ -7,7 +7,7 @@ each piece lie. Loops with `first` and `last` handle these pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
 from types import SimpleNamespace
@@ -25,31 +25,24 @@ from peelsum.codec.cpu.index import (
     positions,
     scatter_bits,
     write_bitmap,
-    write_bitmap_in_place,
 )
 from peelsum.codec.cpu.scales import (
     dequantize_at,
-    dequantize_selected,
     dequantize_values,
     encode_scales,
     powers_of_two,
     quantize_at,
-    quantize_selected,
     quantize_values,
     read_scales,
 )
-from peelsum.codec.cpu.vectors import HAS_AVX512
 from peelsum.codec.cpu.words import BLOCK, address, array_at, compiled, largest_magnitude
-from peelsum.codec.fixed_point import NON_FINITE, fixed_point
-from peelsum.codec.index import BLOCK_SIZES
-from peelsum.codec.scales import ZERO
+from peelsum.codec.fixed_point import NON_FINITE, ZERO, fixed_point
+from peelsum.codec.layout import BLOCK_SIZES
 from peelsum.codec.segments import ROW, Counts, SegmentTable
 from peelsum.codec.threads import PER_CORE, each_of
 
 #: Elements of the largest piece: a multiple of the largest block of scales.
 _PIECE = 2**21
-#: Up to one candidate in so many elements, listing positions takes less time than reading all bitmaps' words.
-_SPARSE_ELEMENTS = 32
 
 
 class Piece(IntEnum):
@@ -89,13 +82,25 @@ class Piece(IntEnum):
 _COLUMN = cast("type[Piece]", SimpleNamespace(**{column.name: int(column) for column in Piece}))
 
 
-class CpuSegments:
-    """Encodes the tensors of one step, and decodes their sums, by compiled loops: a `SegmentCodec`."""
+class SegmentCodec:
+    """Encodes the tensors of one step, and decodes their sums. Its methods are called in this order.
+
+    Arrays lie in the device's memory, unless stated otherwise. Bitmaps, sums and results are those of the
+    whole step. `numbers` are values in fixed point: integers. None are sent of a dense segment that is zero
+    on all workers or not finite. `ReferenceSegments` and `GpuSegments` have the same methods.
+    """
+
+    fields: Integers
+    """After `read_scales`, int32[segments]: an exponent field that no value of the segment exceeds on any
+    worker, or `ZERO`, or `NON_FINITE`. On the host."""
+    scales: Integers
+    """After `read_scales`, int32[blocks]: a block's values are multiplied by 2**scale. On the host."""
 
     def __init__(
         self, table: SegmentTable, values: Sequence[Floats], out: Sequence[Floats | None], workers: int
     ) -> None:
         self._table, self._values, self._out = table, values, list(out)
+        self._elements = int(table.begins[-1])
         pieces, self._segment_of, self._offsets = _pieces(table)
         self._pieces = pieces = pieces.copy()
         pieces[:, _COLUMN.VALUES] = pieces[:, _COLUMN.OUT] = self._addresses(values)
@@ -110,98 +115,97 @@ class CpuSegments:
         self._union: Words = np.empty(0, np.uint32)
 
     def write_scales(self, out: Words) -> Words:
-        """Write the words that agree on scales, of segments and of blocks; return the bitmap of non-zeros."""
-        bitmap = buffers.empty(self._table.words, np.uint32)
-        count = len(self._table)
+        """Write the words by which workers agree on scales, uint32[table.scale_words]; return the non-zeros.
+
+        These are a bitmap of this worker's sparse vector, uint32[table.words]. -0.0 is zero, NaN is not.
+        """
+        bitmap, count = buffers.empty(self._table.words, np.uint32), len(self._table.segments)
         segments, blocks = out[:count], out[count:]
         # The blocks' largest magnitudes, which `encode_scales` replaces by words.
-        self._each_piece(lambda first, last: write_magnitudes(self._pieces, first, last, bitmap, blocks))
+        each_of(self._pieces, self._elements, write_magnitudes, bitmap, blocks)
         encode_scales(self._table.blocks, blocks, segments, blocks)
         return bitmap
 
     def read_scales(self, words: Words) -> None:
-        """Set `fields` and `scales` from the OR of all workers' words."""
+        """Set `fields` and `scales` from the OR of all workers' words, which is on the host."""
         self.set_scales(*read_scales(words, self._table.blocks, self._highest))
 
     def set_scales(self, fields: Integers, scales: Integers) -> None:
-        """Set `fields` and `scales`, instead of those that `read_scales` computed."""
+        """Set `fields` and `scales` to others than `read_scales` computes, on the host, without a copy."""
         self.fields, self.scales, self._powers = fields, scales, None
 
     def values_at(self, elements: Numbers) -> Floats:
-        """Return this worker's values of elements, which are counted among those of all segments."""
+        """Return this worker's values of elements, numbered over all segments. All on the host."""
         values = buffers.empty(len(elements), np.float32)
         values_at(self._pieces, elements, values)
         return values
 
     def set_candidates(self, union: Words) -> tuple[int, int]:
-        """Set the candidates to those of a bitmap; return how many dense and sparse numbers are sent."""
+        """Set the candidates, by a bitmap of the sparse vector; return how many numbers are sent.
+
+        These are the numbers of the dense vector and those of the sparse vector. It can be called again, with
+        fewer candidates.
+        """
         ends, self._union = np.zeros(2, np.int64), frozen(union)
         lay_out(self._pieces, self.fields, self._union, ends)
         return int(ends[0]), int(ends[1])
 
     def write_dense(self, out: Integers) -> None:
-        """Write the integers of the dense segments, end to end."""
-        factors = self._factors()[0]
-        self._each_piece(lambda first, last: write_dense(self._pieces, first, last, factors, out))
+        """Write the numbers of the dense segments, end to end: rint(value * 2**scale).
+
+        The product is computed in float64 and rounded half to even.
+        """
+        each_of(self._pieces, self._elements, write_dense, self._factors()[0], out)
 
     def gather(self, out: Integers) -> None:
-        """Write the integers of the candidates, in order."""
-        factors = self._factors()[0]
-        self._each_piece(
-            lambda first, last: write_sparse(self._pieces, first, last, self._union, factors, out)
-        )
+        """Write the numbers of the candidates, in order, computed as by `write_dense`."""
+        each_of(self._pieces, self._elements, write_sparse, self._union, self._factors()[0], out)
 
     def decode(
         self, dense: Integers, sparse: Integers, divisor: int, overflow: tuple[Numbers, Floats] | None = None
     ) -> Sequence[Floats]:
-        """Return each segment's result, from the sums of its integers."""
+        """Return each segment's result, sum * 2**-scale / divisor, computed in float64.
+
+        Elements that are not candidates are 0. A segment that is not finite on some worker is NaN.
+        dense, sparse: the sums of all workers' numbers. overflow: elements, numbered over all segments, whose
+        results differ from these sums, and their results; on the host.
+        """
         if not self._all_in_place:
-            self._allocate()
+            clear = np.ones(len(self._out), np.int64)
+            for s, (result, tensor) in enumerate(zip(self._out, self._values, strict=True)):
+                if result is tensor:
+                    clear[s] = 0
+                elif result is None:
+                    size = len(tensor)
+                    reused = buffers.keeps(size, np.float32)
+                    self._out[s] = buffers.empty(size, np.float32) if reused else np.zeros(size, np.float32)
+                    clear[s] = reused
+            self._pieces[:, _COLUMN.CLEAR] = clear[self._segment_of]
+            self._pieces[:, _COLUMN.OUT] = self._addresses(cast("Sequence[Floats]", self._out))
         rest = self.fields, self._union, self._factors()[1], frozen(dense), frozen(sparse), float(divisor)
-        self._each_piece(lambda first, last: write_results(self._pieces, first, last, *rest))
+        each_of(self._pieces, self._elements, write_results, *rest)
         if overflow is not None:
             write_results_at(self._pieces, *overflow)
         self._values = ()  # a caller may keep results for long, and them alone
         return cast("Sequence[Floats]", self._out)
 
-    def _allocate(self) -> None:
-        """Allocate the results that have no array yet, and set which ones the loops must clear."""
-        clear = np.ones(len(self._table), np.int64)
-        for s, (result, tensor) in enumerate(zip(self._out, self._values, strict=True)):
-            if result is tensor:
-                clear[s] = 0
-            elif result is None:
-                size = len(tensor)
-                reused = buffers.keeps(size, np.float32)
-                self._out[s] = buffers.empty(size, np.float32) if reused else np.zeros(size, np.float32)
-                clear[s] = reused
-        self._pieces[:, _COLUMN.CLEAR] = clear[self._segment_of]
-        self._pieces[:, _COLUMN.OUT] = self._addresses(cast("Sequence[Floats]", self._out))
-
-    def _addresses(self, tensors: Sequence[Floats]) -> Numbers:
-        """Return the address of each piece's first element in its segment's tensor."""
-        addresses = np.array([address(tensor) for tensor in tensors], np.int64)
-        return addresses[self._segment_of] + self._offsets
-
     def counts(self) -> Counts:
-        """Return the counts of each segment's non-zeros and sent numbers."""
-        return Counts(*self._counted())
+        """Return the counts of the step's numbers, after `decode`."""
+        counts = np.zeros((3, len(self._out)), np.int64)
+        sum_counts(self._pieces, counts)
+        return Counts(*counts)
 
     @property
     def sent(self) -> Numbers:
-        """How many numbers of each segment are sent, int64[segments]."""
-        sent: Numbers = self._counted()[2]
-        return sent
-
-    def _counted(self) -> Numbers:
-        """Return the counts of the pieces, added up for each segment: int64[len(Counts), segments]."""
-        counts = np.zeros((3, len(self._table)), np.int64)
-        sum_counts(self._pieces, counts)
-        return counts
+        """After `set_candidates`, int64[segments]: how many numbers of each segment are sent. On the host."""
+        return self.counts().sent
 
     def occupied(self, sparse: Integers, selected: Numbers) -> Numbers:
-        """Count the blocks of 2**b elements with a sum that is not 0, in the selected sparse segments."""
-        out = np.zeros((len(self._table), BLOCK_SIZES), np.int64)
+        """Count the blocks of 2**b elements with a sum that is not 0: int64[segments, BLOCK_SIZES].
+
+        The counts of dense segments are 0. selected: int64[segments], not 0 for those to be counted.
+        """
+        out = np.zeros((len(self._out), BLOCK_SIZES), np.int64)
         _count_blocks(self._pieces, self._union, frozen(sparse), selected, out)
         return out
 
@@ -213,9 +217,10 @@ class CpuSegments:
             powers_of_two(self.scales, *self._powers)
         return self._powers
 
-    def _each_piece(self, work: Callable[[int, int], None]) -> None:
-        """Call work(first, last) for ranges of pieces, on several cores if there are many elements."""
-        each_of(len(self._pieces), int(self._table.begins[-1]), work)
+    def _addresses(self, tensors: Sequence[Floats]) -> Numbers:
+        """Return the address of each piece's first element in its segment's tensor."""
+        addresses = np.array([address(tensor) for tensor in tensors], np.int64)
+        return addresses[self._segment_of] + self._offsets
 
 
 @lru_cache(64)  # a plan's table is the same object in every step
@@ -255,17 +260,14 @@ def write_magnitudes(table: Numbers, first: int, last: int, bitmap: Words, magni
     for p in range(first, last):
         row = table[p]
         elements, size = row[Piece.ELEMENTS], 1 << row[Piece.BLOCK_BITS]
-        bits = array_at(row[Piece.VALUES], elements).view(np.uint32)
-        words = _piece_words(row, bitmap)
+        bits, words = array_at(row[Piece.VALUES], elements).view(np.uint32), _piece_words(row, bitmap)
         step, sparse, in_place = min(size, BLOCK), row[Piece.SPARSE], row[Piece.IN_PLACE]
         for start in range(0, elements, step):
             end, at = min(start + step, elements), row[Piece.FIRST_BLOCK] + start // size
-            if not sparse:
-                largest = largest_magnitude(bits[start:end])
-            elif in_place:
-                largest = write_bitmap_in_place(bits, start, end, words)
+            if sparse:
+                largest = write_bitmap(bits, start, end, in_place != 0, words)
             else:
-                largest = write_bitmap(bits, start, end, words)
+                largest = largest_magnitude(bits[start:end])
             magnitudes[at] = largest if start % size == 0 else max(magnitudes[at], largest)
 
 
@@ -353,15 +355,10 @@ def write_sparse(
         if not row[Piece.SPARSE] or not row[Piece.COUNT]:
             continue
         numbers = _piece_numbers(row, out)
-        scaling = _piece_factors(row, factors)
-        bits = row[Piece.BLOCK_BITS]
         values, words = array_at(row[Piece.VALUES], row[Piece.ELEMENTS]), _piece_words(row, union)
-        if HAS_AVX512 and _SPARSE_ELEMENTS * numbers.size >= values.size:
-            quantize_selected(values, words, scaling, bits, numbers)
-        else:
-            candidates = np.empty(numbers.size, np.int64)
-            positions(words, values.size, 0, candidates)
-            quantize_at(values, candidates, scaling, bits, numbers)
+        candidates = np.empty(numbers.size, np.int64)
+        positions(words, values.size, 0, candidates)
+        quantize_at(values, candidates, _piece_factors(row, factors), row[Piece.BLOCK_BITS], numbers)
         row[Piece.LOCAL_NON_ZEROS] = _count_non_zeros(numbers)
 
 
@@ -392,16 +389,11 @@ def write_results(
             row[Piece.SUM_NON_ZEROS] = _count_non_zeros(numbers)
             continue
         numbers = _piece_numbers(row, sparse)
-        words = _piece_words(row, union)
-        clear = row[Piece.CLEAR] != 0
-        if HAS_AVX512 and (clear or _SPARSE_ELEMENTS * numbers.size >= out.size):
-            dequantize_selected(numbers, words, scaling, bits, divisor, out, clear)
-        else:
-            if clear:
-                out[:] = 0.0
-            candidates = np.empty(numbers.size, np.int64)
-            positions(words, out.size, 0, candidates)
-            dequantize_at(numbers, candidates, scaling, bits, divisor, out)
+        if row[Piece.CLEAR] != 0:
+            out[:] = 0.0
+        candidates = np.empty(numbers.size, np.int64)
+        positions(_piece_words(row, union), out.size, 0, candidates)
+        dequantize_at(numbers, candidates, scaling, bits, divisor, out)
 
 
 @compiled
@@ -426,18 +418,13 @@ def _count_blocks(table: Numbers, union: Words, sparse: Integers, selected: Numb
         segment = row[Piece.SEGMENT]
         if not row[Piece.SPARSE] or not row[Piece.COUNT] or not selected[segment]:
             continue
-        count_blocks(_non_zero_sums(_piece_words(row, union), _piece_numbers(row, sparse)), counts)
+        words, numbers = _piece_words(row, union), _piece_numbers(row, sparse)
+        flags, bitmap = np.empty((numbers.size + 31) // 32, np.uint32), np.empty(words.size, np.uint32)
+        non_zero_words(numbers.view(np.uint32), flags)
+        scatter_bits(flags, words, bitmap)  # of the candidates whose sum is not 0
+        count_blocks(bitmap, counts)
         for b in range(counts.size):
             out[segment, b] += counts[b]
-
-
-@compiled
-def _non_zero_sums(union: Words, numbers: Integers) -> Words:
-    """Return the bitmap of the candidates whose sum is not 0."""
-    flags, bitmap = np.empty((numbers.size + 31) // 32, np.uint32), np.empty(union.size, np.uint32)
-    non_zero_words(numbers.view(np.uint32), flags)
-    scatter_bits(flags, union, bitmap)
-    return bitmap
 
 
 @compiled

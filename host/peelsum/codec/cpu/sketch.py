@@ -50,10 +50,13 @@ _SegmentIds = NDArray[np.uint16]
 
 
 class CpuSketch:
-    """The operations of `CodecDevice` on sketches."""
+    """The operations of `CodecDevice` on sketches, see there."""
 
     def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Words) -> None:
-        """Write the sketch of values[k] at positions[k]."""
+        """Write the sketch of values[k] at positions[k] into out[layout.cells].
+
+        A cell is a sum modulo 2**32, so the sketch is linear in the values.
+        """
         out[:] = 0
         places, numbers, _, begins = _group_by_segment(
             layout, frozen(positions), frozen(values.view(np.uint32))
@@ -63,7 +66,13 @@ class CpuSketch:
     def sketch_decode(
         self, layout: SketchLayout, sketch: Words, positions: Numbers, out: Integers
     ) -> Numbers:
-        """Peel a sketch: write the candidates' values into `out`; return the indices of the unpeeled ones."""
+        """Peel: write the values of the candidates positions[k] into out[k]; return the unpeeled candidates.
+
+        `sketch` is uint32[layout.cells]. The unpeeled candidates, the left-over, are indices into
+        `positions`, int64[m], ascending: the 2-core, and all candidates of segments with more than 2**16.
+        Their `out` is 0. They depend only on layout and positions, so they are the same on every worker. The
+        candidates must include every element that any worker encoded.
+        """
         positions, sketch, size = frozen(positions), frozen(sketch), layout.segment_cells
         places, _, segment_ids, begins = _group_by_segment(layout, positions)
         bounds = begins.tolist()

@@ -1,7 +1,7 @@
-"""LLVM intrinsics that Numba lacks: operations on vectors, prefetching, and pointers from addresses.
+"""LLVM intrinsics that Numba lacks: operations on vectors, and pointers from addresses.
 
-LLVM translates them to instructions of any processor, whatever the width of its vectors. Only those that
-compress and expand floats need AVX-512. Indices are not checked.
+LLVM translates them to instructions of any processor, whatever the width of its vectors. Indices are not
+checked.
 
 A function `_type_...` is what Numba calls to compile an intrinsic: it gets the arguments' types, and returns
 the signature and the function that emits the code.
@@ -15,60 +15,15 @@ from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
-from numba import config, types
-from numba.core.codegen import get_host_cpu_features
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-_Prefetch = Callable[[NDArray[Any], np.uint64], None]
 #: Vector lengths: words of `used_bits`, positions of `write_set_bits`.
 _WORD_LANES, _POSITION_LANES = 32, 8
-#: How many floats ahead `write_bitmap_words` prefetches.
-_PREFETCH_DISTANCE = 2048
-_BIT, _BYTE, _WORD, _LONG = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
-#: Vector length of `compress_floats`, `expand_floats` and `multiply_numbers`.
-_FLOAT_LANES = 16
-
-
-def _cpu_features() -> list[str]:
-    """Return the features of the processor that Numba compiles for, such as "+avx2"."""
-    configured: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]  # made at run time
-    features: str = get_host_cpu_features() if configured is None else configured  # type: ignore[no-untyped-call]
-    return features.split(",")
-
-
-#: Whether `compress_floats` and `expand_floats`, instructions of AVX-512, can be compiled.
-HAS_AVX512 = "+avx512f" in _cpu_features()
-
-
-def emit_prefetch(context: Any, builder: Any, array: Any, value: Any, at: Any, *, written: bool) -> None:
-    """Emit a prefetch of value[at] for reading, or for writing if `written`. array: the value's type."""
-    data = context.make_array(array)(context, builder, value).data
-    byte_pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-    address = builder.bitcast(builder.gep(data, [at]), byte_pointer)
-    kind, name = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag]), "llvm.prefetch.p0"
-    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-    # 3: keep in every cache level; 1: data, not instructions.
-    builder.call(function, [address, flag(int(written)), flag(3), flag(1)])
-
-
-def _prefetch(*, written: bool) -> _Prefetch:
-    """Return an intrinsic function (array, index) that prefetches an element."""
-
-    def typed(_: Any, array: Any, at: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            emit_prefetch(context, builder, array, *arguments, written=written)
-            return context.get_dummy_value()
-
-        return types.void(array, types.uint64), emit
-
-    return cast(_Prefetch, intrinsic(typed))
-
-
-#: Prefetch array[at] into the cache, for writing.
-prefetch_to_write = _prefetch(written=True)
-#: Prefetch array[at] into the cache, for reading only.
-prefetch_to_read = _prefetch(written=False)
+#: How many floats ahead `write_bitmap_words` prefetches, and the floats of a cache line.
+_PREFETCH_DISTANCE, _LINE_FLOATS = 2048, 16
+_BYTE, _WORD, _LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 def _address_of(context: Any, builder: Any, kind: Any, array: Any, index: Any, vector: Any) -> Any:
@@ -109,12 +64,7 @@ def _type_write_set_bits(_: Any, table: Any, row: Any, first: Any, out: Any, at:
     return types.void(table, types.uint64, types.int64, out, types.uint64), emit
 
 
-def _mask_vector(builder: Any, mask: Any) -> Any:
-    """Return the lowest 16 bits of an integer as a vector of booleans."""
-    return builder.bitcast(builder.trunc(mask, ir.IntType(_FLOAT_LANES)), ir.VectorType(_BIT, _FLOAT_LANES))
-
-
-def _call_intrinsic(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+def _call_llvm(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     """Call LLVM's intrinsic function `name`, which returns a value of type `result`."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
@@ -137,8 +87,11 @@ def _type_write_bitmap_words(_: Any, array: Any, begin: Any, words: Any, out: An
 
         builder.position_at_end(body)
         at = builder.add(begin, builder.mul(done, count(_WORD_LANES)))
-        for distance in (_PREFETCH_DISTANCE, _PREFETCH_DISTANCE + _FLOAT_LANES):
-            emit_prefetch(context, builder, array, source, builder.add(at, count(distance)), written=False)
+        for distance in (_PREFETCH_DISTANCE, _PREFETCH_DISTANCE + _LINE_FLOATS):
+            ahead = _address_of(context, builder, array, source, builder.add(at, count(distance)), _BYTE)
+            # To be read, not written (0); kept in every cache level (3); data, not instructions (1).
+            flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]
+            _call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [ahead, *flags])
         loaded = builder.load(_address_of(context, builder, array, source, at, vector))
         loaded.align = 4
         magnitudes = builder.and_(loaded, magnitude_mask)
@@ -157,82 +110,13 @@ def _type_write_bitmap_words(_: Any, array: Any, begin: Any, words: Any, out: An
         builder.branch(test)
 
         builder.position_at_end(after)
-        return builder.or_(_reduce(builder, "umax", largest), _reduce(builder, "or", signs))
+        reduced = (
+            _call_llvm(builder, f"llvm.vector.reduce.{name}.v{_WORD_LANES}i32", _WORD, [lanes])
+            for name, lanes in (("umax", largest), ("or", signs))
+        )
+        return builder.or_(*reduced)
 
     return types.uint32(array, types.uint64, types.uint64, out), emit
-
-
-def _reduce(builder: Any, name: str, vector: Any) -> Any:
-    """Reduce a vector to one word, by LLVM's reduction `name`, e.g. "or"."""
-    return _call_intrinsic(builder, f"llvm.vector.reduce.{name}.v{_WORD_LANES}i32", _WORD, [vector])
-
-
-def _type_compress(_: Any, floats: Any, at: Any, mask: Any, out: Any, to: Any) -> Any:
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), _FLOAT_LANES)
-        loaded = builder.load(_address_of(context, builder, floats, arguments[0], arguments[1], vector))
-        loaded.align = 4
-        operands = [loaded, ir.Constant(vector, None), _mask_vector(builder, arguments[2])]
-        packed = _call_intrinsic(builder, "llvm.x86.avx512.mask.compress.v16f32", vector, operands)
-        stored = builder.store(packed, _address_of(context, builder, out, arguments[3], arguments[4], vector))
-        stored.align = 4
-        return context.get_dummy_value()
-
-    return types.void(floats, types.uint64, types.uint32, out, types.uint64), emit
-
-
-def _spread(context: Any, builder: Any, kind: Any, floats: Any, at: Any, mask: Any) -> Any:
-    """Return a vector: floats[at:] in order in the lanes whose bit is set in `mask`, and 0 in the others."""
-    vector = ir.VectorType(ir.FloatType(), _FLOAT_LANES)
-    loaded = builder.load(_address_of(context, builder, kind, floats, at, vector))
-    loaded.align = 4
-    # With an operand in memory, the instruction took seven times as long on an AMD EPYC. The empty assembler
-    # text keeps the compiler from joining it and the load.
-    register = builder.call(ir.InlineAsm(ir.FunctionType(vector, [vector]), "", "=v,0"), [loaded])
-    operands = [register, ir.Constant(vector, None), _mask_vector(builder, mask)]
-    return _call_intrinsic(builder, "llvm.x86.avx512.mask.expand.v16f32", vector, operands)
-
-
-def _type_expand(_: Any, floats: Any, at: Any, mask: Any, out: Any, to: Any) -> Any:
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), _FLOAT_LANES)
-        spread = _spread(context, builder, floats, *arguments[:3])
-        stored = builder.store(spread, _address_of(context, builder, out, arguments[3], arguments[4], vector))
-        stored.align = 4
-        return context.get_dummy_value()
-
-    return types.void(floats, types.uint64, types.uint32, out, types.uint64), emit
-
-
-def _type_multiply(_: Any, numbers: Any, at: Any, factor: Any, out: Any) -> Any:
-    converted = {types.float32: "fpext", types.int32: "sitofp"}[numbers.dtype]
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        wide = ir.VectorType(ir.DoubleType(), _FLOAT_LANES)
-        narrow = ir.VectorType(context.get_value_type(numbers.dtype), _FLOAT_LANES)
-        loaded = builder.load(_address_of(context, builder, numbers, arguments[0], arguments[1], narrow))
-        loaded.align = 4
-        doubles = getattr(builder, converted)(loaded, wide)
-        scaled = builder.fmul(doubles, _broadcast(builder, arguments[2], _FLOAT_LANES))
-        stored = builder.store(scaled, _address_of(context, builder, out, arguments[3], arguments[1], wide))
-        stored.align = 8
-        return context.get_dummy_value()
-
-    return types.void(numbers, types.uint64, types.float64, out), emit
-
-
-#: Write numbers[at : at + 16] * factor to out[at : at + 16], from float32 or int32. In a loop, the compiler
-#: would first test whether the arrays overlap.
-multiply_numbers = cast(
-    Callable[[NDArray[Any], np.uint64, float, NDArray[np.float64]], None], intrinsic(_type_multiply)
-)
-_Pack = Callable[[NDArray[np.float32], np.uint64, np.uint32, NDArray[np.float32], np.uint64], None]
-#: compress_floats(floats, at, mask, out, to): write those of floats[at : at + 16] whose bit is set in `mask`
-#: to out[to:], and zeros after them, 16 floats in all.
-compress_floats = cast(_Pack, intrinsic(_type_compress))
-#: expand_floats(floats, at, mask, out, to): write floats[at:] in order to those of out[to : to + 16] whose
-#: bit is set in `mask`, and 0 to the others. 16 floats are read.
-expand_floats = cast(_Pack, intrinsic(_type_expand))
 
 
 def _type_pointer(_: Any, address: Any) -> Any:

@@ -21,8 +21,8 @@ from peelsum.codec.gpu.words import (
     ranks,
     unpacked,
 )
-from peelsum.codec.index import WORD_BITS as ROW
-from peelsum.codec.index import BloomLayout, block_words
+from peelsum.codec.layout import WORD_BITS as ROW
+from peelsum.codec.layout import BloomLayout, block_words
 
 #: The largest block that one kernel handles; larger ones take several passes.
 _LARGEST_BLOCK = 4096

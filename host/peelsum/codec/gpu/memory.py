@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peelsum.codec.errors import CodecError
-from peelsum.codec.floats import BFloat16
+from peelsum.codec.arrays import BFloat16, CodecError
 
 
 class DeviceMemory:

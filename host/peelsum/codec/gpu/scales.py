@@ -6,17 +6,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peelsum.codec import scales
-from peelsum.codec.fixed_point import MANTISSA_BITS, NON_FINITE
+from peelsum.codec.fixed_point import (
+    DEPTH,
+    LEVEL_BITS,
+    LEVELS,
+    MANTISSA_BITS,
+    NON_FINITE,
+    NON_FINITE_BIT,
+    SPAN,
+)
 from peelsum.codec.gpu import launch
 from peelsum.codec.gpu.launch import BLOCK, tiles_of
 from peelsum.codec.gpu.words import as_int64
 
-_LEVELS = tl.constexpr(scales.LEVELS)
-_LEVEL_BITS = tl.constexpr(scales.LEVEL_BITS)
-_DEPTH = tl.constexpr(scales.DEPTH)
-_SPAN = tl.constexpr(scales.SPAN)
-_NON_FINITE_BIT = tl.constexpr(scales.NON_FINITE_BIT)
+_LEVELS = tl.constexpr(LEVELS)
+_LEVEL_BITS = tl.constexpr(LEVEL_BITS)
+_DEPTH = tl.constexpr(DEPTH)
+_SPAN = tl.constexpr(SPAN)
+_NON_FINITE_BIT = tl.constexpr(NON_FINITE_BIT)
 _NON_FINITE = tl.constexpr(NON_FINITE)
 _MANTISSA_BITS = tl.constexpr(MANTISSA_BITS)
 #: In place of the scale of a block of which no dense numbers are sent, because it is zero or not finite.

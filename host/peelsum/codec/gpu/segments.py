@@ -23,7 +23,7 @@ from torch import Tensor
 from peelsum.codec.arrays import Floats, Integers, Numbers, Words
 from peelsum.codec.cpu.scales import read_scales
 from peelsum.codec.cpu.segments import occupied
-from peelsum.codec.fixed_point import NON_FINITE, fixed_point
+from peelsum.codec.fixed_point import NON_FINITE, ZERO, fixed_point
 from peelsum.codec.gpu import launch
 from peelsum.codec.gpu.index import list_positions, totals
 from peelsum.codec.gpu.launch import BLOCK, SCANNED_WORDS, TILE_WORDS, empty, tiles_of
@@ -45,7 +45,6 @@ from peelsum.codec.gpu.words import (
     ranks,
     unpacked,
 )
-from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import ROW, Counts, SegmentTable
 
 #: Warps of the pass over all rows: the fastest of sixteen launches on an H100.

@@ -25,8 +25,7 @@ from peelsum.codec.gpu import launch
 from peelsum.codec.gpu.index import index, list_positions, totals
 from peelsum.codec.gpu.launch import empty, tiles_of
 from peelsum.codec.gpu.words import as_int64, mixed, one_per_thread
-from peelsum.codec.index import index_words
-from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout
+from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout, index_words
 
 _CANDIDATES = 512  # of a tile, see `launch.TILE_WORDS`
 #: Programs of a cooperative launch for each SM, of 128 threads. All must run at once.

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec.arrays import Floats, Numbers, Words
-from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
-from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
+from peelsum.codec.layout import BLOCK_SIZES, MIX_FIRST, MIX_SECOND, MIX_STEP, WORD_BITS, BloomLayout
 
 
 class ReferenceIndex:

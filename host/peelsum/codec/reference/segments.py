@@ -1,4 +1,7 @@
-"""The segments of a step in NumPy, one after the other: the reference implementation of `SegmentCodec`."""
+"""The segments of a step in NumPy, one after the other: the reference implementation of `SegmentCodec`.
+
+`peelsum.codec.fixed_point` says what the words mean that agree on scales.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from peelsum.codec.arrays import Floats, Integers, Numbers, Words
-from peelsum.codec.fixed_point import NON_FINITE, fixed_point
-from peelsum.codec.index import BLOCK_SIZES
+from peelsum.codec.fixed_point import (
+    DEPTH,
+    LARGEST_FINITE,
+    LEVEL_BITS,
+    LEVELS,
+    MANTISSA_BITS,
+    NON_FINITE,
+    NON_FINITE_BIT,
+    SPAN,
+    ZERO,
+    fixed_point,
+)
+from peelsum.codec.layout import BLOCK_SIZES
 from peelsum.codec.reference.index import bits_of, index, magnitudes_of, occupied
-from peelsum.codec.reference.scales import decode_scales, encode_scales
-from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import Counts, SegmentTable
 
 
@@ -144,3 +156,38 @@ class ReferenceSegments:
         if not dense.size:
             lengths[: self._table.dense] = 0
         return np.split(np.concatenate([dense, sparse]), np.cumsum(lengths)[:-1])
+
+
+def encode_scales(magnitudes: Words, firsts: Numbers) -> tuple[Words, Words]:
+    """Return a worker's words: uint32[segments] and uint32[blocks].
+
+    magnitudes: each block's largest bit pattern of |g|, uint32[blocks].
+    firsts: each segment's first block, and the end: int64[segments + 1]. No segment is without blocks.
+    """
+    largest = np.maximum.reduceat(magnitudes, firsts[:-1])
+    field = (largest >> MANTISSA_BITS).astype(np.int64)
+    bit = np.where(field == NON_FINITE, NON_FINITE_BIT, field // SPAN)
+    segments = np.where(largest != 0, np.uint32(1) << bit.astype(np.uint32), 0).astype(np.uint32)
+    least = np.repeat(np.maximum(field - DEPTH, 0), np.diff(firsts))
+    levels = np.maximum((magnitudes >> MANTISSA_BITS).astype(np.int64), least) >> LEVEL_BITS
+    words = np.where(magnitudes != 0, np.uint32(1) << (levels % LEVELS).astype(np.uint32), 0)
+    return segments, words.astype(np.uint32)
+
+
+def decode_scales(segments: Words, blocks: Words, firsts: Numbers) -> tuple[Integers, Integers]:
+    """Return exponent fields int32[segments] and int32[blocks] that no worker's values exceed.
+
+    segments, blocks: the OR of all workers' words. A segment's field is `ZERO` if all its values are zero, or
+    `NON_FINITE` if some are not finite. A block of zeros has the largest field that its segment may have.
+    """
+    tops = np.frexp((segments & np.uint32((1 << NON_FINITE_BIT) - 1)).astype(np.float64))[1] - 1
+    tops = np.minimum(SPAN * tops + SPAN - 1, LARGEST_FINITE)
+    fields = np.where(segments == 0, ZERO, np.where(segments >> NON_FINITE_BIT, NON_FINITE, tops))
+    top = np.repeat(np.maximum(tops, 0), np.diff(firsts)) >> LEVEL_BITS
+    # Rotated left, so that the level of the segment's upper end is the uppermost bit.
+    bits = ((LEVELS - 1 - top) % LEVELS).astype(np.uint64)
+    words = blocks.astype(np.uint64)
+    rotated = (words << bits | words >> (np.uint64(LEVELS) - bits)) & np.uint64(0xFFFFFFFF)
+    below = np.where(blocks != 0, LEVELS - np.frexp(rotated.astype(np.float64))[1], 0)
+    upper = ((top - below) << LEVEL_BITS) + (1 << LEVEL_BITS) - 1
+    return fields.astype(np.int32), np.clip(upper, 0, LARGEST_FINITE).astype(np.int32)
