@@ -82,7 +82,9 @@ def on_results(
 
 
 @compiled
-def on_losses(numbers: Numbers, lost: int, base: int, end: int, round_trip: float = 0.0) -> None:
+def on_losses(
+    numbers: Numbers, lost: int, base: int, end: int, round_trip: float = 0.0, late: bool = False
+) -> None:
     """See `CongestionWindow.on_losses`."""
     if end >= numbers[Number.COUNTED_UNTIL]:
         span = max(size(numbers), SPAN)
@@ -90,7 +92,7 @@ def on_losses(numbers: Numbers, lost: int, base: int, end: int, round_trip: floa
     numbers[Number.TOLERATED] -= lost
     if numbers[Number.TOLERATED] < 0 and not 0 < round_trip <= FULL_QUEUE:
         _cut(numbers, KEPT, base, end)
-    if lost and round_trip > 0:
+    if lost and round_trip > 0 and not late:
         numbers[Number.LOSSY_UNTIL] = end + numbers[Number.MOST]
         enough = max(numbers[Number.START], QUEUE * numbers[Number.SIZE] / round_trip)
         numbers[Number.SIZE] = min(numbers[Number.SIZE], enough)
@@ -147,6 +149,11 @@ class CongestionWindow:
         """
         on_results(self.numbers, results, marked, base, end, round_trip)
 
-    def on_losses(self, lost: int, base: int, end: int, round_trip: float = 0.0) -> None:
-        """Adjust to `lost` chunks lost at their first try; otherwise as `on_results`."""
-        on_losses(self.numbers, lost, base, end, round_trip)
+    def on_losses(
+        self, lost: int, base: int, end: int, round_trip: float = 0.0, late: bool = False
+    ) -> None:
+        """Adjust to `lost` chunks lost at their first try; otherwise as `on_results`.
+
+        late: a timer took them for lost, but they may be late. So they do not end the window's growth.
+        """
+        on_losses(self.numbers, lost, base, end, round_trip, late)

@@ -49,6 +49,8 @@ OR, CE, FIN, SPINE, OWNED = map(int, (Flag.OR, Flag.CE, Flag.FIN, Flag.SPINE, Fl
 REORDERING = 3
 #: Usual round-trip times without an answer after which a chunk is retransmitted.
 PROBE_RATIO = 1.5
+#: The share of a silence's length by which the longest expected silence falls.
+FORGOTTEN = 0.5
 #: The same in first answers' times, for the oldest chunk, while nothing has come back since it was sent.
 FIRST_RATIO = 2.0
 #: The share of a longer first answer's time that is expected of the next one.
@@ -287,9 +289,9 @@ def _accept(state: WorkerState, packet: Words, position: int, now: float, limits
     if get(packet, FLAGS) & CE:
         counts[Count.MARKED] += 1
     clock, sent, kind = state.clock, state.sent_at[row], get(state.packets[row], KIND)
-    clock[Clock.QUIET_SINCE] = now
     if clock[Clock.BEGAN] < np.inf:
-        _first_answer(clock, state.tries[row], now)
+        _first_answer(clock, state.tries[row], sent, now)
+    _end_silence(clock, now)
     if kind == CONTRIBUTION and not get(state.packets[row], FLAGS) & OWNED:
         cursors[Cursor.HIGHEST] = max(cursors[Cursor.HIGHEST], position)
     if kind == RETRY and state.tries[row] == 0:  # nothing was sent
@@ -313,7 +315,7 @@ def _accept_early(state: WorkerState, packet: Words, position: int, row: int, no
     state.early[row] = position
     state.counts[Count.RESULTS] += 1
     state.counts[Count.MARKED] += get(packet, FLAGS) & CE != 0
-    state.clock[Clock.QUIET_SINCE] = now
+    _end_silence(state.clock, now)
     return True
 
 
@@ -338,7 +340,7 @@ def _settle(state: WorkerState, packet: Words, position: int, now: float) -> Non
             if _piece(tensor, at)[0] != tensor[Column.MINE]:
                 state.answered[row] = True
                 state.counts[Count.RESULTS] += 1
-                state.clock[Clock.QUIET_SINCE] = now
+                _end_silence(state.clock, now)
                 _count_down(state, tensor)
 
 
@@ -428,39 +430,67 @@ def _advance(state: WorkerState, now: float) -> None:
 
 
 @compiled
-def _due(clock: NDArray[np.float64], sent: float, tries: int, limits: Limits) -> float:
-    """Return when to retransmit a chunk that was sent at `sent` and not answered.
+def _due(clock: NDArray[np.float64], sent: float, tries: int, pause: float, limits: Limits) -> float:
+    """Return when to retransmit a chunk that was sent at `sent` and not answered; see `_pause`.
 
     While chunks that were sent once are answered, later results reveal the lost ones, so each new result
     starts their wait again (RFC 6298, 5.3). The end of a sum has no later result, so it is probed after a
     round trip (RFC 9002, 6.2; RFC 8985, 7). In silence each wait is as long as the silence before it.
     """
-    quiet, probe = clock[Clock.QUIET_SINCE], _probe_after(clock, limits)
+    quiet = clock[Clock.QUIET_SINCE]
     if tries == 0 and sent >= quiet:
         return float(sent + min(limits.patience, FIRST_RATIO * clock[Clock.FIRST_ANSWER]))
     if tries <= 1:
-        wait = max(probe, tries * (sent - quiet) / 2)
+        wait = max(pause, tries * (sent - quiet) / 2)
         return float(max(sent, quiet) + min(limits.most, wait))
-    wait = max(probe, sent - quiet)
+    wait = max(pause, sent - quiet)
     if tries > EAGER_TRIES:
-        wait = max(wait, limits.least, probe * 2.0 ** min(tries - EAGER_TRIES, 4))
+        wait = max(wait, limits.least, pause * 2.0 ** min(tries - EAGER_TRIES, 4))
     return float(sent + min(limits.most, wait))
 
 
 @compiled
-def _probe_after(clock: NDArray[np.float64], limits: Limits) -> float:
-    """Return how long a chunk may be unanswered before it counts as lost, in seconds."""
+def _pause(state: WorkerState, limits: Limits) -> float:
+    """Return how long a chunk may be unanswered before it counts as lost, in seconds.
+
+    That is one and a half usual round trips, or such silences as a slow worker causes. If fewer chunks were
+    answered than the last timeout retransmitted, the silence before it was probably such a one, too.
+    """
+    clock, cursors = state.clock, state.cursors
+    answered = state.counts[Count.RESULTS] - cursors[Cursor.RESULTS_BEFORE]
+    silence = clock[Clock.SILENCE]
+    if 0 < answered < cursors[Cursor.PROBES]:
+        silence = max(silence, clock[Clock.DOUBTFUL])
     usual = clock[Clock.USUAL]
-    return float(PROBE_RATIO * usual if usual >= 0 else limits.patience / 2)
+    return float(PROBE_RATIO * max(silence, usual) if usual >= 0 else limits.patience / 2)
 
 
 @compiled
-def _first_answer(clock: NDArray[np.float64], tries: int, now: float) -> None:
-    """Note how long the first answer after an idle time took: other workers may have been computing."""
-    if tries == 0:
+def _end_silence(clock: NDArray[np.float64], now: float) -> None:
+    """Note a new result, and how long there was none if that was not for a loss.
+
+    A result soon after the first retransmission does not answer it; a later one may.
+    """
+    silence = now - clock[Clock.QUIET_SINCE]
+    expected = max(0.0, clock[Clock.SILENCE] - FORGOTTEN * silence)
+    if now - clock[Clock.RESENT] > SOONEST * clock[Clock.USUAL]:
+        clock[Clock.DOUBTFUL] = silence
+    elif clock[Clock.BEGAN] == np.inf:
+        expected = max(expected, silence)
+    clock[Clock.SILENCE] = expected
+    clock[Clock.QUIET_SINCE], clock[Clock.BEGAN], clock[Clock.RESENT] = now, np.inf, np.inf
+
+
+@compiled
+def _first_answer(clock: NDArray[np.float64], tries: int, sent: float, now: float) -> None:
+    """Note how long the first answer after an idle time took: other workers may have been computing.
+
+    A chunk that was retransmitted shows that, too, unless the answer came a usual round trip after it.
+    """
+    soonest, latest = SOONEST * clock[Clock.USUAL], PROBE_RATIO * clock[Clock.USUAL]
+    if tries == 0 or (latest >= 0 and not soonest < now - sent <= latest):
         before = FIRST_KEPT * clock[Clock.FIRST_ANSWER] if clock[Clock.RTT_SAMPLES] else 0.0
         clock[Clock.FIRST_ANSWER] = max(now - clock[Clock.BEGAN], before)
-    clock[Clock.BEGAN] = np.inf
 
 
 @compiled
@@ -471,13 +501,13 @@ def next_due(state: WorkerState, limits: Limits) -> float:
     retransmitting a whole window would take all its partial sums out of the switch. Later results reveal
     their losses.
     """
-    cursors, due = state.cursors, np.inf
+    cursors, due, pause = state.cursors, np.inf, _pause(state, limits)
     stop = min(cursors[Cursor.NEXT], max(cursors[Cursor.BASE] + 1, cursors[Cursor.HIGHEST]))
     for position in range(cursors[Cursor.BASE], stop):
         row = position % state.answered.shape[0]
         timed = state.tries[row] or position == cursors[Cursor.BASE]
         if timed and not state.answered[row] and not state.queued[row]:
-            due = min(due, _due(state.clock, state.sent_at[row], state.tries[row], limits))
+            due = min(due, _due(state.clock, state.sent_at[row], state.tries[row], pause, limits))
     return float(due)
 
 
@@ -485,10 +515,10 @@ def next_due(state: WorkerState, limits: Limits) -> float:
 def expire(state: WorkerState, now: float, limits: Limits) -> None:
     """Queue the chunks whose timer has run out, and probes after the oldest.
 
-    If only retransmitted chunks were answered since the last timeout, the window's tail was lost: `_probes`
-    then doubles the number of probes.
+    If all chunks that the last timeout retransmitted were answered, and no more than that, the window's tail
+    was lost: `_probes` then doubles the number of probes.
     """
-    cursors, clock = state.cursors, state.clock
+    cursors, clock, pause = state.cursors, state.clock, _pause(state, limits)
     queued = probes = lost = 0
     for position in range(cursors[Cursor.BASE], cursors[Cursor.NEXT]):
         row = position % state.answered.shape[0]
@@ -496,27 +526,28 @@ def expire(state: WorkerState, now: float, limits: Limits) -> None:
         if state.answered[row] or state.queued[row]:
             continue
         oldest = position == cursors[Cursor.BASE]
-        due = (tries > 0 or oldest) and _due(clock, sent, tries, limits) <= now
+        due = (tries > 0 or oldest) and _due(clock, sent, tries, pause, limits) <= now
         if due and oldest:
             probes = _probes(state)
-        if due or (queued < probes and now - sent >= _probe_after(clock, limits)):
+        if due or (queued < probes and now - sent >= pause):
             lost += tries == 0 and clock[Clock.QUIET_SINCE] > sent
             _enqueue(state, position, OWN_DOUBT)
             queued += 1
     state.counts[Count.TIMEOUTS] += queued
     if lost:
         base, end = cursors[Cursor.BASE], cursors[Cursor.NEXT]
-        # No round trip: a chunk that a timer takes for lost may be late, so it does not end the growth.
-        congestion.on_losses(state.congestion, lost, base, end)
+        congestion.on_losses(state.congestion, lost, base, end, _round_trip(clock), True)
 
 
 @compiled
 def _probes(state: WorkerState) -> int:
     """Return how many chunks to retransmit now that the oldest one's timer has run out."""
     cursors = state.cursors
-    came = state.counts[Count.RESULTS] - cursors[Cursor.RESULTS_BEFORE]
+    came, before = state.counts[Count.RESULTS] - cursors[Cursor.RESULTS_BEFORE], cursors[Cursor.PROBES]
+    if not came:
+        return 1
     cursors[Cursor.RESULTS_BEFORE] = state.counts[Count.RESULTS]
-    probes = 2 * cursors[Cursor.PROBES] if 0 < came <= 2 * cursors[Cursor.PROBES] else 1
+    probes = 2 * before if before <= came <= 2 * before else 1
     cursors[Cursor.PROBES] = min(probes, state.answered.shape[0])
     return int(cursors[Cursor.PROBES])
 
@@ -555,5 +586,7 @@ def resend(state: WorkerState, now: float, out: Words) -> int:
         state.tries[row] += 1
         state.sent_at[row] = now
         filled += 1
+    if filled:
+        state.clock[Clock.RESENT] = min(state.clock[Clock.RESENT], now)
     state.counts[Count.RESENDS] += filled
     return filled
