@@ -7,9 +7,9 @@ a sum of its own, and so do several buckets that are summed together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -35,6 +35,7 @@ from peelsum.torch.settings import HookSettings, hook_errors
 from peelsum.torch.sparse_sums import SparseTensor, average_rows
 from peelsum.torch.stats import SumCost
 from peelsum.torch.sum_queue import SumQueue
+from peelsum.transport.lease import RankLostError
 
 #: Replaces the gradients of buckets by their averages in a step, as `average` does.
 Average = Callable[[Mapping[Names, Bucket], int], Any]
@@ -191,9 +192,12 @@ class BucketSums:
         names = tuple(chain(*buckets))
         if group is self._sparse:
             tensors = list(buckets.values())
-            queue.submit(
-                lambda: count_sum(average_rows(queue, tensors, names), len(tensors)), future, key="rows"
-            )
+
+            def work_on_rows() -> None:
+                with _naming_sums(names, step):
+                    count_sum(average_rows(queue, tensors, names), len(tensors))
+
+            queue.submit(work_on_rows, future, key="rows")
             return
         bucket_sum = self._sums.get(names)
         if bucket_sum is None:
@@ -202,7 +206,8 @@ class BucketSums:
         note_words = self._dense.note_words if self._reducer.can_merge_buckets else None
 
         def work() -> None:
-            result = bucket_sum(buckets, step)
+            with _naming_sums(names, step):
+                result = bucket_sum(buckets, step)
             if note_words is not None:
                 note_words(buckets, result.tally.words_sent())
             count_sum(result, len(buckets))
@@ -236,6 +241,16 @@ class BucketSums:
         with hook_errors():
             bucket_sum = self._reducer.bucket(partial(settings.allreduce, names, self._history))
         return partial(average, bucket_sum, on_host=settings.implementation == "cpu")
+
+
+@contextmanager
+def _naming_sums(names: Names, step: int) -> Iterator[None]:
+    """Name step and parameters in the body's RankLostError."""
+    try:
+        yield
+    except RankLostError as error:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise error.during(f"step {step}, average of {names[0]!r}{more}") from error
 
 
 def _closed_error() -> HookError:

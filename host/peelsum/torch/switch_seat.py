@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import ssl
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -37,6 +37,8 @@ INTERFACES = "PEELSUM_INTERFACES"
 METRICS = "PEELSUM_METRICS"
 #: `json` or `console`: log to stderr in this form, with job, generation and worker.
 LOG = "PEELSUM_LOG"
+#: How long a rank other than 0 tries to reach the controller, in seconds.
+_JOIN_CONNECT_S = 5.0
 _log = logging.getLogger("peelsum")
 _CHECK_TLS = (
     f"check that the certificate in {TLS} is of the controller's CA and valid today, and that the "
@@ -57,7 +59,8 @@ def connect_rank(
     - FILE: JSON with `admission` and `switch`, or a seat.
     - FILE@HOST:PORT: FILE is the output of `peelsum job admit --json`.
     - //HOST:PORT: a `peelsum job serve`, which admits the job again for every start. Rank 0 sends the request
-      and passes the response to all ranks that share `store`.
+      and passes the response to all ranks that share `store`. They then join the run, by connections of
+      their own, so that the controller notices the end of each.
 
     A switch's HOST:PORT is the port of rank 0; rank r connects to PORT + r. Several of these, separated by
     commas, are the planes of the job, for which the rank has a port in each. The first sum does not wait for
@@ -66,9 +69,8 @@ def connect_rank(
     """
     resources = ExitStack()
     try:
-        summation = _connect(
-            _requested_jobs(source, rank, store, resources), rank, ranks, timeout_s, resources
-        )
+        jobs = _requested_jobs(source, rank, store, resources)
+        summation = _connect(jobs, rank, ranks, timeout_s, resources)
         if log_format := os.environ.get(LOG):
             _log_as_worker(log_format, summation)
         if address := os.environ.get(METRICS):
@@ -140,6 +142,7 @@ def _connect(
         timeout_s=timeout_s,
         join_s=0.0,
         wire=seat.get("wire", "udp-port"),
+        leases=[values["lease"] for values in seats if isinstance(values.get("lease"), Lease)],
         held=resources,
         more_planes=list(zip(jobs, addresses, strict=True))[1:],
         interfaces=seat.get("interfaces") or _local_interfaces(len(jobs)),
@@ -270,12 +273,13 @@ def _job_from_controller(
     The response goes through the store, under `key`, and may be an error, which every rank raises as
     HookConfigError. ranks: the size of the further group, or None (see `Lease`).
     """
-    address = _parse_address(controller)
+    address, lease = _parse_address(controller), None
     if rank == 0:
         try:
             if ranks is None:
                 resources.enter_context(hold_seat(f"rank 0 of the job of controller {controller}"))
-            lease = resources.enter_context(closing(_request_lease(address, ranks)))
+            lease = _request_lease(address, ranks=ranks)
+            resources.callback(lease.close)
             response = lease.response
         except (HookConfigError, TlsError, OSError, UnicodeError) as error:
             response = json.dumps({"error": f"rank 0: {_lease_failure(error)}"})
@@ -285,7 +289,26 @@ def _job_from_controller(
     values = _parse_object(store.get(key).decode(), f"the answer of controller {controller}")
     if "error" in values:
         raise HookConfigError(f"over: controller {controller}: {values['error']}")
-    return values
+    if rank and "run" in values:
+        lease = _join_run(address, rank, values["run"])
+        resources.callback(lease.close if lease else lambda: None)
+    return values | {"lease": lease}
+
+
+def _join_run(controller: tuple[str, int], rank: int, run: str) -> Lease | None:
+    """Return this rank's lease in a run; None, with a warning, if the controller does not give it one."""
+    try:
+        lease = _request_lease(controller, connect_s=_JOIN_CONNECT_S, rank=rank, run=run)
+        reason = _parse_object(lease.response, "the controller's answer").get("error")
+    except (HookConfigError, TlsError, OSError, UnicodeError) as error:
+        reason = _lease_failure(error)
+    else:
+        if reason is None:
+            return lease
+        lease.close()
+    text = "controller %s:%d: rank %d has no lease, so the others would notice its end late: %s"
+    _log.warning(text, *controller, rank, reason)
+    return None
 
 
 def _lease_failure(error: Exception) -> str:
@@ -301,15 +324,15 @@ def _lease_failure(error: Exception) -> str:
     return f"{error}; check the host's name"
 
 
-def _request_lease(controller: tuple[str, int], ranks: int | None) -> Lease:
-    """Request the job from a controller, with the identity and the token that the environment names."""
+def _request_lease(controller: tuple[str, int], **request: Any) -> Lease:
+    """Request a lease from a controller, with the identity and the token that the environment names."""
     folder, token = os.environ.get(TLS), os.environ.get(TOKEN)
     return Lease(
         controller,
         join_limit_s(),
         identity=TlsIdentity.read(Path(folder)) if folder else None,
         token=read_token(Path(token)) if token else "",
-        ranks=ranks,
+        **request,
     )
 
 

@@ -29,11 +29,15 @@ from peelsum.transport.errors import StalledError, TransportConfigError, Transpo
 from peelsum.transport.events import Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
 from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s
+from peelsum.transport.lease import Lease
 from peelsum.transport.link import PortLink, Wire
 from peelsum.transport.stats import WorkerStats, added
 from peelsum.transport.warming import warm_up
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import Address
+
+#: With a lease, the longest that a loop runs in seconds before the lease is checked.
+_LEASE_CHECK_S = 0.01
 
 
 @dataclass
@@ -59,7 +63,9 @@ class SwitchSummation:
     - `hello_s`: seconds to wait for a switch's first answer.
     - `wire`: "udp-port" if the switch port is a UDP socket; "ethernet" if the switch is on this host's wire
       and takes packets sent to the address `switch`.
-    - `held`: closed when this worker leaves the job.
+    - `leases`: this worker's leases in the run, one for each plane that has some. If another worker is lost,
+      a sum that waits raises RankLostError at once.
+    - `held`: closed when this worker leaves the job; it closes the leases, too.
     - `more_planes`: the job as further switches admitted it, and this worker's ports there, the same planes
       in the same order in all workers. Shares of at least 64 chunks of a part go to the planes in turn.
       Errors of a plane begin with its number, from 0.
@@ -79,6 +85,7 @@ class SwitchSummation:
         join_s: float | None = None,
         hello_s: float = 10.0,
         wire: Wire = "udp-port",
+        leases: Sequence[Lease] = (),
         held: ExitStack | None = None,
         more_planes: Sequence[tuple[JobConfig, Address]] = (),
         interfaces: Sequence[str] = (),
@@ -118,7 +125,9 @@ class SwitchSummation:
                 self._endpoints[plane].limit_window(link.socket.room)
             self._open = opened.pop_all()
         self._exchange = Exchange(list(zip(self._endpoints, self._links, strict=True)))
-        self._held = held or ExitStack()
+        self._leases, self._held = tuple(leases), held or ExitStack()
+        if leases:
+            self._links[0].longest_turn_s = _LEASE_CHECK_S
 
     @property
     def config(self) -> JobConfig:
@@ -184,6 +193,7 @@ class SwitchSummation:
             state = "closed" if self._closed else "out of step after an earlier error"
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
         self._broken = True
+        self._check_leases()
         if not self._joined:
             self._join()
         results = self._results(submit())
@@ -234,6 +244,7 @@ class SwitchSummation:
         waiting = {share: one for one in sums for share in one.shares}
         while waiting:
             events, now = self._exchange.run(), time.monotonic()
+            self._check_leases()
             if wait is not None:
                 wait.tell(self._endpoints[next(iter(waiting))[0]].stalled(now), now)
             for plane, event in events:
@@ -254,6 +265,11 @@ class SwitchSummation:
                     if not one.left and one.check is not None:
                         one.check(one.result)
         return [one.result for one in sums if one.result is not None]
+
+    def _check_leases(self) -> None:
+        """Raise RankLostError if another worker was lost."""
+        for lease in self._leases:
+            lease.check(f"job {self.config.job_id}")
 
     def stats(self) -> WorkerStats:
         """Return the counts since the start, in all planes."""
@@ -287,6 +303,8 @@ class SwitchSummation:
                     endpoint.finish(time.monotonic())
                 while not all(endpoint.finished for endpoint in self._endpoints):
                     self._exchange.run()
+                for lease in self._leases:
+                    lease.leave()
         finally:
             self._open.close()
             self._held.close()

@@ -1,18 +1,21 @@
 """Run a job and its aggregation server for each training that starts, as `peelsum job serve` does.
 
-A run is one admission of the job with a server. Further groups of workers get additional jobs, at spare ports
-of the switch, until their leases end.
+A run is an admission of the job with a server. If it survives the loss of ranks, those that are left continue
+in further admissions of the same run. Further groups of workers get additional jobs, at spare ports of the
+switch, until their leases end.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from peelsum.control.cluster.jobs import JobController
+from peelsum.control.cluster.members import Members
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
@@ -37,11 +40,14 @@ class JobRun:
         self.job = job
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
         self._server: RestartableProcess | None = None
+        #: The members of the current run; None before the first one.
+        self.members: Members | None = None
 
-    def start(self, *, is_new: bool = False) -> dict[str, Any]:
+    def start(self, client: ConnectedClient, *, is_new: bool = False) -> dict[str, Any]:
         """End the current run, and start another; return the response to its workers.
 
-        is_new: as for `JobController.admit_job`. Raises ControlError or ProcessError; there is no run then.
+        client: the run's rank 0. is_new: as for `JobController.admit_job`.
+        Raises ControlError or ProcessError; there is no run then.
         """
         self.end()
         with ExitStack() as run:
@@ -51,6 +57,19 @@ class JobRun:
                 self._start_server(admission), lambda: self._start_server(admission)
             )
             run.pop_all()
+        described, survives = self.job.job, client.request.get("on_lost") == "continue"
+        self.members = Members(client, described.workers, survives=survives, patience_s=described.timeout_s)
+        client.heir = self.members.first if survives else client.heir
+        return {**self._response(admission), "run": self.members.token}
+
+    def update(self, now: float) -> None:
+        """Notify the members of a rank that was lost."""
+        if self.members is not None:
+            for text in self.members.update(now):
+                self._controller.tell(Event("run", text, self.job.job.id))
+
+    def _response(self, admission: dict[str, Any]) -> dict[str, Any]:
+        """Return what workers need to connect."""
         wire = {"wire": "ethernet"} if self._ethernet else {}
         return {"admission": admission, "switch": self._worker_addresses(), **wire}
 
@@ -106,9 +125,16 @@ class JobRuns:
     """The run of a job, and those of further groups of workers, as a context manager."""
 
     def __init__(
-        self, controller: JobController, job: AnyDescription, bases: Sequence[Address], *, ethernet: bool
+        self,
+        controller: JobController,
+        job: AnyDescription,
+        bases: Sequence[Address],
+        *,
+        ethernet: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """bases, ethernet: as for `JobRun`."""
+        """bases, ethernet: as for `JobRun`. clock: returns the time in seconds."""
+        self._clock = clock
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
         self._main = JobRun(controller, job, bases, ethernet=ethernet)
         self._job = job if isinstance(job, JobDescription) else None
@@ -124,18 +150,38 @@ class JobRuns:
             self._end_group(client)
         self._main.end()
 
-    def start(self, client: ConnectedClient) -> dict[str, Any]:
-        """Start a run for the holder of a lease; return the response.
+    def respond(self, client: ConnectedClient) -> dict[str, Any]:
+        """Start a run, or let a rank join one; return the response.
 
-        The response has `error` if the run failed, `refused` if there is no room for a further group.
+        The response has `error` if that failed, `refused` if there is no room for a further group.
         """
+        if client.request["call"] == "join":
+            return self._join(client)
         try:
-            response = self._main.start() if client.ranks is None else self._start_group(client, client.ranks)
+            if client.ranks is None:
+                response = self._main.start(client)
+            else:
+                response = self._start_group(client, client.ranks)
         except (ControlError, ProcessError, OSError) as error:
             self._controller.tell(Event("error", str(error)))
             return {"error": str(error)}
         self._controller.tell(Event("run", _event_text(response, client)))
         return response
+
+    def _join(self, client: ConnectedClient) -> dict[str, Any]:
+        """Make a rank a member of the run whose token it has; return the response."""
+        rank, token = client.request["rank"], client.request["run"]
+        for run in (self._main, *self._groups.values()):
+            if run.members is not None and run.members.is_token(token):
+                error = run.members.join(rank, client)
+                return {"error": error} if error else {"joined": rank}
+        return {"error": f"rank {rank}: its run has ended; start all ranks again"}
+
+    def update(self) -> None:
+        """Handle what has happened to the connections of all runs' ranks."""
+        now = self._clock()
+        for run in (self._main, *self._groups.values()):
+            run.update(now)
 
     def check(self) -> None:
         """Check all runs: restore what switches have lost, and end runs of groups whose leases have ended."""
@@ -171,7 +217,7 @@ class JobRuns:
                     self._controller, self._group_job(self._job, number, ports), self._bases, ethernet=False
                 )
                 try:
-                    response = run.start(is_new=True)
+                    response = run.start(client, is_new=True)
                 except BaseException as error:
                     self._controller.release_lease(run.job)
                     if isinstance(error, LeaseHeldError):
