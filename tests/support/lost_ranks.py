@@ -56,7 +56,7 @@ def train(
     """Average `SIZES` in each step; return a record of each, and the error that ended them if one did.
 
     kills: the step of each rank that is killed, and the seconds from its begin to the kill.
-    A record has the step, the digests of all averages and when the last one was there.
+    A record has the step, members and digest of each average, and when the last one was there.
     """
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
     names = [(f"p{bucket}", parameter) for bucket, parameter in enumerate(parameters)]
@@ -75,8 +75,9 @@ def train(
             for future in futures:
                 future.wait()
             state.end_step()
-            digests = [digest(buffer.numpy()) for buffer in buffers]
-            records.append((step, digests, time.monotonic()))
+            ended_at, members = time.monotonic(), state.stats().members
+            sums = [(members[f"p{i}"], digest(buffer.numpy())) for i, buffer in enumerate(buffers)]
+            records.append((step, sums, ended_at))
         state.close()
     except Exception as failure:
         error = type(failure).__name__, str(failure), time.monotonic()

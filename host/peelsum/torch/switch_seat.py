@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # not exported, but documented
 
@@ -37,6 +37,8 @@ INTERFACES = "PEELSUM_INTERFACES"
 METRICS = "PEELSUM_METRICS"
 #: `json` or `console`: log to stderr in this form, with job, generation and worker.
 LOG = "PEELSUM_LOG"
+#: What happens when a rank is lost: every other raises an error, or those that are left go on.
+OnLost = Literal["error", "continue"]
 #: How long a rank other than 0 tries to reach the controller, in seconds.
 _JOIN_CONNECT_S = 5.0
 _log = logging.getLogger("peelsum")
@@ -50,7 +52,13 @@ _MAX_PORT = 65535
 
 
 def connect_rank(
-    source: str, rank: int, ranks: int, store: Store, timeout_s: float | None
+    source: str,
+    rank: int,
+    ranks: int,
+    store: Store,
+    timeout_s: float | None,
+    *,
+    on_lost: OnLost = "error",
 ) -> SwitchSummation:
     """Connect a rank to the switch, in a job of as many workers as there are ranks.
 
@@ -65,11 +73,12 @@ def connect_rank(
     A switch's HOST:PORT is the port of rank 0; rank r connects to PORT + r. Several of these, separated by
     commas, are the planes of the job, for which the rank has a port in each. The first sum does not wait for
     workers that start later: `when_all_are_ready` does.
+    on_lost: "continue" has a controller admit the ranks that are left when others are lost.
     Raises HookConfigError or TransportError.
     """
     resources = ExitStack()
     try:
-        jobs = _requested_jobs(source, rank, store, resources)
+        jobs = _requested_jobs(source, rank, store, resources, on_lost)
         summation = _connect(jobs, rank, ranks, timeout_s, resources)
         if log_format := os.environ.get(LOG):
             _log_as_worker(log_format, summation)
@@ -207,7 +216,9 @@ def _require(values: dict[str, Any], name: str) -> Any:
     return values[name]
 
 
-def _requested_jobs(source: str, rank: int, store: Store, resources: ExitStack) -> list[dict[str, Any]]:
+def _requested_jobs(
+    source: str, rank: int, store: Store, resources: ExitStack, on_lost: OnLost
+) -> list[dict[str, Any]]:
     """Return the job's admission and the switch's address in every plane, from `source` or the environment.
 
     The leases of jobs that controllers admit are added to `resources`.
@@ -225,7 +236,7 @@ def _requested_jobs(source: str, rank: int, store: Store, resources: ExitStack) 
     by_controller = any(plane.startswith("//") for plane in planes)
     prefix = unique_prefix(store, "job", rank) if by_controller else ""
     return [
-        _job_from_controller(plane[2:], rank, store, f"{prefix}/{number}", resources)
+        _job_from_controller(plane[2:], rank, store, f"{prefix}/{number}", resources, on_lost=on_lost)
         if plane.startswith("//")
         else _job_from_file(plane)
         for number, plane in enumerate(planes)
@@ -266,7 +277,13 @@ def _job_from_file(source: str) -> dict[str, Any]:
 
 
 def _job_from_controller(
-    controller: str, rank: int, store: Store, key: str, resources: ExitStack, ranks: int | None = None
+    controller: str,
+    rank: int,
+    store: Store,
+    key: str,
+    resources: ExitStack,
+    ranks: int | None = None,
+    on_lost: OnLost = "error",
 ) -> dict[str, Any]:
     """Return the job that a controller admits. Rank 0 requests it, and sends the response to all ranks.
 
@@ -278,7 +295,7 @@ def _job_from_controller(
         try:
             if ranks is None:
                 resources.enter_context(hold_seat(f"rank 0 of the job of controller {controller}"))
-            lease = _request_lease(address, ranks=ranks)
+            lease = _request_lease(address, ranks=ranks, on_lost=on_lost)
             resources.callback(lease.close)
             response = lease.response
         except (HookConfigError, TlsError, OSError, UnicodeError) as error:
@@ -290,13 +307,16 @@ def _job_from_controller(
     if "error" in values:
         raise HookConfigError(f"over: controller {controller}: {values['error']}")
     if rank and "run" in values:
-        lease = _join_run(address, rank, values["run"])
+        lease = _join_run(address, rank, values["run"], on_lost)
         resources.callback(lease.close if lease else lambda: None)
     return values | {"lease": lease}
 
 
-def _join_run(controller: tuple[str, int], rank: int, run: str) -> Lease | None:
-    """Return this rank's lease in a run; None, with a warning, if the controller does not give it one."""
+def _join_run(controller: tuple[str, int], rank: int, run: str, on_lost: OnLost) -> Lease | None:
+    """Return this rank's lease in a run; None, with a warning, if the controller does not give it one.
+
+    Raises HookConfigError instead of the warning if the run is to go on when ranks are lost.
+    """
     try:
         lease = _request_lease(controller, connect_s=_JOIN_CONNECT_S, rank=rank, run=run)
         reason = _parse_object(lease.response, "the controller's answer").get("error")
@@ -306,6 +326,8 @@ def _join_run(controller: tuple[str, int], rank: int, run: str) -> Lease | None:
         if reason is None:
             return lease
         lease.close()
+    if on_lost == "continue":
+        raise HookConfigError(f"on_lost: rank {rank} has no lease at controller {controller}: {reason}")
     text = "controller %s:%d: rank %d has no lease, so the others would notice its end late: %s"
     _log.warning(text, *controller, rank, reason)
     return None

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,30 @@ class LostRank:
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.process} of {self.host})"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A further generation of a run, whose workers are the ranks that are left."""
+
+    admission: Mapping[str, Any]
+    """The job's admission, for `job_config`."""
+    members: tuple[int, ...]
+    """The ranks, as they were at the start of the run; worker i is rank members[i]."""
+    completed: tuple[int, ...]
+    """The number of sums that each of them has completed."""
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> Generation:
+        """Return the generation in a message. Raises TransportError if it is malformed."""
+        try:
+            members, completed = (tuple(map(int, message[name])) for name in ("members", "completed"))
+            if len(members) == len(completed):
+                return cls(message["admission"], members, completed)
+            reason = "members and sums differ in number"
+        except (KeyError, TypeError, ValueError) as error:
+            reason = repr(error)
+        raise TransportError(f"controller: sent a malformed message ({reason})")
 
 
 class RankLostError(TransportError):
@@ -113,18 +137,34 @@ class Lease:
         self._arrived = select.poll()
         self._arrived.register(self._link, select.POLLIN)
 
-    def check(self, waiting: str) -> None:
+    def check(self, waiting: str, *, leaving: bool = False) -> None:
         """Raise RankLostError if the controller has reported a loss, or TransportError if it has gone.
 
-        waiting: what this rank waits for, as the begin of the message. It takes a microsecond.
+        A rank that has left is reported, too; if `leaving`, that is no error. waiting: what this rank waits
+        for, as the begin of the message. It takes a microsecond.
         """
         if not self._arrived.poll(0) and not self._messages:
             return
         self._receive(0.0)
         for message in self._messages:
-            if "lost" in message:
+            if message.get("lost") or ("lost" in message and not leaving):
                 raise RankLostError(_lost_ranks(message), waiting)
         self._require_connection()
+
+    def agree(self, sums: int, patience_s: float) -> Generation:
+        """Report the number of completed sums after a loss; return the generation of those that are left.
+
+        Further losses in the meantime are answered by the same number. Raises TransportError if there is no
+        generation within `patience_s` seconds, or if it has this rank no more.
+        """
+        deadline, change = time.monotonic() + patience_s, 0
+        while True:
+            message = self.next_message(deadline - time.monotonic())
+            if "lost" in message:
+                change = message.get("change", 0)
+                self.send(call="completed", change=change, sums=sums)
+            elif message.get("change") == change and "members" in message:
+                return Generation.of(message)
 
     def leave(self) -> None:
         """Report that this rank has completed all its sums, so that its end is no loss."""
@@ -141,9 +181,10 @@ class Lease:
         Raises TransportError if there is none, or if the controller has gone.
         """
         deadline = time.monotonic() + timeout_s
+        self._require_connection()
         while not self._messages:
-            self._require_connection()
             self._receive(left_s := deadline - time.monotonic())
+            self._require_connection()
             if left_s <= 0 and not self._messages:
                 raise TransportError(
                     f"controller: no answer in {timeout_s:g} s; see whether `peelsum job serve` is running"

@@ -25,7 +25,13 @@ from peelsum.summation import Part, Words
 from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import BATCH, WorkerEndpoint
 from peelsum.transport.endpoint_state import GATHER, SCATTER, SUM
-from peelsum.transport.errors import StalledError, TransportConfigError, TransportError, in_plane
+from peelsum.transport.errors import (
+    StalledError,
+    TransportConfigError,
+    TransportError,
+    WorkerLeftError,
+    in_plane,
+)
 from peelsum.transport.events import Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
 from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s
@@ -106,7 +112,7 @@ class SwitchSummation:
         self._join_s = max(jobs[0].timers.stall, join_limit_s() if join_s is None else join_s)
         self._process_id = os.getpid()
         self._broken = False
-        self._closed = self._joined = False
+        self._closed = self._joined = self._finished = False
         self._next_plane = 0
         warm_up(config.lanes, len(jobs))
         self._links: list[PortLink] = []
@@ -125,6 +131,8 @@ class SwitchSummation:
                 self._endpoints[plane].limit_window(link.socket.room)
             self._open = opened.pop_all()
         self._exchange = Exchange(list(zip(self._endpoints, self._links, strict=True)))
+        #: Statistics of earlier generations.
+        self._earlier_stats: list[WorkerStats] = []
         self._leases, self._held = tuple(leases), held or ExitStack()
         if leases:
             self._links[0].longest_turn_s = _LEASE_CHECK_S
@@ -153,6 +161,26 @@ class SwitchSummation:
     def worker_id(self) -> int:
         """This worker's place among the job's `worker_ids`, from 0, in racks, too."""
         return self.config.worker_ids.index(self._endpoints[0].worker_id)
+
+    @property
+    def leases(self) -> Sequence[Lease]:
+        """This worker's leases in the run, one for each plane that has some."""
+        return self._leases
+
+    def continue_in(self, config: JobConfig, worker_id: int) -> None:
+        """Continue in another generation of the job, at the same port, with other workers.
+
+        Sums that were waited for are given up, also after an error. worker_id: this worker's new number.
+        Raises TransportConfigError with several planes.
+        """
+        if self.planes > 1:
+            raise TransportConfigError("members: change in one plane only; give one address in `over`")
+        self._earlier_stats = [replace(self.stats(), window=0)]
+        job = replace(config, timers=self.config.timers)
+        self._endpoints = [WorkerEndpoint(job, worker_id)]
+        self._endpoints[0].limit_window(self._links[0].socket.room)
+        self._exchange = Exchange([(self._endpoints[0], self._links[0])])
+        self._broken = self._joined = self._finished = False
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`.
@@ -254,9 +282,9 @@ class SwitchSummation:
                             continue
                         event = wait.whole(event, now)
                     if isinstance(event, Stalled):
-                        raise StalledError(str(event))
+                        raise StalledError(str(event), event.missing_workers)
                     if isinstance(event, WorkerLeft):
-                        raise TransportError(str(event))
+                        raise WorkerLeftError(str(event))
                 if isinstance(event, TensorCompleted):
                     one = waiting.pop((plane, event.ticket))
                     one.left -= 1
@@ -266,25 +294,39 @@ class SwitchSummation:
                         one.check(one.result)
         return [one.result for one in sums if one.result is not None]
 
-    def _check_leases(self) -> None:
-        """Raise RankLostError if another worker was lost."""
+    def _check_leases(self, *, leaving: bool = False) -> None:
+        """Raise RankLostError if another worker was lost; unless `leaving`, also if one has left."""
         for lease in self._leases:
-            lease.check(f"job {self.config.job_id}")
+            lease.check(f"job {self.config.job_id}", leaving=leaving)
 
     def stats(self) -> WorkerStats:
         """Return the counts since the start, in all planes."""
         stats = [endpoint.stats() for endpoint in self._endpoints]
-        return added(
-            [
-                replace(one, dropped=one.dropped | {"wrong_size": self._exchange.odd(plane)})
-                for plane, one in enumerate(stats)
-            ]
-        )
+        now = [
+            replace(one, dropped=one.dropped | {"wrong_size": self._exchange.odd(plane)})
+            for plane, one in enumerate(stats)
+        ]
+        return added([*self._earlier_stats, *now])
 
     @property
     def _inherited(self) -> bool:
         """Whether this process is a child that was forked after the connection was made."""
         return os.getpid() != self._process_id
+
+    def finish(self, *, check_leases: bool = False) -> None:
+        """Wait, at most `timers.linger`, until every worker has every result.
+
+        check_leases: whether to raise RankLostError if another worker is lost in this time.
+        """
+        self._finished = True
+        for endpoint in self._endpoints:
+            endpoint.finish(time.monotonic())
+        while not all(endpoint.finished for endpoint in self._endpoints):
+            self._exchange.run()
+            if check_leases:
+                self._check_leases(leaving=True)
+        for lease in self._leases:
+            lease.leave()
 
     def close(self) -> None:
         """Wait, at most `timers.linger`, until every worker has every result; then free the ports.
@@ -298,13 +340,8 @@ class SwitchSummation:
             self._open.close()
             return
         try:
-            if not self._broken:
-                for endpoint in self._endpoints:
-                    endpoint.finish(time.monotonic())
-                while not all(endpoint.finished for endpoint in self._endpoints):
-                    self._exchange.run()
-                for lease in self._leases:
-                    lease.leave()
+            if not self._broken and not self._finished:
+                self.finish()
         finally:
             self._open.close()
             self._held.close()
