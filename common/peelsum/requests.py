@@ -1,7 +1,8 @@
 """The protocol between a controller and its clients: one line of JSON in each direction, over TCP or TLS.
 
-After a request `start`, the open connection is a lease on the job. The kernel closes it when the process that
-holds it ends, for whatever reason.
+After a request `start` or `join`, the open connection is a lease: rank 0's on the job, another rank's on its
+seat. The kernel closes it when the process that holds it ends, for whatever reason. Over this connection the
+controller and the rank send each other further lines: `MESSAGE_FIELDS` has those of the rank.
 """
 
 from __future__ import annotations
@@ -22,12 +23,19 @@ from peelsum.tls.identity import CLOSED_EARLY, closed_early
 MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES = 1 << 20, 16 << 20
 #: The fields of each call's request beside `call`, with their types. Those in _OPTIONAL may be missing.
 REQUEST_FIELDS: Mapping[str, Mapping[str, type]] = {
-    "start": {"process": int, "ranks": int, "token": str},
+    "start": {"process": int, "ranks": int, "on_lost": str, "token": str},
+    "join": {"process": int, "rank": int, "run": str, "token": str},
     "admit": {"description": str, "source": str, "token": str},
     "evict": {"job_id": int, "token": str},
     "list": {},
 }
-_OPTIONAL = {"ranks", "token", "source"}
+_OPTIONAL = {"ranks", "on_lost", "token", "source"}
+#: The fields of the lines that a rank sends on its open connection, in the same form.
+MESSAGE_FIELDS: Mapping[str, Mapping[str, type]] = {
+    "leave": {},
+    "completed": {"change": int, "sums": int},
+    "stalled": {"ranks": list},
+}
 
 
 def encode_line(values: Mapping[str, Any]) -> bytes:
@@ -43,14 +51,19 @@ def decode_line(line: bytes) -> dict[str, Any]:
     return values
 
 
-def parsed_request(line: bytes) -> dict[str, Any] | None:
-    """Decode a request, which is `call` with the fields of that call; return None for an invalid line."""
+def parsed_request(
+    line: bytes, calls: Mapping[str, Mapping[str, type]] = REQUEST_FIELDS
+) -> dict[str, Any] | None:
+    """Decode a request, which is `call` with the fields of that call; return None for an invalid line.
+
+    calls: the fields of each call; `MESSAGE_FIELDS` for a line of a rank that has its lease.
+    """
     try:
         values = decode_line(line)
     except ValueError:
         return None
     call = values.get("call")
-    fields = REQUEST_FIELDS.get(call) if isinstance(call, str) else None
+    fields = calls.get(call) if isinstance(call, str) else None
     if fields is None or not fields.keys() - _OPTIONAL <= values.keys() <= {"call", *fields}:
         return None
     if any(type(values[name]) is not kind for name, kind in fields.items() if name in values):

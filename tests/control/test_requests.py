@@ -95,6 +95,9 @@ def await_start(requests, now=0.0):
         b'{"call": "start", "process": 1, "more": 2}\n',
         b'{"call": "start", "process": 1, "ranks": true}\n',
         b'{"call": "list"}\n',
+        b'{"call": "leave"}\n',
+        b'{"call": "join", "process": 1, "run": "x"}\n',
+        b'{"call": "join", "process": 1, "rank": "1", "run": "x"}\n',
         b'{"call": []}\n',
         b"[" * 100_000 + b"\n",
         b"[]\n",
@@ -266,3 +269,70 @@ def test_groups_get_leases_of_their_own_beside_the_jobs(requests, link):
     while not guests[2].closed:
         requests.next_client(0.0, PATIENCE_S)
     assert "process 1 of" in requests.holder
+
+
+def joined(requests, link, process):
+    """Return the connection of a rank that has joined a run, and the client."""
+    rank = link(encode_line({"call": "join", "process": process, "rank": 1, "run": "x"}))
+    while not (client := requests.next_client(0.0, PATIENCE_S)):
+        pass
+    requests.respond({"joined": 1})
+    return rank, client
+
+
+def test_a_rank_that_has_joined_sends_and_gets_messages(requests, link):
+    hold(requests, link, 1)
+    rank, client = joined(requests, link, 2)
+    message = {"call": "completed", "change": 1, "sums": 7}
+    line = encode_line(message)
+    for part in (line[:9], line[9:] + encode_line({"call": "leave"})):
+        rank.sendall(part)
+        requests.next_client(0.0, PATIENCE_S)
+    assert list(client.inbox) == [message, {"call": "leave"}]
+    client.outbox += [{"lost": [], "change": 1}, {"change": 2}]
+    requests.next_client(0.0, 0.0)
+    with rank.makefile() as said:
+        assert [json.loads(said.readline()) for _ in range(3)] == [
+            {"joined": 1},
+            {"lost": [], "change": 1},
+            {"change": 2},
+        ]
+    client.outbox.append({"end": "too slow"})
+    requests.next_client(0.0, 0.0)
+    assert client.closed
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"hello\n", b"\n", b'{"call": "start", "process": 1}\n', b'{"call": "completed"}\n', b"x" * 1024],
+    ids=["text", "empty", "request", "fields", "long"],
+)
+def test_a_rank_that_sends_anything_else_is_closed(requests, link, said):
+    rank, client = joined(requests, link, 2)
+    rank.sendall(said)
+    while not client.closed:
+        requests.next_client(0.0, PATIENCE_S)
+
+
+def test_a_rank_that_reads_nothing_is_not_waited_for(requests, link):
+    _, client = joined(requests, link, 2)
+    while not client.closed:
+        client.outbox.append({"lost": ["x" * (1 << 16)]})
+        requests.next_client(0.0, 0.0)
+
+
+def test_the_lease_passes_to_an_heir(requests, link):
+    first = link(ask(1))
+    while not (client := requests.next_client(0.0, PATIENCE_S)):
+        pass
+    requests.respond({"admission": {}})
+    rank, heir = joined(requests, link, 2)
+    client.heir = lambda: heir
+    first.close()
+    while not client.closed:
+        requests.next_client(0.0, PATIENCE_S)
+    assert requests.holder == "process 2 of 127.0.0.1"
+    rank.close()
+    while not heir.closed:
+        requests.next_client(0.0, PATIENCE_S)
+    assert requests.holder is None

@@ -296,20 +296,20 @@ def test_a_server_is_not_started_again_without_its_switch():
 class Tenant:
     """A lease for a group of two ranks."""
 
-    ranks, closed, name = 2, False, "process 7"
+    ranks, closed, name, request = 2, False, "process 7", {"call": "start", "process": 7}
 
 
 def test_a_group_s_job_has_the_hosts_of_its_ports(monkeypatch):
     monkeypatch.setattr(JobRun, "_start_server", Mock())
     runs = JobRuns(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
-    assert runs.start(Tenant())["switch"] == ["h:105", "h:106"]
+    assert runs.respond(Tenant())["switch"] == ["h:105", "h:106"]
     (job,) = jobs.admitted
     assert (job.ports.server, job.ports.workers, set(job.hosts)) == (4, (5, 6), {"4", "5", "6"})
 
 
 def test_on_a_wire_there_are_no_groups():
     runs = JobRuns(Jobs(), described_with_hosts(), [], ethernet=True)
-    assert "further groups need ports that are UDP sockets" in runs.start(Tenant())["refused"]
+    assert "further groups need ports that are UDP sockets" in runs.respond(Tenant())["refused"]
 
 
 def test_an_end_of_tls_without_a_reason_has_words():

@@ -13,7 +13,7 @@ import typer
 
 from peelsum.cli.options import OPTION_ERRORS, Service, address, parse_address, with_settings
 from peelsum.options import CommandSettings, Option, OptionError
-from peelsum.processes import terminate_with_parent
+from peelsum.processes import print_message, terminate_with_parent
 from peelsum.processes.children import ADMISSION
 from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
@@ -48,8 +48,13 @@ def run(settings: _ServerSettings, service: Service) -> None:
     from peelsum.metrics import Values, server_values
     from peelsum.transport import AggregationService, Event, JobFinished, TransportError, job_config
 
+    def continue_job(message: dict[str, Any]) -> None:
+        """Serve the workers of another admission, which the parent sends when a worker was lost."""
+        admitted = job_config(message["admission"])
+        server.continue_in(admitted, lambda: print_message(generation=admitted.generation))
+
     if service.child:
-        terminate_with_parent()
+        terminate_with_parent(continue_job)
     compile_progress_reporter(child=service.child)
 
     def on_event(event: Event) -> None:

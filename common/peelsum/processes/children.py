@@ -344,13 +344,19 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def terminate_with_parent() -> None:
-    """Start a thread that sends this process SIGTERM when its standard input closes: its parent has ended."""
+def terminate_with_parent(receive: Callable[[dict[str, Any]], None] = lambda message: None) -> None:
+    """Start a thread that sends this process SIGTERM when its standard input closes: its parent has ended.
+
+    receive: called in that thread with each of the parent's messages.
+    """
 
     def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            with open(0, "rb", closefd=False) as lines:
+                for line in lines:
+                    receive(json.loads(line))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,9 +11,11 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not exporte
 
 from peelsum.allreduce import Summation
 from peelsum.torch.errors import HookConfigError
+from peelsum.torch.member_changes import MemberChanges
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.starts import run_on_all_ranks
-from peelsum.torch.switch_seat import check_size, connect_group, connect_rank
+from peelsum.torch.switch_seat import OnLost, check_size, connect_group, connect_rank
+from peelsum.transport import SwitchSummation
 
 #: The name of the switch in `over`, alone or before a colon.
 SWITCH = "switch"
@@ -23,12 +26,15 @@ def connect(
     process_group: dist.ProcessGroup | None,
     timeout_s: float | None,
     prepare: Callable[[], None] = lambda: None,
+    *,
+    on_lost: OnLost = "error",
 ) -> Summation:
     """Connect the ranks of `process_group` (None: all) to a backend; all of them must call this.
 
     over: "switch" takes the job from the environment, "switch:..." as `connect_rank` explains. The name of a
     backend of torch.distributed, such as "gloo" or "nccl", sums over that. A summation is returned as it is.
     timeout_s: how long a sum may wait for a worker; None takes the job's timeout, or 30 s.
+    on_lost: whether a switch's job goes on without ranks that are lost, or ends in an error.
     prepare: is called first, e.g. to compile. Ranks wait for each other afterwards, and after connecting.
     Raises HookConfigError, TransportError, torch's errors, and HookError if another rank fails.
     """
@@ -47,6 +53,8 @@ def connect(
         run_on_all_ranks(store, rank, ranks, prepare)
         if name == SWITCH:
             connect_here = _connect_subgroup if 1 < ranks < dist.get_world_size() else connect_rank
+            if on_lost == "continue":
+                connect_here = partial(connect_rank, on_lost=on_lost)
             return run_on_all_ranks(
                 store, rank, ranks, lambda: connect_here(source, rank, ranks, store, timeout_s)
             )
@@ -59,6 +67,15 @@ def connect(
     raise HookConfigError(
         f"over: {over!r} is not a backend; use 'switch', or one of torch.distributed such as 'gloo'"
     )
+
+
+def member_changes(backend: Summation) -> MemberChanges:
+    """Return what lets sums go on when ranks are lost. Raises HookConfigError if they cannot."""
+    if not isinstance(backend, SwitchSummation) or len(backend.leases) != 1 or backend.planes != 1:
+        raise HookConfigError(
+            "on_lost: 'continue' needs one `peelsum job serve`; give over='switch://HOST:PORT'"
+        )
+    return MemberChanges(backend)
 
 
 def _connect_subgroup(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> Summation:

@@ -7,14 +7,15 @@ a sum of its own, and so do several buckets that are summed together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -27,17 +28,23 @@ from peelsum.allreduce import (
 )
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.reducer import Reducer
-from peelsum.torch.backends import connect
+from peelsum.summation import Words
+from peelsum.torch.backends import connect, member_changes
 from peelsum.torch.buckets import Bucket, DenseBuckets, Names, SparseGradients, WaitingBuckets, as_array
 from peelsum.torch.errors import HookError
+from peelsum.torch.member_changes import Members
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.settings import HookSettings, hook_errors
-from peelsum.torch.sparse_sums import SparseTensor, average_rows
+from peelsum.torch.sparse_sums import SparseTensor, as_words, average_rows
 from peelsum.torch.stats import SumCost
 from peelsum.torch.sum_queue import SumQueue
+from peelsum.transport.lease import RankLostError
 
 #: Replaces the gradients of buckets by their averages in a step, as `average` does.
 Average = Callable[[Mapping[Names, Bucket], int], Any]
+#: Called with the result of a sum, None if another rank has sent it, its number of buckets, the names of its
+#: parameters, and its members.
+CountSum = Callable[[SumCost | None, int, Names, Members], None]
 _log = logging.getLogger("peelsum.torch")
 
 
@@ -91,16 +98,20 @@ class BucketSums:
         reducer: Reducer,
         history: History,
         group: dist.ProcessGroup | None,
-        count_sum: Callable[[SumCost, int], None],
+        count_sum: CountSum,
     ) -> None:
-        self._settings, self._reducer, self._history = settings, reducer, history
+        self._settings, self._reducer = settings, reducer
+        #: What forms are chosen by; replaced when ranks are lost.
+        self.history = history
         self._group, self._count_sum = group, count_sum
         #: Process groups that the reducer needs besides the backend.
         self._extra_groups: list[ProcessGroupSummation] = []
         #: The sum of each bucket, or of several together, by the names of the parameters.
         self._sums: dict[Names, Average] = {}
         self._queue: SumQueue | None = None
-        self._dense = DenseBuckets(settings.model if reducer.can_merge_buckets else None)
+        #: Whether buckets are merged. After a loss, ranks would merge them by different statistics.
+        self._merges = reducer.can_merge_buckets and settings.on_lost == "error"
+        self._dense = DenseBuckets(settings.model if self._merges else None)
         self._sparse = SparseGradients()
         self._closed = False
 
@@ -115,8 +126,15 @@ class BucketSums:
         if self._queue is None:
             settings = self._settings
             compile_kernels = partial(self._warm_up, gradients)
-            backend = connect(settings.over, self._group, settings.timeout_s, compile_kernels)
-            self._queue = SumQueue(backend, owns_backend=settings.owns_backend)
+            backend = connect(
+                settings.over, self._group, settings.timeout_s, compile_kernels, on_lost=settings.on_lost
+            )
+            self._queue = SumQueue(
+                backend,
+                owns_backend=settings.owns_backend,
+                changes=member_changes(backend) if settings.on_lost == "continue" else None,
+                on_change=self._forget if settings.on_lost == "continue" else lambda: None,
+            )
             try:
                 self._connect_reducer(self._queue, gradients)
             except BaseException:
@@ -139,7 +157,7 @@ class BucketSums:
         if settings.network == "measured":
             network = measured(queue.backend, settings.for_device_of(gradients).implementation or "cpu")
             self._settings = replace(settings, network=network)
-            self._dense.network = network if self._reducer.can_merge_buckets else None
+            self._dense.network = network if self._merges else None
             _log.info("network: %s, as measured", self._settings.network)
 
     def _warm_up(self, gradients: torch.Tensor | None) -> None:
@@ -189,25 +207,34 @@ class BucketSums:
         queue, count_sum = self._queue, self._count_sum
         assert queue is not None
         names = tuple(chain(*buckets))
+        work: _DenseWork | _SparseWork
         if group is self._sparse:
-            tensors = list(buckets.values())
-            queue.submit(
-                lambda: count_sum(average_rows(queue, tensors, names), len(tensors)), future, key="rows"
-            )
+            work = _SparseWork(queue, count_sum, buckets, names, step)
+            queue.submit(work, future, key="rows")
             return
-        bucket_sum = self._sums.get(names)
-        if bucket_sum is None:
-            bucket_sum = self._new_sum(next(iter(buckets.values())).tensor, names)
-            self._sums[names] = bucket_sum
-        note_words = self._dense.note_words if self._reducer.can_merge_buckets else None
-
-        def work() -> None:
-            result = bucket_sum(buckets, step)
-            if note_words is not None:
-                note_words(buckets, result.tally.words_sent())
-            count_sum(result, len(buckets))
-
+        work = _DenseWork(self, queue, buckets, names, step)
+        if self._settings.on_lost == "error":
+            work.begin()  # so that its errors are raised here
         queue.submit(self._reducer.before(work, step), future, key=names)
+
+    def average_of(self, names: Names, gradients: torch.Tensor) -> Average:
+        """Return the function that averages the buckets of these parameters, on the device of `gradients`."""
+        average_buckets = self._sums.get(names)
+        if average_buckets is None:
+            average_buckets = self._sums[names] = self._new_sum(gradients, names)
+        return average_buckets
+
+    def count(
+        self, result: SumCost | None, buckets: Mapping[Names, Bucket], names: Names, members: Members
+    ) -> None:
+        """Count a sum of buckets over these members; its result is None if another rank has sent it."""
+        if self._merges and result is not None:
+            self._dense.note_words(buckets, result.tally.words_sent())
+        self._count_sum(result, len(buckets), names, members)
+
+    def _forget(self) -> None:
+        """Forget what was learned from earlier sums, as all ranks do when others are lost."""
+        self._sums, self.history = {}, History()
 
     def drain(self) -> None:
         """Wait until all submitted sums are done or have failed."""
@@ -234,8 +261,80 @@ class BucketSums:
         """Return a function that averages the buckets of these parameters, on the device of `gradients`."""
         settings = self._settings.for_device_of(gradients)
         with hook_errors():
-            bucket_sum = self._reducer.bucket(partial(settings.allreduce, names, self._history))
+            bucket_sum = self._reducer.bucket(partial(settings.allreduce, names, self.history))
         return partial(average, bucket_sum, on_host=settings.implementation == "cpu")
+
+
+class _DenseWork:
+    """The sum of dense buckets, as `RepeatableWork`."""
+
+    def __init__(
+        self, sums: BucketSums, queue: SumQueue, buckets: Mapping[Names, Bucket], names: Names, step: int
+    ) -> None:
+        """names: of the parameters of all buckets."""
+        self._sums, self._queue, self._buckets = sums, queue, buckets
+        self._names, self._step = names, step
+
+    def begin(self) -> None:
+        tensor = next(iter(self._buckets.values())).tensor
+        self._average = self._sums.average_of(self._names, tensor)
+
+    def __call__(self) -> None:
+        with _naming_sums(self._names, self._step):
+            result = self._average(self._buckets, self._step)
+        self._sums.count(result, self._buckets, self._names, self._queue.members)
+
+    def result(self) -> Words:
+        return np.concatenate([as_words(bucket.tensor.cpu()) for bucket in self._buckets.values()])
+
+    def accept(self, words: Words, members: Members) -> None:
+        for bucket in self._buckets.values():
+            size = bucket.tensor.nbytes
+            content, words = words.view(np.uint8)[:size], words[-(-size // 4) :]
+            with bucket.buffer(on_host=True) as buffer:
+                buffer.copy_(torch.from_numpy(content).view(buffer.dtype))
+        self._sums.count(None, self._buckets, self._names, members)
+
+
+class _SparseWork:
+    """The sum of sparse gradients, as `RepeatableWork`."""
+
+    def __init__(
+        self,
+        queue: SumQueue,
+        count_sum: CountSum,
+        tensors: Mapping[Names, SparseTensor],
+        names: Names,
+        step: int,
+    ) -> None:
+        self._queue, self._count_sum, self._tensors = queue, count_sum, list(tensors.values())
+        self._names, self._step = names, step
+
+    def begin(self) -> None:
+        pass
+
+    def __call__(self) -> None:
+        with _naming_sums(self._names, self._step):
+            result = average_rows(self._queue, self._tensors, self._names)
+        self._count_sum(result, len(self._tensors), self._names, self._queue.members)
+
+    def result(self) -> Words:
+        return np.concatenate([SparseTensor(tensor.tensor).content() for tensor in self._tensors])
+
+    def accept(self, words: Words, members: Members) -> None:
+        for tensor in self._tensors:
+            words = tensor.replace_content(words)
+        self._count_sum(None, len(self._tensors), self._names, members)
+
+
+@contextmanager
+def _naming_sums(names: Names, step: int) -> Iterator[None]:
+    """Name step and parameters in the body's RankLostError."""
+    try:
+        yield
+    except RankLostError as error:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise error.during(f"step {step}, average of {names[0]!r}{more}") from error
 
 
 def _closed_error() -> HookError:

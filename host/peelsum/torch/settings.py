@@ -30,12 +30,17 @@ from peelsum.torch.backends import SWITCH
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.profiling import profile_range, set_span_attributes, step_spans
+from peelsum.torch.switch_seat import OnLost
 
 #: For a setting, a test of its value and the end of the error message; see `SwitchAllreduceState`.
 _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "over": (
         lambda value: isinstance(value, str) or callable(getattr(value, "sum_words", None)),
         "is not a backend; use 'switch', one of torch.distributed such as 'gloo', or a Summation",
+    ),
+    "on_lost": (
+        lambda value: value in ("error", "continue"),
+        "is unknown; use 'error', or 'continue' to go on with the ranks that are left",
     ),
     "network": (
         lambda value: value == "measured" or isinstance(value, NetworkModel),
@@ -83,6 +88,8 @@ class HookSettings:
     """Seconds that a sum waits for other ranks; None for the backend's."""
     log_every: int
     """Steps between two lines of statistics; 0 for none."""
+    on_lost: OnLost = "error"
+    """What happens when a rank is lost."""
 
     def __post_init__(self) -> None:
         """Raise HookConfigError for values, and combinations of values, that are not allowed."""
@@ -90,8 +97,22 @@ class HookSettings:
             value = getattr(self, field)
             if not allowed(value):
                 raise HookConfigError(f"{field}: {value!r} {remedy}")
+        if self.on_lost == "continue":
+            self._check_survival()
         if self.reducer().on_host:
             object.__setattr__(self, "implementation", "cpu")
+
+    def _check_survival(self) -> None:
+        """Raise HookConfigError for settings with which sums cannot go on when a rank is lost."""
+        if not self.has_switch or not self.owns_backend:
+            raise HookConfigError(
+                f"on_lost: 'continue' is for a switch, not for {self.over!r}; give over='switch://HOST:PORT'"
+            )
+        if self.compressor is not None or self.strategy is not None or self.error_feedback:
+            raise HookConfigError(
+                "on_lost: 'continue' needs exact sums, which keep nothing for later steps; leave compressor, "
+                "strategy and error_feedback out"
+            )
 
     def reducer(self) -> Reducer:
         """Return a new reducer, without residuals. Raises HookConfigError for values that do not fit."""

@@ -76,6 +76,9 @@ class SwitchAllreduceState:
       is installed. Both produce the same bits, so ranks may differ. Compressors run on the host.
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
+    - `on_lost`: what happens when the process of a rank ends: "error" raises an error on all others at once.
+      "continue" repeats the sums that have not completed with the ranks that are left, of which `stats()`
+      names the members; it needs a `peelsum job serve`, and ranks that are started apart.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
 
     Sparse gradients, of tables with `sparse=True`, are summed by rows at the end of a backward pass, without
@@ -102,6 +105,7 @@ class SwitchAllreduceState:
         error_feedback: bool | None = None,
         implementation: Literal["cpu", "gpu"] | None = None,
         timeout_s: float | None = None,
+        on_lost: Literal["error", "continue"] = "error",
         log_every: int = 0,
     ) -> None:
         if not isinstance(process_group, dist.ProcessGroup | None):
@@ -120,7 +124,10 @@ class SwitchAllreduceState:
             implementation=implementation,
             timeout_s=timeout_s,
             log_every=log_every,
+            on_lost=on_lost,
         )
+        if on_lost == "continue" and process_group not in (None, dist.group.WORLD):
+            raise HookConfigError("process_group: on_lost='continue' is for all ranks; leave the group out")
         self._initialize(process_group, settings, GradientRecorder.from_environment())
         self.name(names)
         settings.check_forms(self._names.assigned)
@@ -135,14 +142,14 @@ class SwitchAllreduceState:
     ) -> None:
         """Set all attributes of a state that has not summed anything yet."""
         self.process_group, self._settings, self._recorder = process_group, settings, recorder
-        self._reducer, self._history = settings.reducer(), History()
+        self._reducer = settings.reducer()
         #: Number of backward passes, of which one through several modules counts once.
         self._steps = 0
         #: The id of the backward pass that was counted last; None if that was outside of any.
         self._counted_pass: int | None = None
         self._names = ParameterNames()
         self._stats = RunningStats(settings.log_every)
-        self._sums = BucketSums(settings, self._reducer, self._history, process_group, self._stats.add)
+        self._sums = BucketSums(settings, self._reducer, History(), process_group, self._stats.add)
         #: Warns, when the state is freed, that it was never used. Detached by the first gradient.
         self._unused_warning = weakref.finalize(self, _warn_unused)
 
@@ -206,7 +213,7 @@ class SwitchAllreduceState:
         gradients that this rank has not sent yet.
         """
         self._sums.drain()
-        return pack_state(rank_and_size(self.process_group), self._steps, self._history, self._reducer)
+        return pack_state(rank_and_size(self.process_group), self._steps, self._sums.history, self._reducer)
 
     def load_state_dict(self, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue where `state_dict` was called.
@@ -217,7 +224,9 @@ class SwitchAllreduceState:
         Raises HookConfigError for values of another state, and for residuals of another rank.
         """
         self._sums.drain()
-        self._steps = unpack_state(values, rank_and_size(self.process_group), self._history, self._reducer)
+        self._steps = unpack_state(
+            values, rank_and_size(self.process_group), self._sums.history, self._reducer
+        )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `state_dict` to a file of this rank in a folder. Call it on every rank, between steps."""

@@ -105,6 +105,10 @@ class HookStats:
     strategy: StrategyStats | None = None
     """The decisions of the strategy, if there is one."""
 
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The ranks whose gradients each parameter's last average has, by name. Ranks are numbered as at the
+    start; there are fewer after others were lost (`on_lost="continue"`)."""
+
     @property
     def saving(self) -> float:
         """Bytes that dense gradients would take, over the bytes sent; 1 before the first sum."""
@@ -151,6 +155,8 @@ class RunningStats:
         self._totals: Counter[str] = Counter()
         #: The last result of each sum, by the names of its tensors; the last sum comes last.
         self._tallies: dict[tuple[str, ...], StepSummary] = {}
+        #: The members of each sum, by the names of its tensors.
+        self._members: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._logged = HookStats()
         self._warned = False
 
@@ -159,17 +165,28 @@ class RunningStats:
         with self._lock:
             totals: dict[str, Any] = dict(self._totals)
             tallies = list(self._tallies.values())
+            last_members = dict(self._members)
         tensors: dict[str, TensorStats] = {}
         for tally in tallies:
             tensors |= {name: TensorStats(**vars(counts)) for name, counts in tally.tensors().items()}
-        return HookStats(**totals, tensors=tensors)
+        members = {name: ranks for names, ranks in last_members.items() for name in names}
+        return HookStats(**totals, tensors=tensors, members=members)
 
-    def add(self, result: SumCost, buckets: int) -> None:
-        """Add the result of a sum over this many buckets."""
-        tally = result.tally
+    def add(
+        self, result: SumCost | None, buckets: int, names: tuple[str, ...], members: tuple[int, ...]
+    ) -> None:
+        """Add the result of a sum over this many buckets and these ranks; None if another rank has sent it.
+
+        names: of its parameters.
+        """
         with self._lock:
             totals = self._totals
             totals["buckets"] += buckets
+            self._members.pop(names, None)
+            self._members[names] = members
+            if result is None:
+                return
+            tally = result.tally
             totals["elements"] += tally.elements
             totals["non_finite"] += tally.non_finite
             for name in _COSTS:

@@ -22,6 +22,7 @@ import torch
 from peelsum.allreduce import Part, Summation
 from peelsum.summation import PieceSummation, Words, gather_by_or
 from peelsum.torch.errors import HookError, HookFailedError
+from peelsum.torch.member_changes import RECOVERABLE, MemberChanges, RepeatableWork
 
 T = TypeVar("T")
 
@@ -131,12 +132,20 @@ class _ThreadState(threading.local):
 
     #: The ticket of the work; -1 for none.
     ticket = -1
+    #: The number of changes of the members when it began.
+    generation = 0
+
+
+class _OutdatedError(Exception):
+    """The members have changed since the work began, so it begins again."""
 
 
 class SumQueue:
     """A queue that runs work over `backend`, in order. It is the `Summation` of that work: sums take turns.
 
-    After one failure, all later work fails.
+    After one failure, all later work fails. With `changes`, the loss of a rank is no failure: the sum whose
+    turn it is and all later ones, which may have begun to encode, begin again with the ranks that are left.
+    All work is then a `RepeatableWork`.
 
     owns_backend: whether the queue closes the backend at its end. It ends at `close`, after a failure, when
     it is unreferenced and its work is done, and at the interpreter's exit unless work is running.
@@ -144,20 +153,47 @@ class SumQueue:
     In a forked child every call raises HookError, or returns a future that does.
     """
 
-    def __init__(self, backend: Summation, threads: int = 2, *, owns_backend: bool) -> None:
+    def __init__(
+        self,
+        backend: Summation,
+        threads: int = 2,
+        *,
+        owns_backend: bool,
+        changes: MemberChanges | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_change: called at every change of the members, before the sums that begin again."""
         #: Sums the words of the work whose turn it is.
         self.backend = backend
-        self.lanes, self.workers, self.worker_id = backend.lanes, backend.workers, backend.worker_id
+        self.lanes = backend.lanes
+        self._changes, self._on_change = changes, on_change
+        #: The number of changes. The lock is held while it changes, and while work begins.
+        self._generation, self._begin_lock = 0, threading.Lock()
         #: See `ProcessGroupSummation.device`; None with other backends.
         self.device = getattr(backend, "device", None)
         self._failure: BaseException | None = None
         self._current = _ThreadState()
         #: The ticket of the last work that was submitted, by its key.
         self._last_tickets: dict[Hashable, int] = {}
-        close_backend = getattr(backend, "close", _do_nothing) if owns_backend else _do_nothing
+        close_backend = getattr(changes or backend, "close", _do_nothing) if owns_backend else _do_nothing
         self._pool = ThreadPool(threads, close_backend)
         # The pool's own `atexit` handler checks whether work is running.
         weakref.finalize(self, self._pool.close).atexit = False
+
+    @property
+    def workers(self) -> int:
+        """Number of workers, which a change of the members changes."""
+        return self.backend.workers
+
+    @property
+    def worker_id(self) -> int:
+        """This worker's number, which a change of the members may change."""
+        return self.backend.worker_id
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that sum, as they were at the start; worker i is members[i]."""
+        return tuple(range(self.workers)) if self._changes is None else self._changes.members
 
     def submit(
         self, work: Callable[[], object], done: Future[None] | None = None, *, key: Hashable = None
@@ -179,8 +215,7 @@ class SumQueue:
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        self._wait_for(self._current.ticket)
-        return self.backend.sum_words(parts)
+        return self.in_turn(lambda: self.backend.sum_words(parts))
 
     def reduce_scatter(self, words: Words) -> Words:
         """See `PieceSummation.reduce_scatter`; raises AttributeError if the backend sums only."""
@@ -199,6 +234,8 @@ class SumQueue:
     def in_turn(self, exchange: Callable[[], T]) -> T:
         """Call `exchange` when it is the turn of the work that runs on this thread; return its result."""
         self._wait_for(self._current.ticket)
+        if self._changes is not None and self._current.generation != self._generation:
+            raise _OutdatedError
         return exchange()
 
     def drain(self) -> None:
@@ -225,19 +262,50 @@ class SumQueue:
         try:
             self._wait_for(starts_at)
             self._current.ticket = ticket
-            work()
+            if self._changes is None:
+                work()
+            else:
+                self._run_repeatedly(cast(RepeatableWork, work), self._changes)
         except BaseException as error:  # of any kind: the training thread raises it
             failure = error
         if self._pool.turn < ticket:
             self._pool.wait_for(ticket)
         if failure is not None:
             self._failure = self._failure or failure
+            if self._changes is not None:
+                self._changes.failed = True
             self._pool.close()
         self._pool.next_turn()
         if failure is None:
             future.set_result(None)
         else:
             future.set_exception(failure)
+
+    def _run_repeatedly(self, work: RepeatableWork, changes: MemberChanges) -> None:
+        """Run work until it has completed with the same members from its begin to its end."""
+        while True:
+            with self._begin_lock:
+                self._current.generation = self._generation
+                work.begin()
+            error: Exception | None = None
+            try:
+                work()
+            except Exception as raised:
+                error = raised
+            self._wait_for(self._current.ticket)
+            if error is None:
+                break
+            if self._current.generation != self._generation:
+                continue  # it began before a change
+            if not isinstance(error, RECOVERABLE):
+                raise error
+            has_result = changes.continue_after(error, work)
+            with self._begin_lock:
+                self._generation += 1
+                self._on_change()
+            if has_result:
+                return
+        changes.complete(work)
 
     def _check_process(self) -> None:
         """Raise HookError in a forked child."""

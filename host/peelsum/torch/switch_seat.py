@@ -7,11 +7,11 @@ import logging
 import os
 import re
 import ssl
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # not exported, but documented
 
@@ -37,6 +37,10 @@ INTERFACES = "PEELSUM_INTERFACES"
 METRICS = "PEELSUM_METRICS"
 #: `json` or `console`: log to stderr in this form, with job, generation and worker.
 LOG = "PEELSUM_LOG"
+#: What happens when a rank is lost: every other raises an error, or those that are left go on.
+OnLost = Literal["error", "continue"]
+#: How long a rank other than 0 tries to reach the controller, in seconds.
+_JOIN_CONNECT_S = 5.0
 _log = logging.getLogger("peelsum")
 _CHECK_TLS = (
     f"check that the certificate in {TLS} is of the controller's CA and valid today, and that the "
@@ -48,7 +52,13 @@ _MAX_PORT = 65535
 
 
 def connect_rank(
-    source: str, rank: int, ranks: int, store: Store, timeout_s: float | None
+    source: str,
+    rank: int,
+    ranks: int,
+    store: Store,
+    timeout_s: float | None,
+    *,
+    on_lost: OnLost = "error",
 ) -> SwitchSummation:
     """Connect a rank to the switch, in a job of as many workers as there are ranks.
 
@@ -57,18 +67,19 @@ def connect_rank(
     - FILE: JSON with `admission` and `switch`, or a seat.
     - FILE@HOST:PORT: FILE is the output of `peelsum job admit --json`.
     - //HOST:PORT: a `peelsum job serve`, which admits the job again for every start. Rank 0 sends the request
-      and passes the response to all ranks that share `store`.
+      and passes the response to all ranks that share `store`. They then join the run, by connections of
+      their own, so that the controller notices the end of each.
 
     A switch's HOST:PORT is the port of rank 0; rank r connects to PORT + r. Several of these, separated by
     commas, are the planes of the job, for which the rank has a port in each. The first sum does not wait for
     workers that start later: `when_all_are_ready` does.
+    on_lost: "continue" has a controller admit the ranks that are left when others are lost.
     Raises HookConfigError or TransportError.
     """
     resources = ExitStack()
     try:
-        summation = _connect(
-            _requested_jobs(source, rank, store, resources), rank, ranks, timeout_s, resources
-        )
+        jobs = _requested_jobs(source, rank, store, resources, on_lost)
+        summation = _connect(jobs, rank, ranks, timeout_s, resources)
         if log_format := os.environ.get(LOG):
             _log_as_worker(log_format, summation)
         if address := os.environ.get(METRICS):
@@ -140,6 +151,7 @@ def _connect(
         timeout_s=timeout_s,
         join_s=0.0,
         wire=seat.get("wire", "udp-port"),
+        leases=[values["lease"] for values in seats if isinstance(values.get("lease"), Lease)],
         held=resources,
         more_planes=list(zip(jobs, addresses, strict=True))[1:],
         interfaces=seat.get("interfaces") or _local_interfaces(len(jobs)),
@@ -204,7 +216,9 @@ def _require(values: dict[str, Any], name: str) -> Any:
     return values[name]
 
 
-def _requested_jobs(source: str, rank: int, store: Store, resources: ExitStack) -> list[dict[str, Any]]:
+def _requested_jobs(
+    source: str, rank: int, store: Store, resources: ExitStack, on_lost: OnLost
+) -> list[dict[str, Any]]:
     """Return the job's admission and the switch's address in every plane, from `source` or the environment.
 
     The leases of jobs that controllers admit are added to `resources`.
@@ -222,7 +236,7 @@ def _requested_jobs(source: str, rank: int, store: Store, resources: ExitStack) 
     by_controller = any(plane.startswith("//") for plane in planes)
     prefix = unique_prefix(store, "job", rank) if by_controller else ""
     return [
-        _job_from_controller(plane[2:], rank, store, f"{prefix}/{number}", resources)
+        _job_from_controller(plane[2:], rank, store, f"{prefix}/{number}", resources, on_lost=on_lost)
         if plane.startswith("//")
         else _job_from_file(plane)
         for number, plane in enumerate(planes)
@@ -263,19 +277,26 @@ def _job_from_file(source: str) -> dict[str, Any]:
 
 
 def _job_from_controller(
-    controller: str, rank: int, store: Store, key: str, resources: ExitStack, ranks: int | None = None
+    controller: str,
+    rank: int,
+    store: Store,
+    key: str,
+    resources: ExitStack,
+    ranks: int | None = None,
+    on_lost: OnLost = "error",
 ) -> dict[str, Any]:
     """Return the job that a controller admits. Rank 0 requests it, and sends the response to all ranks.
 
     The response goes through the store, under `key`, and may be an error, which every rank raises as
     HookConfigError. ranks: the size of the further group, or None (see `Lease`).
     """
-    address = _parse_address(controller)
+    address, lease = _parse_address(controller), None
     if rank == 0:
         try:
             if ranks is None:
                 resources.enter_context(hold_seat(f"rank 0 of the job of controller {controller}"))
-            lease = resources.enter_context(closing(_request_lease(address, ranks)))
+            lease = _request_lease(address, ranks=ranks, on_lost=on_lost)
+            resources.callback(lease.close)
             response = lease.response
         except (HookConfigError, TlsError, OSError, UnicodeError) as error:
             response = json.dumps({"error": f"rank 0: {_lease_failure(error)}"})
@@ -285,7 +306,31 @@ def _job_from_controller(
     values = _parse_object(store.get(key).decode(), f"the answer of controller {controller}")
     if "error" in values:
         raise HookConfigError(f"over: controller {controller}: {values['error']}")
-    return values
+    if rank and "run" in values:
+        lease = _join_run(address, rank, values["run"], on_lost)
+        resources.callback(lease.close if lease else lambda: None)
+    return values | {"lease": lease}
+
+
+def _join_run(controller: tuple[str, int], rank: int, run: str, on_lost: OnLost) -> Lease | None:
+    """Return this rank's lease in a run; None, with a warning, if the controller does not give it one.
+
+    Raises HookConfigError instead of the warning if the run is to go on when ranks are lost.
+    """
+    try:
+        lease = _request_lease(controller, connect_s=_JOIN_CONNECT_S, rank=rank, run=run)
+        reason = _parse_object(lease.response, "the controller's answer").get("error")
+    except (HookConfigError, TlsError, OSError, UnicodeError) as error:
+        reason = _lease_failure(error)
+    else:
+        if reason is None:
+            return lease
+        lease.close()
+    if on_lost == "continue":
+        raise HookConfigError(f"on_lost: rank {rank} has no lease at controller {controller}: {reason}")
+    text = "controller %s:%d: rank %d has no lease, so the others would notice its end late: %s"
+    _log.warning(text, *controller, rank, reason)
+    return None
 
 
 def _lease_failure(error: Exception) -> str:
@@ -301,15 +346,15 @@ def _lease_failure(error: Exception) -> str:
     return f"{error}; check the host's name"
 
 
-def _request_lease(controller: tuple[str, int], ranks: int | None) -> Lease:
-    """Request the job from a controller, with the identity and the token that the environment names."""
+def _request_lease(controller: tuple[str, int], **request: Any) -> Lease:
+    """Request a lease from a controller, with the identity and the token that the environment names."""
     folder, token = os.environ.get(TLS), os.environ.get(TOKEN)
     return Lease(
         controller,
         join_limit_s(),
         identity=TlsIdentity.read(Path(folder)) if folder else None,
         token=read_token(Path(token)) if token else "",
-        ranks=ranks,
+        **request,
     )
 
 

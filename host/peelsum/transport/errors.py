@@ -21,6 +21,15 @@ class SwitchUnreachableError(TransportError):
 class StalledError(TransportError):
     """The job made no progress; the message names the job, its oldest chunk and the missing workers."""
 
+    def __init__(self, message: str, missing_workers: tuple[int, ...] = ()) -> None:
+        """missing_workers: the numbers of the missing workers, if they are known."""
+        super().__init__(message)
+        self.missing_workers = missing_workers
+
+
+class WorkerLeftError(TransportError):
+    """Another worker has finished, while this one still sums."""
+
 
 @contextmanager
 def in_plane(plane: int, planes: int) -> Iterator[None]:

@@ -1,27 +1,99 @@
-"""Ask a controller to start a job, and hold the lease on it: the open connection of the request."""
+"""Ask a controller to start a job, or to let a rank join its run, and hold the lease: the open connection.
+
+By the leases the controller knows which ranks live. It notifies the others as soon as one is lost.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
+import ssl
 import threading
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from peelsum.requests import ask
+from peelsum.requests import ask, decode_line, encode_line
 from peelsum.tls import TlsIdentity, require_tls
+from peelsum.transport.errors import TransportError
 from peelsum.wire.datagrams import Address
 
 #: How long the connection to a controller may take, in seconds.
 CONNECT_S = 30.0
 #: Seconds without a response after which the wait is logged.
 _TELL_AFTER_S = 2.0
+#: The largest message of a controller, in bytes, and how much is read at once.
+_MAX_MESSAGE_BYTES, _READ_BYTES = 1 << 20, 1 << 14
 _log = logging.getLogger("peelsum")
 
 
+@dataclass(frozen=True)
+class LostRank:
+    """A rank whose connection to the controller was closed."""
+
+    rank: int
+    """The rank, as it was at the start of the run."""
+    process: int
+    """Its process id."""
+    host: str
+    """The address of its host."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.process} of {self.host})"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A further generation of a run, whose workers are the ranks that are left."""
+
+    admission: Mapping[str, Any]
+    """The job's admission, for `job_config`."""
+    members: tuple[int, ...]
+    """The ranks, as they were at the start of the run; worker i is rank members[i]."""
+    completed: tuple[int, ...]
+    """The number of sums that each of them has completed."""
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> Generation:
+        """Return the generation in a message. Raises TransportError if it is malformed."""
+        try:
+            members, completed = (tuple(map(int, message[name])) for name in ("members", "completed"))
+            if len(members) == len(completed):
+                return cls(message["admission"], members, completed)
+            reason = "members and sums differ in number"
+        except (KeyError, TypeError, ValueError) as error:
+            reason = repr(error)
+        raise TransportError(f"controller: sent a malformed message ({reason})")
+
+
+class RankLostError(TransportError):
+    """Another rank of the run was lost: its connection to the controller was closed."""
+
+    def __init__(self, lost: Sequence[LostRank], waiting: str) -> None:
+        """lost: the ranks; empty if they have left. waiting: what this rank waited for, for the message."""
+        self.lost, self.waiting = tuple(lost), waiting
+        names = ", ".join(map(str, self.lost)) or "a rank that has left"
+        was, it = ("were", "the processes") if len(self.lost) > 1 else ("was", "the process")
+        super().__init__(
+            f"{waiting}: {names} {was} lost; see in the output and the kernel's log there why {it} ended, "
+            "then start all ranks again from a checkpoint"
+        )
+
+    def during(self, step: str) -> RankLostError:
+        """Return the same error with the step in its message."""
+        return RankLostError(self.lost, f"{self.waiting}, {step}")
+
+
 class Lease:
-    """A lease on a job: until `close`, no other process may start the job. `response` is the controller's."""
+    """A rank's lease in a run of a job: until it is closed, the run counts on the rank.
+
+    That of rank 0 is also the lease on the job: no other process may start it. `response` is the controller's
+    to the request.
+    """
 
     def __init__(
         self,
@@ -30,35 +102,139 @@ class Lease:
         *,
         identity: TlsIdentity | None = None,
         token: str = "",
-        ranks: int | None = None,
+        connect_s: float = CONNECT_S,
+        **request: Any,
     ) -> None:
-        """Request a start.
+        """Request a start, or to join.
 
-        ranks: request a job for a further group of so many ranks; None requests the job that is described.
+        request: other fields of the request than its process. `ranks` requests a job for a further group of
+        so many ranks; without it, the job that is described is requested. `rank` and `run` let this rank join
+        the run whose start had that `run` in its response.
         identity: this worker's certificate, without which only controllers on loopback are asked.
         token: the job's.
-        Raises OSError if there is no connection within CONNECT_S, if the controller, which may have to
+        Raises OSError if there is no connection within `connect_s`, if the controller, which may have to
         compile, does not respond within `patience_s` seconds, or if one end refuses the other's certificate;
         TlsError if an identity is missing.
         """
         require_tls("controller", controller[0], identity, "set PEELSUM_TLS to a folder")
-        request: dict[str, Any] = {"call": "start", "process": os.getpid()}
-        request |= {"token": token} if token else {}
-        request |= {"ranks": ranks} if ranks is not None else {}
+        call = "join" if "run" in request else "start"
+        given = {name: value for name, value in request.items() if value is not None}
+        values = {"call": call, "process": os.getpid(), **given, **({"token": token} if token else {})}
         waiting = "controller %s:%d: admits the job; waiting up to %g s"
         told = threading.Timer(_TELL_AFTER_S, _log.warning, (waiting, *controller, patience_s))
         told.daemon = True
         told.start()
         try:
             self._link, response = ask(
-                controller, request, connect_s=CONNECT_S, answer_s=patience_s, identity=identity
+                controller, values, connect_s=connect_s, answer_s=patience_s, identity=identity
             )
         finally:
             told.cancel()
         self.response = response.decode()
+        self._received = b""
+        self._messages: list[dict[str, Any]] = []
+        self._ended = False
+        self._arrived = select.poll()
+        self._arrived.register(self._link, select.POLLIN)
+
+    def check(self, waiting: str, *, leaving: bool = False) -> None:
+        """Raise RankLostError if the controller has reported a loss, or TransportError if it has gone.
+
+        A rank that has left is reported, too; if `leaving`, that is no error. waiting: what this rank waits
+        for, as the begin of the message. It takes a microsecond.
+        """
+        if not self._arrived.poll(0) and not self._messages:
+            return
+        self._receive(0.0)
+        for message in self._messages:
+            if message.get("lost") or ("lost" in message and not leaving):
+                raise RankLostError(_lost_ranks(message), waiting)
+        self._require_connection()
+
+    def agree(self, sums: int, patience_s: float) -> Generation:
+        """Report the number of completed sums after a loss; return the generation of those that are left.
+
+        Further losses in the meantime are answered by the same number. Raises TransportError if there is no
+        generation within `patience_s` seconds, or if it has this rank no more.
+        """
+        deadline, change = time.monotonic() + patience_s, 0
+        while True:
+            message = self.next_message(deadline - time.monotonic())
+            if "lost" in message:
+                change = message.get("change", 0)
+                self.send(call="completed", change=change, sums=sums)
+            elif message.get("change") == change and "members" in message:
+                return Generation.of(message)
+
+    def leave(self) -> None:
+        """Report that this rank has completed all its sums, so that its end is no loss."""
+        self.send(call="leave")
+
+    def send(self, **message: Any) -> None:
+        """Send a message to the controller; do nothing if it has gone."""
+        with suppress(OSError):
+            self._link.sendall(encode_line(message))
+
+    def next_message(self, timeout_s: float) -> dict[str, Any]:
+        """Return the controller's next message, which may take up to `timeout_s` seconds.
+
+        Raises TransportError if there is none, or if the controller has gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._require_connection()
+        while not self._messages:
+            self._receive(left_s := deadline - time.monotonic())
+            self._require_connection()
+            if left_s <= 0 and not self._messages:
+                raise TransportError(
+                    f"controller: no answer in {timeout_s:g} s; see whether `peelsum job serve` is running"
+                )
+        return self._messages.pop(0)
 
     def close(self) -> None:
         """End the lease; in a forked child, do nothing."""
         with suppress(OSError):  # the controller may have closed it first
             self._link.shutdown(socket.SHUT_RDWR)
         self._link.close()
+
+    def _receive(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` for data, and read the messages that have arrived."""
+        pending = isinstance(self._link, ssl.SSLSocket) and self._link.pending()
+        if not pending and not self._arrived.poll(max(0.0, 1000 * timeout_s)):
+            return
+        self._link.setblocking(False)
+        try:
+            data = self._link.recv(_READ_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except OSError:
+            data = b""
+        finally:
+            self._link.settimeout(CONNECT_S)
+        *lines, self._received = (self._received + data).split(b"\n")
+        try:
+            self._messages += map(decode_line, lines)
+        except ValueError:
+            data = b""
+        self._ended |= not data or len(self._received) > _MAX_MESSAGE_BYTES
+
+    def _require_connection(self) -> None:
+        """Raise TransportError if the controller has closed the connection, with the reason it gave."""
+        reasons = [str(message["end"]) for message in self._messages if "end" in message]
+        if reasons:
+            raise TransportError(
+                f"member: this rank is no longer a member of its run: {reasons[0]}; start it again"
+            )
+        if self._ended:
+            raise TransportError(
+                "controller: has closed the connection of this rank, so the run has ended; see whether "
+                "`peelsum job serve` is running, and start all ranks again"
+            )
+
+
+def _lost_ranks(message: dict[str, Any]) -> list[LostRank]:
+    """Return the ranks that a message reports as lost. Raises TransportError if it is malformed."""
+    try:
+        return [LostRank(int(one["rank"]), int(one["process"]), str(one["host"])) for one in message["lost"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise TransportError(f"controller: sent a malformed message ({error!r})") from None

@@ -59,6 +59,8 @@ class PortLink:
         self._address = address
         self._greets = wire == "udp-port"
         self._heard_at = time.monotonic()
+        #: The longest time until `greet` is to be called again, in seconds.
+        self.longest_turn_s = _SILENCE
         #: The job's secret, 16 bytes; empty without one.
         self.secret = bytes.fromhex(secret)
         try:
@@ -102,7 +104,7 @@ class PortLink:
             self._heard_at = now
             if self._greets:
                 self.socket.send_hello()
-        return self._heard_at + _SILENCE
+        return min(self._heard_at + _SILENCE, now + self.longest_turn_s)
 
     def close(self) -> None:
         """Free the port."""

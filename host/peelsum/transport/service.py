@@ -36,6 +36,8 @@ class AggregationService:
     ) -> None:
         self._server = AggregationServer(config)
         self._stopping = False
+        #: The next generation and what to call when it has begun; None while there is none.
+        self._next: tuple[JobConfig, Callable[[], None]] | None = None
         warm_up(config.lanes)
         self._link = PortLink(
             switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire, secret=config.secret
@@ -53,6 +55,8 @@ class AggregationService:
         linger = self._server.config.timers.linger
         quiet_since = time.monotonic()
         while not self._stopping:
+            if self._next is not None:
+                self._begin(*self._next)
             events, heard = self._turn()
             for event in events:
                 report(event)
@@ -65,6 +69,15 @@ class AggregationService:
     def stop(self) -> None:
         """Make `run` return soon. Callable from any thread or signal handler."""
         self._stopping = True
+        with suppress(OSError):
+            self._waker.send(b"\0")
+
+    def continue_in(self, config: JobConfig, begun: Callable[[], None]) -> None:
+        """Make `run` serve another generation of the job, at the same port. Callable from any thread.
+
+        begun: called when it does; what the server had of the earlier generation is forgotten then.
+        """
+        self._next = config, begun
         with suppress(OSError):
             self._waker.send(b"\0")
 
@@ -88,6 +101,13 @@ class AggregationService:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _begin(self, config: JobConfig, begun: Callable[[], None]) -> None:
+        """Replace the server by one of another generation."""
+        self._next = None
+        self._woken.recv(1)
+        self._server = AggregationServer(config)
+        begun()
 
     def _turn(self) -> tuple[list[Event], bool]:
         """Receive and send until there are events, or for a while; return them, and whether packets came."""

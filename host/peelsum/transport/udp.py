@@ -25,15 +25,25 @@ from peelsum.summation import Part, Words
 from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import BATCH, WorkerEndpoint
 from peelsum.transport.endpoint_state import GATHER, SCATTER, SUM
-from peelsum.transport.errors import StalledError, TransportConfigError, TransportError, in_plane
+from peelsum.transport.errors import (
+    StalledError,
+    TransportConfigError,
+    TransportError,
+    WorkerLeftError,
+    in_plane,
+)
 from peelsum.transport.events import Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
 from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s
+from peelsum.transport.lease import Lease
 from peelsum.transport.link import PortLink, Wire
 from peelsum.transport.stats import WorkerStats, added
 from peelsum.transport.warming import warm_up
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import Address
+
+#: With a lease, the longest that a loop runs in seconds before the lease is checked.
+_LEASE_CHECK_S = 0.01
 
 
 @dataclass
@@ -59,7 +69,9 @@ class SwitchSummation:
     - `hello_s`: seconds to wait for a switch's first answer.
     - `wire`: "udp-port" if the switch port is a UDP socket; "ethernet" if the switch is on this host's wire
       and takes packets sent to the address `switch`.
-    - `held`: closed when this worker leaves the job.
+    - `leases`: this worker's leases in the run, one for each plane that has some. If another worker is lost,
+      a sum that waits raises RankLostError at once.
+    - `held`: closed when this worker leaves the job; it closes the leases, too.
     - `more_planes`: the job as further switches admitted it, and this worker's ports there, the same planes
       in the same order in all workers. Shares of at least 64 chunks of a part go to the planes in turn.
       Errors of a plane begin with its number, from 0.
@@ -79,6 +91,7 @@ class SwitchSummation:
         join_s: float | None = None,
         hello_s: float = 10.0,
         wire: Wire = "udp-port",
+        leases: Sequence[Lease] = (),
         held: ExitStack | None = None,
         more_planes: Sequence[tuple[JobConfig, Address]] = (),
         interfaces: Sequence[str] = (),
@@ -99,7 +112,7 @@ class SwitchSummation:
         self._join_s = max(jobs[0].timers.stall, join_limit_s() if join_s is None else join_s)
         self._process_id = os.getpid()
         self._broken = False
-        self._closed = self._joined = False
+        self._closed = self._joined = self._finished = False
         self._next_plane = 0
         warm_up(config.lanes, len(jobs))
         self._links: list[PortLink] = []
@@ -118,7 +131,11 @@ class SwitchSummation:
                 self._endpoints[plane].limit_window(link.socket.room)
             self._open = opened.pop_all()
         self._exchange = Exchange(list(zip(self._endpoints, self._links, strict=True)))
-        self._held = held or ExitStack()
+        #: Statistics of earlier generations.
+        self._earlier_stats: list[WorkerStats] = []
+        self._leases, self._held = tuple(leases), held or ExitStack()
+        if leases:
+            self._links[0].longest_turn_s = _LEASE_CHECK_S
 
     @property
     def config(self) -> JobConfig:
@@ -144,6 +161,26 @@ class SwitchSummation:
     def worker_id(self) -> int:
         """This worker's place among the job's `worker_ids`, from 0, in racks, too."""
         return self.config.worker_ids.index(self._endpoints[0].worker_id)
+
+    @property
+    def leases(self) -> Sequence[Lease]:
+        """This worker's leases in the run, one for each plane that has some."""
+        return self._leases
+
+    def continue_in(self, config: JobConfig, worker_id: int) -> None:
+        """Continue in another generation of the job, at the same port, with other workers.
+
+        Sums that were waited for are given up, also after an error. worker_id: this worker's new number.
+        Raises TransportConfigError with several planes.
+        """
+        if self.planes > 1:
+            raise TransportConfigError("members: change in one plane only; give one address in `over`")
+        self._earlier_stats = [replace(self.stats(), window=0)]
+        job = replace(config, timers=self.config.timers)
+        self._endpoints = [WorkerEndpoint(job, worker_id)]
+        self._endpoints[0].limit_window(self._links[0].socket.room)
+        self._exchange = Exchange([(self._endpoints[0], self._links[0])])
+        self._broken = self._joined = self._finished = False
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`.
@@ -184,6 +221,7 @@ class SwitchSummation:
             state = "closed" if self._closed else "out of step after an earlier error"
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
         self._broken = True
+        self._check_leases()
         if not self._joined:
             self._join()
         results = self._results(submit())
@@ -234,6 +272,7 @@ class SwitchSummation:
         waiting = {share: one for one in sums for share in one.shares}
         while waiting:
             events, now = self._exchange.run(), time.monotonic()
+            self._check_leases()
             if wait is not None:
                 wait.tell(self._endpoints[next(iter(waiting))[0]].stalled(now), now)
             for plane, event in events:
@@ -243,9 +282,9 @@ class SwitchSummation:
                             continue
                         event = wait.whole(event, now)
                     if isinstance(event, Stalled):
-                        raise StalledError(str(event))
+                        raise StalledError(str(event), event.missing_workers)
                     if isinstance(event, WorkerLeft):
-                        raise TransportError(str(event))
+                        raise WorkerLeftError(str(event))
                 if isinstance(event, TensorCompleted):
                     one = waiting.pop((plane, event.ticket))
                     one.left -= 1
@@ -255,20 +294,39 @@ class SwitchSummation:
                         one.check(one.result)
         return [one.result for one in sums if one.result is not None]
 
+    def _check_leases(self, *, leaving: bool = False) -> None:
+        """Raise RankLostError if another worker was lost; unless `leaving`, also if one has left."""
+        for lease in self._leases:
+            lease.check(f"job {self.config.job_id}", leaving=leaving)
+
     def stats(self) -> WorkerStats:
         """Return the counts since the start, in all planes."""
         stats = [endpoint.stats() for endpoint in self._endpoints]
-        return added(
-            [
-                replace(one, dropped=one.dropped | {"wrong_size": self._exchange.odd(plane)})
-                for plane, one in enumerate(stats)
-            ]
-        )
+        now = [
+            replace(one, dropped=one.dropped | {"wrong_size": self._exchange.odd(plane)})
+            for plane, one in enumerate(stats)
+        ]
+        return added([*self._earlier_stats, *now])
 
     @property
     def _inherited(self) -> bool:
         """Whether this process is a child that was forked after the connection was made."""
         return os.getpid() != self._process_id
+
+    def finish(self, *, check_leases: bool = False) -> None:
+        """Wait, at most `timers.linger`, until every worker has every result.
+
+        check_leases: whether to raise RankLostError if another worker is lost in this time.
+        """
+        self._finished = True
+        for endpoint in self._endpoints:
+            endpoint.finish(time.monotonic())
+        while not all(endpoint.finished for endpoint in self._endpoints):
+            self._exchange.run()
+            if check_leases:
+                self._check_leases(leaving=True)
+        for lease in self._leases:
+            lease.leave()
 
     def close(self) -> None:
         """Wait, at most `timers.linger`, until every worker has every result; then free the ports.
@@ -282,11 +340,8 @@ class SwitchSummation:
             self._open.close()
             return
         try:
-            if not self._broken:
-                for endpoint in self._endpoints:
-                    endpoint.finish(time.monotonic())
-                while not all(endpoint.finished for endpoint in self._endpoints):
-                    self._exchange.run()
+            if not self._broken and not self._finished:
+                self.finish()
         finally:
             self._open.close()
             self._held.close()

@@ -2,7 +2,8 @@
 
 Rank 0 of a training sends a request, and `RequestServer` decides which request gets the lease on the job. The
 response is sent after the job was admitted in a new generation and its server is running. It is a JSON object
-with `admission` and with `switch`, the addresses of the workers' switch ports in order; or with `error`.
+with `admission`, with `switch`, the addresses of the workers' switch ports in order, and with `run`; or with
+`error`. The other ranks join with `run`. Each rank's connection stays open, so that its end is noticed.
 
 Rank 0 of a further group of workers requests a job for that group. This job has a number and a server of its
 own, and uses spare ports of the switch, until the connection of its request is closed. If there is no room
@@ -109,7 +110,14 @@ def serve_job(
                 f"job {number}: evicted, as it has spare ports, and no `peelsum job serve` has a group there"
             )
             controller.tell(Event("removed", text, number))
-        serve_requests(requests, runs.start, runs.check, lambda: ended.wait(0), every_s=_CHECK_INTERVAL_S)
+        serve_requests(
+            requests,
+            runs.respond,
+            runs.check,
+            lambda: ended.wait(0),
+            every_s=_CHECK_INTERVAL_S,
+            after_events=runs.update,
+        )
 
 
 @contextmanager

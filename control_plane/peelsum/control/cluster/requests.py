@@ -1,7 +1,8 @@
 """A server for requests to a controller (`peelsum.requests`). The current time is a parameter.
 
-The response to a request `start` is a lease: on the job, or on a job for a further group of workers. It lasts
-until the connection is closed.
+The response to a request `start` is a lease: on the job, or on a job for a further group of workers. That to
+`join` is the lease of one more rank of a run. A lease lasts until the connection is closed. Until then, the
+rank and the controller can send each other messages.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import selectors
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from peelsum.control.errors import ControlError
-from peelsum.requests import MAX_REQUEST_BYTES, encode_line, parsed_request
+from peelsum.requests import MAX_REQUEST_BYTES, MESSAGE_FIELDS, encode_line, parsed_request
 from peelsum.tls import Role, TlsIdentity, require_tls, tokens_equal
 from peelsum.tls.acceptor import Acceptor, oldest_of_largest_source, source_of
 from peelsum.tls.identity import role_of_peer
@@ -26,7 +28,7 @@ from peelsum.tls.identity import role_of_peer
 REQUEST_TIMEOUT_S = 5.0
 #: Seconds that a request waits for the lease: longer than keep-alives need to detect a crashed machine.
 LEASE_TIMEOUT_S = 8.0
-#: The most connections at once.
+#: The most connections at once, beside those of ranks that have joined a run.
 MAX_CONNECTIONS = 100
 #: The size limit of requests, including the line end, if none has a job description.
 _MAX_SHORT_REQUEST_BYTES = 1 << 10
@@ -35,14 +37,16 @@ _KEEP_ALIVE_OPTIONS = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (soc
 #: With TLS, the roles that may send each request.
 _ROLES = {
     "start": (Role.WORKER, Role.OPERATOR),
+    "join": (Role.WORKER, Role.OPERATOR),
     "admit": (Role.OPERATOR,),
     "evict": (Role.OPERATOR,),
     "list": (Role.OPERATOR, Role.VIEWER),
 }
 _CONTROLLED = "`peelsum job --controller` and `status --controller`"
-_EXPECTED_CLIENTS = dict.fromkeys(_ROLES, _CONTROLLED) | {
-    "start": "a training's rank 0, by 'switch://HOST:PORT'"
-}
+_RANK = "a training's rank 0, by 'switch://HOST:PORT'"
+_EXPECTED_CLIENTS = dict.fromkeys(_ROLES, _CONTROLLED) | {"start": _RANK, "join": _RANK}
+#: The requests whose response is a lease.
+_LEASES = ("start", "join")
 
 
 @dataclass(eq=False)
@@ -61,6 +65,12 @@ class ConnectedClient:
     """Whether `next_client` has returned the client, so that it gets its response."""
     closed: bool = False
     """Whether the connection is closed, which ends its lease."""
+    inbox: deque[dict[str, Any]] = field(default_factory=deque)
+    """The messages that came after the request, oldest first, for the caller of `next_client` to remove."""
+    outbox: deque[dict[str, Any]] = field(default_factory=deque)
+    """Messages that the next call of `next_client` sends; the connection is then closed if one has `end`."""
+    heir: Callable[[], ConnectedClient | None] = lambda: None
+    """Returns the client to which the lease on the main job passes when this one is closed, if any."""
 
     @property
     def name(self) -> str:
@@ -71,6 +81,11 @@ class ConnectedClient:
     def ranks(self) -> int | None:
         """The size of the further group that requests a job; None for a request of the main job."""
         return self.request.get("ranks")
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the client is a rank that has joined a run."""
+        return self.answered and self.request["call"] == "join"
 
     @property
     def needs_main_lease(self) -> bool:
@@ -94,9 +109,12 @@ class RequestServer:
     | waiting       | the lease is free             | start a run for the client that waits longest |
     | waiting       | LEASE_TIMEOUT_S passes        | send an error with the holder, and close      |
     | waiting       | it is for a further group     | start a run with a lease of its own           |
+    | waiting       | it is a request `join`        | let the rank join its run                     |
+    | lease         | a message                     | to its inbox; if it is invalid, close         |
     | any           | the client closes             | close; its lease, if any, is free             |
 
     So a run ends only when another rank 0 requests the job, after the connection of its rank 0 was closed.
+    In a run that survives the loss of rank 0, the lease then passes to another rank.
     The kernel closes the connection of a process that is killed; keep-alives detect crashed machines.
     """
 
@@ -104,7 +122,7 @@ class RequestServer:
         self,
         listening_socket: socket.socket,
         name: str,
-        calls: Collection[str] = ("start",),
+        calls: Collection[str] = _LEASES,
         *,
         identity: TlsIdentity | None = None,
         token: str = "",
@@ -112,7 +130,7 @@ class RequestServer:
         """listening: the listening socket. name: the server's name in errors. calls: the supported requests.
 
         identity: if given, clients need TLS and a certificate with a role that may send the request.
-        token: if not empty, requests `start` must contain it.
+        token: if not empty, requests for leases must contain it.
         """
         self._name, self._calls, self._token = name, calls, token
         self._max_bytes = MAX_REQUEST_BYTES if "admit" in calls else _MAX_SHORT_REQUEST_BYTES
@@ -149,7 +167,10 @@ class RequestServer:
         """Wait up to `timeout_s` for events; return a client whose request can be carried out now, or None.
 
         The caller carries out the request, and then calls `respond`. now: the current time in seconds.
+        Messages in the clients' outboxes are sent first; those that arrive go to their inboxes.
         """
+        for client in [client for client in self._clients.values() if client.outbox]:
+            self._send_outbox(client)
         for key, _ in self._selector.select(0.0 if self._waiting() else timeout_s):
             if key.fileobj is self._wakeup:
                 self._add_accepted(now)
@@ -184,7 +205,7 @@ class RequestServer:
         A response with `error` or `refused`, or a failure to send it, frees the lease.
         """
         assert self._current is not None
-        is_lease = self._current.request["call"] == "start" and not {"error", "refused"} & response.keys()
+        is_lease = self._current.request["call"] in _LEASES and not {"error", "refused"} & response.keys()
         if not self._send(self._current, response) or not is_lease:
             self._close(self._current)
 
@@ -199,7 +220,8 @@ class RequestServer:
         self._wakeup.recv(1 << 12)
         while not self._accepted.empty():
             connection = self._accepted.get()
-            if len(self._clients) == MAX_CONNECTIONS and not self._make_room():
+            counted = sum(not client.has_joined for client in self._clients.values())
+            if counted >= MAX_CONNECTIONS and not self._make_room():
                 connection.close()
                 continue
             try:
@@ -235,15 +257,25 @@ class RequestServer:
             return
         except OSError:
             data = b""
+        client.received += data
         if not data:
             self._close(client)
-        elif not client.request:
-            client.received += data
+        elif client.request:
+            self._read_messages(client)
+        else:
             line, end, _ = client.received.partition(b"\n")
             if end:
                 self._check_request(client, parsed_request(line), now)
             elif len(client.received) >= self._max_bytes:
                 self._reject(client)
+
+    def _read_messages(self, client: ConnectedClient) -> None:
+        """Move the complete lines that a client has sent to its inbox; close it if one is no message."""
+        *lines, client.received = client.received.split(b"\n")
+        messages = [parsed_request(line, MESSAGE_FIELDS) for line in lines]
+        client.inbox += filter(None, messages)
+        if None in messages or max(len(client.received), len(client.inbox)) >= _MAX_SHORT_REQUEST_BYTES:
+            self._close(client)
 
     def _check_request(self, client: ConnectedClient, request: dict[str, Any] | None, now: float) -> None:
         """Accept a request, or send an error if it is invalid or not permitted."""
@@ -256,7 +288,7 @@ class RequestServer:
             self._send_error(
                 client, f"{call} needs a certificate of role {allowed}; this one's is {client.role}"
             )
-        elif call == "start" and self._token and not tokens_equal(request.get("token", ""), self._token):
+        elif call in _LEASES and self._token and not tokens_equal(request.get("token", ""), self._token):
             self._send_error(
                 client, "the token is not this job's; set PEELSUM_TOKEN to a file with the job's"
             )
@@ -296,11 +328,24 @@ class RequestServer:
             return False
         return True
 
+    def _send_outbox(self, client: ConnectedClient) -> None:
+        """Send a client's messages, without waiting for it; close its connection if it does not read them."""
+        messages = [client.outbox.popleft() for _ in range(len(client.outbox))]
+        if client.closed:
+            return
+        data = b"".join(map(encode_line, messages))
+        try:
+            is_sent = client.connection.send(data) == len(data)
+        except OSError:  # it is gone, or its buffer is full
+            is_sent = False
+        if not is_sent or any("end" in message for message in messages):
+            self._close(client)
+
     def _close(self, client: ConnectedClient) -> None:
-        """Close a connection, which frees its lease."""
+        """Close a connection, which frees its lease, or passes it on."""
         client.closed = True
         if client is self._holder:
-            self._holder = None
+            self._holder = client.heir()
         del self._clients[client.connection]
         self._selector.unregister(client.connection)
         with suppress(OSError):
@@ -330,10 +375,12 @@ def serve_requests(
     ended: Callable[[], bool],
     *,
     every_s: float,
+    after_events: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve requests until `ended` returns True.
 
     respond: carries out a client's request, and returns the response. look: called every `every_s` seconds.
+    after_events: called whenever connections were read.
     """
     looked, busy_s = time.monotonic(), 0.0
     while not ended():
@@ -342,6 +389,7 @@ def serve_requests(
         busy_since = time.monotonic()
         if client is not None:
             requests.respond(respond(client))
+        after_events()
         if time.monotonic() - looked >= every_s:
             look()
             looked = time.monotonic()

@@ -1,18 +1,21 @@
 """Run a job and its aggregation server for each training that starts, as `peelsum job serve` does.
 
-A run is one admission of the job with a server. Further groups of workers get additional jobs, at spare ports
-of the switch, until their leases end.
+A run is an admission of the job with a server. If it survives the loss of ranks, those that are left continue
+in further admissions of the same run. Further groups of workers get additional jobs, at spare ports of the
+switch, until their leases end.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from peelsum.control.cluster.jobs import JobController
+from peelsum.control.cluster.members import Members
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
@@ -21,6 +24,9 @@ from peelsum.control.sections import MAX_JOB_ID
 from peelsum.processes import Child, ProcessError
 from peelsum.processes.children import ADMISSION, RestartableProcess
 from peelsum.wire.datagrams import Address
+
+#: Seconds that a job's server may take to begin a new generation.
+_SERVER_PATIENCE_S = 10.0
 
 
 class JobRun:
@@ -35,23 +41,73 @@ class JobRun:
         """
         self.job = job
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
+        #: The current admission, and its job: the described one, or with the workers that are left.
+        self._admission: dict[str, Any] = {}
+        self._admitted_job = job
         self._server: RestartableProcess | None = None
+        #: The members of the current run; None before the first one.
+        self.members: Members | None = None
 
-    def start(self, *, is_new: bool = False) -> dict[str, Any]:
+    def start(self, client: ConnectedClient, *, is_new: bool = False) -> dict[str, Any]:
         """End the current run, and start another; return the response to its workers.
 
-        is_new: as for `JobController.admit_job`. Raises ControlError or ProcessError; there is no run then.
+        client: the run's rank 0. is_new: as for `JobController.admit_job`.
+        Raises ControlError or ProcessError; there is no run then.
         """
         self.end()
+        survives = client.request.get("on_lost") == "continue"
+        if survives and not isinstance(self.job, JobDescription):
+            raise ControlError("on_lost: a job over racks ends when a rank is lost; leave 'continue' out")
         with ExitStack() as run:
-            admission = self._controller.admit_job(self.job, is_new=is_new)
+            self._admitted_job = self.job
+            self._admission = self._controller.admit_job(self.job, is_new=is_new)
             run.callback(self._evict)
-            self._server = RestartableProcess(
-                self._start_server(admission), lambda: self._start_server(admission)
-            )
+            self._server = RestartableProcess(self._start_server(), self._start_server)
             run.pop_all()
+        described = self.job.job
+        self.members = Members(client, described.workers, survives=survives, patience_s=described.timeout_s)
+        client.heir = self.members.first if survives else client.heir
         wire = {"wire": "ethernet"} if self._ethernet else {}
-        return {"admission": admission, "switch": self._worker_addresses(), **wire}
+        response = {"admission": self._admission, "switch": self._worker_addresses(), **wire}
+        return {**response, "run": self.members.token}
+
+    def update(self, now: float) -> None:
+        """Notify the members of a rank that was lost; admit those that are left once they have agreed."""
+        if self.members is None or self._server is None:
+            return
+        for text in self.members.update(now):
+            self._controller.tell(Event("run", text, self.job.job.id))
+        reports = self.members.agreed()
+        if reports is None:
+            return
+        try:
+            self._continue_with(list(reports))
+        except (ControlError, ProcessError) as error:
+            self._controller.tell(Event("error", str(error), self.job.job.id))
+            self.members.notify({"end": f"those that are left could not be admitted ({error})"})
+            return
+        generation = {"admission": self._admission, "members": list(reports)}
+        self.members.notify({**generation, "completed": list(reports.values())})
+        text = f"generation {self._admission['generation']}: continues with ranks {_numbers(reports)}"
+        self._controller.tell(Event("run", text, self.job.job.id))
+
+    def _continue_with(self, ranks: Sequence[int]) -> None:
+        """Admit the job in a new generation whose workers are these ranks, and have its server serve that.
+
+        The secret remains, so that the switch's ports keep the addresses of the hosts behind them.
+        Raises ControlError or ProcessError.
+        """
+        assert isinstance(self.job, JobDescription)
+        assert self._server is not None
+        ports = self.job.ports
+        workers = tuple(ports.workers[rank] for rank in ranks)
+        self._admitted_job = _with_ports(self.job, self.job.job.id, ports.server, workers)
+        self._admission = self._controller.admit_job(self._admitted_job, secret=self._admission["secret"])
+        self._server.child.send(admission=self._admission)
+        try:
+            self._server.child.next_message(_SERVER_PATIENCE_S)
+        except ProcessError:
+            self._controller.tell(Event("server", self._server.restart(), self.job.job.id))
 
     def end(self) -> None:
         """End the current run, if there is one: stop the server, then evict the job."""
@@ -66,7 +122,7 @@ class JobRun:
             return
         try:
             # Without its switch, a restarted server would end immediately, and the run with it.
-            if self._server.child.status and self._controller.is_up(self.job):
+            if self._server.child.status and self._controller.is_up(self._admitted_job):
                 self._controller.tell(Event("server", self._server.restart(), self.job.job.id))
         except ProcessError as error:
             self._controller.tell(Event("error", str(error), self.job.job.id))
@@ -82,11 +138,11 @@ class JobRun:
                 text = f"job: {job_id}: is still on {switch}, which is away, or which another controller uses"
                 self._controller.tell(Event("error", text, job_id))
 
-    def _start_server(self, admission: dict[str, Any]) -> Child:
+    def _start_server(self) -> Child:
         address = self._port_address(self._bases[0], self.job.server_port)
         wire = ["--ethernet"] if self._ethernet else []
         command = ("server", "run", "--switch", address, *wire)
-        return Child.start_ready("server", *command, environment={ADMISSION: json.dumps(admission)})[0]
+        return Child.start_ready("server", *command, environment={ADMISSION: json.dumps(self._admission)})[0]
 
     def _worker_addresses(self) -> list[str]:
         """Return the address of each worker's switch port, in the order of the workers' numbers."""
@@ -105,9 +161,16 @@ class JobRuns:
     """The run of a job, and those of further groups of workers, as a context manager."""
 
     def __init__(
-        self, controller: JobController, job: AnyDescription, bases: Sequence[Address], *, ethernet: bool
+        self,
+        controller: JobController,
+        job: AnyDescription,
+        bases: Sequence[Address],
+        *,
+        ethernet: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """bases, ethernet: as for `JobRun`."""
+        """bases, ethernet: as for `JobRun`. clock: returns the time in seconds."""
+        self._clock = clock
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
         self._main = JobRun(controller, job, bases, ethernet=ethernet)
         self._job = job if isinstance(job, JobDescription) else None
@@ -123,18 +186,38 @@ class JobRuns:
             self._end_group(client)
         self._main.end()
 
-    def start(self, client: ConnectedClient) -> dict[str, Any]:
-        """Start a run for the holder of a lease; return the response.
+    def respond(self, client: ConnectedClient) -> dict[str, Any]:
+        """Start a run, or let a rank join one; return the response.
 
-        The response has `error` if the run failed, `refused` if there is no room for a further group.
+        The response has `error` if that failed, `refused` if there is no room for a further group.
         """
+        if client.request["call"] == "join":
+            return self._join(client)
         try:
-            response = self._main.start() if client.ranks is None else self._start_group(client, client.ranks)
+            if client.ranks is None:
+                response = self._main.start(client)
+            else:
+                response = self._start_group(client, client.ranks)
         except (ControlError, ProcessError, OSError) as error:
             self._controller.tell(Event("error", str(error)))
             return {"error": str(error)}
         self._controller.tell(Event("run", _event_text(response, client)))
         return response
+
+    def _join(self, client: ConnectedClient) -> dict[str, Any]:
+        """Make a rank a member of the run whose token it has; return the response."""
+        rank, token = client.request["rank"], client.request["run"]
+        for run in (self._main, *self._groups.values()):
+            if run.members is not None and run.members.is_token(token):
+                error = run.members.join(rank, client)
+                return {"error": error} if error else {"joined": rank}
+        return {"error": f"rank {rank}: its run has ended; start all ranks again"}
+
+    def update(self) -> None:
+        """Handle what has happened to the connections of all runs' ranks."""
+        now = self._clock()
+        for run in (self._main, *self._groups.values()):
+            run.update(now)
 
     def check(self) -> None:
         """Check all runs: restore what switches have lost, and end runs of groups whose leases have ended."""
@@ -170,7 +253,7 @@ class JobRuns:
                     self._controller, self._group_job(self._job, number, ports), self._bases, ethernet=False
                 )
                 try:
-                    response = run.start(is_new=True)
+                    response = run.start(client, is_new=True)
                 except BaseException as error:
                     self._controller.release_lease(run.job)
                     if isinstance(error, LeaseHeldError):
@@ -186,12 +269,7 @@ class JobRuns:
     def _group_job(self, job: JobDescription, number: int, ports: Sequence[int]) -> JobDescription:
         """Return the job description of a group: the first port is the server's."""
         server, *workers = ports
-        return JobDescription(
-            job=job.job.model_copy(update={"id": number, "workers": len(workers)}),
-            switch=job.switch,
-            ports=PortsSection(server=server, workers=tuple(workers)),
-            hosts={name: host for name, host in job.hosts.items() if int(name) in ports},
-        )
+        return _with_ports(job, number, server, tuple(workers))
 
     def _end_group(self, client: ConnectedClient) -> None:
         """End the run of a group, and free its ports."""
@@ -201,6 +279,20 @@ class JobRuns:
         number, ports = run.job.job.id, (run.job.server_port, *run.job.worker_ports)
         self._controller.tell(Event("run", f"group's job {number}: ended with {client.name}"))
         self._spare_ports.extend(ports)
+
+
+def _with_ports(job: JobDescription, number: int, server: int, workers: tuple[int, ...]) -> JobDescription:
+    """Return a job of this number at other ports of the same switch."""
+    return JobDescription(
+        job=job.job.model_copy(update={"id": number, "workers": len(workers)}),
+        switch=job.switch,
+        ports=PortsSection(server=server, workers=workers),
+        hosts={name: host for name, host in job.hosts.items() if int(name) in (server, *workers)},
+    )
+
+
+def _numbers(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _event_text(response: dict[str, Any], client: ConnectedClient) -> str:

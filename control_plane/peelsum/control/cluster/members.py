@@ -1,0 +1,133 @@
+"""The members of a run: the ranks that hold leases, and what those that are left agree on after a loss.
+
+There is no socket and no clock here: messages are in the clients' inboxes and outboxes, and the time is a
+parameter.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from peelsum.control.cluster.requests import ConnectedClient
+
+
+class Members:
+    """The ranks of a run, by number, each with its connection.
+
+    Theory of operation. A rank is lost when its connection is closed and it has not sent `leave`.
+
+    | run             | event                               | action                                         |
+    |-----------------|-------------------------------------|------------------------------------------------|
+    | any             | `leave`                             | no longer a member, but still connected        |
+    | ends on a loss  | a rank is lost                      | notify the others, once for each rank          |
+    | survives losses | a rank is lost, or has left         | begin change k + 1: notify the others          |
+    | survives losses | `stalled` names members             | send them the reason, and close: they are lost |
+    | change k        | `completed` of change k             | store the number of sums                       |
+    | change k        | a rank is lost, or has left         | begin change k + 1; earlier reports are void   |
+    | change k        | all members have reported           | `agreed` returns their reports                 |
+    | change k        | a member takes longer than patience | send it the reason, and close: it is lost      |
+
+    A survivor reports how many sums it has completed. Sums complete in the same order everywhere.
+    """
+
+    def __init__(self, rank_0: ConnectedClient, workers: int, *, survives: bool, patience_s: float) -> None:
+        """rank_0: the client that has requested the run. workers: the number of ranks at its start.
+
+        survives: whether the run goes on when ranks are lost. patience_s: seconds that a rank may take to
+        report.
+        """
+        self.survives = survives
+        #: What the ranks that join must present. They have it from rank 0.
+        self.token = secrets.token_hex(16)
+        self._workers, self._patience_s = workers, patience_s
+        self.clients: dict[int, ConnectedClient] = {0: rank_0}
+        #: The ranks that have joined so far: none can join twice.
+        self._joined = {0}
+        self._lost: list[dict[str, Any]] = []
+        #: The number of the last change, and the reports of the one that goes on; None if none does.
+        self.change = 0
+        self._reports: dict[int, int] | None = None
+        self._deadline = 0.0
+
+    def is_token(self, token: str) -> bool:
+        """Return whether a token is this run's."""
+        return hmac.compare_digest(token.encode(errors="replace"), self.token.encode())
+
+    def join(self, rank: int, client: ConnectedClient) -> str:
+        """Make a client a member; return an empty string, or why it cannot be one."""
+        if not 0 <= rank < self._workers:
+            return f"rank {rank}: the run has ranks 0 to {self._workers - 1}"
+        if rank in self._joined:
+            return f"rank {rank}: has joined before; start it in a new run"
+        if self.change and self.survives:
+            return f"rank {rank}: comes too late, as another rank was lost; start it in a new run"
+        self._joined.add(rank)
+        self.clients[rank] = client
+        if self._lost:
+            client.outbox.append({"lost": self._lost, "change": self.change})
+        return ""
+
+    def first(self) -> ConnectedClient | None:
+        """Return the member of the lowest rank that is connected; None if there is none."""
+        connected = [rank for rank, client in self.clients.items() if not client.closed]
+        return self.clients[min(connected)] if connected else None
+
+    def update(self, now: float) -> list[str]:
+        """Handle messages, and closed connections; return a text about each rank that was lost."""
+        departed: dict[int, ConnectedClient] = {}
+        for rank, client in self.clients.items():
+            while client.inbox:
+                self._handle(rank, client.inbox.popleft(), departed)
+        departed |= {rank: client for rank, client in self.clients.items() if client.closed}
+        lost = [
+            {"rank": rank, "process": client.request["process"], "host": client.host}
+            for rank, client in departed.items()
+            if client.closed
+        ]
+        for rank in departed:
+            del self.clients[rank]
+        if departed and (self.survives or lost):
+            self._begin_change(lost, now)
+        if self._reports is not None and now >= self._deadline:
+            waited = f"no report within {self._patience_s:g} s of the loss of another rank"
+            self._expel(self.clients.keys() - self._reports.keys(), waited)
+        return ["rank {rank}: process {process} of {host} was lost".format_map(item) for item in lost]
+
+    def agreed(self) -> dict[int, int] | None:
+        """Return the number of completed sums of each member once all have reported; None until then."""
+        if self._reports is None or self._reports.keys() != self.clients.keys() or not self.clients:
+            return None
+        reports, self._reports = self._reports, None
+        return dict(sorted(reports.items()))
+
+    def notify(self, message: Mapping[str, Any]) -> None:
+        """Send a message to all members."""
+        for client in self.clients.values():
+            client.outbox.append({**message, "change": self.change})
+
+    def _handle(self, rank: int, message: dict[str, Any], departed: dict[int, ConnectedClient]) -> None:
+        match message["call"]:
+            case "leave":
+                departed[rank] = self.clients[rank]
+            case "completed":
+                if self._reports is not None and message["change"] == self.change:
+                    self._reports[rank] = message["sums"]
+            case "stalled" if self.survives:
+                silent = {one for one in message["ranks"] if type(one) is int} & self.clients.keys() - {rank}
+                self._expel(silent, f"a sum of rank {rank} made no progress without this rank")
+
+    def _begin_change(self, lost: list[dict[str, Any]], now: float) -> None:
+        """Tell all members who was lost, and ask them for reports if the run survives."""
+        self.change += 1
+        self._lost += lost
+        if self.survives:
+            self._reports, self._deadline = {}, now + self._patience_s
+        self.notify({"lost": lost})
+
+    def _expel(self, ranks: set[int], reason: str) -> None:
+        """Close the connections of members; the next `update` finds them lost."""
+        for rank in ranks:
+            self.clients[rank].outbox.append({"end": reason})

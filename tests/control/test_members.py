@@ -1,0 +1,148 @@
+"""The members of a run: who is told of a loss, and when those that are left have agreed."""
+
+from __future__ import annotations
+
+import pytest
+
+from peelsum.control.cluster.members import Members
+from peelsum.control.cluster.requests import ConnectedClient
+
+PATIENCE_S = 30.0
+
+
+def client(rank):
+    return ConnectedClient(None, "10.0.0.1", 0.0, request={"call": "join", "process": 100 + rank})
+
+
+@pytest.fixture(params=[False, True], ids=["ends", "survives"])
+def survives(request):
+    return request.param
+
+
+@pytest.fixture
+def members(survives):
+    return made(survives=survives)
+
+
+def made(*, survives, ranks=4):
+    run = Members(client(0), ranks, survives=survives, patience_s=PATIENCE_S)
+    assert not any(run.join(rank, client(rank)) for rank in range(1, ranks))
+    return run
+
+
+def lost(*ranks):
+    return [{"rank": rank, "process": 100 + rank, "host": "10.0.0.1"} for rank in ranks]
+
+
+def heard(run):
+    """Remove and return what each member has been sent."""
+    said = {rank: list(one.outbox) for rank, one in run.clients.items()}
+    for one in run.clients.values():
+        one.outbox.clear()
+    return said
+
+
+def say(run, rank, call, **values):
+    run.clients[rank].inbox.append({"call": call, **values})
+
+
+def report(run, sums, change):
+    for rank, count in sums.items():
+        say(run, rank, "completed", change=change, sums=count)
+
+
+def test_the_others_hear_of_a_closed_connection(members):
+    members.clients[2].closed = True
+    assert members.update(0.0) == ["rank 2: process 102 of 10.0.0.1 was lost"]
+    assert heard(members) == {rank: [{"lost": lost(2), "change": 1}] for rank in (0, 1, 3)}
+    assert members.update(0.0) == []
+    assert not any(heard(members).values())
+
+
+def test_who_leaves_is_not_lost(members, survives):
+    say(members, 2, "leave")
+    members.update(0.0)
+    assert [said for said in heard(members).values() if said] == [[{"lost": [], "change": 1}]] * 3 * survives
+    assert set(members.clients) == {0, 1, 3}
+
+
+def test_a_rank_joins_once(members):
+    assert members.join(4, client(4)) == "rank 4: the run has ranks 0 to 3"
+    assert members.join(-1, client(0)) == "rank -1: the run has ranks 0 to 3"
+    assert "has joined before" in members.join(3, client(3))
+    assert members.is_token(members.token)
+    assert not members.is_token("")
+    assert not members.is_token("\ud800")
+
+
+def test_who_joins_late_hears_of_earlier_losses():
+    run = Members(client(0), 3, survives=False, patience_s=PATIENCE_S)
+    run.join(1, client(1))
+    run.clients[1].closed = True
+    run.update(0.0)
+    late = client(2)
+    assert run.join(2, late) == ""
+    assert list(late.outbox) == [{"lost": lost(1), "change": 1}]
+
+
+def test_the_lease_goes_to_the_first_that_is_connected(members):
+    members.clients[0].closed = members.clients[1].closed = True
+    assert members.first() is members.clients[2]
+
+
+def test_those_that_are_left_agree_when_all_have_reported():
+    run = made(survives=True)
+    run.clients[0].closed = True
+    run.update(0.0)
+    report(run, {1: 7, 2: 6}, change=1)
+    run.update(1.0)
+    assert run.agreed() is None
+    report(run, {3: 7}, change=1)
+    run.update(2.0)
+    assert run.agreed() == {1: 7, 2: 6, 3: 7}
+    assert run.agreed() is None
+
+
+def test_another_loss_begins_again():
+    run = made(survives=True)
+    run.clients[0].closed = True
+    run.update(0.0)
+    report(run, {1: 7, 2: 6}, change=1)
+    run.update(1.0)
+    run.clients[2].closed = True
+    report(run, {3: 7}, change=1)
+    run.update(2.0)
+    assert run.agreed() is None
+    assert heard(run)[1][-1] == {"lost": lost(2), "change": 2}
+    report(run, {1: 7, 3: 7}, change=1)
+    run.update(3.0)
+    assert run.agreed() is None
+    report(run, {1: 7, 3: 7}, change=2)
+    run.update(4.0)
+    assert run.agreed() == {1: 7, 3: 7}
+
+
+def test_who_does_not_report_is_closed():
+    run = made(survives=True)
+    run.clients[0].closed = True
+    run.update(0.0)
+    report(run, {1: 7, 2: 6}, change=1)
+    run.update(PATIENCE_S - 0.1)
+    assert not any("end" in message for message in run.clients[3].outbox)
+    run.update(PATIENCE_S)
+    assert "no report within 30 s" in run.clients[3].outbox[-1]["end"]
+    assert not any("end" in message for rank in (1, 2) for message in run.clients[rank].outbox)
+
+
+def test_who_makes_no_progress_is_closed_if_the_run_survives_that(members, survives):
+    say(members, 1, "stalled", ranks=[1, 3, 9, "x", [], True])
+    members.update(0.0)
+    assert {rank for rank, said in heard(members).items() if said} == ({3} if survives else set())
+
+
+def test_nobody_is_left():
+    run = made(survives=True, ranks=2)
+    run.clients[0].closed = run.clients[1].closed = True
+    assert len(run.update(0.0)) == 2
+    assert run.first() is None
+    assert run.agreed() is None

@@ -1,0 +1,91 @@
+"""Ranks that sum through the hook's state until they are killed at a random moment of a step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch_ranks import die
+
+from peelsum.torch import SwitchAllreduceState
+
+#: Elements of each bucket's gradient.
+SIZES = (3000, 40, 20_000)
+
+
+def gradient(rank: int, step: int, bucket: int) -> np.ndarray:
+    """Return a rank's gradient, integers of at most 1,000, of which one in ten is not zero."""
+    random = np.random.default_rng((rank, step, bucket))
+    values = random.integers(-1000, 1001, SIZES[bucket]).astype(np.float32)
+    values[random.random(SIZES[bucket]) < 0.9] = 0.0
+    return values
+
+
+def expected(members: Sequence[int], step: int, bucket: int) -> np.ndarray:
+    """Return the average of the members' gradients, computed in float64 from integers and rounded once."""
+    total = np.sum([gradient(rank, step, bucket).astype(np.float64) for rank in members], 0)
+    return (total / len(members)).astype(np.float32)
+
+
+def digest(values: np.ndarray) -> str:
+    """Return a digest of an array's bits; zeros have one sign."""
+    return hashlib.blake2b((values + np.float32(0)).tobytes(), digest_size=8).hexdigest()
+
+
+def killed_at(folder: Path) -> dict[int, float]:
+    """Return the time at which each rank was killed, by time.monotonic."""
+    return {int(path.name): float(path.read_text()) for path in folder.iterdir()}
+
+
+def _die_soon(rank: int, delay_s: float, folder: Path) -> None:
+    time.sleep(delay_s)
+    (folder / str(rank)).write_text(str(time.monotonic()))
+    die()
+
+
+def train(
+    rank: int, steps: int, kills: Mapping[int, tuple[int, float]], folder: Path, options: Mapping[str, Any]
+) -> tuple[list[tuple[Any, ...]], tuple[str, str, float]]:
+    """Average `SIZES` in each step; return a record of each, and the error that ended them if one did.
+
+    kills: the step of each rank that is killed, and the seconds from its begin to the kill.
+    A record has the step, members and digest of each average, and when the last one was there.
+    """
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+    names = [(f"p{bucket}", parameter) for bucket, parameter in enumerate(parameters)]
+    state = SwitchAllreduceState(names=names, **options)
+    records, error = [], ("", "", 0.0)
+    try:
+        for step in range(steps):
+            if kills.get(rank, (-1, 0.0))[0] == step:
+                arguments = rank, kills[rank][1], folder
+                threading.Thread(target=_die_soon, args=arguments, daemon=True).start()
+            buffers = [torch.from_numpy(gradient(rank, step, bucket)) for bucket in range(len(SIZES))]
+            futures = [
+                state.submit(buffer, [parameter], last=parameter is parameters[-1])
+                for buffer, parameter in zip(buffers, parameters, strict=True)
+            ]
+            for future in futures:
+                future.wait()
+            state.end_step()
+            ended_at, members = time.monotonic(), state.stats().members
+            sums = [(members[f"p{i}"], digest(buffer.numpy())) for i, buffer in enumerate(buffers)]
+            records.append((step, sums, ended_at))
+        state.close()
+    except Exception as failure:
+        error = type(failure).__name__, str(failure), time.monotonic()
+    if rank in kills and not error[0]:
+        time.sleep(1000)  # the kill is still to come
+    return records, error
+
+
+def process_id(rank: int) -> int:
+    """Return this rank's process id."""
+    return os.getpid()
