@@ -3,26 +3,6 @@
 An experiment is one file of `experiments`, or a file of one's own, that sets EXPERIMENT.
 """
 
-from benchmarks.experiment import (
-    SERIES,
-    Column,
-    Experiment,
-    ExperimentError,
-    Plot,
-    Published,
-    Series,
-    Size,
-    Value,
-)
+from benchmarks.experiment import SERIES, Experiment, ExperimentError, Plot, Published, Series, Size, Value
 
-__all__ = [
-    "SERIES",
-    "Column",
-    "Experiment",
-    "ExperimentError",
-    "Plot",
-    "Published",
-    "Series",
-    "Size",
-    "Value",
-]
+__all__ = ["SERIES", "Experiment", "ExperimentError", "Plot", "Published", "Series", "Size", "Value"]

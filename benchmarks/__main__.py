@@ -30,12 +30,10 @@ from peelsum.processes.user_errors import InterruptContext, check_stdout, exit_o
 def main(arguments: Sequence[str]) -> None:
     """Run a command. Errors of experiments are one line with status 2; Ctrl-C ends it as shells expect."""
     verbs = {"run": run, "list": list_, "show": show, "draw": draw, "compare": compare}
-    verb, words = (
-        (arguments[0], arguments[1:]) if arguments[:1] and arguments[0] in verbs else ("run", arguments)
-    )
+    verb = arguments[0] if arguments and arguments[0] in verbs else ""
     with check_stdout(), exit_on_errors(ExperimentError), InterruptContext():
-        options, others = _parser().parse_known_args(words)
-        verbs[verb](options, _given(others))
+        options, others = _parser().parse_known_args(arguments[1:] if verb else arguments)
+        verbs[verb or "run"](options, _parameter_texts(others))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,9 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(options: argparse.Namespace, given: dict[str, str]) -> None:
+def run(options: argparse.Namespace, texts: dict[str, str]) -> None:
     """Measure what is missing of each experiment."""
-    runs = [_run(name, options, given) for name in options.names]
+    runs = [_run(name, options, texts) for name in options.names]
     if not runs:
         raise ExperimentError(f"NAME: is missing; use the path of a file, or some of {', '.join(known())}")
     failed, rows = list[str](), list[dict[str, Value]]()
@@ -93,7 +91,7 @@ def _measured(
     outcomes = measure_missing(measurement, folder / "rows.csv", executor)
     total = next(outcomes)
     try:
-        with reporting_progress(experiment.name, lambda said: tell(f"{said}, {done} of {total} points")):
+        with reporting_progress(experiment.name, lambda text: tell(f"{text}, {done} of {total} points")):
             for outcome in outcomes:
                 done += 1
                 if isinstance(outcome, str):
@@ -107,8 +105,8 @@ def _measured(
     if not options.json and len(rows):
         print(*pages.table(experiment, pages.summaries(experiment, rows)), sep="\n", flush=True)
     kept = len(measurement.tasks) - total
-    said = f", {kept} points of earlier runs (--again measures them again)" if kept else ""
-    print(f"{experiment.name}: {len(rows)} rows{said}: {path}", file=sys.stderr)
+    earlier = f", {kept} points of earlier runs (--again measures them again)" if kept else ""
+    print(f"{experiment.name}: {len(rows)} rows{earlier}: {path}", file=sys.stderr)
     names = [*experiment.labels, *experiment.figures]
     return [{name: _value(cell) for name, cell in row.items()} for row in rows[names].to_dict("records")]
 
@@ -136,7 +134,7 @@ def _cluster(scheduler: str, stack: ExitStack) -> Executor:
     return executor
 
 
-def list_(options: argparse.Namespace, given: dict[str, str]) -> None:
+def list_(options: argparse.Namespace, texts: dict[str, str]) -> None:
     """List all experiments with the points of each size; or some, with their parameters and columns."""
     for experiment in (load(find(name)) for name in options.names or known()):
         counts = [f"{size} {len(plan(experiment, size, 0))}" for size in ("quick", "usual", "full")]
@@ -149,14 +147,14 @@ def list_(options: argparse.Namespace, given: dict[str, str]) -> None:
                 f"  {pages.option_of(name)} {','.join(cells)}"
                 + (f" (of {', '.join(limits)})" if limits else "")
             )
-        for name, column in experiment.columns.items() if options.names else ():
-            print(f"  {name}: {column.meaning}")
+        for name, meaning in experiment.columns.items() if options.names else ():
+            print(f"  {name}: {meaning}")
 
 
-def show(options: argparse.Namespace, given: dict[str, str]) -> None:
+def show(options: argparse.Namespace, texts: dict[str, str]) -> None:
     """Print the pages of the rows that were measured last, by whatever commit and version of the file."""
     for name in options.names:
-        measurement, rows, _ = _last(name, options, given)
+        measurement, rows, _ = _last(name, options, texts)
         points = pages.summaries(load(measurement.source), rows)
         shown = (
             points.to_json(orient="records", indent=2)
@@ -166,7 +164,7 @@ def show(options: argparse.Namespace, given: dict[str, str]) -> None:
         print(shown.rstrip("\n"))
 
 
-def draw(options: argparse.Namespace, given: dict[str, str]) -> None:
+def draw(options: argparse.Namespace, texts: dict[str, str]) -> None:
     """Write pages and figures again, of these rows; with --rows, only figures."""
     for name in options.names:
         if options.rows:
@@ -174,10 +172,10 @@ def draw(options: argparse.Namespace, given: dict[str, str]) -> None:
             points = pages.summaries(experiment, printed_rows(experiment, options.rows))
             print(*figures.draw(experiment, points, options.out / experiment.name), sep="\n")
         else:
-            print(_write(name, *_last(name, options, given)))
+            print(_write(name, *_last(name, options, texts)))
 
 
-def compare(options: argparse.Namespace, given: dict[str, str]) -> None:
+def compare(options: argparse.Namespace, texts: dict[str, str]) -> None:
     """Compare two runs, point by point: the second over the first."""
     if len(options.names) != 2:
         raise ExperimentError("compare: takes two files of rows, or folders; name both")
@@ -185,28 +183,28 @@ def compare(options: argparse.Namespace, given: dict[str, str]) -> None:
     print(pair.to_json(orient="records", indent=2) if options.json else pair.to_string(index=False))
 
 
-def _last(name: str, options: argparse.Namespace, given: dict[str, str]) -> tuple[Run, pd.DataFrame, Path]:
-    measurement = _run(name, options, given)
+def _last(name: str, options: argparse.Namespace, texts: dict[str, str]) -> tuple[Run, pd.DataFrame, Path]:
+    measurement = _run(name, options, texts)
     folder: Path = options.out / load(measurement.source).name
     return measurement, of_plan(measurement, read(folder / "rows.csv")), folder
 
 
-def _run(name: str, options: argparse.Namespace, given: dict[str, str]) -> Run:
+def _run(name: str, options: argparse.Namespace, texts: dict[str, str]) -> Run:
     experiment = load(source := find(name))
-    values = dict(_parsed(experiment, option, cells) for option, cells in given.items())
+    values = dict(_parsed(experiment, option, cells) for option, cells in texts.items())
     return Run(source, options.size, options.seed, values, options.calm, options.attempts, options.again)
 
 
-def _given(words: Sequence[str]) -> dict[str, str]:
+def _parameter_texts(words: Sequence[str]) -> dict[str, str]:
     """Return the texts of parameters: `--name text`, `--name=text`, or `--name` for True."""
-    given, option = dict[str, str](), ""
+    texts, option = dict[str, str](), ""
     for word in words:
         if word.startswith("--"):
             option, _, value = word[2:].replace("-", "_").partition("=")
-            given[option] = value or "True"
+            texts[option] = value or "True"
         else:
-            given[option] = word
-    return given
+            texts[option] = word
+    return texts
 
 
 def _parsed(experiment: Experiment, option: str, cells: str) -> tuple[str, Sequence[Value]]:
@@ -229,8 +227,8 @@ def _checked(experiment: Experiment, name: str, cell: str, usual: Sequence[Value
     if value not in choices or (
         limits and value is not None and not (number and limits[0] <= value <= limits[1])
     ):
-        said = f"{limits[0]} to {limits[1]}" if limits else ", ".join(map(text, choices))
-        raise ExperimentError(f"{pages.option_of(name)}: {cell!r} cannot be used; use {said}")
+        usable = f"{limits[0]} to {limits[1]}" if limits else ", ".join(map(text, choices))
+        raise ExperimentError(f"{pages.option_of(name)}: {cell!r} cannot be used; use {usable}")
     return value
 
 

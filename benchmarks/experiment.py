@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -23,14 +23,6 @@ FOLDER = Path(__file__).parent / "experiments"
 
 class ExperimentError(ValueError):
     """An experiment, or a file of rows, that cannot be used. The message is one line and names the field."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A figure of a row: its meaning, and whether a model computes it in every row."""
-
-    meaning: str
-    modelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +99,8 @@ class Plot:
     finding: str | Callable[[Any], str] = ""
     """The title: a sentence in which `{series@x:.2f}` stands for a median, or a function that returns it.
 
-    The function gets `page.Medians`, and returns "" if they do not show what the sentence says.
+    The function gets `page.Medians`, and returns "" if they do not show what the sentence says. In a sentence
+    and in `setting`, a line's end and indentation count as one space.
     """
     setting: str = ""
     """The line below the title: what was measured or simulated, and how."""
@@ -166,13 +159,16 @@ class Experiment:
 
     A row may add `note`, which says why a figure is not available.
     """
-    columns: Mapping[str, Column]
+    columns: Mapping[str, str]
+    """The meaning of each figure of a row."""
     sizes: Mapping[str, Size]
     """By name: "quick", "usual" and "full". "usual" is needed; the others default to it."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of parameters in the parts of grids that do not name them."""
     plots: Sequence[Plot] = ()
     published: Sequence[Published] = ()
+    modelled_columns: Sequence[str] = ()
+    """The columns that a model computes in every row; the others are measured."""
     modelled: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     """Parameters' values at which a whole row is computed from a model, or simulated, not measured."""
     timed: bool = True
@@ -189,24 +185,23 @@ class Experiment:
     """By default, the file's name, the first line and the rest of its docstring."""
 
     def __post_init__(self) -> None:
-        self.sizes = {
-            name: Size([*map(self._part, size.grid)], size.repetitions) for name, size in self.sizes.items()
-        }
-        names = [
-            name
-            for plot in self.plots
-            for name in (*plot.x.split(), *plot.y.split(), *plot.lines.split(), *plot.where)
-        ]
-        names += [name for published in self.published for name in (published.column, *published.where)]
-        known = [*self.parameters, *self.columns]
-        for name in (*names, *self.keys, *self.modelled, *self.ranges, *self.choices):
-            if name not in known:
-                raise ExperimentError(f"name: {name!r} is unknown; use one of {', '.join(known)}")
         for name, size in self.sizes.items():
-            if size.repetitions < 1 or not all(values for part in size.grid for values in part.values()):
+            if size.repetitions < 1 or not all(
+                values != () for part in size.grid for values in part.values()
+            ):
                 raise ExperimentError(f"sizes.{name}: has no points; give each parameter a value")
         if "usual" not in self.sizes:
             raise ExperimentError(f"sizes: {', '.join(self.sizes)} cannot be all; add 'usual'")
+        self.sizes = {
+            name: Size([*map(self._part, size.grid)], size.repetitions) for name, size in self.sizes.items()
+        }
+        known = [*self.parameters, *self.columns]
+        plotted = ([*f"{plot.x} {plot.y} {plot.lines}".split(), *plot.where] for plot in self.plots)
+        published = ([figure.column, *figure.where] for figure in self.published)
+        others = (self.keys, self.modelled, self.modelled_columns, self.ranges, self.choices)
+        for name in chain(*plotted, *published, *others):
+            if name not in known:
+                raise ExperimentError(f"name: {name!r} is unknown; use one of {', '.join(known)}")
 
     def _part(self, part: Mapping[str, Any]) -> dict[str, Sequence[Value]]:
         """Return a part of a grid with a sequence of values for every parameter."""
@@ -235,7 +230,7 @@ class Experiment:
         return list(dict.fromkeys(value for part in parts for value in part.get(parameter, ())))
 
     def size(self, name: str) -> Size:
-        """Return a size by name."""
+        """Return the size of this name, or the usual one if there is none."""
         return self.sizes.get(name, self.sizes["usual"])
 
     def is_modelled(self, point: Point) -> bool:
@@ -253,15 +248,15 @@ class PlannedRow:
 
 
 def plan(
-    experiment: Experiment, size: str, seed: int, given: Mapping[str, Sequence[Value]] | None = None
+    experiment: Experiment, size: str, seed: int, values: Mapping[str, Sequence[Value]] | None = None
 ) -> list[PlannedRow]:
-    """Return the tasks of a run; equal arguments give equal plans. `given` replaces parameters' values.
+    """Return the tasks of a run; equal arguments give equal plans. `values` replaces parameters' values.
 
     Every repetition measures all points once, in another order. Points of one repetition have the same seed.
     """
     chosen, random, tasks = experiment.size(size), Random(seed), list[PlannedRow]()
-    parts = [{name: (given or {}).get(name, values) for name, values in part.items()} for part in chosen.grid]
-    points = (dict(zip(part, values, strict=True)) for part in parts for values in product(*part.values()))
+    parts = [{name: (values or {}).get(name, usual) for name, usual in part.items()} for part in chosen.grid]
+    points = (dict(zip(part, cells, strict=True)) for part in parts for cells in product(*part.values()))
     distinct = list({tuple(point.items()): point for point in points}.values())
     for repetition in range(chosen.repetitions):
         order = list(distinct)

@@ -17,7 +17,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.experiment import COLOURS, Experiment, Plot, Series, at, colour
+from benchmarks.experiment import COLOURS, Experiment, Plot, Series, at, colour, text
 from benchmarks.page import tidy, title
 
 _CYCLE = ("blue", "orange", "teal", "purple", "green", "pink", "brown", "grey", "ink")
@@ -68,13 +68,13 @@ def draw(
         chosen = at(points, plot.where)
         medians = tidy(plot, chosen)
         with mpl.rc_context(style()):
-            figure = new_figure(title(plot, points), plot.setting, plot.height)
+            figure = new_figure(title(plot, points), text(plot.setting), plot.height)
             if medians.empty and (chosen.empty or not plot.fill):
                 figure.text(0.5, 0.4, "No row has a figure to draw here.", ha="center")
             elif plot.fill:
                 plot.fill(figure, chosen)
             else:
-                meaning = experiment.columns[plot.y.split()[0]].meaning
+                meaning = experiment.columns[plot.y.split()[0]]
                 labels: Any = {
                     "xlabel": plot.xlabel or plot.x.replace("_", " "),
                     "ylabel": plot.ylabel or meaning,
@@ -130,9 +130,9 @@ def _looks(plot: Plot, keys: Sequence[str]) -> dict[str, Series]:
     if len(keys) == 1 and keys[0] not in plot.names:
         return {keys[0]: Series(keys[0], "blue", ours=True)}
     unused = iter(_CYCLE * (1 + len(keys) // len(_CYCLE)))
-    given = {key: plot.names.get(key, key) for key in keys}
+    names = {key: plot.names.get(key, key) for key in keys}
     return {
-        key: look if isinstance(look, Series) else Series(look, next(unused)) for key, look in given.items()
+        key: look if isinstance(look, Series) else Series(look, next(unused)) for key, look in names.items()
     }
 
 

@@ -1,6 +1,6 @@
-"""What is made of rows: medians with intervals, tables, figures, the page of an experiment, comparisons.
+"""What is made of rows: medians with intervals, tables, the page of an experiment, comparisons.
 
-Equal rows make equal pages and figures.
+Equal rows make equal pages.
 """
 
 from __future__ import annotations
@@ -20,6 +20,20 @@ from benchmarks.rows import PART, RESERVED, Run, read
 
 #: The confidence that an interval should have.
 CONFIDENCE = 0.95
+_CONDITIONS = """\
+## How it was measured
+
+- Command: `{command}`
+- Date: {first} to {last}; {seconds:,.0f} s in all rows.
+- Machine: {machine}.
+- Commit {commit}, experiment's file {source}.
+- {versions}.
+- [Rows](rows.csv): {count}, in random order; seeds {seed}.
+- {repeated}
+- Load average: median {load:.1f}, at most {most_load:.1f}."""
+_DISTURBED = """
+- Other programs used {others:.0%} of the processors (median of rows; at most {most_others:.0%}). \
+{disturbed} rows were disturbed in all attempts, of which there were at most {attempts}."""
 
 
 def interval(values: Iterable[float]) -> tuple[float, float]:
@@ -67,9 +81,9 @@ def summaries(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
     frame = pd.DataFrame(points, columns=None if points else [*experiment.labels, *experiment.figures])
     for name in reversed(experiment.parameters):
         values = experiment.values(name)
-        numeric = [value for value in values if isinstance(value, int | float)]
-        order = sorted(numeric) if len(numeric) == len(values) else values
-        places = {text(value): place for place, value in enumerate(order)}
+        if all(isinstance(value, int | float) for value in values):
+            values = sorted(values, key=float)  # type: ignore[arg-type]
+        places = {text(value): place for place, value in enumerate(values)}
         frame = frame.iloc[frame[name].map(places).fillna(-1).argsort(kind="stable")]
     return frame.reset_index(drop=True)
 
@@ -92,21 +106,20 @@ def plain(value: float) -> str:
 
 def tidy(plot: Plot, points: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each median that a plot draws: its x, its series, and the ends of its interval."""
+
+    def joined(names: str, first: str = "") -> list[str]:
+        columns = ([first] * len(points) if first else [], *(points[name] for name in names.split()))
+        cells = zip(*filter(len, columns), strict=True)
+        return [", ".join(map(text, values)) for values in cells] or [""] * len(points)
+
     frames = []
     for column in plot.y.split():
-        keys = [pd.Series(column, points.index)] if " " in plot.y or not plot.lines else []
+        first = column if " " in plot.y or not plot.lines else ""
         middle = pd.to_numeric(points[column], errors="coerce")
-        labels = {
-            "x": _joined([points[name] for name in plot.x.split()]),
-            "series": _joined([*keys, *(points[name] for name in plot.lines.split())]),
-        }
         ends = {end: points.get(f"{column}_{end}", middle) for end in ("low", "high")}
-        frames.append(pd.DataFrame({**labels, "middle": middle, **ends}))
+        labels = {"x": joined(plot.x), "series": joined(plot.lines, first)}
+        frames.append(pd.DataFrame({**labels, "middle": middle, **ends}, index=points.index))
     return pd.concat(frames).dropna(subset="middle").astype({"low": float, "high": float})
-
-
-def _joined(columns: Sequence[pd.Series]) -> pd.Series:
-    return pd.Series([", ".join(map(text, cells)) for cells in zip(*columns, strict=True)], columns[0].index)
 
 
 class Medians(Formatter):
@@ -114,10 +127,9 @@ class Medians(Formatter):
 
     def __init__(self, plot: Plot, points: pd.DataFrame) -> None:
         self.points = at(points, plot.where)
-        medians = tidy(plot, self.points)
         self.by_series: dict[str, dict[str, float]] = {
             series: dict(zip(line["x"], line["middle"].astype(float), strict=True))
-            for series, line in medians.groupby("series", sort=False)
+            for series, line in tidy(plot, self.points).groupby("series", sort=False)
         }
 
     def __getitem__(self, place: str) -> float:
@@ -140,7 +152,7 @@ def title(plot: Plot, points: pd.DataFrame) -> str:
     try:
         sentence = plot.finding if isinstance(plot.finding, str) else plot.finding(medians)
         if sentence:
-            return medians.format(sentence)
+            return medians.format(text(sentence))
     except (LookupError, ValueError, ZeroDivisionError):
         pass  # a run of other parameters lacks the points
     where = ", ".join(f"{name} {value}" for name, value in plot.where.items() if value is not None)
@@ -188,96 +200,84 @@ def page(run: Run, rows: pd.DataFrame, name: str, failed: Sequence[str] = ()) ->
     """Return the page of a run's rows, in Markdown; `name` is how the experiment was named."""
     experiment, expected = load(run.source), len(run.tasks)
     points = summaries(experiment, rows)
-    said = tomllib.loads((FOLDER.parent / "sentences.toml").read_text(encoding="utf-8")).get(
-        experiment.name, {}
-    )
+    sentences = tomllib.loads((FOLDER.parent / "sentences.toml").read_text(encoding="utf-8"))
+    about_run = sentences.get(experiment.name, {})
+
+    def sentence(heading: str, key: str) -> str:
+        return f"**{heading}.** {about_run[key]}" if about_run else ""
+
     figures = [f"![{title(plot, points)}]({plot.name}.svg)" for plot in experiment.plots if len(rows)]
     tasks = int(rows[PART].str.startswith("1 of ").sum()) if PART in rows else len(rows)
     missing = f"**{expected - tasks} of {expected} rows are missing.** Run the command again to add them."
     missing += f" The first that failed: {failed[0]}." if failed else ""
-    options = [] if run.size == "usual" else [f"--{run.size}"]
-    options += ["--seed", str(run.seed)] if run.seed else []
-    for parameter, values in run.given.items():
-        options += [option_of(parameter), ",".join(map(text, values))]
-    command = shlex.join(["python", "-m", "benchmarks", name, *options])
     parts = [
         f"# {experiment.title}",
         *figures[:1],
-        f"**What was measured.** {said['measured']}" if said else "",
-        f"**What it shows.** {said['shows']}" if said else "",
-        f"**Where we lose.** {said['loses']}" if said else "",
-        f"(Written about the run of {said['run']}.)" if said else "",
+        sentence("What was measured", "measured"),
+        sentence("What it shows", "shows"),
+        sentence("Where we lose", "loses"),
+        f"(Written about the run of {about_run['run']}.)" if about_run else "",
         missing if tasks < expected else "",
         experiment.about.strip(),
         "\n".join(_published(experiment, points)),
         *figures[1:],
         "\n".join(table(experiment, points)) if len(rows) else "",
-        f"**What it does not show.** {said['does_not_show']}" if said else "",
-        f"**What surprised.** {said['surprised']}" if said else "",
+        sentence("What it does not show", "does_not_show"),
+        sentence("What surprised", "surprised"),
         "\n".join(_columns(experiment)),
-        "\n".join(_conditions(rows, command)) if len(rows) else "",
+        _conditions(run, rows, name) if len(rows) else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _published(experiment: Experiment, points: pd.DataFrame) -> Iterator[str]:
-    for number, published in enumerate(experiment.published if len(points) else ()):
-        yield from () if number else ("| | published | ours | ours is |", "|---|---|---|---|")
+    if experiment.published and len(points):
+        yield from ("| | published | ours | ours is |", "|---|---|---|---|")
+    for published in experiment.published if len(points) else ():
         point, beside, where = ours(points, published), "-", "no row"
         if point is not None:
-            modelled = experiment.columns[published.column].modelled or point["modelled"]
+            modelled = published.column in experiment.modelled_columns or point["modelled"]
             labels = ", ".join(f"{name} {point[name]}" for name in _varying(experiment, points))
-            beside, where = (
-                shown(point, published.column),
-                f"{'modelled' if modelled else 'measured'} at {labels}",
-            )
+            beside = shown(point, published.column)
+            where = f"{'modelled' if modelled else 'measured'} at {labels}"
         yield _line([f"{published.what} ({published.source})", plain(published.value), beside, where])
 
 
 def _columns(experiment: Experiment) -> Iterator[str]:
     yield "## Columns\n"
-    for name, column in experiment.columns.items():
-        yield f"- `{name}`, {'modelled' if column.modelled else 'measured'}: {column.meaning}."
+    for name, meaning in experiment.columns.items():
+        yield f"- `{name}`, {'modelled' if name in experiment.modelled_columns else 'measured'}: {meaning}."
     for name, values in experiment.modelled.items():
         chosen = ", ".join(f"`{value}`" for value in values)
         yield f"- In rows with `{name}` {chosen}, all columns are modelled."
 
 
-def _conditions(rows: pd.DataFrame, command: str) -> Iterator[str]:
-    each = {name: "; ".join(sorted(rows[name].unique())) for name in RESERVED}
-    loads, others, count = (
-        numbers(rows["load"]),
-        numbers(rows["others"]).dropna(),
-        rows["repetition"].nunique(),
-    )
+def _conditions(run: Run, rows: pd.DataFrame, name: str) -> str:
+    options = [] if run.size == "usual" else [f"--{run.size}"]
+    options += ["--seed", str(run.seed)] if run.seed else []
+    for parameter, values in run.values.items():
+        options += [option_of(parameter), ",".join(map(text, values))]
+    count, others = rows["repetition"].nunique(), numbers(rows["others"]).dropna()
     reached = confidence(count, 1)
-    medians = f"Medians of {count} repetitions; in brackets, "
+    repeated = f"Medians of {count} repetitions; in brackets, "
     if count == 1:
-        medians = "Each point was measured once, so there are no intervals."
+        repeated = "Each point was measured once, so there are no intervals."
     elif reached >= CONFIDENCE:
-        medians += f"{CONFIDENCE:.0%} intervals by order statistics."
+        repeated += f"{CONFIDENCE:.0%} intervals by order statistics."
     else:
-        medians += f"least and most, which hold the true median with a confidence of {reached:.0%}: "
-        medians += f"{CONFIDENCE:.0%} takes six repetitions."
-    seconds = numbers(rows["wall_s"]).sum()
-    yield f"## How it was measured\n\n- Command: `{command}`"
-    yield f"- Date: {rows['started'].min()} to {rows['started'].max()}; {seconds:,.0f} s in all rows."
-    yield f"- Machine: {each['machine']}."
-    yield f"- Commit {each['commit']}, experiment's file {each['source']}."
-    yield f"- {each['versions']}."
-    yield f"- [Rows](rows.csv): {len(rows)}, in random order; seeds {each['seed']}."
-    yield f"- {medians}"
-    yield f"- Load average: median {loads.median():.1f}, at most {loads.max():.1f}."
-    if len(others):
-        disturbed, attempts = (
-            (rows["disturbed"] == "True").sum(),
-            rows["attempt"].str.split().str[-1].astype(int),
-        )
-        yield (
-            f"- Other programs used {others.median():.0%} of the processors (median of rows; at most "
-            f"{others.max():.0%}). {disturbed} rows were disturbed in all attempts, of which there were "
-            f"at most {attempts.max()}."
-        )
+        repeated += f"least and most, which hold the true median with a confidence of {reached:.0%}: "
+        repeated += f"{CONFIDENCE:.0%} takes six repetitions."
+    return (_CONDITIONS + (_DISTURBED if len(others) else "")).format(
+        **{name: "; ".join(sorted(rows[name].unique())) for name in RESERVED}
+        | {"load": numbers(rows["load"]).median(), "most_load": numbers(rows["load"]).max()}
+        | {"others": others.median(), "most_others": others.max()}
+        | {"disturbed": (rows["disturbed"] == "True").sum(), "count": len(rows), "repeated": repeated},
+        command=shlex.join(["python", "-m", "benchmarks", name, *options]),
+        first=rows["started"].min(),
+        last=rows["started"].max(),
+        seconds=numbers(rows["wall_s"]).sum(),
+        attempts=rows["attempt"].str.split().str[-1].astype(int).max(),
+    )
 
 
 def compare(a: Path, b: Path) -> pd.DataFrame:
@@ -289,16 +289,14 @@ def compare(a: Path, b: Path) -> pd.DataFrame:
     columns = list(both[0])
     if columns != list(both[1]):
         raise ExperimentError(f"{b}: has other columns than {a}; compare runs of one experiment")
-    labels = columns[: columns.index(RESERVED[0])]
+    keys = [*columns[: columns.index(RESERVED[0])], "column"]
     figures = [name for name in columns[columns.index(RESERVED[-1]) + 1 :] if name != PART]
     sides = []
     for rows in both:
-        rows = rows[rows["commit"] == rows["commit"].iloc[-1]].melt(labels, figures, "column")
-        groups = rows.assign(value=numbers(rows["value"])).dropna(subset="value").groupby([*labels, "column"])
-        sides.append(
-            pd.DataFrame([(*key, of["value"].median(), *interval(of["value"])) for key, of in groups])
-        )
-        sides[-1].columns = [*labels, "column", "median", "low", "high"]
-    pair = sides[0].merge(sides[1], on=[*labels, "column"], suffixes=("_a", "_b"))
+        rows = rows[rows["commit"] == rows["commit"].iloc[-1]].melt(keys[:-1], figures, "column")
+        groups = rows.assign(value=numbers(rows["value"])).dropna(subset="value").groupby(keys)["value"]
+        medians = [(*key, values.median(), *interval(values)) for key, values in groups]
+        sides.append(pd.DataFrame(medians, columns=[*keys, "median", "low", "high"]))
+    pair = sides[0].merge(sides[1], on=keys, suffixes=("_a", "_b"))
     pair["ratio"] = pair["median_b"] / pair["median_a"].where(pair["median_a"] != 0)
     return pair.assign(apart=(pair["high_a"] < pair["low_b"]) | (pair["high_b"] < pair["low_a"]))

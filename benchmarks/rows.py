@@ -67,7 +67,7 @@ class Run:
     source: Source
     size: str = "usual"
     seed: int = 0
-    given: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    values: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     """Parameters' values, in place of the size's."""
     calm: float = 0.25
     """The largest share of the processors that others may use while a row is measured."""
@@ -79,7 +79,7 @@ class Run:
     @property
     def tasks(self) -> list[PlannedRow]:
         """The plan."""
-        return plan(load(self.source), self.size, self.seed, self.given)
+        return plan(load(self.source), self.size, self.seed, self.values)
 
     def key(self, task: PlannedRow) -> dict[str, str]:
         """Return the cells of a task's rows that tell it from others."""
@@ -244,8 +244,8 @@ def _open(path: Path, experiment: Experiment) -> Iterator[tuple[IO[bytes], list[
                 raise ExperimentError(f"{path}: has other columns than {experiment.name}; remove it")
             yield file, names
     except OSError as error:
-        said = "another run writes to it" if isinstance(error, BlockingIOError) else error.strerror
-        raise ExperimentError(f"{path}: {said}; pass another --out") from None
+        reason = "another run writes to it" if isinstance(error, BlockingIOError) else error.strerror
+        raise ExperimentError(f"{path}: {reason}; pass another --out") from None
 
 
 class Span:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.in_process import InProcess
-from benchmarks.accuracy.training import Setting, Training, one_thread
+from benchmarks.accuracy.training import Training, TrainingSetting, one_thread
 from peelsum.compress import (
     CARRIERS,
     DENSE,
@@ -107,7 +107,10 @@ class ChangingTraining(Training):
     """
 
     def __init__(
-        self, setting: Setting, network: Callable[[float], LinkModel], by: tuple[Method, float] | Flexible
+        self,
+        setting: TrainingSetting,
+        network: Callable[[float], LinkModel],
+        by: tuple[Method, float] | Flexible,
     ) -> None:
         self._network, self._path = network, SwitchPath()
         self._by_method: dict[tuple[int, Method, float], CompressedSum] = {}
@@ -214,7 +217,7 @@ class ChangingTraining(Training):
         self.changes += sum(isinstance(event, MethodChosen) for event in events)
 
 
-def train_over(setting: Setting, network: str, by: tuple[Method, float] | Flexible) -> ChangingRun:
+def train_over(setting: TrainingSetting, network: str, by: tuple[Method, float] | Flexible) -> ChangingRun:
     """Train over one of NETWORKS, and measure the metric as often as the subject says.
 
     `setting.method` only determines the memories: a method with error feedback.

@@ -42,43 +42,33 @@ class Traffic:
     """Bytes that a worker had gathered, as many as the longest worker's."""
 
 
-class _Meeting:
-    """Where the workers of one step exchange values."""
+class InProcess:
+    """One worker's `Collectives` and `Summation`: `everybody` has a place for what each worker exchanges."""
 
-    def __init__(self, workers: int) -> None:
-        self._values: list[Any] = [None] * workers
-        self._barrier = threading.Barrier(workers, timeout=_TIMEOUT_S)
+    def __init__(self, everybody: list[Any], barrier: threading.Barrier, worker_id: int) -> None:
+        self._everybody, self._barrier, self.traffic = everybody, barrier, Traffic()
+        self.lanes, self.workers, self.worker_id = LANES, len(everybody), worker_id
 
-    def values(self, worker_id: int, value: _T) -> list[_T]:
+    def _exchanged(self, value: _T) -> list[_T]:
         """Return what every worker gave, in the order of workers."""
-        self._values[worker_id] = value
+        self._everybody[self.worker_id] = value
         self._barrier.wait()
-        everybody = list(self._values)
+        everybody = list(self._everybody)
         self._barrier.wait()  # before a faster worker gives its next value
         return everybody
 
-    def end(self) -> None:
-        """Let no worker wait for one that has failed."""
-        self._barrier.abort()
-
-
-class InProcess:
-    """One worker's `Collectives` and `Summation`."""
-
-    def __init__(self, meeting: _Meeting, worker_id: int, workers: int) -> None:
-        self._meeting, self.traffic = meeting, Traffic()
-        self.lanes, self.workers, self.worker_id = LANES, workers, worker_id
-
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        self._count(parts)
+        self.traffic.exchanges += 1
+        self.traffic.parts += sum(bool(part.words.size) for part in parts)
+        self.traffic.summed_words += sum(part.words.size for part in parts)
         results = []
-        for number, everybody in enumerate(self._heard(parts)):
-            combine = np.add if parts[number].op == "add" else np.bitwise_or
-            result: Words = combine.reduce(everybody, axis=0, dtype=np.uint32)
-            check = parts[number].check
-            if check is not None:
-                check(result)
+        everybody = self._exchanged([part.words for part in parts])
+        for part, words in zip(parts, zip(*everybody, strict=True), strict=True):
+            combine = np.add if part.op == "add" else np.bitwise_or
+            result: Words = combine.reduce(words, axis=0, dtype=np.uint32)
+            if part.check is not None:
+                part.check(result)
             results.append(result)
         return results
 
@@ -86,7 +76,7 @@ class InProcess:
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
     ) -> tuple[list[Words], list[Words]]:
         """See `Collectives.broadcast`; it counts as one exchange, together with the parts ahead."""
-        everybody = self._meeting.values(self.worker_id, list(pieces))
+        everybody = self._exchanged(list(pieces))
         self.traffic.exchanges += not ahead
         self.traffic.broadcasts += len(set(sources))
         self.traffic.broadcast_words += sum(map(len, pieces))
@@ -95,34 +85,25 @@ class InProcess:
 
     def gather(self, data: Bytes) -> list[Bytes]:
         """See `Collectives.gather`."""
-        everybody = self._meeting.values(self.worker_id, data)
+        everybody = self._exchanged(data)
         self.traffic.gathers += 1
         self.traffic.gathered_bytes += max(map(len, everybody))
         return [arrays.copy() for arrays in everybody]
-
-    def _heard(self, parts: Sequence[Part]) -> list[tuple[Words, ...]]:
-        everybody = self._meeting.values(self.worker_id, [part.words for part in parts])
-        return list(zip(*everybody, strict=True))
-
-    def _count(self, parts: Sequence[Part]) -> None:
-        self.traffic.exchanges += 1
-        self.traffic.parts += sum(bool(part.words.size) for part in parts)
-        self.traffic.summed_words += sum(part.words.size for part in parts)
 
 
 class WorkerThreads:
     """The workers' threads, and what each exchanges by. Close it with `with`."""
 
     def __init__(self, workers: int) -> None:
-        self._meeting = _Meeting(workers)
-        self.members = [InProcess(self._meeting, worker, workers) for worker in range(workers)]
+        self._barrier, everybody = threading.Barrier(workers, timeout=_TIMEOUT_S), [None] * workers
+        self.members = [InProcess(everybody, self._barrier, worker) for worker in range(workers)]
         self._threads = ThreadPoolExecutor(workers, "worker")
 
     def __enter__(self) -> WorkerThreads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._meeting.end()
+        self._barrier.abort()
         self._threads.shutdown()
 
     def run(self, work: Callable[[int], _T]) -> list[_T]:
@@ -132,12 +113,12 @@ class WorkerThreads:
             try:
                 return work(worker)
             except BaseException:
-                self._meeting.end()
+                self._barrier.abort()  # so that no worker waits for this one
                 raise
 
         started = [self._threads.submit(guarded, member.worker_id) for member in self.members]
         failed = [error for future in started if (error := future.exception())]
-        # Those that waited for a worker that failed say only that the meeting was broken.
+        # Those that waited for a worker that failed say only that the barrier was broken.
         failed.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
         if failed:
             raise failed[0]

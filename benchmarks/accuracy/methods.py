@@ -69,9 +69,7 @@ def parse(text: str, steps: int, seed: int = 0) -> Method:
             raise MethodError(f"compressor: {text!r} has an argument or flag; write {written} alone")
         return Method(written, None, dense=written == DENSE)
     try:
-        given = [_field(argument, registered()[names[0]]) for argument in values]
-        arguments = dict(given) | {field: value for flag in flags for field, value in FLAGS[flag].items()}
-        compressor = _made(names, arguments, text, steps, seed)
+        compressor = _compressor(names, values, flags, text, steps, seed)
     except CompressError as error:
         raise MethodError(f"compressor: {text!r}: {error}") from error
     feedback = False if "no-feedback" in flags else True if {"feedback", "momentum"} & {*flags} else None
@@ -80,39 +78,37 @@ def parse(text: str, steps: int, seed: int = 0) -> Method:
     return Method(text, compressor, False, feedback)
 
 
-def _field(text: str, compressor: type[Compressor]) -> tuple[str, str]:
-    """Return an argument's field and value; a value alone is that of the first argument by position."""
-    field, equals, value = text.partition("=")
-    if equals:
-        return field, value
-    first = next(iter(compressor.arguments))
-    if first == "per":
-        raise MethodError(f"compressor: {compressor.name} takes no value; leave out ':{text}'")
-    return first, text
-
-
-def _made(names: list[str], given: dict[str, str], text: str, steps: int, seed: int) -> Compressor:
-    """Return the compressor of these names, with arguments as texts."""
+def _compressor(
+    names: list[str], values: list[str], flags: list[str], text: str, steps: int, seed: int
+) -> Compressor:
+    """Return the compressor of these names, with arguments and flags as texts."""
+    first = registered()[names[0]]
+    arguments = dict[str, str]()
+    for argument in values:
+        field, equals, value = argument.partition("=")
+        # A value alone is that of the first argument by position.
+        if not equals and (field := next(iter(first.arguments))) == "per":
+            raise MethodError(f"compressor: {first.name} takes no value; leave out ':{argument}'")
+        arguments[field] = value if equals else argument
+    for flag in flags:
+        arguments |= FLAGS[flag]
     parts: list[Compressor] = []
-    for name in names:
-        kind = registered()[name]
-        options = {
-            field: kind.arguments[field].parsed(given.pop(field)) for field in kind.arguments.keys() & given
+    for kind in (registered()[name] for name in names):
+        fields = kind.arguments.keys() & arguments
+        options: dict[str, Any] = {
+            field: kind.arguments[field].parsed(arguments.pop(field)) for field in fields
         }
-        made = kind(**options)
-        defaults: dict[str, Any] = {}
-        if "seed" in kind.arguments and "seed" not in options:
-            defaults["seed"] = seed
-        if getattr(made, "warm_up_steps", 0) and "warm_up_steps" not in options:
+        part = kind(**options)
+        defaults: dict[str, Any] = {"seed": seed} if "seed" in kind.arguments else {}
+        if getattr(part, "warm_up_steps", 0):
             defaults["warm_up_steps"] = round(_WARM_UP * steps)
-        parts.append(replace(made, **defaults))
-    if given:
-        raise MethodError(
-            f"compressor: {next(iter(given))!r} of {text!r} is unknown; use {', '.join(parts[0].arguments)}"
-        )
-    first, *others = parts
-    if not others:
-        return first
-    if not isinstance(first, Sparsifier) or len(others) > 1:
+        parts.append(replace(part, **{field: defaults[field] for field in defaults.keys() - options}))
+    compressor, *quantizers = parts
+    if arguments:
+        unknown, usable = next(iter(arguments)), ", ".join(compressor.arguments)
+        raise MethodError(f"compressor: {unknown!r} of {text!r} is unknown; use {usable}")
+    if not quantizers:
+        return compressor
+    if not isinstance(compressor, Sparsifier) or len(quantizers) > 1:
         raise MethodError(f"compressor: {text!r} does not choose elements; write e.g. top-k+qsgd")
-    return replace(first, quantizer=others[0])
+    return replace(compressor, quantizer=quantizers[0])

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from statistics import mean, median, stdev
 from typing import Any
 
-from benchmarks.accuracy.in_process import Traffic
 from benchmarks.accuracy.methods import DENSE
-from benchmarks.accuracy.training import Run
+from benchmarks.accuracy.training import TrainingRun
 from peelsum.compress import COLLECTIVES, LinkModel, SwitchPath
 
 #: The target is this share of what dense training improves, from the start to its last measurement.
@@ -30,103 +29,76 @@ _REDUCTIONS = {"ring": COLLECTIVES["all_reduce_ring"], "tree": COLLECTIVES["all_
 
 
 def compared(
-    dense: Sequence[Run], mine: Sequence[Run], gbps: Sequence[float], latency_s: float
+    dense: Sequence[TrainingRun], runs: Sequence[TrainingRun], gbps: Sequence[float], latency_s: float
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of each rate for a method's runs, which differ in their seeds, beside dense ones."""
-    baseline = _Baseline(dense, _target(dense), median(run.compute_s for run in dense))
-    sooner = baseline.pays_below(mine, latency_s) if mine[0].setting.method != DENSE else None
-    learned = _learned(mine, baseline)
+    target, compute_s = _target(dense), median(run.compute_s for run in dense)
+    counts = [_steps_to(target, run) for run in runs]
+    dense_counts = [_steps_to(target, run) for run in dense]
+
+    def times(
+        each: Sequence[TrainingRun], steps: Sequence[int | None], link: LinkModel
+    ) -> list[float | None]:
+        """Return the seconds of each run to the target."""
+        step_s = (compute_s + fastest(run, link).seconds for run in each)
+        return [count and count * seconds for count, seconds in zip(steps, step_s, strict=True)]
+
+    def faster(link: LinkModel) -> float | None:
+        """Return dense training's mean time over that of the runs; None unless all reach the target."""
+        sparse, base = _mean(times(runs, counts, link)), _mean(times(dense, dense_counts, link))
+        return None if base is None or not sparse else base / sparse
+
+    pays_below = None
+    if runs[0].setting.method != DENSE:
+        count = round(math.log10(_MOST_GBPS / _LEAST_GBPS) * _PER_DECADE)
+        rates = (_LEAST_GBPS * 10 ** (number / _PER_DECADE) for number in range(count, -1, -1))
+        pays_below = next((rate for rate in rates if (faster(LinkModel(latency_s, rate)) or 0) > 1), None)
+    finals = [run.curve[-1][1] for run in runs]
+    late = [next((metric for at, metric in run.curve if at >= _LATE * run.steps), None) for run in runs]
+    sent, dense_sent = (mean(run.wire_bytes / max(run.done, 1) for run in each) for each in (runs, dense))
     for rate in gbps:
         link = LinkModel(latency_s, rate)
-        paths, times = [fastest(run, link) for run in mine], baseline.times(mine, link)
+        paths, to_target = [fastest(run, link) for run in runs], times(runs, counts, link)
         yield {
             "gbps": rate,
-            **learned,
+            "data": runs[0].data,
+            "metric": runs[0].metric,
+            "trained": runs[0].steps,
+            "at_80_percent": _rounded(_mean(late)),
+            "final": _rounded(_mean(finals)),
+            "final_spread": _spread(finals),
+            "target": _rounded(target),
+            "reached": sum(count is not None for count in counts),
+            "steps_to_target": _rounded(_mean(counts)),
+            "bytes_per_step": round(sent),
+            "times_less": round(dense_sent / sent, 2),
+            "compute_ms": round(1e3 * compute_s, 3),
             "over": paths[0].name,
             "compress_ms": round(1e3 * mean(path.compress_s for path in paths), 3),
             "network_ms": round(1e3 * mean(path.network_s for path in paths), 4),
-            "time_s": _rounded(_mean_of_all(times)),
-            "time_spread_s": _spread(times),
-            "faster": _rounded(baseline.faster(mine, link)),
-            "pays_below_gbps": None if sooner is None else float(f"{sooner:.2g}"),
+            "time_s": _rounded(_mean(to_target)),
+            "time_spread_s": _spread(to_target),
+            "faster": _rounded(faster(link)),
+            "pays_below_gbps": None if pays_below is None else float(f"{pays_below:.2g}"),
         }
 
 
-def _learned(runs: Sequence[Run], baseline: _Baseline) -> dict[str, Any]:
-    """Return the figures that do not depend on the link."""
-    finals, steps = [run.curve[-1][1] for run in runs], [baseline.steps(run) for run in runs]
-    late = [next((metric for at, metric in run.curve if at >= _LATE * run.steps), None) for run in runs]
-    sent, dense = (mean(run.wire_bytes / max(run.done, 1) for run in each) for each in (runs, baseline.dense))
-    return {
-        "data": runs[0].data,
-        "metric": runs[0].metric,
-        "trained": runs[0].steps,
-        "at_80_percent": _rounded(_mean_of_all(late)),
-        "final": _rounded(_mean_of_all(finals)),
-        "final_spread": _spread(finals),
-        "target": _rounded(baseline.target),
-        "reached": sum(count is not None for count in steps),
-        "steps_to_target": _rounded(_mean_of_all(steps)),
-        "bytes_per_step": round(sent),
-        "times_less": round(dense / sent, 2),
-        "compute_ms": round(1e3 * baseline.compute_s, 3),
-    }
-
-
-@dataclass(frozen=True)
-class _Baseline:
-    """Dense training, with which methods are compared."""
-
-    dense: Sequence[Run]
-    """The runs of dense training."""
-    target: float | None
-    """The value to reach."""
-    compute_s: float
-    """Seconds of a step's computation, which all methods have in common."""
-
-    def steps(self, run: Run) -> int | None:
-        """Return a run's steps to the first measurement that reaches the target; None if there is none."""
-        if self.target is None:
-            return None
-        for steps, value in run.curve:
-            if value is not None and (value >= self.target if run.higher else value <= self.target):
-                return steps
-        return None
-
-    def times(self, runs: Sequence[Run], link: LinkModel) -> list[float | None]:
-        """Return the seconds of each run to the target."""
-        counts = [self.steps(run) for run in runs]
-        return [
-            None if count is None else count * (self.compute_s + fastest(run, link).seconds)
-            for run, count in zip(runs, counts, strict=True)
-        ]
-
-    def faster(self, runs: Sequence[Run], link: LinkModel) -> float | None:
-        """Return dense training's mean time over that of other runs; None unless all reach the target."""
-        mine, dense = _mean_of_all(self.times(runs, link)), _mean_of_all(self.times(self.dense, link))
-        return None if dense is None or not mine else dense / mine
-
-    def pays_below(self, runs: Sequence[Run], latency_s: float) -> float | None:
-        """Return the highest rate at which the runs are faster than dense training; None if there is none."""
-        count = round(math.log10(_MOST_GBPS / _LEAST_GBPS) * _PER_DECADE)
-        rates = (_LEAST_GBPS * 10 ** (number / _PER_DECADE) for number in range(count, -1, -1))
-        return next(
-            (rate for rate in rates if (self.faster(runs, LinkModel(latency_s, rate)) or 0) > 1), None
-        )
-
-
-def _target(dense: Sequence[Run]) -> float | None:
+def _target(dense: Sequence[TrainingRun]) -> float | None:
     """Return the value that all methods have to reach; perplexities are compared by their logarithms."""
-    ends = [(run.curve[0][1], run.curve[-1][1]) for run in dense]
-    pairs = [(start, end) for start, end in ends if start is not None and end is not None]
-    if len(pairs) < len(ends):
-        return None
-    scale, back = (float, float) if dense[0].higher else (math.log, math.exp)
-    start, end = mean(scale(metric) for metric, _ in pairs), mean(scale(metric) for _, metric in pairs)
-    return back(start + TARGET_SHARE * (end - start))
+    starts, ends = ([run.curve[place][1] for run in dense] for place in (0, -1))
+    scale, back = (math.log, math.exp) if dense[0].metric == "perplexity" else (float, float)
+    start, end = (_mean([value and scale(value) for value in values]) for values in (starts, ends))
+    return None if start is None or end is None else back(start + TARGET_SHARE * (end - start))
 
 
-def _mean_of_all(values: Sequence[float | None]) -> float | None:
+def _steps_to(target: float | None, run: TrainingRun) -> int | None:
+    """Return a run's steps to the first measurement that reaches the target; None if there is none."""
+    sign = -1 if run.metric == "perplexity" else 1
+    measured = [(steps, value) for steps, value in run.curve if value is not None and target is not None]
+    return next((steps for steps, value in measured if sign * value >= sign * (target or 0)), None)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
     """Return the mean, or None if a value is missing."""
     known = [value for value in values if value is not None]
     return mean(known) if known and len(known) == len(values) else None
@@ -163,36 +135,27 @@ class Path:
         return self.compress_s + self.network_s
 
 
-def fastest(run: Run, link: LinkModel) -> Path:
-    """Return the fastest path of a run's steps, mean over steps."""
-    return min(_paths(run, link), key=lambda path: path.seconds)
-
-
-def _paths(run: Run, link: LinkModel) -> Iterator[Path]:
-    """Yield the paths on which a run's payloads can travel.
+def fastest(run: TrainingRun, link: LinkModel) -> Path:
+    """Return the fastest path of a run's steps, mean over steps.
 
     Dense gradients also travel as floats, without encoding. Values and positions can also be gathered.
     """
-    traffic, workers = run.traffic, run.setting.workers
-    done = max(run.done, 1)
-    switch = SwitchPath().network(link)
+    traffic, workers, done = run.traffic, run.setting.workers, max(run.done, 1)
+    all_gather = COLLECTIVES["all_gather"](link, workers)
+    # Gathers are of lengths, and then of bytes.
+    gathered = all_gather.seconds(traffic.gathered_bytes / _WORD_BYTES, 2 * traffic.gathers)
     words = traffic.summed_words + traffic.broadcast_words
-    gathered = _gathered_s(traffic, link, workers)
-    yield Path("switch", run.compress_s, (switch.seconds(words, traffic.exchanges) + gathered) / done)
+    switch_s = SwitchPath().network(link).seconds(words, traffic.exchanges) + gathered
+    paths = [Path("switch", run.compress_s, switch_s / done)]
+    broadcast = COLLECTIVES["broadcast"](link, workers)
     for name, reduction in _REDUCTIONS.items():
         network = reduction(link, workers)
-        broadcast = COLLECTIVES["broadcast"](link, workers)
         seconds = network.seconds(traffic.summed_words, traffic.parts) + gathered
         seconds += broadcast.seconds(traffic.broadcast_words, traffic.broadcasts)
-        yield Path(name, run.compress_s, seconds / done)
+        paths.append(Path(name, run.compress_s, seconds / done))
         if run.kind == "dense":
-            yield Path(f"float {name}", 0.0, network.seconds(run.elements, 1))
+            paths.append(Path(f"float {name}", 0.0, network.seconds(run.elements, 1)))
     if run.kind == "indexed":
-        gather = COLLECTIVES["all_gather"](link, workers)
-        yield Path("all_gather", run.compress_s, gather.seconds(run.payload_bytes / _WORD_BYTES / done, 1))
-
-
-def _gathered_s(traffic: Traffic, link: LinkModel, workers: int) -> float:
-    """Return the seconds of gathers, each of lengths and then of bytes."""
-    network = COLLECTIVES["all_gather"](link, workers)
-    return network.seconds(traffic.gathered_bytes / _WORD_BYTES, 2 * traffic.gathers)
+        sent = run.payload_bytes / _WORD_BYTES / done
+        paths.append(Path("all_gather", run.compress_s, all_gather.seconds(sent, 1)))
+    return min(paths, key=lambda path: path.seconds)

@@ -18,25 +18,12 @@ class SharesError(ValueError):
     """Shares that cannot be made. The message names field, value and remedy in one line."""
 
 
-def check_shares(shares: str) -> None:
-    """Raise SharesError unless it is "iid", "label" or an alpha."""
-    if shares in (IID, BY_LABEL):
-        return
-    try:
-        alpha = float(shares)
-    except ValueError:
-        raise SharesError(f"shares: {shares!r} is unknown; use iid, label, or an alpha such as 0.5") from None
-    if not LEAST_ALPHA <= alpha <= MOST_ALPHA:
-        raise SharesError(f"shares: alpha {alpha:g} is out of range; use {LEAST_ALPHA:g} to {MOST_ALPHA:g}")
-
-
 def divide(labels: Numbers, workers: int, shares: str, seed: int) -> list[Numbers]:
     """Return each worker's examples, as numbers into labels[n]. Every example is in exactly one share.
 
     shares: "iid" draws them at random, "label" sorts them by label first, and an alpha draws each label's
     division from a Dirichlet distribution. Raises SharesError for other shares, and for an empty share.
     """
-    check_shares(shares)
     rng = np.random.default_rng([seed, 1])
     order = rng.permutation(labels.size)
     if shares == IID:
@@ -44,7 +31,12 @@ def divide(labels: Numbers, workers: int, shares: str, seed: int) -> list[Number
     elif shares == BY_LABEL:
         divided = np.array_split(order[np.argsort(labels[order], kind="stable")], workers)
     else:
-        divided = _by_dirichlet(labels, order, workers, float(shares), rng)
+        alpha, parts = _alpha(shares), list[list[Numbers]]()
+        for label in np.unique(labels):
+            examples = order[labels[order] == label]
+            cuts = np.rint(np.cumsum(rng.dirichlet([alpha] * workers)) * examples.size).astype(np.int64)
+            parts.append(np.split(examples, cuts[:-1]))
+        divided = [np.concatenate(share) for share in zip(*parts, strict=True)]
     for worker, share in enumerate(divided):
         if not share.size:
             raise SharesError(
@@ -54,13 +46,12 @@ def divide(labels: Numbers, workers: int, shares: str, seed: int) -> list[Number
     return divided
 
 
-def _by_dirichlet(
-    labels: Numbers, order: Numbers, workers: int, alpha: float, rng: np.random.Generator
-) -> list[Numbers]:
-    parts: list[list[Numbers]] = [[] for _ in range(workers)]
-    for label in np.unique(labels):
-        mine = order[labels[order] == label]
-        cuts = np.rint(np.cumsum(rng.dirichlet([alpha] * workers)) * mine.size).astype(np.int64)
-        for worker, part in enumerate(np.split(mine, cuts[:-1])):
-            parts[worker].append(part)
-    return [np.concatenate(part) for part in parts]
+def _alpha(shares: str) -> float:
+    """Return the alpha that a text is. Raises SharesError if it is none."""
+    try:
+        alpha = float(shares)
+    except ValueError:
+        raise SharesError(f"shares: {shares!r} is unknown; use iid, label, or an alpha such as 0.5") from None
+    if not LEAST_ALPHA <= alpha <= MOST_ALPHA:
+        raise SharesError(f"shares: alpha {alpha:g} is out of range; use {LEAST_ALPHA:g} to {MOST_ALPHA:g}")
+    return alpha

@@ -8,7 +8,7 @@ and its model has its published size. Workers' shares may differ by the examples
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from peelsum.training.lstm import FULL as FULL_LANGUAGE
 from peelsum.training.lstm import LanguageModel
 from peelsum.training.lstm import LstmSize as LanguageSize
 from peelsum.training.ncf import FULL as FULL_RATINGS
-from peelsum.training.ncf import NEGATIVES, TASTES, NeuMF, Ratings, movielens, power_law
+from peelsum.training.ncf import TASTES, NeuMF, Ratings, movielens, power_law
 from peelsum.training.ncf import NcfSize as RatingsSize
 from peelsum.training.text import Text, standard_library, words_in
 from peelsum.training.vgg19 import FULL as FULL_IMAGES
@@ -45,12 +45,11 @@ _LANGUAGE = LanguageSize(48, 1, 0.0, batch=16, length=_LENGTH, samples=_VOCABULA
 _HELD_OUT_EVERY, _HELD_OUT_SEQUENCES = 10, 200
 #: Sections of the text, by which shares may differ.
 _SECTIONS = 10
-_LIBRARY = "the text of Python's standard library"
 #: Words in the vocabulary of published text, as in Penn Treebank's.
 _PUBLISHED_VOCABULARY = 10_000
 #: Every tenth published image is held out; at most 1,000 of these are measured.
 _HELD_OUT_SHARE, _MEASURED_IMAGES = 10, 1000
-#: What models of the published size reach elsewhere.
+#: The subjects that have published data, and what models of the published size reach elsewhere.
 PUBLISHED: dict[SubjectName, str] = {
     "images": "ImageNet: accuracy 0.745 (VGG19 at one scale, arXiv 1409.1556, table 3)",
     "ratings": "MovieLens 1M: hit rate 0.701 (NeuMF with 32 factors, without pre-training, arXiv 1708.05031)",
@@ -68,9 +67,7 @@ class Subject:
     data: str
     """Description of the data, for humans."""
     metric: str
-    """The name of what `measure` returns."""
-    higher: bool
-    """Whether more of it is better."""
+    """The name of what `measure` returns. More of it is better, unless it is a perplexity."""
     model: nn.Module
     """Returns the mean loss of a batch."""
     labels: Numbers
@@ -79,24 +76,26 @@ class Subject:
     """Returns the batch of the training examples with these numbers; negative samples are drawn."""
     measure: Callable[[], float]
     """Returns the metric of the model as it is, on data held out."""
-    optimizer: Literal["sgd", "adam"]
     rate: float
     """The optimizer's learning rate."""
     batch_size: int
     """Examples of a worker's batch."""
     steps: int
     """Steps after which dense training no longer improves much."""
-    every: int
-    """Steps between two measurements."""
+    measurements: int
+    """How often the metric is measured in these steps."""
+    optimizer: Literal["sgd", "adam"] = "adam"
+
+    @property
+    def every(self) -> int:
+        """Steps between two measurements."""
+        return -(-self.steps // self.measurements)
 
     def make_optimizer(self, momentum: float) -> torch.optim.Optimizer:
         """Return the optimizer of the model's parameters. `momentum` is for SGD only."""
-        parameters: Iterable[nn.Parameter] = self.model.parameters()
         if self.optimizer == "adam":
-            adam: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=self.rate)
-            return adam
-        sgd: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=self.rate, momentum=momentum)
-        return sgd
+            return torch.optim.Adam(self.model.parameters(), lr=self.rate)
+        return torch.optim.SGD(self.model.parameters(), lr=self.rate, momentum=momentum)
 
 
 def make_subject(name: SubjectName, seed: int = 0, path: Path | None = None) -> Subject:
@@ -108,145 +107,99 @@ def make_subject(name: SubjectName, seed: int = 0, path: Path | None = None) -> 
     the data cannot be read.
     """
     torch.manual_seed(seed)
+    if path is not None and name not in PUBLISHED:
+        raise TrainingDataError(f"path: {name} has no published data; use {', '.join(PUBLISHED)}")
+    subject = _MAKERS[name](path)
     if path is None:
-        return _MAKERS[name]()
-    if name not in _READERS:
-        raise TrainingDataError(f"path: {name} has no published data; use {', '.join(_READERS)}")
-    subject = _READERS[name](path)
-    return replace(subject, data=f"{subject.data}; published, {PUBLISHED[name]}")
+        return subject
+    steps = -(-subject.labels.size // subject.batch_size)
+    return replace(subject, data=f"{subject.data}; published, {PUBLISHED[name]}", steps=steps)
 
 
-def _digits() -> Subject:
-    images = _small_digits()
-    model = SmallConvNet(images.classes)
-
-    def batch(numbers: Numbers) -> Batch:
-        return torch.from_numpy(images.at(numbers)[:, :1]), torch.from_numpy(images.labels[numbers])
-
-    held_out = batch(np.arange(_TRAINED_DIGITS, images.labels.size))
-    return Subject(
-        name="digits",
-        data="scikit-learn's handwritten digits",
-        metric="accuracy",
-        higher=True,
-        model=model,
-        labels=images.labels[:_TRAINED_DIGITS],
-        batch=lambda numbers, _: batch(numbers),
-        measure=partial(_accuracy, model, model.scores, held_out),
-        optimizer="sgd",
-        rate=0.05,
-        batch_size=16,
-        steps=240,
-        every=10,
-    )
+def _digits(path: None) -> Subject:
+    images, about = _small_digits(), "scikit-learn's handwritten digits"
+    shares = np.split(np.arange(images.labels.size), [_TRAINED_DIGITS])
+    subject = _classifier("digits", SmallConvNet(images.classes), images, shares, about, ImagesSize(8, 1, 16))
+    return replace(subject, optimizer="sgd", rate=0.05, steps=240, measurements=24)
 
 
-def _images() -> Subject:
-    numbers = np.arange(_IMAGES + _HELD_OUT_IMAGES)
-    shares = numbers[:_IMAGES], numbers[_IMAGES:]
-    about = "gratings in colour and noise, generated here"
-    return _vgg19(_generated_images(), shares, _GRATINGS, about, steps=320)
+def _images(path: Path | None) -> Subject:
+    if path is None:
+        images, size, about = _generated_images(), _GRATINGS, "gratings in colour and noise, generated here"
+        shares = np.split(np.arange(images.labels.size), [_IMAGES])
+    else:
+        images, size, about = images_in(path, FULL_IMAGES.side), FULL_IMAGES, f"the images in {path}"
+        order = np.random.default_rng(0).permutation(images.labels.size)
+        held_out = order[::_HELD_OUT_SHARE]
+        shares = [np.setdiff1d(order, held_out), held_out[:_MEASURED_IMAGES]]
+        if not shares[0].size:
+            raise TrainingDataError(f"{path}: has {images.labels.size} images; pass two or more")
+    return _classifier("images", Vgg19(images.classes, size), images, shares, about, size)
 
 
-def _published_images(path: Path) -> Subject:
-    images = images_in(path, FULL_IMAGES.side)
-    order = np.random.default_rng(0).permutation(images.labels.size)
-    held_out = order[::_HELD_OUT_SHARE][:_MEASURED_IMAGES]
-    trained = np.setdiff1d(order, order[::_HELD_OUT_SHARE])
-    if not trained.size:
-        raise TrainingDataError(f"{path}: has {images.labels.size} images; pass two or more")
-    steps = -(-trained.size // FULL_IMAGES.batch)
-    return _vgg19(images, (trained, held_out), FULL_IMAGES, f"the images in {path}", steps=steps)
-
-
-def _vgg19(
-    images: Images, shares: tuple[Numbers, Numbers], size: ImagesSize, about: str, *, steps: int
+def _classifier(
+    name: SubjectName,
+    model: SmallConvNet | Vgg19,
+    images: Images,
+    shares: Sequence[Numbers],
+    about: str,
+    size: ImagesSize,
 ) -> Subject:
-    """Return VGG19 on images; `shares` has the numbers of those to learn, and of those to measure."""
-    model = Vgg19(images.classes, size)
+    """Return a subject; `shares` has the numbers of the images to learn, and of those to measure."""
     trained, held_out = shares
-
-    def batch(numbers: Numbers) -> Batch:
-        return torch.from_numpy(images.at(numbers)), torch.from_numpy(images.labels[numbers])
 
     def accuracy() -> float:
         parts = np.array_split(held_out, -(-held_out.size // _HELD_OUT_IMAGES))
-        return sum(_accuracy(model, model.scores, batch(part)) * part.size for part in parts) / held_out.size
+        return sum(_right(model, *images.batch(part)) for part in parts) / held_out.size
 
     return Subject(
-        name="images",
+        name=name,
         data=about,
         metric="accuracy",
-        higher=True,
         model=model,
         labels=images.labels[trained],
-        batch=lambda numbers, _: batch(trained[numbers]),
+        batch=lambda numbers, _: images.batch(trained[numbers]),
         measure=accuracy,
-        optimizer="adam",
         rate=1e-3 if size is _GRATINGS else 3e-4,
         batch_size=size.batch,
-        steps=steps,
-        every=-(-steps // 16),
+        steps=320,
+        measurements=16,
     )
 
 
-def _ratings() -> Subject:
-    about = "ratings by a power law, generated here"
-    return _neumf(_split_ratings(), _RATINGS, about, rate=1e-2, steps=320)
-
-
-def _published_ratings(path: Path) -> Subject:
-    split = _last_held_out(movielens(path))
-    steps = -(-split[0].user.size // FULL_RATINGS.batch)
-    return _neumf(split, FULL_RATINGS, f"MovieLens' ratings in {path}", rate=2e-3, steps=steps)
-
-
-def _neumf(
-    split: tuple[Ratings, Numbers, Numbers], size: RatingsSize, about: str, *, rate: float, steps: int
-) -> Subject:
-    train, user, candidates = split
+def _ratings(path: Path | None) -> Subject:
+    size, (train, user, candidates) = _RATINGS, _split_ratings()
+    if path is not None:
+        size, (train, user, candidates) = FULL_RATINGS, _last_held_out(movielens(path))
     model = NeuMF(train.users, train.items, size)
-
-    def batch(numbers: Numbers, rng: np.random.Generator) -> Batch:
-        users = np.concatenate((train.user[numbers], np.repeat(train.user[numbers], NEGATIVES)))
-        items = np.concatenate((train.item[numbers], rng.integers(0, train.items, numbers.size * NEGATIVES)))
-        likes = np.zeros(users.size, np.float32)
-        likes[: numbers.size] = 1
-        return torch.from_numpy(users), torch.from_numpy(items), torch.from_numpy(likes)
-
     return Subject(
         name="ratings",
-        data=about,
+        data="ratings by a power law, generated here" if path is None else f"MovieLens' ratings in {path}",
         metric=f"hit rate at {_FIRST}",
-        higher=True,
         model=model,
         labels=train.user % TASTES,
-        batch=batch,
+        batch=train.batch,
         measure=partial(_hit_rate, model, user, candidates),
-        optimizer="adam",
-        rate=rate,
+        rate=1e-2 if path is None else 2e-3,
         batch_size=size.batch,
-        steps=steps,
-        every=-(-steps // 20),
+        steps=320,
+        measurements=20,
     )
 
 
-def _text() -> Subject:
-    model = LanguageModel(_VOCABULARY, _LANGUAGE)
-    return _language("text", model, _sequences(), _LANGUAGE, _LIBRARY, rate=2e-2, steps=300)
+def _text(path: Path | None) -> Subject:
+    if path is None:
+        model = LanguageModel(_VOCABULARY, _LANGUAGE)
+        return _language("text", model, _sequences(), _LANGUAGE, rate=2e-2)
+    data = _windows(words_in(path), _PUBLISHED_VOCABULARY, FULL_LANGUAGE.length)
+    model = LanguageModel(_PUBLISHED_VOCABULARY, FULL_LANGUAGE)
+    subject = _language("text", model, data, FULL_LANGUAGE, rate=1e-3)
+    return replace(subject, data=f"the text in {path}")
 
 
-def _published_text(path: Path) -> Subject:
-    size = FULL_LANGUAGE
-    data = _windows(words_in(path), _PUBLISHED_VOCABULARY, size.length)
-    model = LanguageModel(_PUBLISHED_VOCABULARY, size)
-    steps = -(-len(data[0]) // size.batch)
-    return _language("text", model, data, size, f"the text in {path}", rate=1e-3, steps=steps)
-
-
-def _transformer() -> Subject:
+def _transformer(path: None) -> Subject:
     model = SmallTransformer(_VOCABULARY, 48, 1, _LENGTH)
-    return _language("transformer", model, _sequences(), _LANGUAGE, _LIBRARY, rate=6e-3, steps=300)
+    return _language("transformer", model, _sequences(), _LANGUAGE, rate=6e-3)
 
 
 def _language(
@@ -254,10 +207,7 @@ def _language(
     model: nn.Module,
     data: tuple[Numbers, Numbers, Numbers],
     size: LanguageSize,
-    about: str,
-    *,
     rate: float,
-    steps: int,
 ) -> Subject:
     """Return a language model on `data`: sequences to learn, those held out, and the section of each."""
     train, held_out, labels = data
@@ -270,27 +220,20 @@ def _language(
 
     return Subject(
         name=name,
-        data=about,
+        data="the text of Python's standard library",
         metric="perplexity",
-        higher=False,
         model=model,
         labels=labels,
         batch=lambda numbers, _: batch(train[numbers]),
         measure=partial(_perplexity, model, batch(held_out)),
-        optimizer="adam",
         rate=rate,
         batch_size=size.batch,
-        steps=steps,
-        every=-(-steps // 20),
+        steps=300,
+        measurements=20,
     )
 
 
-_READERS: dict[SubjectName, Callable[[Path], Subject]] = {
-    "images": _published_images,
-    "ratings": _published_ratings,
-    "text": _published_text,
-}
-_MAKERS: dict[SubjectName, Callable[[], Subject]] = {
+_MAKERS: dict[SubjectName, Callable[[Path | None], Subject]] = {
     "digits": _digits,
     "images": _images,
     "ratings": _ratings,
@@ -301,11 +244,11 @@ _MAKERS: dict[SubjectName, Callable[[], Subject]] = {
 
 @cache
 def _small_digits() -> ArrayImages:
-    """Return the digits in random order, at their own 8 x 8 pixels."""
+    """Return the digits in random order, grey, at their own 8 x 8 pixels."""
     images = digits()
     order = np.random.default_rng(0).permutation(images.labels.size)
     pixels = ((images.at(order) + 1) * 127.5).round().astype(np.uint8)
-    return ArrayImages(pixels[:, :, ::4, ::4], images.labels[order], images.classes)
+    return ArrayImages(pixels[:, :1, ::4, ::4], images.labels[order], images.classes)
 
 
 @cache
@@ -349,10 +292,10 @@ def _windows(words: Sequence[str], vocabulary: int, length: int) -> tuple[Number
 
 
 @torch.no_grad()
-def _accuracy(model: nn.Module, scores: Callable[[torch.Tensor], torch.Tensor], held_out: Batch) -> float:
+def _right(model: SmallConvNet | Vgg19, images: torch.Tensor, labels: torch.Tensor) -> int:
+    """Return how many images a model classifies right."""
     model.eval()
-    images, labels = held_out
-    right = float((scores(images).argmax(1) == labels).double().mean())
+    right = int((model.scores(images).argmax(1) == labels).sum())
     model.train()
     return right
 

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.in_process import InProcess, Traffic, WorkerThreads
-from benchmarks.accuracy.methods import MOMENTUM, Method, MethodError, parse
+from benchmarks.accuracy.methods import MOMENTUM, MethodError, parse
 from benchmarks.accuracy.shares import divide
 from benchmarks.accuracy.subjects import Subject, SubjectName, make_subject
 from peelsum.allreduce import Allreduce, History, StepResult
@@ -31,7 +31,7 @@ from peelsum.training import Batch
 
 
 @dataclass(frozen=True)
-class Setting:
+class TrainingSetting:
     """What determines a run: the same setting gives the same values and bytes."""
 
     model: SubjectName
@@ -51,18 +51,15 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A finished run. Bytes and counts are totals of worker 0, which sends as much as any other."""
 
-    setting: Setting
+    setting: TrainingSetting
     data: str
     """Description of the data."""
     metric: str
-    """The measure of what was learned, on data held out."""
-    higher: bool
-    """Whether more of it is better."""
+    """The measure of what was learned, on data held out; more is better, unless it is a perplexity."""
     steps: int
-    """Steps of training."""
     elements: int
     """Parameters of the model."""
     curve: list[tuple[int, float | None]]
@@ -95,14 +92,18 @@ class Training:
     Raises MethodError if the method does not fit subject or number of workers, SharesError for shares.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TrainingSetting) -> None:
         path = Path(setting.path) if setting.path else None
         self.subject = make_subject(setting.model, setting.seed, path)
         self.setting, self.steps = setting, setting.steps or self.subject.steps
         self._device = torch.device(setting.device)
         self.subject.model.to(self._device)
         self.method = parse(setting.method, self.steps, setting.seed)
-        require_sgd(self.subject, self.method)
+        if self.method.momentum and self.subject.optimizer != "sgd":
+            raise MethodError(
+                f"compressor: {setting.method!r} has momentum, but {setting.model} is trained by Adam; leave "
+                "it out, or train digits"
+            )
         self._batches = batches(self.subject, setting)
         self._threads = WorkerThreads(setting.workers)
         self._memories = [Memory() for _ in range(setting.workers)]
@@ -139,14 +140,13 @@ class Training:
         self._compute_s += self._clock() - started
         return True
 
-    def run(self, curve: list[tuple[int, float | None]]) -> Run:
+    def run(self, curve: list[tuple[int, float | None]]) -> TrainingRun:
         """Return what was measured so far, with its curve."""
         subject, compressor = self.subject, self.method.compressor
-        return Run(
+        return TrainingRun(
             setting=self.setting,
             data=subject.data,
             metric=subject.metric,
-            higher=subject.higher,
             steps=self.steps,
             elements=sum(parameter.numel() for parameter in subject.model.parameters()),
             curve=curve,
@@ -225,25 +225,16 @@ class Training:
         self._compress_s += sum(result.encode_s + result.decode_s for result in results) / len(results)
 
 
-def require_sgd(subject: Subject, method: Method) -> None:
-    """Raise MethodError for a method with momentum of its own, unless the optimizer can do without."""
-    if method.momentum and subject.optimizer != "sgd":
-        raise MethodError(
-            f"compressor: {method.name!r} has momentum, but {subject.name} is trained by Adam; leave it out, "
-            "or train digits"
-        )
-
-
-def batches(subject: Subject, setting: Setting) -> list[Iterator[Batch]]:
+def batches(subject: Subject, setting: TrainingSetting) -> list[Iterator[Batch]]:
     """Return each worker's endless batches."""
+
+    def drawn(rank: int, share: NDArray[np.int64]) -> Iterator[Batch]:
+        rng = np.random.default_rng([setting.seed, 2, rank])
+        while True:
+            yield subject.batch(rng.choice(share, subject.batch_size), rng)
+
     shares = divide(subject.labels, setting.workers, setting.shares, setting.seed)
-    return [_batches(subject, share, [setting.seed, 2, rank]) for rank, share in enumerate(shares)]
-
-
-def _batches(subject: Subject, share: NDArray[np.int64], seed: list[int]) -> Iterator[Batch]:
-    rng = np.random.default_rng(seed)
-    while True:
-        yield subject.batch(rng.choice(share, subject.batch_size), rng)
+    return [drawn(rank, share) for rank, share in enumerate(shares)]
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
@@ -251,7 +242,7 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
 
 
-def train(setting: Setting) -> Run:
+def train(setting: TrainingSetting) -> TrainingRun:
     """Train and measure.
 
     Raises MethodError, SharesError and TrainingDataError. Training ends early where a gradient, or what is

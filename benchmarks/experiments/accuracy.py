@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Series, Size, Value
+from benchmarks import Experiment, Plot, Series, Size, Value
 
 #: Methods by default: one for each way to compress.
 METHODS = (
@@ -39,18 +39,18 @@ def measure(
     """Train a model by a method, and by dense gradients unless this process did already."""
     from benchmarks.accuracy.methods import DENSE
     from benchmarks.accuracy.rows import compared
-    from benchmarks.accuracy.training import Setting
+    from benchmarks.accuracy.training import TrainingSetting
     from peelsum.bench.devices import require_device
 
     require_device(device)
-    mine, dense = (
+    runs, dense = (
         [
-            _trained(Setting(model, method, workers, shares, number, steps, device, path or ""))
+            _trained(TrainingSetting(model, method, workers, shares, number, steps, device, path or ""))
             for number in range(seed, seed + seeds)
         ]
         for method in (compressor, DENSE)
     )
-    return compared(dense, mine, gbps_each, latency_us * 1e-6)
+    return compared(dense, runs, gbps_each, latency_us * 1e-6)
 
 
 @cache
@@ -105,46 +105,43 @@ def in_time(medians: Any, data: str, fastest: str, name: str) -> str:
     slow, fast = ({method: times[method][rate] for method in times} for rate in ("0.1", "10.0"))
     if min(slow, key=slow.__getitem__) != fastest or min(fast, key=fast.__getitem__) != "dense":
         return ""
-    return (
-        f"At 0.1 Gbit/s {data} reach the target in {slow[fastest]:.1f} s with {name}, "
-        f"{slow['exact']:.1f} s with exact sparse sums and {slow['dense']:.1f} s with dense ones; "
-        "at 10 Gbit/s dense sums are first"
-    )
+    return f"""At 0.1 Gbit/s {data} reach the target in {slow[fastest]:.1f} s with {name}, {slow["exact"]:.1f}
+        s with exact sparse sums and {slow["dense"]:.1f} s with dense ones; at 10 Gbit/s dense sums are
+        first"""
 
 
 def by_shares(medians: Any, metric: str, shares: str, method: str, name: str) -> str:
     """Return what the metric loses by unequal shares of the data, with dense gradients and a method."""
     ends = [medians[f"{divided}@{by}"] for by in ("dense", method) for divided in ("iid", shares)]
-    return (
-        f"Unequal shares of the data take {metric} from {ends[0]:.2f} to {ends[1]:.2f} with dense "
-        f"gradients, and from {ends[2]:.2f} to {ends[3]:.2f} with {name}"
-    )
+    return f"""Unequal shares of the data take {metric} from {ends[0]:.2f} to {ends[1]:.2f} with dense
+        gradients, and from {ends[2]:.2f} to {ends[3]:.2f} with {name}"""
 
 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "gbps": Column("rate of the links in Gbit/s"),
-        "data": Column("the data, and what the model reaches elsewhere on published data"),
-        "metric": Column("the measure of what was learned, on data held out"),
-        "trained": Column("steps of training"),
-        "at_80_percent": Column("the metric after 80 % of the steps"),
-        "final": Column("the metric after the last step; None if any run's was not finite"),
-        "final_spread": Column("its standard deviation"),
-        "target": Column("the target: 95 % of dense training's improvement"),
-        "reached": Column("runs that reached the target"),
-        "steps_to_target": Column("steps to the first measurement at the target, if all runs reached it"),
-        "bytes_per_step": Column("bytes that a worker contributes, by the hook's statistics"),
-        "times_less": Column("bytes of dense training over these"),
-        "compute_ms": Column("processor time of a step's computation: the median over dense runs"),
-        "over": Column("the path that takes the least time: switch, ring, tree or all_gather", modelled=True),
-        "compress_ms": Column("processor time of a step's encoding and decoding; 0 on a path without"),
-        "network_ms": Column("time of a step's exchanges", modelled=True),
-        "time_s": Column("seconds to the target, if all runs reached it", modelled=True),
-        "time_spread_s": Column("their standard deviation", modelled=True),
-        "faster": Column("dense training's time to the target over this one", modelled=True),
-        "pays_below_gbps": Column("highest rate at which the target is reached sooner", modelled=True),
+        "gbps": "rate of the links in Gbit/s",
+        "data": "the data, and what the model reaches elsewhere on published data",
+        "metric": "the measure of what was learned, on data held out",
+        "trained": "steps of training",
+        "at_80_percent": "the metric after 80 % of the steps",
+        "final": "the metric after the last step; None if any run's was not finite",
+        "final_spread": "its standard deviation",
+        "target": "the target: 95 % of dense training's improvement",
+        "reached": "runs that reached the target",
+        "steps_to_target": "steps to the first measurement at the target, if all runs reached it",
+        "bytes_per_step": "bytes that a worker contributes, by the hook's statistics",
+        "times_less": "bytes of dense training over these",
+        "compute_ms": "processor time of a step's computation: the median over dense runs",
+        "over": "the path that takes the least time: switch, ring, tree or all_gather",
+        "compress_ms": "processor time of a step's encoding and decoding; 0 on a path without",
+        "network_ms": "time of a step's exchanges",
+        "time_s": "seconds to the target, if all runs reached it",
+        "time_spread_s": "their standard deviation",
+        "faster": "dense training's time to the target over this one",
+        "pays_below_gbps": "highest rate at which the target is reached sooner",
     },
+    modelled_columns=("over", "network_ms", "time_s", "time_spread_s", "faster", "pays_below_gbps"),
     keys=("gbps",),
     defaults={
         "compressor": METHODS,

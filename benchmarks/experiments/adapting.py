@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Series, Size, Value
+from benchmarks import Experiment, Plot, Series, Size, Value
 
 #: The method and the ratio of each row; the strategy chooses both.
 FIXED = {
@@ -31,11 +31,11 @@ TARGET = 0.94
 def measure(seed: int, network: str, method: str, steps: int, workers: int) -> dict[str, Value]:
     """Train digits; return when the target was reached, and what was sent."""
     from benchmarks.accuracy.changing import train_over
-    from benchmarks.accuracy.training import Setting
+    from benchmarks.accuracy.training import TrainingSetting
     from peelsum.compress import Flexible
 
     by = Flexible() if method == FLEXIBLE else FIXED[method]
-    run = train_over(Setting("digits", "top-k", workers, "iid", seed, steps), network, by)  # type: ignore[arg-type]
+    run = train_over(TrainingSetting("digits", "top-k", workers, "iid", seed, steps), network, by)  # type: ignore[arg-type]
     steps_to, seconds_to = run.reached(TARGET) or (None, None)
     done, seconds, accuracy = run.curve[-1]
     row: dict[str, Value] = {
@@ -63,24 +63,22 @@ def near_the_best(medians: Any) -> str:
         max(time / least for time, least in zip(times, best, strict=True))
         for times in (medians.of(FLEXIBLE), *fixed)
     ]
-    return (
-        f"The strategy takes at most {worst[0]:.2f} times as long as the best fixed method of a "
-        f"network; every "
-        f"fixed method takes {min(worst[1:]):.2f} times as long, or more, on some network"
-    )
+    return f"""The strategy takes at most {worst[0]:.2f} times as long as the best fixed method of a network;
+        every fixed method takes {min(worst[1:]):.2f} times as long, or more, on some network"""
 
 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "seconds_to_target": Column("seconds until the accuracy was reached", modelled=True),
-        "steps_to_target": Column("steps until then"),
-        "accuracy": Column("accuracy after the last step"),
-        "step_ms": Column("milliseconds of a step, mean over all", modelled=True),
-        "kb_a_step": Column("kilobytes that a worker contributes in a step, mean over all"),
-        "gain": Column("compression gain of a step, mean over all"),
-        "changes": Column("how often the strategy chose another method or ratio"),
+        "seconds_to_target": "seconds until the accuracy was reached",
+        "steps_to_target": "steps until then",
+        "accuracy": "accuracy after the last step",
+        "step_ms": "milliseconds of a step, mean over all",
+        "kb_a_step": "kilobytes that a worker contributes in a step, mean over all",
+        "gain": "compression gain of a step, mean over all",
+        "changes": "how often the strategy chose another method or ratio",
     },
+    modelled_columns=("seconds_to_target", "step_ms"),
     defaults={"network": NETWORKS, "method": (*FIXED, FLEXIBLE), "workers": 4},
     sizes={
         "quick": Size([{"network": "alternating", "method": ("top 1%", FLEXIBLE), "steps": 20}], 2),
@@ -94,10 +92,8 @@ EXPERIMENT = Experiment(
             lines="method",
             kind="bars",
             finding=near_the_best,
-            setting=(
-                "Digits, four workers, an accuracy of 0.94; methods without a bar never reached it. Bytes "
-                "are measured, time is modelled."
-            ),
+            setting="""Digits, four workers, an accuracy of 0.94; methods without a bar never reached it.
+                Bytes are measured, time is modelled.""",
             ylabel="Time to the target (s)",
             names={
                 "flexible": Series("peelsum's strategy", "blue", ours=True),

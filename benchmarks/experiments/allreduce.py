@@ -8,7 +8,7 @@ for each.
 
 from __future__ import annotations
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from peelsum.allreduce.plan import FORMS
 from peelsum.bench.allreduce import measure_sums
 from peelsum.wire import COMPILED_LANES, DEFAULT_LANES, MAX_WORKERS
@@ -16,19 +16,19 @@ from peelsum.wire import COMPILED_LANES, DEFAULT_LANES, MAX_WORKERS
 EXPERIMENT = Experiment(
     measure=measure_sums,
     columns={
-        "size_bytes": Column("size of the dense float32 tensor"),
-        "ranks": Column("workers that summed; a trace has its own"),
-        "density": Column("share of elements that are non-zero on some worker; 1 for the dense tensor"),
-        "form": Column("the form of the values"),
-        "time_us": Column("microseconds per step, of the slowest worker"),
-        "algbw": Column("GB/s of dense float32 that a step sums, whatever its form sends"),
-        "busbw": Column("algbw * 2 (workers - 1) / workers: nccl-tests' figure for comparison with a ring"),
-        "wrong": Column("elements that differ from an independent sum, over all workers"),
-        "wire_bytes": Column("bytes that a worker sends per step, without retransmissions"),
-        "ratio_to_dense": Column("`time_us` over that of the dense row"),
-        "encode_us": Column("microseconds of encoding per step, of the slowest worker"),
-        "network_us": Column("microseconds of waiting for sums per step, of the slowest worker"),
-        "decode_us": Column("microseconds of decoding per step, of the slowest worker"),
+        "size_bytes": "size of the dense float32 tensor",
+        "ranks": "workers that summed; a trace has its own",
+        "density": "share of elements that are non-zero on some worker; 1 for the dense tensor",
+        "form": "the form of the values",
+        "time_us": "microseconds per step, of the slowest worker",
+        "algbw": "GB/s of dense float32 that a step sums, whatever its form sends",
+        "busbw": "algbw * 2 (workers - 1) / workers: nccl-tests' figure for comparison with a ring",
+        "wrong": "elements that differ from an independent sum, over all workers",
+        "wire_bytes": "bytes that a worker sends per step, without retransmissions",
+        "ratio_to_dense": "`time_us` over that of the dense row",
+        "encode_us": "microseconds of encoding per step, of the slowest worker",
+        "network_us": "microseconds of waiting for sums per step, of the slowest worker",
+        "decode_us": "microseconds of decoding per step, of the slowest worker",
     },
     keys=("size_bytes", "density", "form"),
     defaults={

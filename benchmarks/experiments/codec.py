@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from benchmarks.rivals.lhc import LhcLayout, lhc_step, lhc_variants, published_lhc, smallest_lhc
 from peelsum.bench.codec.rows import WAYS, RandomTensor, codec_row, measure_form, random_tensor
 from peelsum.bench.codec.timing import SUPPORTS, Measured, fastest
@@ -104,20 +104,20 @@ def _ratios(row: dict[str, Any], lhc: dict[str, dict[str, Any]]) -> dict[str, fl
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "form": Column("`auto` (fewest words), `compact`, `sketch`, or one of LHC's"),
-        "index": Column("form of the index"),
-        "bits_per_element": Column("bits of all words that a worker sends, over the elements"),
-        "over_lower_bound": Column("`bits_per_element` over the lower bound, 32 rho + H(rho)"),
-        "recovered_by_peeling": Column("share of candidates that peeling recovers, if anything is peeled"),
-        "rounds": Column("rounds of parallel peeling"),
-        "encode_gbps": Column("gigabits of dense float32 gradient encoded per second"),
-        "decode_gbps": Column("gigabits of dense float32 gradient decoded per second"),
-        "codec_ms": Column("milliseconds of encoding and decoding together"),
-        "cells_per_non_zero": Column("size of LHC's table"),
-        "time_ratio_to_best": Column("`codec_ms` over that of LHC's fastest table and index"),
-        "size_ratio_to_best": Column("size over that of LHC's fastest table and index"),
-        "time_ratio_to_published": Column("`codec_ms` over that of LHC's published table and index"),
-        "size_ratio_to_published": Column("size over that of LHC's published table and index"),
+        "form": "`auto` (fewest words), `compact`, `sketch`, or one of LHC's",
+        "index": "form of the index",
+        "bits_per_element": "bits of all words that a worker sends, over the elements",
+        "over_lower_bound": "`bits_per_element` over the lower bound, 32 rho + H(rho)",
+        "recovered_by_peeling": "share of candidates that peeling recovers, if anything is peeled",
+        "rounds": "rounds of parallel peeling",
+        "encode_gbps": "gigabits of dense float32 gradient encoded per second",
+        "decode_gbps": "gigabits of dense float32 gradient decoded per second",
+        "codec_ms": "milliseconds of encoding and decoding together",
+        "cells_per_non_zero": "size of LHC's table",
+        "time_ratio_to_best": "`codec_ms` over that of LHC's fastest table and index",
+        "size_ratio_to_best": "size over that of LHC's fastest table and index",
+        "time_ratio_to_published": "`codec_ms` over that of LHC's published table and index",
+        "size_ratio_to_published": "size over that of LHC's published table and index",
     },
     keys=("form", "index"),
     defaults={"support": SUPPORTS, "cells": 1.3, "device": "cpu"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Series, Size
+from benchmarks import Experiment, Plot, Series, Size
 from benchmarks.rivals.lhc import smallest_lhc
 from benchmarks.rivals.lhc_bloom import fewest_words
 from peelsum.allreduce.costs import lower_bound_bits
@@ -54,19 +54,16 @@ def at_most(medians: Any) -> str:
     """Return how far above the bound `auto` is at most, and LHC's program at 1%."""
     auto = max(max(sizes.values()) for key, sizes in medians.by_series.items() if key.startswith("auto"))
     lhc = medians["lhc, four_bit@0.01"]
-    return (
-        f"peelsum's choice takes at most {auto:.2f} times the lower bound at any density; at 1%, LHC's "
-        f"program "
-        f"takes {lhc:.0f} times the bound, and its best {{lhc_fewest, bloom@0.01:.1f}} times"
-    )
+    return f"""peelsum's choice takes at most {auto:.2f} times the lower bound at any density; at 1%, LHC's
+        program takes {lhc:.0f} times the bound, and its best {{lhc_fewest, bloom@0.01:.1f}} times"""
 
 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "form": Column("form of the values"),
-        "index": Column("form of the index"),
-        "over_lower_bound": Column("size over the lower bound, 32 rho + H(rho)"),
+        "form": "form of the values",
+        "index": "form of the index",
+        "over_lower_bound": "size over the lower bound, 32 rho + H(rho)",
     },
     keys=("form", "index"),
     defaults={"support": SUPPORTS},
@@ -86,10 +83,8 @@ EXPERIMENT = Experiment(
             log="xy",
             percent="x",
             finding=finding,
-            setting=(
-                f"One worker's words of 4,194,304 elements, {where}, over 32 bits a non-zero and the "
-                f"entropy of their places. Counted."
-            ),
+            setting=f"""One worker's words of 4,194,304 elements, {where}, over 32 bits a non-zero and the
+                entropy of their places. Counted.""",
             xlabel="Elements that are not zero (%)",
             ylabel="Size over the lower bound",
             names=NAMES,

@@ -6,103 +6,66 @@ one worker, and of the union of 2, 4 and 8 workers, are counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from peelsum.training import Task, make_task
 
-
-@dataclass(frozen=True)
-class Density:
-    """The share of non-zero elements in a parameter's gradient."""
-
-    tensor: str
-    """Name of the parameter."""
-    elements: int
-    """Number of elements."""
-    worker: float
-    """Share on one worker, the mean over all."""
-    union: dict[int, float]
-    """For each number of workers n, the share that is non-zero on any of the first n."""
+#: Numbers of workers for which the union's density is shown.
+UNIONS = (2, 4, 8)
 
 
-def densities(task: Task, workers: Sequence[int], *, steps: int = 5, seed: int = 0) -> list[Density]:
-    """Return the density of each parameter's gradient, for each number in `workers`.
+def densities(
+    task: Task, unions: Sequence[int] = UNIONS, *, steps: int = 5, seed: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each parameter's gradient, and that of all together.
 
-    The data are divided among max(workers) workers. `task`'s model is first trained for `steps` steps, on one
+    The data are divided among max(unions) workers. `task`'s model is first trained for `steps` steps, on one
     worker's batches. All workers have the same parameters, so no sum is needed.
     """
-    most = max(workers)
+    most = max(unions)
     optimizer = task.optimizer(task.model.parameters())
     for batch in islice(task.batches(0, most, seed), steps):
         optimizer.zero_grad()
         task.model(*batch).backward()
         optimizer.step()
     named = dict(task.model.named_parameters())
-    together = {name: torch.zeros_like(parameter, dtype=torch.bool) for name, parameter in named.items()}
-    alone = dict.fromkeys(named, 0.0)
-    union: dict[str, dict[int, float]] = {name: {} for name in named}
+    used = {name: torch.zeros_like(parameter, dtype=torch.bool) for name, parameter in named.items()}
+    counts = {name: {"worker": 0.0, **{f"union_{count}": 0 for count in unions}} for name in named}
     for worker in range(most):
         optimizer.zero_grad()
         task.model(*next(task.batches(worker, most, seed))).backward()
         for name, parameter in named.items():
-            if parameter.grad is None:
-                continue
-            here = parameter.grad != 0
-            together[name] |= here
-            alone[name] += float(here.float().mean()) / most
-            if worker + 1 in workers:
-                union[name][worker + 1] = float(together[name].float().mean())
-    return [Density(name, named[name].numel(), alone[name], union[name]) for name in named]
+            if parameter.grad is not None:
+                used[name] |= parameter.grad != 0
+                counts[name]["worker"] += int((parameter.grad != 0).sum()) / most
+            if worker + 1 in unions:
+                counts[name][f"union_{worker + 1}"] = int(used[name].sum())
+    sizes = {name: parameter.numel() for name, parameter in named.items()}
+    sizes["all"] = sum(sizes.values())
+    counts["all"] = {column: sum(count[column] for count in counts.values()) for column in counts[name]}
+    for name, elements in sizes.items():
+        shares = {column: count / elements for column, count in counts[name].items()}
+        yield {"tensor": name, "of": task.data, "elements": elements, **shares}
 
 
-def overall(parameters: Sequence[Density]) -> Density:
-    """Return the density of all parameters together."""
-    elements = sum(parameter.elements for parameter in parameters)
-
-    def mean(shares: Sequence[float]) -> float:
-        return (
-            sum(share * parameter.elements for share, parameter in zip(shares, parameters, strict=True))
-            / elements
-        )
-
-    counts = parameters[0].union
-    union = {count: mean([parameter.union[count] for parameter in parameters]) for count in counts}
-    return Density("all", elements, mean([parameter.worker for parameter in parameters]), union)
-
-
-#: Numbers of workers for which the union's density is shown.
-UNIONS = (2, 4, 8)
-
-
-def measure(seed: int, model: Any, small: bool, data: str | None) -> Any:
+def measure(seed: int, model: Any, small: bool, data: str | None) -> Iterator[dict[str, Any]]:
     """Measure every parameter's density, and that of all together."""
-    task = make_task(model, small=small, path=data, seed=seed)
-    parameters = densities(task, UNIONS, seed=seed)
-    for density in (*parameters, overall(parameters)):
-        unions = {f"union_{count}": density.union[count] for count in UNIONS}
-        yield {
-            "tensor": density.tensor,
-            "of": task.data,
-            "elements": density.elements,
-            "worker": density.worker,
-            **unions,
-        }
+    return densities(make_task(model, small=small, path=data, seed=seed), seed=seed)
 
 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "tensor": Column("name of the parameter; `all` for all together"),
-        "of": Column("the data"),
-        "elements": Column("elements of the parameter"),
-        "worker": Column("share that is non-zero on one worker, the mean over all"),
-        **{f"union_{n}": Column(f"share that is non-zero on any of {n} workers") for n in UNIONS},
+        "tensor": "name of the parameter; `all` for all together",
+        "of": "the data",
+        "elements": "elements of the parameter",
+        "worker": "share that is non-zero on one worker, the mean over all",
+        **{f"union_{n}": f"share that is non-zero on any of {n} workers" for n in UNIONS},
     },
     keys=("tensor",),
     defaults={"small": True, "data": None},

@@ -31,20 +31,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import SERIES, Column, Experiment, Plot, Published, Size, Value
+from benchmarks import SERIES, Experiment, Plot, Published, Size, Value
 from peelsum.bench.allreduce import Case, measure_cases
 from peelsum.topology import Star
 
 
 def measure(
-    seed: int,
-    density: float,
-    way: str,
-    network: str,
-    support: str,
-    elements: int,
-    mbit: float,
-    workers: int,
+    seed: int, density: float, way: str, network: str, support: str, elements: int, mbit: float, workers: int
 ) -> dict[str, Value]:
     """Sum one tensor over a star of processes, or simulate it."""
     if network == "simulated":
@@ -111,43 +104,37 @@ def fastest_at_1(medians: Any) -> str:
     rivals = [medians.of(way) for way in ("sketch", "omnireduce", "lhc_fastest")]
     if not all(ours <= min(others) for ours, *others in zip(medians.of("compact"), *rivals, strict=True)):
         return ""
-    return (
-        "At 1 Gbit/s compact sums are the fastest at every density: {compact@0.05:.1f} ms at 5%, where "
-        "LHC takes "
-        "{lhc_fastest@0.05:.1f} ms and NCCL's ring {ring@1.0:.0f} ms"
-    )
+    return """At 1 Gbit/s compact sums are the fastest at every density: {compact@0.05:.1f} ms at 5%, where
+        LHC takes {lhc_fastest@0.05:.1f} ms and NCCL's ring {ring@1.0:.0f} ms"""
 
 
 def before_ring(medians: Any) -> str:
     """Return the finding at 10 Gbit/s, if compact sums beat the ring at every density."""
     if max(medians.of("compact")) >= medians["ring@1.0"]:
         return ""
-    return (
-        "At 10 Gbit/s compact sums are faster than NCCL's ring even at 50%, {compact@0.5:.1f} against "
-        "{ring@1.0:.1f} ms; at 5% sketches take {sketch@0.05:.1f} ms, LHC {lhc_fastest@0.05:.1f} ms"
-    )
+    return """At 10 Gbit/s compact sums are faster than NCCL's ring even at 50%, {compact@0.5:.1f} against
+        {ring@1.0:.1f} ms; at 5% sketches take {sketch@0.05:.1f} ms, LHC {lhc_fastest@0.05:.1f} ms"""
 
 
 def after_ring(medians: Any) -> str:
     """Return the finding at 100 Gbit/s, if no sparse sum beats the ring."""
     if min(medians.of("compact")) <= medians["ring@1.0"]:
         return ""
-    return (
-        "At 100 Gbit/s NCCL's ring is the fastest, with {ring@1.0:.2f} ms: the codec takes longer than the "
-        "bytes that it saves; at 5% compact sums take {compact@0.05:.1f} ms, LHC {lhc_fastest@0.05:.1f} ms"
-    )
+    return """At 100 Gbit/s NCCL's ring is the fastest, with {ring@1.0:.2f} ms: the codec takes longer than
+        the bytes that it saves; at 5% compact sums take {compact@0.05:.1f} ms, LHC {lhc_fastest@0.05:.1f}
+        ms"""
 
 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "speedup": Column("times faster than the dense sum through the switch"),
-        "network_speedup": Column("the same without the time of the codec"),
-        "time_ms": Column("milliseconds of a sum, of the slowest worker"),
-        "throughput_gbit_s": Column("gigabits of dense float32 summed per second and worker"),
-        "bytes_over_dense": Column("bytes that a worker sends, over those of the dense sum"),
-        "codec_ms": Column("milliseconds of encoding and decoding; `simulated`: of processor time"),
-        "wrong": Column("elements that differ from an independent sum"),
+        "speedup": "times faster than the dense sum through the switch",
+        "network_speedup": "the same without the time of the codec",
+        "time_ms": "milliseconds of a sum, of the slowest worker",
+        "throughput_gbit_s": "gigabits of dense float32 summed per second and worker",
+        "bytes_over_dense": "bytes that a worker sends, over those of the dense sum",
+        "codec_ms": "milliseconds of encoding and decoding; `simulated`: of processor time",
+        "wrong": "elements that differ from an independent sum",
     },
     defaults={**SIMULATED, "way": SPARSE, "support": "uniform", "workers": 4},
     sizes={
@@ -189,11 +176,9 @@ EXPERIMENT = Experiment(
             "speedup",
             y="network_speedup",
             where=SIMULATED | {"support": "uniform", "mbit": 200.0},
-            finding=(
-                "At 5% non-zeros the network carries compact sums {compact@0.05:.1f} times as fast as "
-                "dense ones, LHC's {lhc@0.05:.1f} times; at 0.1%, {compact@0.001:.0f} times and at LHC's "
-                "best {lhc_best@0.001:.0f}"
-            ),
+            finding="""At 5% non-zeros the network carries compact sums {compact@0.05:.1f} times as fast as
+                dense ones, LHC's {lhc@0.05:.1f} times; at 0.1%, {compact@0.001:.0f} times and at LHC's best
+                {lhc_best@0.001:.0f}""",
             setting=f"{ON_LINKS} of 200 Mbit/s, with non-zeros anywhere. Time on the network alone.",
             ylabel="Speed-up over a dense sum in the switch",
             flat=("dense", "ring"),
@@ -203,11 +188,9 @@ EXPERIMENT = Experiment(
             "speedup_rows",
             y="network_speedup",
             where=SIMULATED | {"support": "rows"},
-            finding=(
-                "Where 5% of the rows are not zero, compact sums are {compact@0.05:.0f} times as fast as "
-                "dense ones, sketches {sketch@0.05:.0f} times, LHC's {lhc@0.05:.1f} and OmniReduce "
-                "{omnireduce@0.05:.1f} times"
-            ),
+            finding="""Where 5% of the rows are not zero, compact sums are {compact@0.05:.0f} times as fast as
+                dense ones, sketches {sketch@0.05:.0f} times, LHC's {lhc@0.05:.1f} and OmniReduce
+                {omnireduce@0.05:.1f} times""",
             setting=f"{ON_LINKS} of 200 Mbit/s, with rows of 64 non-zeros. Time on the network alone.",
             ylabel="Speed-up over a dense sum in the switch",
             **ALONG,
@@ -229,11 +212,9 @@ EXPERIMENT = Experiment(
             "speedup_emulated",
             y="speedup",
             where={"network": "emulated"},
-            finding=(
-                "Between processes, compact sums are {compact@0.001:.0f} times as fast as dense ones at "
-                "0.1% and {compact@0.5:.1f} times at 50%, sketches {sketch@0.001:.0f} and {sketch@0.5:.1f} "
-                "times"
-            ),
+            finding="""Between processes, compact sums are {compact@0.001:.0f} times as fast as dense ones at
+                0.1% and {compact@0.5:.1f} times at 50%, sketches {sketch@0.001:.0f} and {sketch@0.5:.1f}
+                times""",
             setting=(
                 "Four worker processes and a softswitch with ports of 200 Mbit/s, codec included. Measured."
             ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from peelsum.bench import endpoint
 from peelsum.wire import COMPILED_LANES, DEFAULT_LANES
 
@@ -22,10 +22,10 @@ def measure(seed: int, lanes: int, seconds: float) -> Any:
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "way": Column("`memory`, `sockets` or `bare`"),
-        "packets_per_core_s": Column("packets per second of the worker's processor time, kernel included"),
-        "packets_per_s": Column("packets per second by the clock; in memory it would include making results"),
-        "share_of_bare": Column("packets per second of processor time, over those of bare sockets"),
+        "way": "`memory`, `sockets` or `bare`",
+        "packets_per_core_s": "packets per second of the worker's processor time, kernel included",
+        "packets_per_s": "packets per second by the clock; in memory it would include making results",
+        "share_of_bare": "packets per second of processor time, over those of bare sockets",
     },
     keys=("way",),
     sizes={

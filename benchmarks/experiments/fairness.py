@@ -16,12 +16,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from peelsum.control import ControlError, JobDescription
 from peelsum.control.cluster import JobController
 from peelsum.processes.children import Child
@@ -46,11 +45,10 @@ SERVERS = "to server"
 
 
 @dataclass(frozen=True)
-class Scene:
-    """A scene: jobs that always have more to sum."""
+class PortScene:
+    """Jobs that always have more to sum, with one port to the servers of all."""
 
     jobs: int
-    """Number of jobs."""
     workers: int = 2
     """Workers per job."""
     lanes: int = 256
@@ -82,81 +80,45 @@ class Scene:
         """Seconds that a port takes to send one chunk's frame."""
         return 8 * (FRAME_HEADER_BYTES + packet_bytes(self.lanes)) / (self.mbit * 1e6)
 
-    def words(self) -> NDArray[np.uint32]:
-        """Return each worker's words, uint32[workers, chunks * lanes]; seeded, and the same for every job."""
-        shape = (self.workers, self.chunks * self.lanes)
-        return np.random.default_rng(self.jobs).integers(0, 1 << 32, shape, np.uint32)
+    def row(
+        self, before: Sequence[float], after: Sequence[float], wrong: int, queue: QueueCounts
+    ) -> dict[str, Any]:
+        """Return a row of the chunks that each job has summed at the measurement's beginning and end.
 
-
-@dataclass(frozen=True)
-class Shares:
-    """The measurement of a scene."""
-
-    chunks_per_s: tuple[float, ...]
-    """Chunks summed per second, by job."""
-    fairness: float
-    """Jain's index of `chunks_per_s`: 1 if all are equal, 1/n if one of n jobs has everything."""
-    used: float
-    """Share of the servers' port's capacity that was used."""
-    wrong: int
-    """Sums with a wrong bit, since the start of the scene."""
-    queue: QueueCounts
-    """Counters of the servers' port, since the start of the scene."""
-
-    @classmethod
-    def of(
-        cls, scene: Scene, before: Sequence[float], after: Sequence[float], wrong: int, queue: QueueCounts
-    ) -> Shares:
-        """Compute shares from each job's summed chunks at the beginning and end of the measurement."""
-        rates = tuple((b - a) / scene.seconds for a, b in zip(before, after, strict=True))
-        return cls(rates, jain(rates), sum(rates) * scene.frame_s, wrong, queue)
+        wrong: sums with a wrong bit, and queue: counts of the servers' port, both since the scene's start.
+        """
+        rates = [(last - first) / self.seconds for first, last in zip(before, after, strict=True)]
+        return {
+            "chunks_per_s": tuple(round(rate, 1) for rate in rates),
+            "fairness": round(jain(rates), 4),
+            "used": round(sum(rates) * self.frame_s, 4),
+            "queue_mean": round(queue.mean, 1),
+            "queue_deepest": queue.deepest,
+            "queue_dropped": queue.dropped,
+            "wrong": wrong,
+        }
 
 
 def jain(rates: Sequence[float]) -> float:
-    """Return Jain's index of fairness (DEC-TR-301); 0 if all rates are 0."""
+    """Return Jain's index of fairness (DEC-TR-301); 0 if all rates are 0.
+
+    It is 1 if all are equal, and 1/n if one of n jobs has everything.
+    """
     squares = sum(rate * rate for rate in rates)
     return sum(rates) ** 2 / (len(rates) * squares) if squares else 0.0
 
 
-def admit(address: str, scene: Scene) -> list[JobConfig]:
-    """Load the pipeline into the switch at P4Runtime address `address`, and admit the scene's jobs."""
-    try:
-        with JobController() as jobs:
-            admitted = [
-                # All jobs' servers have one port, so it has no secret.
-                jobs.admit_job(_description(address, scene, job), free=False, secret="")
-                for job in range(scene.jobs)
-            ]
-    except ControlError as error:
-        raise TopologyError(str(error)) from error
-    return [job_config({**admission, "timeout_s": _STALL_S}) for admission in admitted]
-
-
-def _description(address: str, scene: Scene, job: int) -> JobDescription:
-    return JobDescription.model_validate(
-        {
-            "job": {"id": job + 1, "workers": scene.workers, "window": scene.window},
-            "switch": {
-                "p4runtime": address,
-                "pipeline_lanes": scene.lanes,
-                "queue_depth": scene.mark_from,
-            },
-            "ports": {"server": scene.server_port, "workers": list(scene.worker_ports(job))},
-        }
-    )
-
-
-def simulated(scene: Scene) -> Shares:
-    """Run a scene in virtual time."""
+def simulated(scene: PortScene) -> dict[str, Any]:
+    """Run a scene in virtual time; return its row."""
     network = virtual_network(scene)
     network.engine.run_until(scene.settle_s)
     before = summed(network)
     network.engine.run_until(scene.settle_s + scene.seconds)
     wrong = sum(job.wrong for job in network.jobs)
-    return Shares.of(scene, before, summed(network), wrong, queue(network))
+    return scene.row(before, summed(network), wrong, queue(network))
 
 
-def virtual_network(scene: Scene, starts_s: Sequence[float] | None = None) -> Simulation:
+def virtual_network(scene: PortScene, starts_s: Sequence[float] | None = None) -> Simulation:
     """Return the scene's simulation. `starts_s` are the jobs' start times; by default, all start at once."""
     network = NetworkSection(
         gbps=scene.mbit / 1000, delay_us=HOP_US, queue=scene.queue_limit, mark_from=scene.mark_from
@@ -186,42 +148,49 @@ def queue(network: Simulation) -> QueueCounts:
     return QueueCounts(counts.delivered, counts.queue_full, counts.mean, counts.deepest)
 
 
-def over_udp(scene: Scene) -> Shares:
-    """Run a scene over loopback. Raises TopologyError if a component fails."""
+def over_udp(scene: PortScene) -> dict[str, Any]:
+    """Run a scene over loopback; return its row. Raises TopologyError if a component fails."""
     options = ("--ports", str(scene.server_port), "--p4runtime", "127.0.0.1:0")
     rates = ("--port-rate", str(scene.mbit), "--port-queue", str(scene.queue_limit))
     switch = Child.peelsum("switch", "switch", "run", *options, *rates, "--json", "--child")
     try:
         at = switch.ready()
         configs = admit(f"{at['host']}:{at['grpc_port']}", scene)
-        udp_ports = {int(port): (at["host"], udp) for port, udp in at["udp_ports"].items()}
-        before, after, wrong = _played(scene, configs, udp_ports)
+        ports = {int(port): (at["host"], udp) for port, udp in at["udp_ports"].items()}
+        with ExitStack() as stack:
+            stack.enter_context(_served(configs, ports[scene.server_port]))
+            jobs = list[_Job]()
+            for number, config in enumerate(configs):
+                jobs.append(_Job(scene, config, [ports[port] for port in scene.worker_ports(number)]))
+                stack.callback(jobs[-1].join)
+            time.sleep(scene.settle_s)
+            before = [job.summed() for job in jobs]
+            time.sleep(scene.seconds)
+            after = [job.summed() for job in jobs]
     finally:
         report = switch.stop()
-    queue = QueueCounts(**report["queues"][str(scene.server_port)])
-    return Shares.of(scene, before, after, wrong, queue)
-
-
-def _played(
-    scene: Scene, configs: Sequence[JobConfig], ports: Mapping[int, Address]
-) -> tuple[list[float], list[float], int]:
-    """Return each job's summed chunks when the measurement began and ended, and the number of wrong sums."""
-    with ExitStack() as stack:
-        stack.enter_context(_served(configs, ports[scene.server_port]))
-        jobs = [
-            stack.enter_context(_Job(scene, config, [ports[port] for port in scene.worker_ports(number)]))
-            for number, config in enumerate(configs)
-        ]
-        time.sleep(scene.settle_s)
-        before = [job.summed() for job in jobs]
-        time.sleep(scene.seconds)
-        after = [job.summed() for job in jobs]
-        for job in jobs:
-            job.end_soon()
     for job in jobs:
         if job.errors:
             raise TopologyError(f"job {job.config.job_id}: {job.errors[0]}") from job.errors[0]
-    return before, after, sum(job.wrong for job in jobs)
+    counts = QueueCounts(**report["queues"][str(scene.server_port)])
+    return scene.row(before, after, sum(job.wrong for job in jobs), counts)
+
+
+def admit(address: str, scene: PortScene) -> list[JobConfig]:
+    """Load the pipeline into the switch at P4Runtime address `address`, and admit the scene's jobs."""
+    switch = {"p4runtime": address, "pipeline_lanes": scene.lanes, "queue_depth": scene.mark_from}
+    admitted = []
+    try:
+        with JobController() as jobs:
+            for job in range(scene.jobs):
+                ports = {"server": scene.server_port, "workers": list(scene.worker_ports(job))}
+                about = {"id": job + 1, "workers": scene.workers, "window": scene.window}
+                description = JobDescription.model_validate({"job": about, "switch": switch, "ports": ports})
+                # All jobs' servers have one port, so it has no secret.
+                admitted.append(jobs.admit_job(description, free=False, secret=""))
+    except ControlError as error:
+        raise TopologyError(str(error)) from error
+    return [job_config({**admission, "timeout_s": _STALL_S}) for admission in admitted]
 
 
 @contextmanager
@@ -263,49 +232,36 @@ def _serve(
 
 
 class _Job:
-    """The workers of one job, a thread each, which sum repeatedly during the body of `with`."""
+    """The workers of one job, a thread each, which sum repeatedly until `join`."""
 
-    def __init__(self, scene: Scene, config: JobConfig, addresses: Sequence[Address]) -> None:
-        self.config = config
-        self.wrong = 0
-        self.errors: list[TransportError] = []
-        self._words = scene.words()
-        self._sum = self._words.sum(0, dtype=np.uint32)
-        self._lock = threading.Lock()
-        self._rounds = 0
-        self._ending = False
+    def __init__(self, scene: PortScene, config: JobConfig, addresses: Sequence[Address]) -> None:
+        self.config, self.wrong, self.errors = config, 0, list[TransportError]()
+        shape = (scene.workers, scene.chunks * scene.lanes)  # seeded, and the same words for every job
+        self._words = np.random.default_rng(scene.jobs).integers(0, 1 << 32, shape, np.uint32)
+        self._lock, self._rounds, self._ending = threading.Lock(), 0, False
         self._summations: list[SwitchSummation] = []
-        self._threads = [
-            threading.Thread(target=self._work, args=(worker, address))
-            for worker, address in enumerate(addresses)
-        ]
-
-    def __enter__(self) -> Self:
+        self._threads = [threading.Thread(target=self._work, args=each) for each in enumerate(addresses)]
         for thread in self._threads:
             thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end_soon()
-        for thread in self._threads:
-            thread.join()
-
-    def end_soon(self) -> None:
+    def join(self) -> None:
         """Let the workers finish their sums, and begin no others."""
         self._ending = True
+        for thread in self._threads:
+            thread.join()
 
     def summed(self) -> float:
         """Return the number of chunks summed so far, the mean over workers."""
         return sum(summation.stats().results for summation in self._summations) / len(self._threads)
 
     def _work(self, worker: int, address: Address) -> None:
-        part, rounds = Part(self._words[worker], "add"), 0
+        part, expected, rounds = Part(self._words[worker], "add"), self._words.sum(0, dtype=np.uint32), 0
         try:
             with SwitchSummation(self.config, worker, address) as summation:
                 self._summations.append(summation)
                 while self._may_begin(rounds):
                     (result,) = summation.sum_words([part])
-                    self.wrong += not np.array_equal(result, self._sum)
+                    self.wrong += not np.array_equal(result, expected)
                     rounds += 1
         except TransportError as error:
             self.errors.append(error)
@@ -325,29 +281,20 @@ def measure(
     seed: int, ports: str, jobs: int, workers: int, lanes: int, mbit: float, mark_from: int, seconds: float
 ) -> dict[str, Any]:
     """Run one scene."""
-    shape = {"workers": workers, "lanes": lanes, "mbit": mbit, "mark_from": mark_from}
-    shares = PLAYED[ports](Scene(jobs, **shape, settle_s=seconds / 4, seconds=seconds))  # type: ignore[arg-type]
-    return {
-        "chunks_per_s": tuple(round(rate, 1) for rate in shares.chunks_per_s),
-        "fairness": round(shares.fairness, 4),
-        "used": round(shares.used, 4),
-        "queue_mean": round(shares.queue.mean, 1),
-        "queue_deepest": shares.queue.deepest,
-        "queue_dropped": shares.queue.dropped,
-        "wrong": shares.wrong,
-    }
+    scene = PortScene(jobs, workers, lanes, mbit, mark_from, settle_s=seconds / 4, seconds=seconds)
+    return PLAYED[ports](scene)
 
 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "chunks_per_s": Column("chunks summed per second, by job"),
-        "fairness": Column("Jain's index of `chunks_per_s`"),
-        "used": Column("share of the servers' port's capacity that was used"),
-        "queue_mean": Column("mean queue at the servers' port, in packets, since its start"),
-        "queue_deepest": Column("deepest queue there"),
-        "queue_dropped": Column("packets dropped there"),
-        "wrong": Column("sums with a wrong bit"),
+        "chunks_per_s": "chunks summed per second, by job",
+        "fairness": "Jain's index of `chunks_per_s`",
+        "used": "share of the servers' port's capacity that was used",
+        "queue_mean": "mean queue at the servers' port, in packets, since its start",
+        "queue_deepest": "deepest queue there",
+        "queue_dropped": "packets dropped there",
+        "wrong": "sums with a wrong bit",
     },
     defaults={"ports": tuple(PLAYED), "workers": 2, "lanes": 256, "mbit": 20.0, "mark_from": 64},
     sizes={

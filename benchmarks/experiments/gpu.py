@@ -10,7 +10,7 @@ import time
 from statistics import median
 from typing import Any
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from peelsum.allreduce import Allreduce
 from peelsum.bench.alone import LoopbackSummation
 from peelsum.bench.devices import require_gpu
@@ -50,9 +50,7 @@ def measure(seed: int, tensors: int, elements: int) -> dict[str, Any]:
 
 EXPERIMENT = Experiment(
     measure=measure,
-    columns={
-        "tensor_us": Column("median microseconds of a step, for each tensor"),
-    },
+    columns={"tensor_us": "median microseconds of a step, for each tensor"},
     sizes={
         "usual": Size(
             [{"tensors": (1, 100), "elements": (1000,)}, {"tensors": (100,), "elements": (20_000,)}], 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from peelsum.bench.codec.timing import NotExactError
 from peelsum.bench.devices import median_s, require_gpu
 
@@ -100,19 +100,17 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "candidates": Column("elements that are not zero"),
-        "copy_us": Column("microseconds of a copy of the gradient"),
-        "copy_gbytes": Column("gigabytes that the copy reads and writes per second"),
-        "index_us": Column("microseconds of scales and bitmap"),
-        "index_of_copy": Column(
-            "gradient read per second by `index`, over bytes moved per second by the copy"
-        ),
-        "numbers_us": Column("microseconds of candidates, their numbers, and the sketch"),
-        "peel_us": Column("microseconds of peeling"),
-        "peeled_per_us": Column("candidates peeled per microsecond"),
-        "left": Column("candidates left over"),
-        "results_us": Column("microseconds of placing and writing all results"),
-        "memory": Column("most memory that the stages up to `peel` allocated, over the gradient's"),
+        "candidates": "elements that are not zero",
+        "copy_us": "microseconds of a copy of the gradient",
+        "copy_gbytes": "gigabytes that the copy reads and writes per second",
+        "index_us": "microseconds of scales and bitmap",
+        "index_of_copy": "gradient read per second by `index`, over bytes moved per second by the copy",
+        "numbers_us": "microseconds of candidates, their numbers, and the sketch",
+        "peel_us": "microseconds of peeling",
+        "peeled_per_us": "candidates peeled per microsecond",
+        "left": "candidates left over",
+        "results_us": "microseconds of placing and writing all results",
+        "memory": "most memory that the stages up to `peel` allocated, over the gradient's",
     },
     sizes={
         "quick": Size([{"elements": (2**20,), "density": (0.01,)}], 1),

@@ -13,7 +13,7 @@ import json
 from contextlib import ExitStack
 from statistics import median
 
-from benchmarks import Column, Experiment, Plot, Size, Value
+from benchmarks import Experiment, Plot, Size, Value
 from benchmarks.summing_workers import WARM_UPS, ended, one_sum, started
 from peelsum.bench.devices import cpu_s
 from peelsum.topology.description import Topology, star, switch_port, two_racks
@@ -60,10 +60,10 @@ LATE, ONE, TWO = {"levels": (1, 2), "mbit": None}, {"levels": 1}, {"levels": 2, 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "step_ms": Column("milliseconds from the last worker's start until it has the sum, median of ten"),
-        "switch_cpu_ms": Column("processor time of all switches per sum, ms"),
-        "server_cpu_ms": Column("processor time of the server per sum, ms"),
-        "wrong": Column("words that differ from an independent sum"),
+        "step_ms": "milliseconds from the last worker's start until it has the sum, median of ten",
+        "switch_cpu_ms": "processor time of all switches per sum, ms",
+        "server_cpu_ms": "processor time of the server per sum, ms",
+        "wrong": "words that differ from an independent sum",
     },
     defaults={"mbit": 100.0, "trunk": 1.0, "late_ms": 0.0, "workers": 4, "elements": 2**18},
     sizes={
@@ -84,10 +84,8 @@ EXPERIMENT = Experiment(
             y="step_ms",
             where={"mbit": 100.0},
             kind="bars",
-            finding=(
-                "Two levels of switches take as long as one, {@2, 1.0:.0f} and {@1, 1.0:.0f} ms; trunks of "
-                "half a host's rate take {@2, 0.5:.0f} ms"
-            ),
+            finding="""Two levels of switches take as long as one, {@2, 1.0:.0f} and {@1, 1.0:.0f} ms; trunks
+                of half a host's rate take {@2, 0.5:.0f} ms""",
             setting="Four worker processes sum 1 MiB over loopback, with ports of 100 Mbit/s. Measured.",
             ylabel="Time of a sum (ms)",
             names={

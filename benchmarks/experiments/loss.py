@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Size, Value
+from benchmarks import Experiment, Plot, Size, Value
 from benchmarks.summing_workers import WARM_UPS, ended, one_sum, started
 from peelsum.topology import Star
 from peelsum.wire import packet_bytes
@@ -56,12 +56,12 @@ ALONG: dict[str, Any] = {
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "goodput_gbit_s": Column("gigabits of words that a worker had summed per second"),
-        "in_switch": Column("share of chunks that the switch summed; the server summed the others"),
-        "packets_over_least": Column("packets that workers sent, over one for each chunk"),
-        "bytes_a_sum": Column("bytes that a worker sent for a sum"),
-        "window_cuts": Column("times that a worker cut its window, all workers"),
-        "wrong": Column("words that differ from an independent sum"),
+        "goodput_gbit_s": "gigabits of words that a worker had summed per second",
+        "in_switch": "share of chunks that the switch summed; the server summed the others",
+        "packets_over_least": "packets that workers sent, over one for each chunk",
+        "bytes_a_sum": "bytes that a worker sent for a sum",
+        "window_cuts": "times that a worker cut its window, all workers",
+        "wrong": "words that differ from an independent sum",
     },
     sizes={
         "quick": Size(
@@ -84,20 +84,16 @@ EXPERIMENT = Experiment(
         Plot(
             "goodput",
             y="goodput_gbit_s",
-            finding=(
-                "With 1% of packets lost at every port, workers sum {@0.01:.2f} Gbit/s where they sum "
-                "{@0.0:.2f} without loss; with 5%, {@0.05:.2f}"
-            ),
+            finding="""With 1% of packets lost at every port, workers sum {@0.01:.2f} Gbit/s where they sum
+                {@0.0:.2f} without loss; with 5%, {@0.05:.2f}""",
             ylabel="Goodput of a worker (Gbit/s)",
             **ALONG,
         ),
         Plot(
             "in_switch",
             y="in_switch",
-            finding=(
-                "With 5% of packets lost at every port, the switch still sums {@0.05:.1%} of the chunks, "
-                "and the server the others"
-            ),
+            finding="""With 5% of packets lost at every port, the switch still sums {@0.05:.1%} of the chunks,
+                and the server the others""",
             ylabel="Chunks that the switch sums (%)",
             floor=None,
             **{**ALONG, "percent": "xy"},

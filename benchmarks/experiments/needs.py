@@ -8,7 +8,7 @@ memory, with four workers.
 
 from __future__ import annotations
 
-from benchmarks import Column, Experiment, Plot, Published, Size, Value
+from benchmarks import Experiment, Plot, Published, Size, Value
 
 #: Compilers' reports, and the pipelines of the softswitch by their lanes.
 REPORTS = {"tofino, 32 lanes": "tofino_32.txt", "tofino2, 64 lanes": "tofino2_64.txt"}
@@ -67,16 +67,17 @@ def of_a_link(lanes: int, gbps: float, rtt_us: float) -> dict[str, Value]:
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "lanes": Column("words of a packet"),
-        "stages": Column("pipeline stages, by the compiler's report"),
-        "salus": Column("stateful ALUs, by the compiler's report"),
-        "sram_blocks": Column("SRAM blocks, by the compiler's report"),
-        "measured_gbit_s": Column("gigabits of words that the softswitch takes per second, in memory"),
-        "goodput": Column("share of a link's bits that are words", modelled=True),
-        "mpackets_per_s": Column("million packets per second that fill the link", modelled=True),
-        "slots_a_job": Column("slots that a job holds at the link's rate", modelled=True),
-        "slot_memory_kib": Column("KiB of registers in these slots", modelled=True),
+        "lanes": "words of a packet",
+        "stages": "pipeline stages, by the compiler's report",
+        "salus": "stateful ALUs, by the compiler's report",
+        "sram_blocks": "SRAM blocks, by the compiler's report",
+        "measured_gbit_s": "gigabits of words that the softswitch takes per second, in memory",
+        "goodput": "share of a link's bits that are words",
+        "mpackets_per_s": "million packets per second that fill the link",
+        "slots_a_job": "slots that a job holds at the link's rate",
+        "slot_memory_kib": "KiB of registers in these slots",
     },
+    modelled_columns=("goodput", "mpackets_per_s", "slots_a_job", "slot_memory_kib"),
     defaults={"build": (*REPORTS, *SOFTSWITCH), "gbps": 100.0, "rtt_us": 10.0},
     sizes={"quick": Size([{"build": (*REPORTS, "softswitch, 256 lanes")}], 1), "usual": Size([{}], 5)},
     plots=[
@@ -86,14 +87,10 @@ EXPERIMENT = Experiment(
             y="goodput",
             kind="bars",
             percent="y",
-            finding=(
-                "Packets of 32 lanes, all that a Tofino 1 sums, fill {@tofino, 32 lanes:.0%} of a link "
-                "with words; of 256 lanes, {@softswitch, 256 lanes:.0%}"
-            ),
-            setting=(
-                "Bits of words over all bits on Ethernet: headers, preamble, check sequence and gap. "
-                "Computed."
-            ),
+            finding="""Packets of 32 lanes, all that a Tofino 1 sums, fill {@tofino, 32 lanes:.0%} of a link
+                with words; of 256 lanes, {@softswitch, 256 lanes:.0%}""",
+            setting="""Bits of words over all bits on Ethernet: headers, preamble, check sequence and gap.
+                Computed.""",
             ylabel="Link's bits that are words (%)",
             names={
                 "tofino, 32 lanes": "Tofino 1, 32 lanes",

@@ -18,15 +18,14 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from benchmarks import Column, Experiment, Plot, Series, Size
+from benchmarks import Experiment, Plot, Series, Size
 
 #: What a ring sends and receives, in (n - 1) / n of the tensor. A step gathers once, and scatters once.
 RING = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "broadcast": 1, "fsdp2_step": 2}
 _LANES, _BATCH = 256, 4
-_Found = dict[str, Any]
 
 
-class _Call(NamedTuple):
+class TimedCall(NamedTuple):
     """A call of one backend, to be repeated."""
 
     run: Callable[[], object]
@@ -49,8 +48,8 @@ def measure(seed: int, collective: str, elements: int, ranks: int, rounds: int, 
 
 
 def run_ranks(
-    ranks: int, measure_rank: Callable[..., _Found], *arguments: Any
-) -> tuple[list[_Found], int, int]:
+    ranks: int, measure_rank: Callable[..., dict[str, Any]], *arguments: Any
+) -> tuple[list[dict[str, Any]], int, int]:
     """Run `measure_rank` in a process for each rank, over a star.
 
     Return the ranks' results, and the bytes that rank 0 sent and received. Raises what a rank raises.
@@ -90,7 +89,7 @@ def join(path: str, seats: list[str], rank: int) -> dict[str, Any]:
     return {"peelsum": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
 
 
-def compared(results: list[_Found]) -> dict[str, float]:
+def compared(results: list[dict[str, Any]]) -> dict[str, float]:
     """Return the medians over rounds of the slowest rank, by backend, and peelsum's over gloo's."""
     each = {
         f"{name}{what}": 1e3
@@ -102,12 +101,37 @@ def compared(results: list[_Found]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in (each | ratios).items()}
 
 
+def timed_rounds(
+    groups: dict[str, Any], rounds: int, calls: int, prepare: Callable[[str], TimedCall]
+) -> dict[str, Any]:
+    """Run calls of each backend in every round; return times by backend, and the count of wrong elements.
+
+    prepare: returns the call of a backend for one round. The first round, which opens connections and
+    compiles, does not count. Leaves the process group.
+    """
+    import torch.distributed as dist
+
+    result: dict[str, Any] = {by: {"time_ms": [], "cpu_ms": []} for by in groups} | {"wrong": 0}
+    for number in range(rounds + 1):
+        for by in groups:
+            call = prepare(by)
+            dist.barrier(group=groups["gloo"])
+            cpu, began = time.process_time(), time.perf_counter()
+            for _ in range(calls):
+                call.run()
+            spent = {"time_ms": time.perf_counter() - began, "cpu_ms": time.process_time() - cpu}
+            result["wrong"] += call.wrong(calls * (number + 1))
+            for figure, seconds in spent.items() if number else ():
+                result[by][figure].append(seconds / calls)
+    dist.destroy_process_group()
+    return result
+
+
 def _rank(
     rank: int, path: str, seats: list[str], collective: str, width: int, rounds: int, calls: int, seed: int
-) -> _Found:
+) -> dict[str, Any]:
     import numpy as np
     import torch
-    import torch.distributed as dist
 
     groups = join(path, seats, rank)
     # Integers, whose sums float32 and 31-bit fixed point hold exactly.
@@ -115,71 +139,59 @@ def _rank(
         np.random.default_rng([seed, worker]).integers(-999, 999, width**2) for worker in range(len(seats))
     ]
     everybody = torch.from_numpy(np.stack(drawn).astype(np.float32))
-    made = {by: _call(collective, group, rank, everybody) for by, group in groups.items()}
-    result: _Found = {by: {"time_ms": [], "cpu_ms": []} for by in groups} | {"wrong": 0}
-    for number in range(rounds + 1):
-        for by, call in made.items():
-            dist.barrier(group=groups["gloo"])
-            cpu, began = time.process_time(), time.perf_counter()
-            for _ in range(calls):
-                call.run()
-            spent = {"time_ms": time.perf_counter() - began, "cpu_ms": time.process_time() - cpu}
-            result["wrong"] += call.wrong(calls * (number + 1))
-            if number:  # the first round opens connections and compiles
-                for what, value in spent.items():
-                    result[by][what].append(value / calls)
-    dist.destroy_process_group()
-    return result
+    by_group = {by: _call(collective, group, rank, everybody) for by, group in groups.items()}
+    return timed_rounds(groups, rounds, calls, by_group.__getitem__)
 
 
-def _call(collective: str, group: Any, rank: int, everybody: Any) -> _Call:
+def _call(collective: str, group: Any, rank: int, everybody: Any) -> TimedCall:
     """Return the call of a rank, given all ranks' values float32[ranks, width * width]."""
     import torch
     import torch.distributed as dist
 
     if collective == "fsdp2_step":
         return _fsdp2_step(group, rank, everybody)
-    mine, total = everybody[rank], everybody.sum(0)
-    pieces = mine.chunk(len(everybody))
-    whole, piece = mine.clone(), pieces[rank].clone()
-    run, result, expected = {
-        "all_reduce": (lambda: dist.all_reduce(whole.copy_(mine), group=group), whole, total),
-        "reduce_scatter": (
-            lambda: dist.reduce_scatter_tensor(piece, mine, group=group),
-            piece,
-            total.chunk(len(everybody))[rank],
-        ),
-        "all_gather": (
-            lambda: dist.all_gather_into_tensor(whole, pieces[rank], group=group),
-            whole,
-            torch.cat([values.chunk(len(everybody))[number] for number, values in enumerate(everybody)]),
-        ),
+    words, total = everybody[rank], everybody.sum(0)
+    pieces = words.chunk(len(everybody))
+    whole, piece = words.clone(), pieces[rank].clone()
+    gathered = torch.cat([values.chunk(len(everybody))[n] for n, values in enumerate(everybody)])
+
+    def reduce_scatter() -> None:
+        dist.reduce_scatter_tensor(piece, words, group=group)
+
+    def all_gather() -> None:
+        dist.all_gather_into_tensor(whole, pieces[rank], group=group)
+
+    calls: dict[str, tuple[Callable[[], object], Any, Any]] = {
+        "all_reduce": (lambda: dist.all_reduce(whole.copy_(words), group=group), whole, total),
+        "reduce_scatter": (reduce_scatter, piece, total.chunk(len(everybody))[rank]),
+        "all_gather": (all_gather, whole, gathered),
         "broadcast": (lambda: dist.broadcast(whole, 0, group=group), whole, everybody[0]),
-    }[collective]
-    return _Call(run, lambda _: int((result != expected).sum()))
+    }
+    run, result, expected = calls[collective]
+    return TimedCall(run, lambda _: int((result != expected).sum()))
 
 
-def _fsdp2_step(group: Any, rank: int, everybody: Any) -> _Call:
+def _fsdp2_step(group: Any, rank: int, everybody: Any) -> TimedCall:
     """Return a step of a layer of zeros, whose gradient's rows are the sum of its input's."""
     import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
     width = int(everybody.shape[1] ** 0.5)
-    given = everybody[:, : _BATCH * width].reshape(len(everybody), _BATCH, width)
+    inputs = everybody[:, : _BATCH * width].reshape(len(everybody), _BATCH, width)
     layer = torch.nn.Linear(width, width, bias=False)
     torch.nn.init.zeros_(layer.weight)
     fully_shard(layer, mesh=DeviceMesh.from_group(group, "cpu"))
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-    gradient = given.sum((0, 1)) / len(everybody)
+    gradient = inputs.sum((0, 1)) / len(everybody)
 
     def run() -> None:
         optimizer.zero_grad()
-        layer(given[rank]).sum().backward()
+        layer(inputs[rank]).sum().backward()
         optimizer.step()
 
     weight: Any = layer.weight
-    return _Call(run, lambda calls: int((weight.to_local() != -calls * gradient).sum()))
+    return TimedCall(run, lambda calls: int((weight.to_local() != -calls * gradient).sum()))
 
 
 EXPERIMENT = Experiment(
@@ -190,15 +202,11 @@ EXPERIMENT = Experiment(
             x="collective",
             y="sent received ring",
             kind="bars",
-            finding=(
-                "Of a reduce-scatter a rank receives {received@reduce_scatter:.2f} of the tensor, where a "
-                "ring's rank moves {ring@reduce_scatter:.2f}; of a step of FSDP2 it sends "
-                "{sent@fsdp2_step:.2f}, a ring's {ring@fsdp2_step:.2f}"
-            ),
-            setting=(
-                "Rank 0 of four, 4 MiB over the softswitch, headers included. Measured; the ring is "
-                "computed, without headers."
-            ),
+            finding="""Of a reduce-scatter a rank receives {received@reduce_scatter:.2f} of the tensor, where
+                a ring's rank moves {ring@reduce_scatter:.2f}; of a step of FSDP2 it sends
+                {sent@fsdp2_step:.2f}, a ring's {ring@fsdp2_step:.2f}""",
+            setting="""Rank 0 of four, 4 MiB over the softswitch, headers included. Measured; the ring is
+                computed, without headers.""",
             ylabel="Bytes over those of the whole tensor",
             names={
                 "sent": Series("peelsum, sent", "blue", ours=True),
@@ -211,16 +219,16 @@ EXPERIMENT = Experiment(
         )
     ],
     columns={
-        "sent": Column("bytes that rank 0 sends to the switch, over those of the whole tensor"),
-        "received": Column("bytes that rank 0 gets from the switch, over those of the whole tensor"),
-        "ring": Column("what a ring sends, and receives, without headers"),
-        "time_ms": Column("milliseconds a call, of the slowest rank"),
-        "gloo_time_ms": Column("the same with gloo, in the same round"),
-        "time_ratio": Column("`time_ms` over gloo's"),
-        "cpu_ms": Column("milliseconds of a rank's processor time a call, of the rank that takes most"),
-        "gloo_cpu_ms": Column("the same with gloo"),
-        "cpu_ratio": Column("`cpu_ms` over gloo's"),
-        "wrong": Column("elements with another value than an independent sum, over all ranks"),
+        "sent": "bytes that rank 0 sends to the switch, over those of the whole tensor",
+        "received": "bytes that rank 0 gets from the switch, over those of the whole tensor",
+        "ring": "what a ring sends, and receives, without headers",
+        "time_ms": "milliseconds a call, of the slowest rank",
+        "gloo_time_ms": "the same with gloo, in the same round",
+        "time_ratio": "`time_ms` over gloo's",
+        "cpu_ms": "milliseconds of a rank's processor time a call, of the rank that takes most",
+        "gloo_cpu_ms": "the same with gloo",
+        "cpu_ratio": "`cpu_ms` over gloo's",
+        "wrong": "elements with another value than an independent sum, over all ranks",
     },
     defaults={"collective": tuple(RING)},
     sizes={

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from benchmarks.rivals.sparse_sums import measured
 from peelsum.compress import COLLECTIVES, LinkModel, SwitchPath
 from peelsum.simulation import Job, NetworkSection, Scenario
@@ -47,12 +47,13 @@ def measure(seed: int, workers: int, gbps: float, delay_us: float, words: int) -
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "collective": Column("the collective"),
-        "predicted_ms": Column("milliseconds by the cost model", modelled=True),
-        "simulated_ms": Column("milliseconds until the slowest worker was done", modelled=True),
-        "error": Column("`predicted_ms` over `simulated_ms`, less 1", modelled=True),
-        "wrong": Column("wrong sums"),
+        "collective": "the collective",
+        "predicted_ms": "milliseconds by the cost model",
+        "simulated_ms": "milliseconds until the slowest worker was done",
+        "error": "`predicted_ms` over `simulated_ms`, less 1",
+        "wrong": "wrong sums",
     },
+    modelled_columns=("predicted_ms", "simulated_ms", "error"),
     keys=("collective",),
     sizes={
         "quick": Size([{"workers": 2, "gbps": 1.0, "delay_us": 10.0, "words": 1000}], 1),

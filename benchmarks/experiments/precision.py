@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import Column, Experiment, Size
-from peelsum.allreduce import Allreduce, LocalSummation, StepResult
+from benchmarks import Experiment, Size
+from peelsum.allreduce import Allreduce, LocalSummation, StepResult, TensorResult
 from peelsum.codec import scale_for
 
 _LANES = 4096
@@ -23,12 +24,6 @@ _LANES = 4096
 Floats = NDArray[np.float32]
 #: The gradients of each worker, by the parameter's name.
 Gradients = Mapping[str, Sequence[Floats]]
-
-
-class _Summed(NamedTuple):
-    values: Floats
-    words: int
-    scale_words: int
 
 
 def gradients_of(
@@ -62,20 +57,21 @@ def rows_of(gradients: Gradients) -> Iterator[dict[str, Any]]:
     """Yield the rows of one step: those of every tensor with a gradient, then those of all together."""
     used = {name: arrays for name, arrays in gradients.items() if any(array.any() for array in arrays)}
     exact = {name: np.sum(arrays, axis=0, dtype=np.longdouble) for name, arrays in used.items()}
-    by_way: dict[str, dict[str, _Summed]] = {
-        "float32": {name: _Summed(_in_sequence(arrays), 0, 0) for name, arrays in used.items()},
-        "one scale": {name: _Summed(_one_scale(arrays), 0, 0) for name, arrays in used.items()},
-        "blocks": _allreduced(used),
+    step = _allreduced(used)
+    by_way: dict[str, dict[str, Floats]] = {
+        # float32 is added in the workers' order.
+        "float32": {name: reduce(np.add, arrays) for name, arrays in used.items()},
+        "one scale": {name: _one_scale(arrays) for name, arrays in used.items()},
+        "blocks": {name: step[name].values for name in used},
     }
     for name in [*used, "all"]:
-        these = list(used) if name == "all" else [name]
-        true = np.concatenate([exact[member].reshape(-1) for member in these])
-        for way, summed in by_way.items():
-            values = np.concatenate([summed[member].values.reshape(-1) for member in these])
-            words, scales = (
-                sum(getattr(summed[member], field) for member in these) for field in _Summed._fields[1:]
-            )
-            share = scales / words if words else None
+        tensors = list(used) if name == "all" else [name]
+        true = np.concatenate([exact[member].reshape(-1) for member in tensors])
+        words = sum(step[member].words_sent for member in tensors)
+        scales = sum(_scale_words(step[member]) for member in tensors)
+        for way, sums in by_way.items():
+            values = np.concatenate([sums[member].reshape(-1) for member in tensors])
+            share = scales / words if way == "blocks" else None
             yield {"tensor": name, "way": way, **_errors(true, values), "scale_words": share}
 
 
@@ -87,13 +83,6 @@ def _errors(exact: NDArray[np.longdouble], values: Floats) -> dict[str, Any]:
     return {"sums": int(there.sum()), "median_error": median, "p99_error": p99, "lost": lost}
 
 
-def _in_sequence(arrays: Sequence[Floats]) -> Floats:
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        total += array
-    return total
-
-
 def _one_scale(arrays: Sequence[Floats]) -> Floats:
     largest = max(float(np.abs(array).max()) for array in arrays)
     scale = scale_for(int(np.float32(largest).view(np.uint32)) >> 23, len(arrays))
@@ -102,25 +91,25 @@ def _one_scale(arrays: Sequence[Floats]) -> Floats:
     return result
 
 
-def _allreduced(gradients: Gradients) -> dict[str, _Summed]:
-    """Return the sums of the second of two equal steps, whose forms follow from the first one's densities."""
+def _allreduced(gradients: Gradients) -> StepResult:
+    """Return the second of two equal steps, whose forms follow from the first one's densities."""
     workers = len(next(iter(gradients.values())))
     group = LocalSummation.group(workers, _LANES)
 
     def work(rank: int) -> StepResult:
-        reduce = Allreduce(group[rank])
+        allreduce = Allreduce(group[rank])
         gradient = {name: arrays[rank] for name, arrays in gradients.items()}
-        reduce.sum(gradient)
-        return reduce.sum(gradient)
+        allreduce.sum(gradient)
+        return allreduce.sum(gradient)
 
     with ThreadPoolExecutor(workers) as pool:
-        result = next(iter(pool.map(work, range(workers))))
-    summed = {}
-    for name, tensor in result.items():
-        octaves = tensor.fixed.octaves if tensor.fixed else None
-        blocks = 0 if octaves is None else octaves.size
-        summed[name] = _Summed(tensor.values, tensor.words_sent, 1 + blocks)
-    return summed
+        return next(iter(pool.map(work, range(workers))))
+
+
+def _scale_words(tensor: TensorResult) -> int:
+    """Return the words that agree on a tensor's scales: one of its largest value, and those of its blocks."""
+    octaves = tensor.fixed.octaves if tensor.fixed else None
+    return 1 + (0 if octaves is None else octaves.size)
 
 
 def measure(seed: int, model: Any, step_each: tuple[int, ...], workers: int) -> Any:
@@ -133,14 +122,14 @@ def measure(seed: int, model: Any, step_each: tuple[int, ...], workers: int) -> 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "step": Column("steps of training before"),
-        "tensor": Column("name of the parameter; `all` for all together"),
-        "way": Column("how sums are made"),
-        "sums": Column("elements whose exact sum is not zero"),
-        "median_error": Column("median of the errors"),
-        "p99_error": Column("99th percentile of the errors"),
-        "lost": Column("share of elements whose exact sum is not zero, and whose result is"),
-        "scale_words": Column("words that agree on scales over all words sent"),
+        "step": "steps of training before",
+        "tensor": "name of the parameter; `all` for all together",
+        "way": "how sums are made",
+        "sums": "elements whose exact sum is not zero",
+        "median_error": "median of the errors",
+        "p99_error": "99th percentile of the errors",
+        "lost": "share of elements whose exact sum is not zero, and whose result is",
+        "scale_words": "words that agree on scales over all words sent",
     },
     keys=("step", "tensor", "way"),
     defaults={"workers": 4},

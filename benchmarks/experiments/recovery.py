@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import Column, Experiment, Plot, Size
+from benchmarks import Experiment, Plot, Size
 from benchmarks.rivals.lhc import LhcLayout
 from peelsum.bench.codec.rows import peel_sketch
 from peelsum.bench.codec.timing import SUPPORTS, positions
@@ -94,11 +94,11 @@ def peeled_from(medians: Any) -> str:
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "lhc": Column("share of candidates left over in LHC's layout"),
-        "lhc_rounds": Column("peel rounds of LHC's layout"),
-        "ours": Column("share of candidates left over in the codec's layout"),
-        "ours_rounds": Column("peel rounds of the codec's layout"),
-        "failed": Column("sketches with left-over, of `aim`"),
+        "lhc": "share of candidates left over in LHC's layout",
+        "lhc_rounds": "peel rounds of LHC's layout",
+        "ours": "share of candidates left over in the codec's layout",
+        "ours_rounds": "peel rounds of the codec's layout",
+        "failed": "sketches with left-over, of `aim`",
     },
     defaults={"density": 0.01, "seeds": 5},
     sizes={
@@ -119,10 +119,8 @@ EXPERIMENT = Experiment(
         Plot(
             "lhc",
             y="lhc",
-            finding=(
-                "LHC's layout leaves {columns@1.5:.0%} of the candidates over with 1.5 cells each, if "
-                "whole columns are not zero, and {uniform@1.5:.1%} if non-zeros are anywhere"
-            ),
+            finding="""LHC's layout leaves {columns@1.5:.0%} of the candidates over with 1.5 cells each, if
+                whole columns are not zero, and {uniform@1.5:.1%} if non-zeros are anywhere""",
             **ALONG,
         ),
         Plot("ours", y="ours", finding=peeled_from, **ALONG),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from peelsum.allreduce import Choice, PlanSettings
 from peelsum.allreduce.costs import UnionCounts
 from peelsum.allreduce.protocol import Round, Rounds, SumProtocol, Sums
@@ -56,15 +56,15 @@ class Rival(NamedTuple):
     """Returns the bytes of a message."""
 
 
-class _Run(NamedTuple):
-    """One run of one way."""
+class TimedSum(NamedTuple):
+    """One run of one way: bytes that the first worker sends, that each receives, seconds, and the sum."""
 
     sent: int
     received: int
-    seconds: tuple[float, float, float]
-    """Encoding, combining, decoding."""
+    seconds: dict[str, float]
+    """Processor seconds to `encode`, `combine` and `decode`."""
     decoded: Floats
-    fixed: FixedPoint | None
+    fixed: FixedPoint | None = None
 
 
 def measure(seed: int, elements: int, density: float, workers: int) -> Iterator[dict[str, Any]]:
@@ -82,38 +82,26 @@ def measure(seed: int, elements: int, density: float, workers: int) -> Iterator[
 
 def rivals() -> dict[str, Rival]:
     """Return the rivals by name."""
-    return {
-        "zstd level 1": _zstd(1),
-        "zstd level 3": _zstd(3),
-        "lz4": _lz4(),
-        "torch.sparse_coo": _sparse_coo(),
-        "float32": Rival(
-            lambda values: values, _float_sum, lambda values: values, lambda message: int(message.nbytes)
-        ),
-    }
-
-
-def _zstd(level: int) -> Rival:
     import zstandard
-
-    compressor, decompressor = zstandard.ZstdCompressor(level=level), zstandard.ZstdDecompressor()
-    return _compressed(lambda values: compressor.compress(values), decompressor.decompress)
-
-
-def _lz4() -> Rival:
     from lz4 import block
 
-    return _compressed(block.compress, block.decompress)
+    def compressed(compress: Callable[[Any], bytes], decompress: Callable[[bytes], bytes]) -> Rival:
+        def decode(message: bytes) -> Floats:
+            return np.frombuffer(decompress(message), np.float32)
 
+        def encode(values: Floats) -> bytes:
+            return compress(values.view(np.uint8))
 
-def _compressed(compress: Callable[[Any], bytes], decompress: Callable[[bytes], bytes]) -> Rival:
-    def decode(message: bytes) -> Floats:
-        return np.frombuffer(decompress(message), np.float32)
+        return Rival(encode, lambda messages: encode(_float_sum(map(decode, messages))), decode, len)
 
-    def encode(values: Floats) -> bytes:
-        return compress(values.view(np.uint8))
-
-    return Rival(encode, lambda messages: encode(_float_sum(map(decode, messages))), decode, len)
+    unzip = zstandard.ZstdDecompressor().decompress
+    return {
+        "zstd level 1": compressed(zstandard.ZstdCompressor(level=1).compress, unzip),
+        "zstd level 3": compressed(zstandard.ZstdCompressor(level=3).compress, unzip),
+        "lz4": compressed(block.compress, block.decompress),
+        "torch.sparse_coo": _sparse_coo(),
+        "float32": Rival(lambda values: values, _float_sum, lambda values: values, lambda sent: sent.nbytes),
+    }
 
 
 def _sparse_coo() -> Rival:
@@ -151,128 +139,104 @@ def _rows(
     elements: int, density: float, workers: int, others: dict[str, Rival], seed: int
 ) -> Iterator[dict[str, Any]]:
     tensors = [tensor("uniform", elements, density, seed + worker)[0] for worker in range(workers)]
-    exact = np.zeros(elements)
-    for values in tensors:
-        exact += values
-    seen = _seen(tensors)
+    exact = np.sum(tensors, axis=0, dtype=np.float64)
+
+    def row(way: str, arithmetic: str, run: Callable[[int], TimedSum]) -> tuple[dict[str, Any], TimedSum]:
+        """Return the row of the run that took the least time."""
+        best = min(map(run, range(_REPEATS)), key=lambda result: sum(result.seconds.values()))
+        if not np.allclose(best.decoded, exact, rtol=1e-5, atol=1e-5):
+            raise NotExactError(
+                "sum: it differs from that of NumPy's float64; please report it with your command"
+            )
+        size = {"bytes_sent": best.sent, "bytes_received": best.received}
+        times = {f"{step}_ms": round(1e3 * seconds, 3) for step, seconds in best.seconds.items()}
+        return {"way": way, "arithmetic": arithmetic, **size, **times}, best
+
     for way, (form, index) in OURS.items():
-        choice = fewest_words(form, index, elements, seen, PlanSettings())
-        run = _fastest(partial(_exchange, choice, tensors), exact)
-        assert run.fixed is not None
-        require_exact(tensors, run.decoded, run.fixed)
-        yield {"way": way, "arithmetic": "int32", **_figures(run)}
+        choice = fewest_words(form, index, elements, _seen(tensors), PlanSettings())
+        exact_row, result = row(way, "int32", partial(_exchange, choice, tensors))
+        assert result.fixed is not None
+        require_exact(tensors, result.decoded, result.fixed)
+        yield exact_row
     for way, rival in others.items():
         messages = [rival.encode(values) for values in tensors[1:]]
-        run = _fastest(partial(_message, rival, tensors[0], messages), exact)
-        yield {"way": way, "arithmetic": "float32", **_figures(run)}
+        yield row(way, "float32", partial(_message, rival, tensors[0], messages))[0]
 
 
 def _seen(tensors: list[Floats]) -> UnionCounts:
     """Return what the workers know of a union that is that of the last step."""
-    used = np.zeros(tensors[0].size, np.bool_)
-    for values in tensors:
-        used |= values != 0
-    return UnionCounts(tuple(occupied(np.flatnonzero(used)).tolist()))
+    return UnionCounts(tuple(occupied(np.flatnonzero(np.any(tensors, axis=0))).tolist()))
 
 
-def _figures(run: _Run) -> dict[str, Any]:
-    steps = zip(("encode_ms", "combine_ms", "decode_ms"), run.seconds, strict=True)
-    times = {name: round(1e3 * seconds, 3) for name, seconds in steps}
-    return {"bytes_sent": run.sent, "bytes_received": run.received, **times}
-
-
-def _fastest(run: Callable[[int], _Run], exact: NDArray[np.float64]) -> _Run:
-    """Return the run that took the least time. Raises NotExactError if its sum is not close to `exact`."""
-    best = min((run(number) for number in range(_REPEATS)), key=lambda timed: sum(timed.seconds))
-    if not np.allclose(best.decoded, exact, rtol=1e-5, atol=1e-5):
-        raise NotExactError(
-            "sum: it differs from that of NumPy's float64; please report it with your command"
-        )
-    return best
-
-
-def _message(rival: Rival, values: Floats, others: list[Any], seed: int) -> _Run:
+def _message(rival: Rival, values: Floats, others: list[Any], seed: int) -> TimedSum:
     """Encode one worker's values, combine all messages and decode the sum; no rival uses a seed."""
-    first, encode_s = _timed(lambda: rival.encode(values))
-    message, combine_s = _timed(lambda: rival.combine([first, *others]))
-    decoded, decode_s = _timed(lambda: rival.decode(message))
-    return _Run(rival.size(first), rival.size(message), (encode_s, combine_s, decode_s), decoded, None)
+    seconds = dict[str, float]()
+    first = _timed(seconds, "encode", rival.encode, values)
+    message = _timed(seconds, "combine", rival.combine, [first, *others])
+    decoded = _timed(seconds, "decode", rival.decode, message)
+    return TimedSum(rival.size(first), rival.size(message), seconds, decoded)
 
 
-def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
+def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> TimedSum:
     """Run all workers' protocols; the first worker's encoding and decoding count."""
-    device, likely = TimedDevice.of("cpu"), int(_seen(tensors).non_zeros)
+    device, likely, seconds, words = TimedDevice.of("cpu"), int(_seen(tensors).non_zeros), {}, 0
 
     def begin(values: Floats) -> tuple[SumProtocol, Rounds, Round]:
         protocol = two_round_protocol(device, choice, values, PlanSettings(), len(tensors), seed, likely)
         rounds = protocol.rounds()
         return protocol, rounds, next(rounds)
 
-    (first, mine, asked), encode_s = _timed(lambda: begin(tensors[0]))
-    others = [begin(values)[1:] for values in tensors[1:]]
-    combine_s = decode_s = 0.0
-    words, going = 0, [(mine, asked), *others]
-    while going:
-        first_words, seconds = _timed(lambda: _written(going[0][1]))  # noqa: B023  # it is called at once
-        encode_s += seconds
-        sent = [first_words, *(_written(asked) for _, asked in going[1:])]
-        sums, seconds = _timed(lambda: _combined(sent))  # noqa: B023
-        combine_s += seconds
-        words += first_words.ored.size + first_words.added.size
-        copies = [_copied(sums) for _ in going]  # protocols write over them
-        advanced, seconds = _timed(lambda: _advanced(going[:1], copies))  # noqa: B023
-        decode_s += seconds
-        going = advanced + _advanced(going[1:], copies[1:])
-    (decoded,), seconds = _timed(lambda: first.codec.decode(first.dense, first.sparse, 1))
-    seconds += decode_s
-    return _Run(4 * words, 4 * words, (encode_s, combine_s, seconds), decoded, fixed_point_format(first))
+    def written(request: Round) -> Sums:
+        ored, added = np.empty(request.or_words, np.uint32), np.empty(request.add_words, np.uint32)
+        request.write(ored, added)
+        return Sums(ored, added, ored)
 
+    def combined(sent: list[Sums]) -> Sums:
+        ored = _merged(np.bitwise_or, (sums.ored for sums in sent))
+        return Sums(ored, _merged(np.add, (sums.added for sums in sent)), ored)
 
-def _copied(sums: Sums) -> Sums:
-    ored = sums.ored.copy()
-    return Sums(ored, sums.added.copy(), ored)
-
-
-def _written(asked: Round) -> Sums:
-    ored, added = np.empty(asked.or_words, np.uint32), np.empty(asked.add_words, np.uint32)
-    asked.write(ored, added)
-    return Sums(ored, added, ored)
-
-
-def _combined(sent: list[Sums]) -> Sums:
-    """Return the OR and the sum of all workers' words."""
-    ored = _merged(np.bitwise_or, (words.ored for words in sent))
-    return Sums(ored, _merged(np.add, (words.added for words in sent)), ored)
-
-
-def _advanced(going: list[tuple[Rounds, Round]], copies: list[Sums]) -> list[tuple[Rounds, Round]]:
-    """Send each exchange its sums; return the exchanges that ask for more."""
-    following = []
-    for (rounds, _), sums in zip(going, copies, strict=False):
+    def advanced(rounds: Rounds, sums: Sums) -> Round | None:
         try:
-            following.append((rounds, rounds.send(sums)))
+            return rounds.send(sums)
         except StopIteration:
-            continue
-    return following
+            return None
+
+    workers = [_timed(seconds, "encode", begin, tensors[0]), *map(begin, tensors[1:])]
+    requests = [request for *_, request in workers]
+    while requests:
+        sent = [_timed(seconds, "encode", written, requests[0]), *map(written, requests[1:])]
+        sums = _timed(seconds, "combine", combined, sent)
+        words += sums.ored.size + sums.added.size
+        copies = [(sums.ored.copy(), sums.added.copy()) for _ in workers]  # protocols write over them
+        copied = [Sums(ored, added, ored) for ored, added in copies]
+        following = [_timed(seconds, "decode", advanced, workers[0][1], copied[0])]
+        following += [
+            advanced(rounds, own) for (_, rounds, _), own in zip(workers[1:], copied[1:], strict=True)
+        ]
+        requests = [request for request in following if request is not None]
+    first = workers[0][0]
+    (decoded,) = _timed(seconds, "decode", first.codec.decode, first.dense, first.sparse, 1)
+    return TimedSum(4 * words, 4 * words, seconds, decoded, fixed_point_format(first))
 
 
-def _timed(work: Callable[[], _T]) -> tuple[_T, float]:
-    """Return the result of `work` and the processor time that it took."""
+def _timed(seconds: dict[str, float], step: str, work: Callable[..., _T], *arguments: Any) -> _T:
+    """Return work(*arguments), and add the processor time that it took to seconds[step]."""
     before = time.process_time()
-    result = work()
-    return result, time.process_time() - before
+    result = work(*arguments)
+    seconds[step] = seconds.get(step, 0.0) + time.process_time() - before
+    return result
 
 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "way": Column("how tensors are encoded"),
-        "arithmetic": Column("what is added: a float32 sum depends on the order of the workers"),
-        "bytes_sent": Column("bytes that the first worker sends"),
-        "bytes_received": Column("bytes of the sum that every worker receives"),
-        "encode_ms": Column("milliseconds to encode one worker's tensor"),
-        "combine_ms": Column("milliseconds to turn all workers' messages into that of the sum"),
-        "decode_ms": Column("milliseconds to turn the message of the sum into float32"),
+        "way": "how tensors are encoded",
+        "arithmetic": "what is added: a float32 sum depends on the order of the workers",
+        "bytes_sent": "bytes that the first worker sends",
+        "bytes_received": "bytes of the sum that every worker receives",
+        "encode_ms": "milliseconds to encode one worker's tensor",
+        "combine_ms": "milliseconds to turn all workers' messages into that of the sum",
+        "decode_ms": "milliseconds to turn the message of the sum into float32",
     },
     keys=("way",),
     defaults={"density": 0.05},

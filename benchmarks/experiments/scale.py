@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import SERIES, Column, Experiment, Plot, Size, Value
+from benchmarks import SERIES, Experiment, Plot, Size, Value
 from benchmarks.rivals.cost_model import estimate
 from benchmarks.rivals.sparse_sums import figures, measured, scenario_of
 
@@ -61,12 +61,13 @@ ALONG: dict[str, Any] = {
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "ms": Column("milliseconds of a sum, of the slowest worker", modelled=True),
-        "gbit_s": Column("gigabits of a worker's words summed per second", modelled=True),
-        "switches": Column("switches that add", modelled=True),
-        "slot_memory_kib": Column("KiB of registers for the job's slots, in each switch", modelled=True),
-        "wrong": Column("wrong sums"),
+        "ms": "milliseconds of a sum, of the slowest worker",
+        "gbit_s": "gigabits of a worker's words summed per second",
+        "switches": "switches that add",
+        "slot_memory_kib": "KiB of registers for the job's slots, in each switch",
+        "wrong": "wrong sums",
     },
+    modelled_columns=("ms", "gbit_s", "switches", "slot_memory_kib"),
     defaults={"elements": 2**20, "gbps": 100.0, "loss": 0.0},
     sizes={
         "quick": Size(
@@ -89,29 +90,23 @@ EXPERIMENT = Experiment(
         Plot(
             "packet",
             where={"level": "packet", "loss": 0.0},
-            finding=(
-                "A sum takes {peelsum@4:.2f} ms for 4 workers and {peelsum@64:.2f} for 64 with peelsum, "
-                "{ring@4:.2f} and {ring@64:.2f} with NCCL's ring"
-            ),
+            finding="""A sum takes {peelsum@4:.2f} ms for 4 workers and {peelsum@64:.2f} for 64 with peelsum,
+                {ring@4:.2f} and {ring@64:.2f} with NCCL's ring""",
             **ALONG,
         ),
         Plot(
             "loss",
             where={"level": "packet", "loss": 0.001},
-            finding=(
-                "With 0.1% of packets lost, a sum of 16 workers takes {peelsum@16:.2f} ms with peelsum and "
-                "{switchml@16:.2f} with SwitchML; of 64, {peelsum@64:.2f} with peelsum and {ring@64:.2f} "
-                "with NCCL's ring"
-            ),
+            finding="""With 0.1% of packets lost, a sum of 16 workers takes {peelsum@16:.2f} ms with peelsum
+                and {switchml@16:.2f} with SwitchML; of 64, {peelsum@64:.2f} with peelsum and {ring@64:.2f}
+                with NCCL's ring""",
             **ALONG,
         ),
         Plot(
             "formula",
             where={"level": "formula"},
-            finding=(
-                "By formula, 1,024 workers take {peelsum@1024:.2f} ms with peelsum and {ring@1024:.1f} ms "
-                "with NCCL's ring"
-            ),
+            finding="""By formula, 1,024 workers take {peelsum@1024:.2f} ms with peelsum and {ring@1024:.1f}
+                ms with NCCL's ring""",
             **ALONG,
         ),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from peelsum.allreduce import Allreduce, NetworkModel, RequestedValues, TensorResult
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.alone import LoopbackSummation
@@ -105,11 +105,11 @@ def _summed(reduce: Allreduce, elements: int, where: NDArray[np.int64]) -> Tenso
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "density": Column("mean share of elements that are not zero"),
-        "over_lower_bound": Column("words of all steps over the lower bounds of all steps"),
-        "worst_step": Column("largest ratio of a step's words, without the first index, to its lower bound"),
-        "exchanges": Column("mean exchanges of a step"),
-        "wrongly_dense": Column("steps sent dense although less than 20 % of the elements were not zero"),
+        "density": "mean share of elements that are not zero",
+        "over_lower_bound": "words of all steps over the lower bounds of all steps",
+        "worst_step": "largest ratio of a step's words, without the first index, to its lower bound",
+        "exchanges": "mean exchanges of a step",
+        "wrongly_dense": "steps sent dense although less than 20 % of the elements were not zero",
     },
     defaults={"sequence": SEQUENCES, "network": tuple(NETWORKS), "way": WAYS},
     sizes={"quick": Size([{"elements": 2**16}], 1), "usual": Size([{"elements": (2**16, 2**20, 2**22)}], 1)},

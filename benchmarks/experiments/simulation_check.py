@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 from benchmarks.rivals.cost_model import ALGORITHMS, CALIBRATION, fitted, parts
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from benchmarks.rivals.sparse_sums import measured, scenario_of
@@ -44,14 +44,14 @@ def measure(seed: int, algorithm: str, checked: bool) -> Iterator[dict[str, Any]
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "workers": Column("workers"),
-        "elements": Column("words of the sum"),
-        "gbps": Column("rate of a host's link"),
-        "packet_s": Column("seconds at the packet level"),
-        "formula_s": Column("seconds by formula"),
-        "error": Column("(formula - packet) / packet"),
-        "transfer": Column("the fitted factor of the transfer's time"),
-        "latency": Column("the fitted factor of the latency"),
+        "workers": "workers",
+        "elements": "words of the sum",
+        "gbps": "rate of a host's link",
+        "packet_s": "seconds at the packet level",
+        "formula_s": "seconds by formula",
+        "error": "(formula - packet) / packet",
+        "transfer": "the fitted factor of the transfer's time",
+        "latency": "the fitted factor of the latency",
     },
     keys=("workers", "elements", "gbps"),
     sizes={

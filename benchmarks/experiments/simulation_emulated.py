@@ -10,7 +10,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import asdict
 
-from benchmarks import Column, Experiment, Size, Value
+from benchmarks import Experiment, Size, Value
 from benchmarks.summing_workers import ended, one_sum, started
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
 from peelsum.topology import Star
@@ -42,11 +42,11 @@ def measure(seed: int, workers: int, mbit: float, elements: int, window: int) ->
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "emulated_s": Column("seconds of the fastest emulated sum, of the slowest worker"),
-        "simulated_s": Column("simulated seconds"),
-        "error": Column("(simulated - emulated) / emulated"),
-        "wrong": Column("wrong sums of the simulation, and wrong words of the emulation"),
-        "load_average": Column("load before the case"),
+        "emulated_s": "seconds of the fastest emulated sum, of the slowest worker",
+        "simulated_s": "simulated seconds",
+        "error": "(simulated - emulated) / emulated",
+        "wrong": "wrong sums of the simulation, and wrong words of the emulation",
+        "load_average": "load before the case",
     },
     defaults={"window": 128},
     sizes={

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import SERIES, Column, Experiment, Plot, Size
+from benchmarks import SERIES, Experiment, Plot, Size
 from benchmarks.rivals.slot_protocols import ATP_SLOTS
 from benchmarks.rivals.sparse_sums import QUICK, measured, scenario_of
 from peelsum.simulation import TimersSection
@@ -30,12 +30,12 @@ LOSSES = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05)
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "seconds": Column("simulated seconds of the slowest job"),
-        "goodput_gbps": Column("gigabits of a worker's words summed per second, in the slowest job"),
-        "in_switch": Column("share of chunks that switches summed, over jobs"),
-        "resends": Column("packets sent again"),
-        "octets": Column("bytes on all links"),
-        "wrong": Column("wrong sums"),
+        "seconds": "simulated seconds of the slowest job",
+        "goodput_gbps": "gigabits of a worker's words summed per second, in the slowest job",
+        "in_switch": "share of chunks that switches summed, over jobs",
+        "resends": "packets sent again",
+        "octets": "bytes on all links",
+        "wrong": "wrong sums",
     },
     sizes={
         "quick": Size([{"loss": 0.01, "workers": 2, **ways} for ways in (WAYS, SLOW)], 1),
@@ -51,15 +51,11 @@ EXPERIMENT = Experiment(
             names=SERIES,
             percent="x",
             log="x",
-            finding=(
-                "With 2% of packets lost on every link, peelsum sums {peelsum@0.02:.0f} Gbit/s, SwitchML "
-                "{switchml@0.02:.0f}, ATP {atp@0.02:.0f} and NCCL's ring {ring@0.02:.0f}; with 0.1%, "
-                "peelsum {peelsum@0.001:.0f} and SwitchML {switchml@0.001:.0f}"
-            ),
-            setting=(
-                "Eight workers sum 4 MiB over links of 100 Gbit/s. Simulated packet by packet; rivals are "
-                "models."
-            ),
+            finding="""With 2% of packets lost on every link, peelsum sums {peelsum@0.02:.0f} Gbit/s, SwitchML
+                {switchml@0.02:.0f}, ATP {atp@0.02:.0f} and NCCL's ring {ring@0.02:.0f}; with 0.1%, peelsum
+                {peelsum@0.001:.0f} and SwitchML {switchml@0.001:.0f}""",
+            setting="""Eight workers sum 4 MiB over links of 100 Gbit/s. Simulated packet by packet; rivals
+                are models.""",
             xlabel="Packets lost on every link (%)",
             ylabel="Goodput of a worker (Gbit/s)",
         )

@@ -9,11 +9,10 @@ Results are compared with sums of integers that float32 holds exactly.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Series, Size
-from benchmarks.experiments.pieces import compared, join, run_ranks
+from benchmarks import Experiment, Plot, Series, Size
+from benchmarks.experiments.pieces import TimedCall, compared, join, run_ranks, timed_rounds
 
 _ROWS, _WIDTH = 10**7, 64
 #: Of the power law by which clicks fall on rows.
@@ -45,26 +44,27 @@ def _rank(
     groups = join(path, seats, rank)
     gradients = [_gradient(draw, touched, [seed, other]) for other in range(len(seats))]
     expected = torch.stack(gradients).sum(0).coalesce()
-    result: dict[str, Any] = {by: {"time_ms": [], "cpu_ms": []} for by in groups}
-    result |= {"wrong": 0, "rows": gradients[rank]._nnz(), "union": expected._nnz()}
-    for number in range(rounds + 1):
-        for by, group in groups.items():
-            copies = [gradients[rank].clone() for _ in range(calls)]
-            dist.barrier(group=groups["gloo"])
-            cpu, began = time.process_time(), time.perf_counter()
-            for gradient in copies:
-                dist.all_reduce(gradient, group=group)
-            spent = {"time_ms": time.perf_counter() - began, "cpu_ms": time.process_time() - cpu}
-            for gradient in copies:
-                total = gradient.coalesce()
-                same = torch.equal(total.indices(), expected.indices())
-                wrong = (total.values() != expected.values()).sum() if same else expected.values().numel()
-                result["wrong"] += int(wrong)
-            if number:  # the first round opens connections and compiles
-                for what, value in spent.items():
-                    result[by][what].append(value / calls)
-    dist.destroy_process_group()
-    return result
+
+    def prepare(by: str) -> TimedCall:
+        copies, sums = [gradients[rank].clone() for _ in range(calls)], list[torch.Tensor]()
+
+        def run() -> None:
+            sums.append(copies.pop())
+            dist.all_reduce(sums[-1], group=groups[by])
+
+        def wrong(_: int) -> int:
+            totals = [gradient.coalesce() for gradient in sums]
+            return sum(
+                int((total.values() != expected.values()).sum())
+                if torch.equal(total.indices(), expected.indices())
+                else expected.values().numel()
+                for total in totals
+            )
+
+        return TimedCall(run, wrong)
+
+    result = timed_rounds(groups, rounds, calls, prepare)
+    return {**result, "rows": gradients[rank]._nnz(), "union": expected._nnz()}
 
 
 def _gradient(draw: str, touched: int, seed: list[int]) -> Any:
@@ -89,10 +89,8 @@ def against_gloo(medians: Any) -> str:
         for ranks in (2, 4)
     }
     least, most = min(share[4]), max(share[4])
-    return (
-        f"Of four ranks, each sends {least:.2f} to {most:.2f} of the bytes that it sends with gloo; of two, "
-        f"{min(share[2]):.2f} to {max(share[2]):.2f} times as many"
-    )
+    return f"""Of four ranks, each sends {least:.2f} to {most:.2f} of the bytes that it sends with gloo; of
+        two, {min(share[2]):.2f} to {max(share[2]):.2f} times as many"""
 
 
 EXPERIMENT = Experiment(
@@ -105,10 +103,8 @@ EXPERIMENT = Experiment(
             where={"touched": 10_000},
             kind="bars",
             finding=against_gloo,
-            setting=(
-                "Sparse all-reduce of 10,000 rows of 64 floats a rank, of ten million. Ours is measured "
-                "over the softswitch, gloo's computed."
-            ),
+            setting="""Sparse all-reduce of 10,000 rows of 64 floats a rank, of ten million. Ours is measured
+                over the softswitch, gloo's computed.""",
             ylabel="Bytes that rank 0 sends in a call (MB)",
             names={
                 "sent_mb": Series("peelsum", "blue", ours=True),
@@ -122,20 +118,19 @@ EXPERIMENT = Experiment(
         )
     ],
     columns={
-        "sent_mb": Column("MB that rank 0 sends to the switch in a call"),
-        "received_mb": Column("MB that rank 0 gets from the switch in a call"),
-        "gloo_mb": Column(
-            "MB that rank 0 sends in a call with gloo, by formula, without headers", modelled=True
-        ),
-        "union": Column("rows that any rank has"),
-        "time_ms": Column("milliseconds a call, of the slowest rank"),
-        "gloo_time_ms": Column("the same with gloo, in the same round"),
-        "time_ratio": Column("`time_ms` over gloo's"),
-        "cpu_ms": Column("milliseconds of a rank's processor time a call, of the rank that takes most"),
-        "gloo_cpu_ms": Column("the same with gloo"),
-        "cpu_ratio": Column("`cpu_ms` over gloo's"),
-        "wrong": Column("elements with another value than an independent sum, over all ranks"),
+        "sent_mb": "MB that rank 0 sends to the switch in a call",
+        "received_mb": "MB that rank 0 gets from the switch in a call",
+        "gloo_mb": "MB that rank 0 sends in a call with gloo, by formula, without headers",
+        "union": "rows that any rank has",
+        "time_ms": "milliseconds a call, of the slowest rank",
+        "gloo_time_ms": "the same with gloo, in the same round",
+        "time_ratio": "`time_ms` over gloo's",
+        "cpu_ms": "milliseconds of a rank's processor time a call, of the rank that takes most",
+        "gloo_cpu_ms": "the same with gloo",
+        "cpu_ratio": "`cpu_ms` over gloo's",
+        "wrong": "elements with another value than an independent sum, over all ranks",
     },
+    modelled_columns=("gloo_mb",),
     defaults={"draw": DRAWS},
     sizes={
         "quick": Size([{"touched": 100, "ranks": 2, "rounds": 1, "calls": 1}], 1),

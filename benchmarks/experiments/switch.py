@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import Column, Experiment, Plot, Series, Size
+from benchmarks import Experiment, Plot, Series, Size
 from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch.load import RingHosts
 from peelsum.bench.switch.rows import measure_switches
@@ -174,30 +174,26 @@ def by_udp(medians: Any) -> str:
     """Return the least rates over ports, and how many times BMv2's the softswitch's are."""
     ours, bmv2 = medians.of("embedded, udp"), medians.of("bmv2, veth")
     ratios = [mine / theirs for mine, theirs in zip(ours, bmv2, strict=True)]
-    return (
-        f"By UDP the softswitch takes {min(ours) / 1e6:.1f} million contributions a second or more, "
-        f"{min(ratios):.0f} to {max(ratios):.0f} times as many as BMv2 from virtual Ethernet"
-    )
+    return f"""By UDP the softswitch takes {min(ours) / 1e6:.1f} million contributions a second or more,
+        {min(ratios):.0f} to {max(ratios):.0f} times as many as BMv2 from virtual Ethernet"""
 
 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "target": Column("the switch: `embedded` for the softswitch, `bmv2`, or a plain `forwarder`"),
-        "ports": Column("what its ports are: `memory`, `udp`, or on veth `xdp` and `packet`"),
-        "packets_per_s": Column("contributions per second that went into complete sums"),
-        "packets_per_cpu_s": Column("the same per second of the switch process's processor time"),
-        "latency_p50_us": Column("median time from a chunk's last contribution in to its sum out"),
-        "latency_p99_us": Column("99th percentile of the same time"),
-        "slots_timed": Column("chunks whose latency was measured, one at a time"),
-        "bmv2": Column("`measured`, or the reason why BMv2 was not"),
-        "rate_to_bmv2": Column("`packets_per_s` over BMv2's with as many lanes and workers"),
-        "latency_to_bmv2": Column("`latency_p50_us` over BMv2's"),
-        "first_packet_cold_s": Column(
-            "seconds from import to the first packet's output, without compiled code"
-        ),
-        "first_packet_cached_s": Column("the same with compiled code on disk"),
-        "lost_chunks": Column("chunks that the load gave up after a silence"),
+        "target": "the switch: `embedded` for the softswitch, `bmv2`, or a plain `forwarder`",
+        "ports": "what its ports are: `memory`, `udp`, or on veth `xdp` and `packet`",
+        "packets_per_s": "contributions per second that went into complete sums",
+        "packets_per_cpu_s": "the same per second of the switch process's processor time",
+        "latency_p50_us": "median time from a chunk's last contribution in to its sum out",
+        "latency_p99_us": "99th percentile of the same time",
+        "slots_timed": "chunks whose latency was measured, one at a time",
+        "bmv2": "`measured`, or the reason why BMv2 was not",
+        "rate_to_bmv2": "`packets_per_s` over BMv2's with as many lanes and workers",
+        "latency_to_bmv2": "`latency_p50_us` over BMv2's",
+        "first_packet_cold_s": "seconds from import to the first packet's output, without compiled code",
+        "first_packet_cached_s": "the same with compiled code on disk",
+        "lost_chunks": "chunks that the load gave up after a silence",
     },
     keys=("target", "ports"),
     sizes={

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Size
+from benchmarks import Experiment, Plot, Size
 
 MODELS = ("ncf", "lstm", "vgg19", "bert")
 
@@ -54,49 +54,41 @@ OVER_RATES: dict[str, Any] = {
 def over_gloo(medians: Any) -> str:
     """Return the least and the greatest speed-up over gloo at the slowest and the fastest links."""
     slow, fast = ([medians[f"{model}@{rate}"] for model in MODELS] for rate in ("0.1", "10.0"))
-    return (
-        f"A training step is {min(slow):.1f} to {max(slow):.1f} times as fast as over gloo at 0.1 "
-        f"Gbit/s, and "
-        f"{min(fast):.2f} to {max(fast):.2f} times at 10 Gbit/s"
-    )
+    return f"""A training step is {min(slow):.1f} to {max(slow):.1f} times as fast as over gloo at 0.1 Gbit/s,
+        and {min(fast):.2f} to {max(fast):.2f} times at 10 Gbit/s"""
 
 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "gbps": Column("rate of every link in each direction, in Gbit/s; none if links could not be shaped"),
-        "shaped_by": Column("what limits the rate: `switch ports`, or virtual Ethernet of `namespaces`"),
-        "path": Column(
+        "gbps": "rate of every link in each direction, in Gbit/s; none if links could not be shaped",
+        "shaped_by": "what limits the rate: `switch ports`, or virtual Ethernet of `namespaces`",
+        "path": (
             "`switch`; `switch-dense`, all gradients dense; `gloo`, its all_reduce of floats; `hook-gloo`, "
             "the hook over gloo; `fp16`, torch's hook over gloo, which halves gradients"
         ),
-        "form": Column("forms in which gradients were sent"),
-        "density_worker": Column(
-            "share of elements that are non-zero on one worker; with top-k, of those sent"
-        ),
-        "density_union": Column(
-            "share of elements that are non-zero on any worker; with top-k, of those sent"
-        ),
-        "bytes_per_step": Column("bytes that a worker sends per step; for gloo and fp16, those of a ring"),
-        "iteration_ms": Column("time of an iteration, of the slowest worker, as all times: the median"),
-        "iteration_least_ms": Column("time of the fastest iteration"),
-        "iteration_most_ms": Column("time of the slowest iteration"),
-        "compute_ms": Column("time of forward, backward and optimizer, without sums"),
-        "encode_ms": Column("encoding time of the summing threads, beside the computation"),
-        "network_ms": Column("network time of these threads; for gloo, the iteration's beyond `compute_ms`"),
-        "decode_ms": Column("decoding time of the summing threads"),
-        "aggregation_ms": Column("time to sum all gradients of a step without any computation"),
-        "aggregation_gbps": Column("gigabits of gradients, 32 bits per element, per second of this time"),
-        "exact": Column(
-            "whether all workers have the same bits, within the sum's error bound; not for gloo and top-k"
-        ),
-        "cpu_ms": Column("CPU time of all processes per step beyond computation, the mean"),
-        "switch_cpu_ms": Column("the share of `cpu_ms` of switch and server"),
-        "speedup_over_dense": Column("`iteration_ms` of `switch-dense` over that of this row"),
-        "speedup_over_gloo": Column("`iteration_ms` of `gloo` over that of this row"),
-        "aggregation_over_dense": Column("`aggregation_ms` of `switch-dense` over that of this row"),
-        "aggregation_over_gloo": Column("`aggregation_ms` of `gloo` over that of this row"),
-        "cpu_of_gloo": Column("`cpu_ms` of this row over that of `gloo`"),
+        "form": "forms in which gradients were sent",
+        "density_worker": "share of elements that are non-zero on one worker; with top-k, of those sent",
+        "density_union": "share of elements that are non-zero on any worker; with top-k, of those sent",
+        "bytes_per_step": "bytes that a worker sends per step; for gloo and fp16, those of a ring",
+        "iteration_ms": "time of an iteration, of the slowest worker, as all times: the median",
+        "iteration_least_ms": "time of the fastest iteration",
+        "iteration_most_ms": "time of the slowest iteration",
+        "compute_ms": "time of forward, backward and optimizer, without sums",
+        "encode_ms": "encoding time of the summing threads, beside the computation",
+        "network_ms": "network time of these threads; for gloo, the iteration's beyond `compute_ms`",
+        "decode_ms": "decoding time of the summing threads",
+        "aggregation_ms": "time to sum all gradients of a step without any computation",
+        "aggregation_gbps": "gigabits of gradients, 32 bits per element, per second of this time",
+        "exact": "whether all workers have the same bits, "
+        "within the sum's error bound; not for gloo and top-k",
+        "cpu_ms": "CPU time of all processes per step beyond computation, the mean",
+        "switch_cpu_ms": "the share of `cpu_ms` of switch and server",
+        "speedup_over_dense": "`iteration_ms` of `switch-dense` over that of this row",
+        "speedup_over_gloo": "`iteration_ms` of `gloo` over that of this row",
+        "aggregation_over_dense": "`aggregation_ms` of `switch-dense` over that of this row",
+        "aggregation_over_gloo": "`aggregation_ms` of `gloo` over that of this row",
+        "cpu_of_gloo": "`cpu_ms` of this row over that of `gloo`",
     },
     keys=("gbps", "path"),
     defaults={
@@ -127,10 +119,8 @@ EXPERIMENT = Experiment(
         Plot(
             "speedup_over_dense",
             y="speedup_over_dense",
-            finding=(
-                "At 1 Gbit/s a training step is {lstm@1.0:.1f} times as fast as with dense sums for the "
-                "LSTM, {bert@1.0:.1f} for BERT, {ncf@1.0:.1f} for NCF and {vgg19@1.0:.1f} for VGG19"
-            ),
+            finding="""At 1 Gbit/s a training step is {lstm@1.0:.1f} times as fast as with dense sums for the
+                LSTM, {bert@1.0:.1f} for BERT, {ncf@1.0:.1f} for NCF and {vgg19@1.0:.1f} for VGG19""",
             ylabel="Speed-up of a training step over dense sums in the switch",
             reference=(1, "dense sums"),
             **OVER_RATES,
@@ -138,10 +128,8 @@ EXPERIMENT = Experiment(
         Plot(
             "aggregation_over_dense",
             y="aggregation_over_dense",
-            finding=(
-                "At 1 Gbit/s a step's sums alone are {lstm@1.0:.1f} times as fast as dense ones for the "
-                "LSTM, {bert@1.0:.1f} for BERT, {ncf@1.0:.2f} for NCF and {vgg19@1.0:.2f} for VGG19"
-            ),
+            finding="""At 1 Gbit/s a step's sums alone are {lstm@1.0:.1f} times as fast as dense ones for the
+                LSTM, {bert@1.0:.1f} for BERT, {ncf@1.0:.2f} for NCF and {vgg19@1.0:.2f} for VGG19""",
             ylabel="Speed-up of a step's sums over dense sums in the switch",
             reference=(1, "dense sums"),
             **OVER_RATES,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Size, Value
+from benchmarks import Experiment, Plot, Size, Value
 from benchmarks.experiment import colour
 from peelsum.allreduce import Allreduce, Summation
 from peelsum.bench.allreduce import settings_of, wrong_elements
@@ -62,10 +62,7 @@ def over_links(points: Sequence[Point]) -> Iterator[tuple[Point, list[FormTime]]
     links = Star(
         first.workers, lanes=LANES, window=WINDOW, rate_mbit=rate, delay_ms=delay_ms, mark_from=WINDOW
     )
-    with (
-        links as star,
-        ThreadPoolExecutor(first.workers) as pool,
-    ):
+    with links as star, ThreadPoolExecutor(first.workers) as pool:
         seats = list(pool.map(lambda seat: plug_in(asdict(seat)), star.seats))
         try:
             for point in points:
@@ -140,11 +137,8 @@ def draw(figure: Any, points: Any) -> None:
 def counted(medians: Any) -> str:
     """Return how often each form is the fastest, of the points that were simulated."""
     fastest = medians.points[medians.points["modelled"]]["fastest"].value_counts()
-    return (
-        f"Of {fastest.sum()} points, compact values are fastest at {fastest['compact']}, sketches, "
-        f"which save a "
-        f"round trip, at {fastest['sketch']}, and dense values at {fastest['dense']}"
-    )
+    return f"""Of {fastest.sum()} points, compact values are fastest at {fastest["compact"]}, sketches, which
+        save a round trip, at {fastest["sketch"]}, and dense values at {fastest["dense"]}"""
 
 
 def part(
@@ -182,15 +176,16 @@ that was fastest as measured; a density that was only measured stands in the tab
 """,
     measure=measure,
     columns={
-        "density": Column("share of elements that are non-zero on some worker"),
-        **{f"{form}_ms": Column(f"milliseconds of a step, {form}") for form in FORMS},
-        "fastest": Column("the form with the shortest step"),
-        "auto": Column("the form that `auto` chooses by formula", modelled=True),
-        "auto_over_fastest": Column("time of `auto`'s form over that of the fastest"),
-        **{f"{form}_predicted_ms": Column(f"`{form}_ms` by formula", modelled=True) for form in FORMS},
-        **{f"{form}_codec_ms": Column(f"of `{form}_ms`, milliseconds in the codec") for form in FORMS},
-        "wrong": Column("wrong elements of the last step, and wrong simulated sums"),
+        "density": "share of elements that are non-zero on some worker",
+        **{f"{form}_ms": f"milliseconds of a step, {form}" for form in FORMS},
+        "fastest": "the form with the shortest step",
+        "auto": "the form that `auto` chooses by formula",
+        "auto_over_fastest": "time of `auto`'s form over that of the fastest",
+        **{f"{form}_predicted_ms": f"`{form}_ms` by formula" for form in FORMS},
+        **{f"{form}_codec_ms": f"of `{form}_ms`, milliseconds in the codec" for form in FORMS},
+        "wrong": "wrong elements of the last step, and wrong simulated sums",
     },
+    modelled_columns=("auto", *(f"{form}_predicted_ms" for form in FORMS)),
     keys=("density",),
     sizes={
         "quick": Size(
@@ -203,8 +198,7 @@ that was fastest as measured; a density that was only measured stands in the tab
         "usual": Size(
             [
                 part(
-                    *("virtual", (0.1, 1.0, 10.0, 100.0), (0.05, 0.2, 1.0, 5.0, 20.0)),
-                    (2**16, 2**20, 2**24),
+                    *("virtual", (0.1, 1.0, 10.0, 100.0), (0.05, 0.2, 1.0, 5.0, 20.0)), (2**16, 2**20, 2**24)
                 ),
                 part("links", (0.1,), (5.0, 20.0), (2**16, 2**20)),
                 part("links", (0.1,), (5.0,), (2**16,), (0.9,)),
@@ -219,10 +213,8 @@ that was fastest as measured; a density that was only measured stands in the tab
             y="fastest",
             fill=draw,
             finding=counted,
-            setting=(
-                "A step of two workers. Squares: the fastest form, simulated with measured codec times. "
-                "Figures: auto's time over its, above 1.1."
-            ),
+            setting="""A step of two workers. Squares: the fastest form, simulated with measured codec times.
+                Figures: auto's time over its, above 1.1.""",
             height=6,
         )
     ],

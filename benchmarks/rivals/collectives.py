@@ -7,20 +7,17 @@ takes no time here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(NamedTuple):
     """Words that one host sends to another once earlier transfers have arrived."""
 
     source: int
-    """The sender's number."""
     target: int
-    """The receiver's number."""
     words: int
-    """32-bit words."""
     after: tuple[int, ...] = ()
     """Indices of transfers to `source` that have to arrive first."""
     part: int = 0
@@ -34,18 +31,29 @@ class Transfers:
     """The transfers of one collective, in an order in which each comes after those that it waits for."""
 
     workers: int
-    """Number of workers."""
     parts: int
     """Number of parts of the words."""
     gathers: bool = False
     """Whether workers receive each other's words instead of a sum: part w is what worker w sends."""
     each: list[Transfer] = field(default_factory=list)
-    """The transfers."""
 
     def add(self, source: int, target: int, words: int, after: tuple[int, ...], part: int, adds: bool) -> int:
         """Append a transfer and return its index."""
         self.each.append(Transfer(source, target, words, after, part, adds))
         return len(self.each) - 1
+
+    def wrong(self, arrived: Sequence[int]) -> int:
+        """Return how many parts are wrong at workers if transfers take effect in the order of their arrival.
+
+        Worker w starts with 3**(w % 30) + w in every part; integers have no limit here.
+        """
+        values = [3 ** (w % 30) + w for w in range(self.workers)]
+        have = [[value] * self.parts for value in values]
+        for t in sorted(range(len(self.each)), key=lambda t: (arrived[t], t)):
+            source, target, _, _, part, adds = self.each[t]
+            have[target][part] = have[source][part] + have[target][part] * adds
+        expected = values[: self.parts] if self.gathers else [sum(values)] * self.parts
+        return sum(a != b for w in range(self.workers) for a, b in zip(have[w], expected, strict=True))
 
 
 Collective = Callable[[int, int], Transfers]
@@ -57,18 +65,7 @@ def ring(workers: int, words: int) -> Transfers:
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
     Left out: several rings at once, and NCCL's slices within a round.
     """
-    transfers = Transfers(workers, workers)
-    last: dict[int, int] = {}
-    sizes = list(shares(words, workers))
-    for step in range(2 * (workers - 1)):
-        sent: dict[int, int] = {}
-        for worker in range(workers):
-            part = (worker - step) % workers
-            after = (last[worker],) if step else ()
-            target = (worker + 1) % workers
-            sent[target] = transfers.add(worker, target, sizes[part], after, part, step < workers - 1)
-        last = sent
-    return transfers
+    return _round_the_ring(Transfers(workers, workers), shares(words, workers), 2 * (workers - 1))
 
 
 def all_gather(workers: int, words: int) -> Transfers:
@@ -77,13 +74,19 @@ def all_gather(workers: int, words: int) -> Transfers:
     This is how top-k gradients are exchanged where nothing adds them up: `words` are a worker's indices and
     values. Source: Thakur, Rabenseifner and Gropp (2005), section 3.1. Left out: adding up at the end.
     """
-    transfers = Transfers(workers, workers, gathers=True)
+    return _round_the_ring(Transfers(workers, workers, gathers=True), [words] * workers, workers - 1)
+
+
+def _round_the_ring(transfers: Transfers, sizes: Sequence[int], rounds: int) -> Transfers:
+    """Let each worker send the next one a part in every round; the first half of a sum's rounds adds."""
     last: dict[int, int] = {}
-    for step in range(workers - 1):
+    for number in range(rounds):
         sent: dict[int, int] = {}
-        for worker in range(workers):
-            target, after = (worker + 1) % workers, ((last[worker],) if step else ())
-            sent[target] = transfers.add(worker, target, words, after, (worker - step) % workers, False)
+        adds = not transfers.gathers and number < transfers.workers - 1
+        for worker in range(transfers.workers):
+            part, target = (worker - number) % transfers.workers, (worker + 1) % transfers.workers
+            after = (last[worker],) if number else ()
+            sent[target] = transfers.add(worker, target, sizes[part], after, part, adds)
         last = sent
     return transfers
 
@@ -96,22 +99,19 @@ def binomial(workers: int, words: int) -> Transfers:
     """
     levels, pieces = (workers - 1).bit_length(), 16
     transfers = Transfers(workers, pieces)
-    sizes = list(shares(words, pieces))
-    for part in range(pieces):
-        arrived: dict[int, list[int]] = {}
+    for part, size in enumerate(shares(words, pieces)):
+        arrived: dict[int, tuple[int, ...]] = {}
         for level in range(levels):
             for worker in range(1 << level, workers, 2 << level):
                 parent = worker - (1 << level)
-                after = tuple(arrived.get(worker, ()))
-                arrived.setdefault(parent, []).append(
-                    transfers.add(worker, parent, sizes[part], after, part, True)
-                )
-        have = {0: tuple(arrived.get(0, ()))}
+                index = transfers.add(worker, parent, size, arrived.get(worker, ()), part, True)
+                arrived[parent] = (*arrived.get(parent, ()), index)
+        have = {0: arrived.get(0, ())}
         for level in reversed(range(levels)):
             for worker in range(0, workers, 2 << level):
                 child = worker + (1 << level)
                 if child < workers:
-                    have[child] = (transfers.add(worker, child, sizes[part], have[worker], part, False),)
+                    have[child] = (transfers.add(worker, child, size, have[worker], part, False),)
     return transfers
 
 
@@ -121,19 +121,15 @@ def sharded_server(workers: int, words: int) -> Transfers:
     Source: Jiang et al., "A Unified Architecture for Accelerating Distributed DNN Training in Heterogeneous
     GPU/CPU Clusters" (OSDI'20; BytePS), without additional hosts. Left out: its CPU hosts.
     """
-    transfers, sizes = Transfers(workers, workers), list(shares(words, workers))
+    transfers, sizes = Transfers(workers, workers), shares(words, workers)
+    others = [[worker for worker in range(workers) if worker != server] for server in range(workers)]
     sent = [
-        tuple(
-            transfers.add(worker, server, size, (), server, True)
-            for worker in range(workers)
-            if worker != server
-        )
+        tuple(transfers.add(worker, server, size, (), server, True) for worker in others[server])
         for server, size in enumerate(sizes)
     ]
     for server, size in enumerate(sizes):
-        for worker in range(workers):
-            if worker != server:
-                transfers.add(server, worker, size, sent[server], server, False)
+        for worker in others[server]:
+            transfers.add(server, worker, size, sent[server], server, False)
     return transfers
 
 
@@ -146,7 +142,6 @@ COLLECTIVES: dict[str, Collective] = {
 }
 
 
-def shares(words: int, parts: int) -> Iterator[int]:
-    """Yield the sizes of nearly equal parts."""
-    for part in range(parts):
-        yield (part + 1) * words // parts - part * words // parts
+def shares(words: int, parts: int) -> list[int]:
+    """Return the sizes of nearly equal parts."""
+    return [(part + 1) * words // parts - part * words // parts for part in range(parts)]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.simulation.engine import Engine, Outputs, Timerless
 from peelsum.simulation.hosts import PORT
-from peelsum.simulation.scenario import Job, Scenario
+from peelsum.simulation.scenario import Scenario
 from peelsum.simulation.simulation import frame_bytes
 from peelsum.simulation.topologies import build
 from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, ps
@@ -51,52 +51,11 @@ class Message(NamedTuple):
     """Whether a queue marked it on the way."""
 
 
-class Endpoint(Protocol):
-    """A worker's or a server's part of a protocol. Times are seconds."""
-
-    def start(self, now: float) -> list[Message]:
-        """Return the first messages to send."""
-
-    def receive(self, message: Message, now: float) -> list[Message]:
-        """Process a message; return the messages to send."""
-
-    def next_timer(self) -> float | None:
-        """Return when to call `expire`, or None."""
-
-    def expire(self, now: float) -> list[Message]:
-        """Return the messages to retransmit."""
-
-
-class Worker(Endpoint, Protocol):
-    """A worker: when it has all results, `results` has a sum for each chunk."""
-
-    results: dict[int, Words]
-    """The sum of each chunk that has one; others are 0."""
-
-    @property
-    def done(self) -> bool:
-        """Whether it has all."""
-
-    resends: int
-    """Messages sent again."""
-
-
-class SlotProgram(Protocol):
-    """The program of a switch."""
-
-    in_switch: int
-    """Sums that the switch completed."""
-
-    def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
-        """Return the messages to send: the destination (a worker, SERVER or EVERYBODY) and the message."""
-
-
 @dataclass(frozen=True)
-class Setting:
+class SlotJob:
     """A job, as its protocol sees it."""
 
     workers: int
-    """Number of workers."""
     chunks: int
     """Chunks of the sum."""
     slots: int
@@ -109,51 +68,83 @@ class Setting:
     """Timers of workers and servers."""
     words: Words
     """Each worker's chunks, uint32[workers, chunks, lanes]; see `Message.words`."""
-    job: int = 0
+    number: int = 0
     """The job's number, from 0 on."""
     jobs: int = 1
     """Jobs at the switch."""
     shared: dict[int, Any] = field(default_factory=dict)
     """One mapping for the programs of all jobs: the contents of slots that jobs share."""
 
+
+class Endpoint:
+    """A worker's or a server's part of a protocol, which by default only answers. Times are seconds."""
+
+    def start(self, now: float) -> list[Message]:
+        """Return the first messages to send."""
+        return []
+
+    def receive(self, message: Message, now: float) -> list[Message]:
+        """Process a message; return the messages to send."""
+        raise NotImplementedError
+
+    def next_timer(self) -> float | None:
+        """Return when to call `expire`, or None."""
+        return None
+
+    def expire(self, now: float) -> list[Message]:
+        """Return the messages to send again."""
+        return []
+
+
+class Worker(Endpoint):
+    """A worker: when it has all results, `results` has a sum for each chunk; chunks without one are 0."""
+
+    def __init__(self, job: SlotJob, number: int) -> None:
+        self.job, self.number, self.words = job, number, job.words[number]
+        self.results: dict[int, Words] = {}
+        #: Messages sent again.
+        self.resends = 0
+
     @property
-    def everyone(self) -> int:
-        """The bitmap of all workers."""
-        return (1 << self.workers) - 1
+    def done(self) -> bool:
+        """Whether it has all results."""
+        return len(self.results) == self.job.chunks
+
+
+class SlotProgram:
+    """The program of a switch for one job; `in_switch` counts the sums that it completed."""
+
+    def __init__(self, job: SlotJob) -> None:
+        self.job, self.in_switch = job, 0
+
+    def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
+        """Return the messages to send: the destination (a worker, SERVER or EVERYBODY) and the message."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class SlotProtocol:
     """A protocol: the class of each part. Put it into a mapping, or pass it to `run_protocol`."""
 
-    worker: Callable[[Setting, int], Worker]
-    """Return worker number n."""
-    switch: Callable[[Setting], SlotProgram]
-    """Return the switch's program for one job."""
-    server: Callable[[Setting], Endpoint] | None = None
-    """Return the aggregation server, if there is one."""
+    worker: Callable[[SlotJob, int], Worker]
+    switch: Callable[[SlotJob], SlotProgram]
+    server: Callable[[SlotJob], Endpoint] | None = None
+    """The aggregation server, if there is one."""
     survives_loss: bool = True
     """Whether the model sends lost packets again."""
 
 
 @dataclass(frozen=True)
-class SlotRow:
-    """The results of a slot protocol."""
+class RivalRow:
+    """The results of a slot protocol, or of a collective."""
 
-    protocol: str
-    """Its name."""
+    name: str
     seconds: float
     """Simulated seconds from the start to the last result, of the slowest job."""
-    job_seconds: tuple[float, ...]
-    """The same for each job."""
-    in_switch: float
-    """Share of the chunks sent whose sum the switch completed, over all jobs."""
     packets: int
-    """Packets that hosts sent."""
-    to_servers: int
-    """Packets that arrived at servers."""
+    """Packets that hosts sent, a collective's acknowledgements excluded."""
     resends: int
-    """Packets that workers sent again."""
+    """Packets that were sent again."""
     octets: int
     """Bytes on all links."""
     drops: dict[str, int]
@@ -163,42 +154,25 @@ class SlotRow:
     delivered: int
     """Packets that arrived."""
     wrong: int
-    """Chunks with a wrong sum, over all workers."""
+    """Chunks, or a collective's parts, with a wrong sum, over all workers."""
+    job_seconds: tuple[float, ...] = ()
+    """Seconds of each job of a slot protocol."""
+    in_switch: float | None = None
+    """Share of the chunks sent whose sum the switch completed, over all jobs; None for a collective."""
+    to_servers: int = 0
+    """Packets that arrived at servers."""
 
 
-@dataclass(frozen=True)
-class _RunningJob:
-    """One job, and its hosts."""
-
-    job: Job
-    setting: Setting
-    workers: list[Worker]
-    hosts: list[ModelHost]
-    program: SlotProgram
-
-    @property
-    def sent(self) -> int:
-        """Chunks with a non-zero word."""
-        return int(self.setting.words.any((0, 2)).sum())
-
-    def seconds(self) -> float:
-        """Return the seconds from the start to the last result."""
-        return max(host.done_at for host in self.hosts) / PS_PER_S - self.job.start_s
-
-    def wrong(self) -> int:
-        """Return the chunks whose sum differs from one computed apart, over all workers."""
-        sums, wrong = self.setting.words.sum(0, dtype=np.uint32), 0
-        for worker in self.workers:
-            results = np.zeros_like(sums)
-            for chunk, words in worker.results.items():
-                results[chunk] = words
-            wrong += int((results != sums).any(1).sum())
-        return wrong
+def link_counts(engine: Engine) -> dict[str, Any]:
+    """Return the columns of a RivalRow that links count."""
+    links = engine.total()
+    drops = {"queue_full": links.queue_full, "lost": links.lost}
+    return {"octets": links.octets, "drops": drops, "offered": links.offered, "delivered": links.delivered}
 
 
 def run_protocol(
     scenario: Scenario, name: str, protocol: SlotProtocol, words: Sequence[Words] | None = None
-) -> SlotRow:
+) -> RivalRow:
     """Run a model for the scenario's jobs, behind one switch, and return its row.
 
     words: for each job uint32[workers, elements], the messages' words; by default one random word a chunk.
@@ -208,100 +182,103 @@ def run_protocol(
     _check(scenario, name, protocol)
     shared: dict[int, Any] = {}
     jobs = [
-        _running(scenario, number, protocol, shared, None if words is None else words[number])
+        _RunningJob(scenario, number, protocol, shared, None if words is None else words[number])
         for number in range(len(scenario.jobs))
     ]
     size, engine = frame_bytes(scenario.lanes), Engine(scenario.seed)
     hosts = [host for job in jobs for host in job.hosts]
-    servers = [] if protocol.server is None else [protocol.server(job.setting) for job in jobs]
-    nodes = [*hosts, *(ModelHost(server, SERVER, size, 0) for server in servers)]
+    servers = [] if protocol.server is None else [protocol.server(job.job) for job in jobs]
+    nodes = [*hosts, *(ModelHost(server, size, 0) for server in servers)]
     build(engine, scenario, nodes, len(hosts), lambda: ModelSwitch(jobs, size), lambda *_: None)
     engine.run(lambda: all(worker.done for job in jobs for worker in job.workers), scenario.limit_s)
-    return _row(name, jobs, engine)
+    seconds, chunks = tuple(job.seconds() for job in jobs), sum(job.sent for job in jobs)
+    counts = engine.counts().items()
+    return RivalRow(
+        name=name,
+        seconds=max(seconds),
+        packets=sum(link.offered for at, link in counts if at.startswith("host")),
+        resends=sum(worker.resends for job in jobs for worker in job.workers),
+        wrong=sum(job.wrong() for job in jobs),
+        job_seconds=seconds,
+        in_switch=min(sum(job.program.in_switch for job in jobs) / chunks, 1.0) if chunks else 0.0,
+        to_servers=sum(link.delivered for at, link in counts if at.startswith("to server")),
+        **link_counts(engine),
+    )
 
 
 def _check(scenario: Scenario, name: str, protocol: SlotProtocol) -> None:
-    network = scenario.network
+    network, error = scenario.network, ""
     if network.racks != 1:
-        raise SimulationError(
-            f"network.racks: {network.racks}: models of slot protocols have one switch; use 1"
-        )
+        error = f"network.racks: {network.racks}: models of slot protocols have one switch; use 1"
     for number, job in enumerate(scenario.jobs):
         if job.workers > 62:
-            raise SimulationError(
-                f"jobs.{number}.workers: {job.workers}: a model's bitmap has 62 bits; use 62 or fewer"
-            )
+            error = f"jobs.{number}.workers: {job.workers}: a model's bitmap has 62 bits; use 62 or fewer"
         if number and job.stragglers:
-            raise SimulationError(
-                f"jobs.{number}.stragglers: models know stragglers of the first job only; put them there"
-            )
+            error = f"jobs.{number}.stragglers: models know stragglers of the first job only; put them there"
     if network.loss and not protocol.survives_loss:
-        raise SimulationError(f"network.loss: {network.loss}: the model of {name} sends nothing again; use 0")
+        error = f"network.loss: {network.loss}: the model of {name} sends nothing again; use 0"
+    if error:
+        raise SimulationError(error)
 
 
-def _running(
-    scenario: Scenario, number: int, protocol: SlotProtocol, shared: dict[int, Any], words: Words | None
-) -> _RunningJob:
-    job, size = scenario.jobs[number], frame_bytes(scenario.lanes)
-    setting = Setting(
-        job.workers,
-        -(-job.elements // scenario.lanes),
-        scenario.slots,
-        job.window,
-        job.initial_window,
-        job.timers.timers(),
-        _chunks(scenario, number, words),
-        number,
-        len(scenario.jobs),
-        shared,
-    )
-    workers = [protocol.worker(setting, worker) for worker in range(job.workers)]
-    late = {straggler.worker: straggler.late_s for straggler in job.stragglers}
-    hosts = [
-        ModelHost(worker, n, size, ps(job.start_s + late.get(n, 0.0))) for n, worker in enumerate(workers)
-    ]
-    return _RunningJob(job, setting, workers, hosts, protocol.switch(setting))
+class _RunningJob:
+    """One job, its workers and hosts, and the program of its switch."""
 
+    def __init__(
+        self,
+        scenario: Scenario,
+        number: int,
+        protocol: SlotProtocol,
+        shared: dict[int, Any],
+        words: Words | None,
+    ) -> None:
+        job, lanes, size = scenario.jobs[number], scenario.lanes, frame_bytes(scenario.lanes)
+        chunks = -(-job.elements // lanes)
+        if words is None:
+            random = np.random.default_rng(scenario.seed + number)
+            chunked = random.integers(1, 1 << 32, (job.workers, chunks, 1), np.uint32)
+        else:
+            padded = np.zeros((job.workers, chunks * lanes), np.uint32)
+            padded[:, : job.elements] = words
+            chunked = padded.reshape(job.workers, chunks, lanes)
+        self.job = SlotJob(
+            *(job.workers, chunks, scenario.slots, job.window, job.initial_window, job.timers.timers()),
+            *(chunked, number, len(scenario.jobs), shared),
+        )
+        self.workers = [protocol.worker(self.job, worker) for worker in range(job.workers)]
+        late = {straggler.worker: straggler.late_s for straggler in job.stragglers}
+        self._start_s = job.start_s
+        self.hosts = [
+            ModelHost(worker, size, ps(job.start_s + late.get(n, 0.0)))
+            for n, worker in enumerate(self.workers)
+        ]
+        self.program = protocol.switch(self.job)
 
-def _chunks(scenario: Scenario, number: int, words: Words | None) -> Words:
-    """Return the words of all chunks, uint32[workers, chunks, lanes], or random ones with one lane."""
-    job, lanes = scenario.jobs[number], scenario.lanes
-    chunks = -(-job.elements // lanes)
-    if words is None:
-        random = np.random.default_rng(scenario.seed + number)
-        return random.integers(1, 1 << 32, (job.workers, chunks, 1), np.uint32)
-    padded = np.zeros((job.workers, chunks * lanes), np.uint32)
-    padded[:, : job.elements] = words
-    return padded.reshape(job.workers, chunks, lanes)
+    @property
+    def sent(self) -> int:
+        """Chunks with a non-zero word."""
+        return int(self.job.words.any((0, 2)).sum())
 
+    def seconds(self) -> float:
+        """Return the seconds from the start to the last result."""
+        return max(host.done_at for host in self.hosts) / PS_PER_S - self._start_s
 
-def _row(name: str, jobs: Sequence[_RunningJob], engine: Engine) -> SlotRow:
-    links, counts = engine.total(), engine.counts()
-    seconds = tuple(job.seconds() for job in jobs)
-    chunks = sum(job.sent for job in jobs)
-    return SlotRow(
-        protocol=name,
-        seconds=max(seconds),
-        job_seconds=seconds,
-        in_switch=min(sum(job.program.in_switch for job in jobs) / chunks, 1.0) if chunks else 0.0,
-        packets=sum(each.offered for link, each in counts.items() if link.startswith("host")),
-        to_servers=sum(
-            link_counts.delivered for link, link_counts in counts.items() if link.startswith("to server")
-        ),
-        resends=sum(worker.resends for job in jobs for worker in job.workers),
-        octets=links.octets,
-        drops={"queue_full": links.queue_full, "lost": links.lost},
-        offered=links.offered,
-        delivered=links.delivered,
-        wrong=sum(job.wrong() for job in jobs),
-    )
+    def wrong(self) -> int:
+        """Return the chunks whose sum differs from one computed apart, over all workers."""
+        sums, wrong = self.job.words.sum(0, dtype=np.uint32), 0
+        for worker in self.workers:
+            results = np.zeros_like(sums)
+            for chunk, words in worker.results.items():
+                results[chunk] = words
+            wrong += int((results != sums).any(1).sum())
+        return wrong
 
 
 class ModelHost:
     """A host that runs an endpoint of a model. `done_at` is the picosecond of its last message."""
 
-    def __init__(self, endpoint: Endpoint, number: int, size: int, start: int) -> None:
-        self._endpoint, self._number, self._size, self._start = endpoint, number, size, start
+    def __init__(self, endpoint: Endpoint, size: int, start: int) -> None:
+        self._endpoint, self._size, self._start = endpoint, size, start
         self.done_at = 0
 
     def next_time(self) -> int:
@@ -333,31 +310,24 @@ class ModelSwitch(Timerless):
 
     def __init__(self, jobs: Sequence[_RunningJob], size: int) -> None:
         self._jobs, self._size = jobs, size
-        counts = [len(job.workers) for job in jobs]
-        self._first = [sum(counts[:n]) for n in range(len(jobs))]
-        self._servers = sum(counts)
-        self._job_of = [n for n, count in enumerate(counts) for _ in range(count)] + list(range(len(jobs)))
+        self._job_of = [number for number, job in enumerate(jobs) for _ in job.workers]
+        self._servers = len(self._job_of)
+        self._job_of += range(len(jobs))
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Process messages in order of time."""
+        if arrivals is None:
+            return []
         sent: dict[int, list[tuple[int, Message]]] = {}
-        if arrivals is not None:
-            messages = _messages(arrivals.train)
-            for at, port, message in zip(
-                arrivals.train.times.tolist(), arrivals.ports.tolist(), messages, strict=True
-            ):
-                number = self._job_of[port]
-                program = self._jobs[number].program
-                for to, out in program.process(message, from_server=port >= self._servers):
-                    for target in self._ports(number, to):
-                        sent.setdefault(target, []).append((at, out))
+        times, ports = arrivals.train.times.tolist(), arrivals.ports.tolist()
+        for at, port, message in zip(times, ports, _messages(arrivals.train), strict=True):
+            number = self._job_of[port]
+            job, first = self._jobs[number], self._job_of.index(number)
+            for to, out in job.program.process(message, from_server=port >= self._servers):
+                targets = [self._servers + number if to == SERVER else first + to]
+                for target in range(first, first + len(job.workers)) if to == EVERYBODY else targets:
+                    sent.setdefault(target, []).append((at, out))
         return [(port, _train(each, self._size)) for port, each in sorted(sent.items())]
-
-    def _ports(self, number: int, to: int) -> Sequence[int]:
-        first = self._first[number]
-        if to == EVERYBODY:
-            return range(first, first + len(self._jobs[number].workers))
-        return (self._servers + number if to == SERVER else first + to,)
 
 
 def _train(sent: Sequence[tuple[int, Message]], size: int) -> Train:
@@ -373,8 +343,8 @@ def _train(sent: Sequence[tuple[int, Message]], size: int) -> Train:
 
 def _messages(train: Train) -> list[Message]:
     headers = np.ascontiguousarray(train.data[:, :_HEADER_BYTES]).view(np.int64).tolist()
-    each = np.ascontiguousarray(train.data[:, _HEADER_BYTES:]).view(np.uint32)
+    words = np.ascontiguousarray(train.data[:, _HEADER_BYTES:]).view(np.uint32)
     return [
-        Message(a >> 8 & 0xFF, (a >> 32) - 2, chunk, words, slot, extra, bool(a >> 16 & _CE))
-        for (a, chunk, slot, extra), words in zip(headers, each, strict=True)
+        Message(a >> 8 & 0xFF, (a >> 32) - 2, chunk, lanes, slot, extra, bool(a >> 16 & _CE))
+        for (a, chunk, slot, extra), lanes in zip(headers, words, strict=True)
     ]

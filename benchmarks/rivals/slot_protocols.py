@@ -6,7 +6,17 @@ from itertools import islice
 
 import numpy as np
 
-from benchmarks.rivals.slot_model import EVERYBODY, SERVER, Message, Setting, SlotProtocol, Words
+from benchmarks.rivals.slot_model import (
+    EVERYBODY,
+    SERVER,
+    Endpoint,
+    Message,
+    SlotJob,
+    SlotProgram,
+    SlotProtocol,
+    Words,
+    Worker,
+)
 from peelsum.transport.congestion import CongestionWindow
 
 _WORD, _GOLDEN = 0xFFFFFFFF, 0x9E3779B1
@@ -17,25 +27,17 @@ _LATER = 3
 ATP_SLOTS = 40_000
 
 
-class PoolWorker:
+class PoolWorker(Worker):
     """SwitchML's worker: slot k takes chunks k, k + s, k + 2 s and so on; a result lets the next one go."""
 
-    def __init__(self, setting: Setting, number: int) -> None:
-        self._setting, self._number = setting, number
-        self._words = setting.words[number]
+    def __init__(self, job: SlotJob, number: int) -> None:
+        super().__init__(job, number)
         self._due: dict[int, tuple[float, Message]] = {}
-        self.results: dict[int, Words] = {}
-        self.resends = 0
-        self._slots = max(1, min(setting.slots // setting.jobs // 2, setting.window))
-
-    @property
-    def done(self) -> bool:
-        """Whether it has all results."""
-        return len(self.results) == self._setting.chunks
+        self._slots = max(1, min(job.slots // job.jobs // 2, job.window))
 
     def start(self, now: float) -> list[Message]:
         """Fill the pool."""
-        return [self._sent(chunk, now) for chunk in range(min(self._slots, self._setting.chunks))]
+        return [self._sent(chunk, now) for chunk in range(min(self._slots, self.job.chunks))]
 
     def receive(self, message: Message, now: float) -> list[Message]:
         """Take a result, and use its slot for the next chunk."""
@@ -44,7 +46,7 @@ class PoolWorker:
         self.results[message.chunk] = message.words
         self._due.pop(message.slot, None)
         following = message.chunk + self._slots
-        return [self._sent(following, now)] if following < self._setting.chunks else []
+        return [self._sent(following, now)] if following < self.job.chunks else []
 
     def next_timer(self) -> float | None:
         """Return the time-out of the oldest packet, which is the first: packets keep the order of sending."""
@@ -55,72 +57,62 @@ class PoolWorker:
         late = [message for due, message in self._due.values() if due <= now]
         for message in late:
             del self._due[message.slot]
-            self._due[message.slot] = now + self._setting.timers.resend_least, message
+            self._due[message.slot] = now + self.job.timers.resend_least, message
         self.resends += len(late)
         return late
 
     def _sent(self, chunk: int, now: float) -> Message:
         turn, slot = divmod(chunk, self._slots)
-        message = Message(_SUM, self._number, chunk, self._words[chunk], slot, turn & 1)
-        self._due[slot] = now + self._setting.timers.resend_least, message
+        message = Message(_SUM, self.number, chunk, self.words[chunk], slot, turn & 1)
+        self._due[slot] = now + self.job.timers.resend_least, message
         return message
 
 
-class PoolSwitch:
+class PoolSwitch(SlotProgram):
     """SwitchML's switch with its shadow copies (algorithm 3): two versions of each slot."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._workers = setting.workers
+    def __init__(self, job: SlotJob) -> None:
+        super().__init__(job)
         self._seen: dict[tuple[int, int], int] = {}
         self._count: dict[tuple[int, int], int] = {}
         self._sums: dict[tuple[int, int], Words] = {}
-        self.in_switch = 0
 
     def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
         """Add a packet, or answer one that was added before."""
-        mine, other = (message.extra, message.slot), (1 - message.extra, message.slot)
-        bit, seen = 1 << message.sender, self._seen.get(mine, 0)
+        version, other = (message.extra, message.slot), (1 - message.extra, message.slot)
+        bit, seen = 1 << message.sender, self._seen.get(version, 0)
         if seen & bit:
-            if self._count[mine]:
+            if self._count[version]:
                 return []
-            return [(message.sender, message._replace(kind=_RESULT, words=self._sums[mine], ce=False))]
-        self._seen[mine] = seen | bit
+            return [(message.sender, message._replace(kind=_RESULT, words=self._sums[version], ce=False))]
+        self._seen[version] = seen | bit
         self._seen[other] = self._seen.get(other, 0) & ~bit
-        count = (self._count.get(mine, 0) + 1) % self._workers
-        self._count[mine] = count
-        fresh = count == 1 % self._workers
-        self._sums[mine] = message.words if fresh else message.words + self._sums[mine]
+        count = (self._count.get(version, 0) + 1) % self.job.workers
+        self._count[version] = count
+        fresh = count == 1 % self.job.workers
+        self._sums[version] = message.words if fresh else message.words + self._sums[version]
         if count:
             return []
         self.in_switch += 1
-        return [(EVERYBODY, message._replace(kind=_RESULT, words=self._sums[mine]))]
+        return [(EVERYBODY, message._replace(kind=_RESULT, words=self._sums[version]))]
 
 
-class AtpWorker:
+class AtpWorker(Worker):
     """ATP's worker: a congestion window, ECN, and a resend after three later results or a time-out."""
 
-    def __init__(self, setting: Setting, number: int) -> None:
-        self._setting, self._number = setting, number
-        self._words = setting.words[number]
-        self._window = CongestionWindow(setting.window, setting.initial_window)
-        self._timers = setting.timers
+    def __init__(self, job: SlotJob, number: int) -> None:
+        super().__init__(job, number)
+        self._window = CongestionWindow(job.window, job.initial_window)
         #: Chunks without a result, in the order of their last transmission, which is numbered.
         self._out: dict[int, int] = {}
         self._again: set[int] = set()
         self._next = self._transmissions = self._backoff = 0
         self._moved_at = 0.0
-        self.results: dict[int, Words] = {}
-        self.resends = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether it has all results."""
-        return len(self.results) == self._setting.chunks
 
     def start(self, now: float) -> list[Message]:
         """Fill the window."""
         sent = []
-        while self._next < self._setting.chunks and len(self._out) < self._window.size:
+        while self._next < self.job.chunks and len(self._out) < self._window.size:
             sent.append(self._sent(_SUM, self._next, now))
             self._next += 1
         return sent
@@ -145,8 +137,8 @@ class AtpWorker:
 
     def next_timer(self) -> float | None:
         """Return when the oldest chunk is sent again: a time-out after the last result, backing off."""
-        wait = self._timers.resend_least * 2**self._backoff
-        return self._moved_at + min(wait, self._timers.resend_most) if self._out else None
+        wait = self.job.timers.resend_least * 2**self._backoff
+        return self._moved_at + min(wait, self.job.timers.resend_most) if self._out else None
 
     def expire(self, now: float) -> list[Message]:
         """Send the oldest chunk again."""
@@ -163,31 +155,25 @@ class AtpWorker:
             self._again.add(chunk)
         self._transmissions += 1
         self._out[chunk] = self._transmissions
-        return Message(kind, self._number, chunk, self._words[chunk], extra=1 << self._number)
+        return Message(kind, self.number, chunk, self.words[chunk], extra=1 << self.number)
 
 
-class AtpSwitch:
+class AtpSwitch(SlotProgram):
     """ATP's switch: a chunk's hash selects its slot; a chunk that finds another there goes to the server."""
-
-    def __init__(self, setting: Setting) -> None:
-        self._slots, self._all = setting.slots, setting.everyone
-        self._job, self._salt = setting.job, setting.job * _GOLDEN
-        self._held: dict[int, tuple[int, Message]] = setting.shared
-        self.in_switch = 0
 
     def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
         """Add, pass on or, for a result, free the slot."""
-        slot = _mixed((message.chunk + self._salt) & _WORD) % self._slots
-        owner, held = self._held.get(slot, (self._job, None))
-        mine = held is not None and (owner, held.chunk) == (self._job, message.chunk)
+        job, taken = self.job, self.job.shared
+        slot = _mixed((message.chunk + job.number * _GOLDEN) & _WORD) % job.slots
+        owner, held = taken.get(slot, (job.number, None))
+        holds = held is not None and (owner, held.chunk) == (job.number, message.chunk)
         if from_server:
-            if mine:
-                del self._held[slot]
+            if holds:
+                del taken[slot]
             return [(EVERYBODY if message.sender == SERVER else message.sender, message)]
         if held is None and message.kind == _SUM:
-            held = message._replace(extra=0, words=np.zeros_like(message.words))
-            mine = True
-        if held is None or not mine:
+            held, holds = message._replace(extra=0, words=np.zeros_like(message.words)), True
+        if held is None or not holds:
             return [(SERVER, message)]
         fresh = not held.extra & message.extra
         if not fresh and message.kind == _SUM:
@@ -198,10 +184,10 @@ class AtpSwitch:
             ce=held.ce or message.ce,
         )
         if message.kind == _RESEND:
-            del self._held[slot]
+            del taken[slot]
             return [(SERVER, added._replace(kind=_RESEND, sender=message.sender))]
-        self._held[slot] = self._job, added
-        if added.extra != self._all:
+        taken[slot] = job.number, added
+        if added.extra != (1 << job.workers) - 1:
             return []
         self.in_switch += 1
         return [(SERVER, added)]
@@ -214,16 +200,12 @@ def _mixed(chunk: int) -> int:
     return x ^ x >> 16
 
 
-class AtpServer:
+class AtpServer(Endpoint):
     """ATP's parameter server: it adds the switch's leftovers, and sends every result."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._all = setting.everyone
+    def __init__(self, job: SlotJob) -> None:
+        self._all = (1 << job.workers) - 1
         self._held: dict[int, tuple[int, Words, bool]] = {}
-
-    def start(self, now: float) -> list[Message]:
-        """Send nothing."""
-        return []
 
     def receive(self, message: Message, now: float) -> list[Message]:
         """Add a packet whose workers are new; send the result when all are in, and when asked later."""
@@ -237,31 +219,20 @@ class AtpServer:
         self._held[message.chunk] = bitmap, words, ce or message.ce
         if bitmap != self._all:
             return []
-        return [Message(_RESULT, SERVER, message.chunk, words, ce=self._held[message.chunk][2])]
-
-    def next_timer(self) -> float | None:
-        """Return None: workers ask."""
-        return None
-
-    def expire(self, now: float) -> list[Message]:
-        """Send nothing."""
-        return []
+        return [Message(_RESULT, SERVER, message.chunk, words, ce=ce or message.ce)]
 
 
 _END = 1 << 40
 
 
-class BlockWorker:
+class BlockWorker(Worker):
     """OmniReduce's worker (algorithm 1): in each stream of blocks it sends those that are not zero."""
 
-    def __init__(self, setting: Setting, number: int) -> None:
-        self._number = number
-        self._words = setting.words[number]
-        self._streams = max(1, min(setting.slots // setting.jobs, setting.window, setting.chunks))
+    def __init__(self, job: SlotJob, number: int) -> None:
+        super().__init__(job, number)
+        self._streams = max(1, min(job.slots // job.jobs, job.window, job.chunks))
         self._open = self._streams
-        self.results: dict[int, Words] = {}
-        self.resends = 0
-        self._has = self._words.any(1).tolist()
+        self._has = self.words.any(1).tolist()
         self._next = [_END] * len(self._has)
         following = [_END] * self._streams
         for chunk in reversed(range(len(self._has))):
@@ -286,33 +257,22 @@ class BlockWorker:
             return []
         return [self._sent(message.extra)] if self._has[message.extra] else []
 
-    def next_timer(self) -> float | None:
-        """Return None: nothing is sent again."""
-        return None
-
-    def expire(self, now: float) -> list[Message]:
-        """Send nothing."""
-        return []
-
     def _sent(self, chunk: int) -> Message:
-        return Message(
-            _SUM, self._number, chunk, self._words[chunk], chunk % self._streams, self._next[chunk]
-        )
+        return Message(_SUM, self.number, chunk, self.words[chunk], chunk % self._streams, self._next[chunk])
 
 
-class BlockSwitch:
+class BlockSwitch(SlotProgram):
     """OmniReduce's aggregator in a switch: a slot for each stream, and each worker's next block."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._workers = setting.workers
+    def __init__(self, job: SlotJob) -> None:
+        super().__init__(job)
         self._next: dict[int, list[int]] = {}
         self._sums: dict[int, Words] = {}
-        self.in_switch = 0
 
     def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
         """Add a block; once no worker's next block is this one, send the sum and say which is next."""
         slot = message.slot
-        following = self._next.setdefault(slot, [message.chunk] * self._workers)
+        following = self._next.setdefault(slot, [message.chunk] * self.job.workers)
         following[message.sender] = message.extra
         self._sums[slot] = self._sums[slot] + message.words if slot in self._sums else message.words
         first = min(following)

@@ -8,7 +8,7 @@ processor time of one worker.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.rivals.flows import run_collective
 from benchmarks.rivals.lhc import lhc_step, lhc_variants, smallest_lhc
 from benchmarks.rivals.lhc_bloom import BATCHES, FewestWords, fewest_words
-from benchmarks.rivals.slot_model import SlotRow, run_protocol
+from benchmarks.rivals.slot_model import RivalRow, run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.allreduce import Allreduce, Form, LocalSummation
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
@@ -56,28 +56,28 @@ def measured(scenario: Scenario, algorithm: str) -> dict[str, Any]:
     if algorithm == "peelsum":
         report = simulate(scenario)
         jobs = report.jobs
-        return figures(
-            scenario,
-            max(job.seconds for job in jobs),
-            in_switch=sum(job.in_switch for job in jobs) / len(jobs),
-            resends=sum(job.resends for job in jobs),
-            octets=report.octets,
-            wrong=sum(job.wrong for job in jobs),
-        )
+        seconds, in_switch = max(job.seconds for job in jobs), sum(job.in_switch for job in jobs) / len(jobs)
+        resends, octets = sum(job.resends for job in jobs), report.octets
+        return figures(scenario, seconds, in_switch, resends, octets, sum(job.wrong for job in jobs))
     if algorithm in PROTOCOLS:
-        result: Any = run_protocol(scenario, algorithm, PROTOCOLS[algorithm])
+        row = run_protocol(scenario, algorithm, PROTOCOLS[algorithm])
     else:
-        result = run_collective(scenario, algorithm)
-    share = getattr(result, "in_switch", None)
-    counts = {"resends": result.resends, "octets": result.octets, "wrong": result.wrong}
-    return figures(scenario, result.seconds, in_switch=share, **counts)
+        row = run_collective(scenario, algorithm)
+    return figures(scenario, row.seconds, row.in_switch, row.resends, row.octets, row.wrong)
 
 
-def figures(scenario: Scenario, seconds: float, **others: Any) -> dict[str, Any]:
-    """Return the figures of a sum that takes so many seconds; counts that are not given are 0."""
+def figures(
+    scenario: Scenario,
+    seconds: float,
+    in_switch: float | None = None,
+    resends: int = 0,
+    octets: int = 0,
+    wrong: int = 0,
+) -> dict[str, Any]:
+    """Return the figures of a sum that takes so many seconds."""
     goodput = 32 * scenario.jobs[0].elements / seconds / 1e9
-    none = {"in_switch": None, "resends": 0, "octets": 0, "wrong": 0}
-    return {**none, **others, "seconds": seconds, "goodput_gbps": goodput}
+    counts = {"in_switch": in_switch, "resends": resends, "octets": octets, "wrong": wrong}
+    return {**counts, "seconds": seconds, "goodput_gbps": goodput}
 
 
 Way = Literal[
@@ -167,39 +167,40 @@ def _form(way: Way) -> Form:
     return way
 
 
-class _Recorded(LocalSummation):
-    """A sum in memory that remembers the words of each exchange."""
-
-    exchanges: list[int]
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        self.exchanges.append(sum(part.words.size for part in parts))
-        return super().sum_words(parts)
-
-
 @lru_cache(maxsize=64)
 def _peelsum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     """Sum in memory, and simulate each exchange; an exchange waits for the results of the one before."""
     each = tensors.each()
-    seats = _Recorded.group(tensors.workers, lanes=LANES)
-    assert all(isinstance(seat, _Recorded) for seat in seats)
+    # All workers send as many words in each exchange.
+    exchanges: list[list[int]] = [[] for _ in each]
 
-    def work(seat: LocalSummation) -> tuple[list[int], int]:
-        assert isinstance(seat, _Recorded)
+    class Recorded(LocalSummation):
+        """A sum in memory that remembers the words of each exchange."""
+
+        def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+            exchanges[self.worker_id].append(sum(part.words.size for part in parts))
+            return super().sum_words(parts)
+
+    def work(seat: LocalSummation) -> int:
         reduce = Allreduce(seat, **settings_of(_form(way)), seed=tensors.seed)
         for _ in range(2):  # the second step knows the union
-            seat.exchanges = []
+            exchanges[seat.worker_id].clear()
             step = reduce.sum({"gradient": each[seat.worker_id]})
-        return seat.exchanges, wrong_elements(step["gradient"], each)
+        return wrong_elements(step["gradient"], each)
 
     with ThreadPoolExecutor(tensors.workers) as pool:
-        done = list(pool.map(work, seats))
-    exchanges = done[0][0]  # all workers send as many words
+        wrong = sum(pool.map(work, Recorded.group(tensors.workers, lanes=LANES)))
+    codec_s = _codec_s(way, np.sum(each, axis=0))
+    return _exchanged(exchanges[0], codec_s, tensors, gbps, wrong)
+
+
+def _exchanged(
+    exchanges: Sequence[int], codec_s: float, tensors: Tensors, gbps: float, wrong: int = 0
+) -> SparseSum:
+    """Simulate exchanges of so many words that wait for each other."""
     sums = [_network(gbps, tensors.workers, words) for words in exchanges]
-    wrong = sum(errors for _, errors in sums) + sum(errors for _, errors in done)
-    return SparseSum(
-        sum(seconds for seconds, _ in sums), _codec_s(way, np.sum(each, axis=0)), sum(exchanges), wrong
-    )
+    wrong += sum(errors for _, errors in sums)
+    return SparseSum(sum(seconds for seconds, _ in sums), codec_s, sum(exchanges), wrong)
 
 
 @lru_cache(maxsize=256)
@@ -223,17 +224,6 @@ def _codec_s(way: Way, union: Floats) -> float:
     return min(step.encode_s + step.decode_s for step in steps)
 
 
-def _processor_s(work: Callable[[], object]) -> float:
-    """Return the least processor time of some runs, all threads: other programs hardly change it."""
-
-    def once() -> float:
-        started = time.process_time()
-        work()
-        return time.process_time() - started
-
-    return min(once() for _ in range(_TIMED))
-
-
 def _lhc(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     """Simulate the words that recover everything, in one exchange: LHC's table needs no union.
 
@@ -250,8 +240,7 @@ def _lhc(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     fixed = fixed_point(_field(union), 1)
     device = replace(TimedDevice.of("cpu"), clock=time.process_time)
     codec_s = min(lhc_step(device, table.layout, candidates, fixed).codec_s for _ in range(_TIMED))
-    seconds, wrong = _network(gbps, tensors.workers, table.words)
-    return SparseSum(seconds, codec_s, table.words, wrong)
+    return _exchanged([table.words], codec_s, tensors, gbps)
 
 
 @lru_cache(maxsize=8)
@@ -280,16 +269,8 @@ def _lhc_fastest(tensors: Tensors, gbps: float) -> SparseSum:
 
     What a small table leaves over is one more exchange.
     """
-    best: SparseSum | None = None
-    for codec_s, exchanges in _timed_lhc_layouts(tensors):
-        sums = [_network(gbps, tensors.workers, words) for words in exchanges]
-        candidate = SparseSum(
-            sum(seconds for seconds, _ in sums), codec_s, sum(exchanges), sum(wrong for _, wrong in sums)
-        )
-        if best is None or candidate.network_s + candidate.codec_s < best.network_s + best.codec_s:
-            best = candidate
-    assert best is not None
-    return best
+    sums = (_exchanged(words, codec_s, tensors, gbps) for codec_s, words in _timed_lhc_layouts(tensors))
+    return min(sums, key=lambda table: table.network_s + table.codec_s)
 
 
 def lhc_words(way: str, union: NDArray[np.int64], elements: int) -> FewestWords | None:
@@ -311,12 +292,17 @@ def _omnireduce(tensors: Tensors, gbps: float) -> SparseSum:
     words = np.array(quantized, np.int32).view(np.uint32)
     best = omnireduce(links(gbps, tensors.workers, tensors.elements), words)
     blocks = each[0][: tensors.elements // LANES * LANES].reshape(-1, LANES)
-    codec_s = _codec_s("dense", np.sum(each, axis=0)) + _processor_s(lambda: blocks.any(1))
+    searches = []
+    for _ in range(_TIMED):
+        started = time.process_time()
+        blocks.any(1)
+        searches.append(time.process_time() - started)
+    codec_s = _codec_s("dense", np.sum(each, axis=0)) + min(searches)
     sent = best.packets * LANES // tensors.workers
     return SparseSum(best.seconds, codec_s, sent, best.wrong)
 
 
-def omnireduce(scenario: Scenario, words: Words) -> SlotRow:
+def omnireduce(scenario: Scenario, words: Words) -> RivalRow:
     """Run OmniReduce for uint32[workers, elements] with each of STREAMS; return the fastest run.
 
     Its `wrong` is that of all runs.

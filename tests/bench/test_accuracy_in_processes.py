@@ -17,7 +17,7 @@ import torch
 from torch_accuracy import flat, trained
 from torch_ranks import run_ranks
 
-from benchmarks.accuracy.training import Setting, Training
+from benchmarks.accuracy.training import Training, TrainingSetting
 from peelsum.topology import Star
 
 RANKS, STEPS = 2, 5
@@ -37,11 +37,11 @@ METHODS = (
     *("power:2", "terngrad", "top-k:0.02/no-feedback", "top-k:0.02/momentum", "top-k+qsgd:0.02"),
 )
 SETTINGS = [
-    *(Setting("digits", method, RANKS, steps=STEPS) for method in METHODS),
-    Setting("ratings", "exact", RANKS, steps=STEPS),
-    Setting("text", "top-k:0.02", RANKS, "0.5", seed=3, steps=STEPS),
-    Setting("transformer", "star:0.02", RANKS, "label", steps=STEPS),
-    Setting("images", "qsgd:4", RANKS, steps=2),  # has dropout
+    *(TrainingSetting("digits", method, RANKS, steps=STEPS) for method in METHODS),
+    TrainingSetting("ratings", "exact", RANKS, steps=STEPS),
+    TrainingSetting("text", "top-k:0.02", RANKS, "0.5", seed=3, steps=STEPS),
+    TrainingSetting("transformer", "star:0.02", RANKS, "label", steps=STEPS),
+    TrainingSetting("images", "qsgd:4", RANKS, steps=2),  # has dropout
 ]
 
 

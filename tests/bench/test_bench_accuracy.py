@@ -24,7 +24,7 @@ from benchmarks.accuracy.methods import METHODS, MethodError, parse
 from benchmarks.accuracy.rows import compared, fastest
 from benchmarks.accuracy.shares import SharesError, divide
 from benchmarks.accuracy.subjects import SUBJECTS, SubjectName, make_subject
-from benchmarks.accuracy.training import Run, Setting, train
+from benchmarks.accuracy.training import TrainingRun, TrainingSetting, train
 from peelsum.compress import (
     DENSE,
     DGC,
@@ -42,13 +42,12 @@ from peelsum.summation import Part
 LABELS = np.repeat(np.arange(10), 50)
 
 
-def finished(method: str = "dense", seed: int = 0, **changes: Any) -> Run:
+def finished(method: str = "dense", seed: int = 0, **changes: Any) -> TrainingRun:
     """A run of four steps that did not happen."""
-    run = Run(
-        setting=Setting("digits", method, seed=seed),
+    run = TrainingRun(
+        setting=TrainingSetting("digits", method, seed=seed),
         data="digits",
         metric="accuracy",
-        higher=True,
         steps=4,
         elements=1000,
         curve=[(0, 0.1), (2, 0.5), (4, 0.9)],
@@ -153,7 +152,7 @@ def test_a_subject_is_the_same_for_the_same_seed_and_can_be_measured(name: Subje
 
 def test_a_run_is_the_same_for_the_same_seed() -> None:
     def values(seed: int) -> dict[str, Any]:
-        run = train(Setting("digits", "star:0.05", workers=2, shares="0.5", seed=seed, steps=12))
+        run = train(TrainingSetting("digits", "star:0.05", workers=2, shares="0.5", seed=seed, steps=12))
         return asdict(replace(run, compute_s=0.0, compress_s=0.0))
 
     first = values(3)
@@ -164,7 +163,7 @@ def test_a_run_is_the_same_for_the_same_seed() -> None:
 
 def test_training_ends_where_it_is_no_longer_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.accuracy.subjects.SmallConvNet.forward", infinite)
-    run = train(Setting("digits", "top-k", workers=2, steps=50))
+    run = train(TrainingSetting("digits", "top-k", workers=2, steps=50))
     assert run.curve[-1] == (1, None)
     (row,) = compared([run], [run], [1.0], 0.0)
     assert [row[name] for name in ("final", "target", "reached", "time_s")] == [None, None, 0, None]

@@ -17,10 +17,10 @@ from compressors import Books
 
 from benchmarks.accuracy import changing
 from benchmarks.accuracy.changing import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over
-from benchmarks.accuracy.training import Setting, train
+from benchmarks.accuracy.training import TrainingSetting, train
 from peelsum.compress import METHODS, Flexible, LinkModel, Workload, cost
 
-SETTING = Setting("digits", "top-k", workers=3, seed=2, steps=12)
+SETTING = TrainingSetting("digits", "top-k", workers=3, seed=2, steps=12)
 ELEMENTS = 38_282
 
 
@@ -54,7 +54,7 @@ def test_learning_is_that_of_the_same_compressor() -> None:
 
 @pytest.mark.slow
 def test_a_strategy_changes_with_the_network_and_decides_the_same_again() -> None:
-    setting = Setting("digits", "top-k", workers=2, steps=60)
+    setting = TrainingSetting("digits", "top-k", workers=2, steps=60)
     run = train_over(setting, "alternating", Flexible(explore_steps=1))
     assert run == train_over(setting, "alternating", Flexible(explore_steps=1))
     assert run.changes > 1
@@ -70,7 +70,7 @@ def test_books_close_from_method_to_method(monkeypatch: pytest.MonkeyPatch) -> N
     """After every step, all that was sent and what is kept come to all gradients."""
     monkeypatch.setattr("benchmarks.accuracy.training.Memory", Books)
     script = itertools.cycle(METHODS)
-    with ChangingTraining(Setting("digits", "top-k", 2), steady, ("dense_ring", 1.0)) as training:
+    with ChangingTraining(TrainingSetting("digits", "top-k", 2), steady, ("dense_ring", 1.0)) as training:
         for method in itertools.islice(script, len(METHODS)):
             training._fixed = changing.StepPlan(
                 method, 1.0 if method.startswith("dense") else 0.01, False, {}

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from benchmarks.__main__ import _given, _parser, _run
+from benchmarks.__main__ import _parameter_texts, _parser, _run
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,5 +44,5 @@ def test_the_benchmarks_take_the_options_that_they_are_given() -> None:
     assert len(arguments) == 3
     for words in arguments:
         options, others = _parser().parse_known_args(words)
-        given = _given(others)
-        assert len(_run(options.names[0], options, given).given) == len(given)
+        texts = _parameter_texts(others)
+        assert len(_run(options.names[0], options, texts).values) == len(texts)

@@ -11,7 +11,7 @@ MINE = '''\
 
 import time
 
-from benchmarks import Column, Experiment, Plot, Published, Size
+from benchmarks import Experiment, Plot, Published, Size
 
 
 def measure(seed, width, way):
@@ -27,10 +27,11 @@ EXPERIMENT = Experiment(
     about="Areas of squares.",
     measure=measure,
     columns={
-        "area": Column("cells, more with a larger seed"),
-        "label": Column("what it is called"),
-        "lost": Column("share that is lost", modelled=True),
+        "area": "cells, more with a larger seed",
+        "label": "what it is called",
+        "lost": "share that is lost",
     },
+    modelled_columns=("lost",),
     sizes={
         "quick": Size([{"width": (1, 2), "way": ("a",)}], 2),
         "usual": Size([{"width": (1, 2, 4), "way": ("a", "b")}, {"width": (8,), "way": ("a",)}], 3),

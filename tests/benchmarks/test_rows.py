@@ -22,7 +22,7 @@ from benchmarks.rows import Run, Span, measure_missing, measured, of_plan, read
 
 FIGURES = ["width", "way", "repetition", "seed", "size", "modelled", "note", "area", "label", "lost"]
 PARTS = """
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 
 def measure(seed, lanes, share_each, checked):
     for share in share_each:
@@ -30,7 +30,7 @@ def measure(seed, lanes, share_each, checked):
 
 EXPERIMENT = Experiment(
     measure=measure,
-    columns={"share": Column("a share"), "area": Column("an area"), "wrong": Column("wrong sums")},
+    columns={"share": "a share", "area": "an area", "wrong": "wrong sums"},
     keys=("share",),
     sizes={"usual": Size([{"lanes": (32, 64), "share_each": ((0.5, 0.25),), "checked": True}], 1)},
     ranges={"share_each": (0, 1)},

@@ -101,7 +101,7 @@ def test_a_report_of_one_wrong_sum_is_printed_and_ends_with_status_1(monkeypatch
 
 
 BENCH = """
-from benchmarks import Column, Experiment, Size
+from benchmarks import Experiment, Size
 
 
 def measure(seed, point):
@@ -113,7 +113,7 @@ EXPERIMENT = Experiment(
     title="Mine",
     about="Sums.",
     measure=measure,
-    columns={"wrong": Column("wrong sums"), "exact": Column("whether all are right")},
+    columns={"wrong": "wrong sums", "exact": "whether all are right"},
     sizes={"usual": Size([{"point": (0, 1)}], 1)},
 )
 """

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.rivals.collectives import COLLECTIVES, Transfers, ring
-from benchmarks.rivals.flows import replayed, run_collective
-from benchmarks.rivals.slot_model import Message, Setting, Worker, run_protocol
+from benchmarks.rivals.flows import run_collective
+from benchmarks.rivals.slot_model import Message, SlotJob, Worker, run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS, BlockSwitch
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, TimersSection
 from peelsum.simulation.scenario import Straggler
@@ -58,8 +58,8 @@ def test_each_sends_what_its_paper_says() -> None:
 
 def test_the_check_of_sums_finds_an_order_that_is_wrong() -> None:
     transfers = ring(4, 8)
-    assert replayed(transfers, list(range(len(transfers.each)))) == 0
-    assert replayed(transfers, list(reversed(range(len(transfers.each))))) > 0
+    assert transfers.wrong(list(range(len(transfers.each)))) == 0
+    assert transfers.wrong(list(reversed(range(len(transfers.each))))) > 0
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -99,8 +99,8 @@ def test_sums_of_real_words_are_exact(name: str, elements: int, blocks: float) -
     words = sparse_words(5, elements, blocks)
     found: list[dict[int, np.ndarray]] = []
 
-    def remembered(setting: Setting, number: int) -> Worker:
-        worker = PROTOCOLS[name].worker(setting, number)
+    def remembered(job: SlotJob, number: int) -> Worker:
+        worker = PROTOCOLS[name].worker(job, number)
         found.append(worker.results)
         return worker
 

@@ -8,13 +8,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.accuracy.methods import MOMENTUM, parse
 from benchmarks.accuracy.subjects import make_subject
-from benchmarks.accuracy.training import Setting, batches, dropout_seed
+from benchmarks.accuracy.training import TrainingSetting, batches, dropout_seed
 from peelsum.bench.train.worker import wrong_elements
 from peelsum.torch import SwitchAllreduceState, hook
 from peelsum.torch.backends import connect
 
 
-def trained(rank: int, settings: list[Setting], over: str) -> list[tuple[np.ndarray, int]]:
+def trained(rank: int, settings: list[TrainingSetting], over: str) -> list[tuple[np.ndarray, int]]:
     """Each setting's parameters float32[n] after its steps, and the bytes of the hook's statistics."""
     backend = connect(over, None, None)
     outcome = [_trained(rank, setting, backend) for setting in settings]
@@ -22,7 +22,7 @@ def trained(rank: int, settings: list[Setting], over: str) -> list[tuple[np.ndar
     return outcome
 
 
-def _trained(rank: int, setting: Setting, backend: object) -> tuple[np.ndarray, int]:
+def _trained(rank: int, setting: TrainingSetting, backend: object) -> tuple[np.ndarray, int]:
     subject, method = (
         make_subject(setting.model, setting.seed),
         parse(setting.method, setting.steps, setting.seed),

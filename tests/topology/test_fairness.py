@@ -10,7 +10,7 @@ from command_line import benchmarks
 
 from benchmarks.experiments.fairness import (
     SERVERS,
-    Scene,
+    PortScene,
     jain,
     over_udp,
     queue,
@@ -20,7 +20,7 @@ from benchmarks.experiments.fairness import (
 )
 from peelsum.simulation import Simulation
 
-SCENE = Scene(2, lanes=32, mbit=200.0, mark_from=64, settle_s=0.03, seconds=0.06)
+SCENE = PortScene(2, lanes=32, mbit=200.0, mark_from=64, settle_s=0.03, seconds=0.06)
 FAIR = 1 / 2
 
 
@@ -75,23 +75,23 @@ def test_a_job_that_comes_later_gets_its_share() -> None:
 
 def test_a_scene_is_the_same_every_time() -> None:
     scene = replace(SCENE, settle_s=0.005, seconds=0.01, chunks=40)
-    shares = simulated(scene)
-    assert simulated(scene) == shares
-    assert sum(shares.chunks_per_s) * scene.seconds > 5 * scene.chunks
-    assert shares.wrong == 0
+    row = simulated(scene)
+    assert simulated(scene) == row
+    assert sum(row["chunks_per_s"]) * scene.seconds > 5 * scene.chunks
+    assert row["wrong"] == 0
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("jobs", [2, 4])
 def test_jobs_share_a_port_over_udp(jobs: int) -> None:
-    scene = Scene(jobs, settle_s=0.5, seconds=1.5, chunks=300)
-    shares = over_udp(scene)
+    scene = PortScene(jobs, settle_s=0.5, seconds=1.5, chunks=300)
+    row = over_udp(scene)
     # How fair and how full depends on what else the machine does: exactly that is tested in virtual time.
-    assert min(shares.chunks_per_s) > 0
-    assert shares.fairness > 1 / jobs
-    assert 0 < shares.used < 1.1
-    assert shares.queue.mean < scene.window * jobs
-    assert shares.wrong == 0
+    assert min(row["chunks_per_s"]) > 0
+    assert row["fairness"] > 1 / jobs
+    assert 0 < row["used"] < 1.1
+    assert row["queue_mean"] < scene.window * jobs
+    assert row["wrong"] == 0
 
 
 def test_jain_s_index_is_one_for_equals_and_one_over_n_for_one_who_has_all() -> None:

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.accuracy.small import SmallConvNet, SmallTransformer, gratings  # noqa: E402
-from benchmarks.experiments.densities import densities, overall  # noqa: E402
+from benchmarks.experiments.densities import densities  # noqa: E402
 from peelsum.training import MODELS, ModelName, make_task  # noqa: E402
 from peelsum.training.bert import FULL as BERT_BASE  # noqa: E402
 from peelsum.training.bert import Bert  # noqa: E402
@@ -78,19 +78,20 @@ def test_a_task_is_the_same_for_the_same_seed(name: ModelName) -> None:
 
 
 def test_word_tables_have_a_gradient_for_the_words_of_the_batch_alone() -> None:
-    densities_of = {density.tensor: density for density in densities(make_task("lstm"), (1, 2), steps=1)}
+    rows = {row["tensor"]: row["worker"] for row in densities(make_task("lstm"), (1, 2), steps=1)}
     words = SMALL_LSTM.batch * SMALL_LSTM.length
-    assert 0 < densities_of["embedding.weight"].worker <= words / SMALL_LSTM.vocabulary
-    assert 0 < densities_of["softmax.weight"].worker <= (words + SMALL_LSTM.samples) / SMALL_LSTM.vocabulary
-    assert densities_of["lstm.weight_hh_l0"].worker == 1
+    assert 0 < rows["embedding.weight"] <= words / SMALL_LSTM.vocabulary
+    assert 0 < rows["softmax.weight"] <= (words + SMALL_LSTM.samples) / SMALL_LSTM.vocabulary
+    assert rows["lstm.weight_hh_l0"] == 1
 
 
 def test_the_union_holds_what_any_worker_has() -> None:
-    densities_of = densities(make_task("ncf"), (1, 2, 4), steps=1)
-    for density in [*densities_of, overall(densities_of)]:
-        assert density.union[1] <= density.union[2] <= density.union[4] <= min(1, 4 * density.worker + 1e-6)
-        assert density.worker <= density.union[4]
-    assert 0 < overall(densities_of).worker < 0.5
+    *_, whole = rows = list(densities(make_task("ncf"), (1, 2, 4), steps=1))
+    for row in rows:
+        assert row["union_1"] <= row["union_2"] <= row["union_4"] <= min(1, 4 * row["worker"] + 1e-6)
+        assert row["worker"] <= row["union_4"]
+    assert whole["tensor"] == "all"
+    assert 0 < whole["worker"] < 0.5
 
 
 def test_the_small_models_are_as_small_as_documented_and_do_not_look_ahead() -> None:

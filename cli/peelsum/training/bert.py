@@ -167,14 +167,12 @@ def make(size: BertSize, path: Path | None) -> Task:
     """Return BERT on the questions at `path`, or on quotations of Python's standard library."""
     data = Encoded(quotations(standard_library()) if path is None else squad(path), size)
 
-    batches = partial(_batches, data, size.batch)
-    data_name = "quotations of Python's standard library" if path is None else f"the questions of {path}"
-    return Task("bert", data_name, Bert(size), batches, partial(torch.optim.AdamW, lr=3e-4))
+    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
+        require("questions", len(data.words), workers)
+        rng = np.random.default_rng([seed, rank])
+        share = np.arange(rank, len(data.words), workers)
+        while True:
+            yield data.at(rng.choice(share, size.batch))
 
-
-def _batches(data: Encoded, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
-    require("questions", len(data.words), workers)
-    rng = np.random.default_rng([seed, rank])
-    share = np.arange(len(data.words))[rank::workers]
-    while True:
-        yield data.at(rng.choice(share, batch))
+    about = "quotations of Python's standard library" if path is None else f"the questions of {path}"
+    return Task("bert", about, Bert(size), batches, partial(torch.optim.AdamW, lr=3e-4))

@@ -86,9 +86,15 @@ class Ratings:
     item: NDArray[np.int64]
     """int64[n], numbered from 0."""
     users: int
-    """Number of users."""
     items: int
-    """Number of items."""
+
+    def batch(self, numbers: NDArray[np.int64], rng: np.random.Generator) -> Batch:
+        """Return the pairs with these numbers, and for each `NEGATIVES` random pairs, not liked."""
+        users = np.concatenate((self.user[numbers], np.repeat(self.user[numbers], NEGATIVES)))
+        items = np.concatenate((self.item[numbers], rng.integers(0, self.items, numbers.size * NEGATIVES)))
+        likes = np.zeros(users.size, np.float32)
+        likes[: numbers.size] = 1
+        return torch.from_numpy(users), torch.from_numpy(items), torch.from_numpy(likes)
 
 
 def power_law(users: int, items: int, seed: int = 0) -> Ratings:
@@ -127,22 +133,13 @@ def make(size: NcfSize, path: Path | None) -> Task:
     """Return the training of NeuMF on MovieLens' ratings at `path`; None draws ratings from a power law."""
     ratings = power_law(size.users, size.items) if path is None else movielens(path)
 
-    batches = partial(_batches, ratings, size.batch)
+    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
+        require("ratings", ratings.user.size, workers)
+        rng = np.random.default_rng([seed, rank])
+        share = np.arange(rank, ratings.user.size, workers)
+        while True:
+            yield ratings.batch(share[rng.integers(0, share.size, size.batch)], rng)
+
     data = "ratings by a power law" if path is None else f"MovieLens' ratings in {path}"
     model = NeuMF(ratings.users, ratings.items, size)
     return Task("ncf", data, model, batches, partial(torch.optim.Adam, lr=2e-3))
-
-
-def _batches(ratings: Ratings, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
-    """Yield batches of this worker's pairs, each with random items as negative samples."""
-    require("ratings", ratings.user.size, workers)
-    rng = np.random.default_rng([seed, rank])
-    user, item = ratings.user[rank::workers], ratings.item[rank::workers]
-    while True:
-        pairs = rng.integers(0, user.size, batch)
-        negatives = rng.integers(0, ratings.items, batch * NEGATIVES)
-        users = np.concatenate((user[pairs], np.repeat(user[pairs], NEGATIVES)))
-        likes = np.zeros(users.size, np.float32)
-        likes[:batch] = 1
-        items = np.concatenate((item[pairs], negatives))
-        yield torch.from_numpy(users), torch.from_numpy(items), torch.from_numpy(likes)

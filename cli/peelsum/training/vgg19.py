@@ -86,47 +86,58 @@ class Vgg19(nn.Module):
         return scores
 
 
-class ArrayImages:
-    """Images in memory, uint8[n, 3, height, width], their labels, int64[n], and the number of classes."""
+class Images:
+    """Images with their labels, int64[n], from 0 to `classes` - 1."""
+
+    labels: NDArray[np.int64]
+    classes: int
+
+    def at(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the images with these numbers, float32[n, channels, height, width], from -1 to 1."""
+        raise NotImplementedError
+
+    def batch(self, numbers: NDArray[np.int64]) -> Batch:
+        """Return the images with these numbers, and their labels."""
+        return torch.from_numpy(self.at(numbers)), torch.from_numpy(self.labels[numbers])
+
+
+class ArrayImages(Images):
+    """Images in memory, uint8[n, channels, height, width]."""
 
     def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> None:
         self._pixels, self.labels, self.classes = pixels, labels, classes
 
     def at(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the images with these numbers, float32[n, 3, height, width], from -1 to 1."""
+        """See `Images.at`."""
         return self._pixels[numbers].astype(np.float32) / 127.5 - 1
 
 
-class FolderImages:
+class FolderImages(Images):
     """Image files in a folder for each class, read on demand and scaled to `side`. Needs Pillow."""
 
     def __init__(self, path: Path, side: int) -> None:
         folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-        self._side = side
-        self._files = [
+        self._side, self.classes = side, len(folders)
+        files = [
             (file, label)
             for label, folder in enumerate(folders)
             for file in sorted(folder.rglob("*"))
             if file.suffix.lower() in _SUFFIXES
         ]
-        self.labels = np.array([label for _, label in self._files], np.int64)
-        self.classes = len(folders)
+        self._files = [file for file, _ in files]
+        self.labels = np.array([label for _, label in files], np.int64)
 
     def at(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `ArrayImages.at`."""
-        return np.stack([self._read(self._files[number][0]) for number in numbers])
-
-    def _read(self, file: Path) -> NDArray[np.float32]:
+        """See `Images.at`."""
         try:
             from PIL import Image
         except ImportError:
-            raise TrainingDataError(f"{file}: {missing_extra_message('pillow', 'training')}") from None
-        with Image.open(file) as image:
-            scaled = image.convert("RGB").resize((self._side, self._side))
-        return np.asarray(scaled, np.float32).transpose(2, 0, 1) / 127.5 - 1
-
-
-Images = ArrayImages | FolderImages
+            raise TrainingDataError(missing_extra_message("pillow", "training")) from None
+        pixels = []
+        for number in numbers:
+            with Image.open(self._files[number]) as image:
+                pixels.append(np.asarray(image.convert("RGB").resize((self._side, self._side)), np.float32))
+        return np.stack(pixels).transpose(0, 3, 1, 2) / 127.5 - 1
 
 
 def digits() -> ArrayImages:
@@ -179,17 +190,14 @@ def _cifar(files: list[Path]) -> ArrayImages:
 
 def make(size: Vgg19Size, path: Path | None) -> Task:
     """Return VGG19 on the images at `path`, or on scikit-learn's digits."""
-    images: Images = digits() if path is None else images_in(path, size.side)
+    images = digits() if path is None else images_in(path, size.side)
 
-    batches = partial(_batches, images, size.batch)
+    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
+        require("images", images.labels.size, workers)
+        rng = np.random.default_rng([seed, rank])
+        share = np.random.default_rng(seed).permutation(images.labels.size)[rank::workers]
+        while True:
+            yield images.batch(rng.choice(share, size.batch))
+
     data = "scikit-learn's digits" if path is None else f"the images in {path}"
     return Task("vgg19", data, Vgg19(images.classes, size), batches, partial(torch.optim.Adam, lr=3e-4))
-
-
-def _batches(images: Images, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
-    require("images", images.labels.size, workers)
-    rng = np.random.default_rng([seed, rank])
-    share = np.random.default_rng(seed).permutation(images.labels.size)[rank::workers]
-    while True:
-        numbers = rng.choice(share, batch)
-        yield torch.from_numpy(images.at(numbers)), torch.from_numpy(images.labels[numbers])
