@@ -62,8 +62,6 @@ class MultiPassWriter(SwitchWriter):
         emit = self._emit
         emit.line(f"head = pass_queue[{NEXT_ITEM}]", f"tail = pass_queue[{ITEM_COUNT}]", "frames = data")
 
-    # --- items ------------------------------------------------------------------------------------
-
     def _field_list_variables(self) -> Iterator[tuple[FieldRef, str, int]]:
         """Yield the variables of all fields in field lists, and their words in an item."""
         refs = dict.fromkeys(ref for refs in self._program.field_lists.values() for ref in refs)
@@ -132,8 +130,6 @@ class MultiPassWriter(SwitchWriter):
                 for ref, name, word in self._field_list_variables():
                     if ref in refs:
                         emit.line(f"{name} = pass_queue[item + {word}]")
-
-    # --- one pass ---------------------------------------------------------------------------------
 
     def _packet(self) -> None:
         """Process an item, or a new frame if there is none; continue with the next frame when none waits."""
@@ -204,8 +200,6 @@ class MultiPassWriter(SwitchWriter):
         copies = {"replica": "sessions[session]", "replicas": "copied", "group": "1"}
         with emit.block("if copied != 0:"):
             self._append_item(kind, "clone_fields", copies)
-
-    # --- once per copy ----------------------------------------------------------------------------
 
     def _destination(self, members: str = "members") -> None:
         """Write code for a copy's port, and reset the requests that egress may make for this copy."""

@@ -208,8 +208,6 @@ class Statements:
                 emit.line(f"{emit.param(param, limb)} = memory[{row} + {first_word + limb}]")
         self.block(arm)
 
-    # --- loops ------------------------------------------------------------------------------------
-
     def _loop_with_checks(self, loop: flow.Repeat, rows: list[Row]) -> None:
         """Write a loop inside the checks of its rows, once for each outcome of a check."""
         emit = self._emit
@@ -245,8 +243,6 @@ class Statements:
             ):
                 rows[self._row(access.register, access.index)] = None
         return list(rows)
-
-    # --- registers and counters -------------------------------------------------------------------
 
     def _count(self, plan: CounterPlan, index: str) -> None:
         """Add the packet to the cell with this index, which is in range."""

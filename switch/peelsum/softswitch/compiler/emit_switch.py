@@ -70,8 +70,6 @@ class SwitchWriter:
             emit.line("return frame, sent")
         return "\n".join([*self._emit.constants(), "", "", *self._emit.lines, ""])
 
-    # --- once per call ----------------------------------------------------------------------------
-
     def _start(self) -> None:
         """Allocate the arrays, and start with the first frame."""
         emit = self._emit
@@ -86,8 +84,6 @@ class SwitchWriter:
         if hashes:
             emit.line(f"hashed = array8({max(1, *map(hashed_bytes, hashes), 1)})")
         emit.line("frame = first", "sent = 0")
-
-    # --- once per packet --------------------------------------------------------------------------
 
     def _packet(self) -> None:
         """Take a frame through parser, ingress and, for each copy, egress."""
@@ -179,8 +175,6 @@ class SwitchWriter:
         if ref is not None and self._storage.has(ref):
             emit.nested(f"if {emit.place(ref)} != 0:", "replicas = 0")
         emit.line(f"unicast_port = {spec}")
-
-    # --- once per copy ----------------------------------------------------------------------------
 
     def _write_copy(self) -> None:
         """Take one copy of a packet through its port's queue, egress and deparser."""

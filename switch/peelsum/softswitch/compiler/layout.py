@@ -224,8 +224,6 @@ class Storage:
         for header in program.headers.values():
             self._lay_out(header, used, sorted(set(by_type.get(header.type_name, ()))))
 
-    # --- queries ----------------------------------------------------------------------------------
-
     def variables(self, ref: FieldRef) -> Sequence[Variable]:
         """Return the variables of a field outside arrays, most significant first; one for up to 64 bits."""
         variables = self._fields[ref.header, ref.field]
@@ -272,8 +270,6 @@ class Storage:
             name = f"{base}_{number}"
         self._names.add(name)
         return name
-
-    # --- layout -----------------------------------------------------------------------------------
 
     def _lay_out(self, header: Header, used: set[tuple[str, str]], spans: Sequence[tuple[int, int]]) -> None:
         """Assign a header's fields to arrays, where spans have them, and to variables."""

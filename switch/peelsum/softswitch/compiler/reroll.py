@@ -90,8 +90,6 @@ class Roller:
                 position += 1
         return tuple(rolled)
 
-    # --- finding runs -----------------------------------------------------------------------------
-
     def _shape_of(self, node: Any, places: list[Place]) -> Hashable:
         """Return the shape of a statement or expression, and append its places to `places`."""
         if isinstance(node, ops.FieldRef) and (node.header, node.field) in self._fields:
@@ -171,8 +169,6 @@ class Roller:
             and is_byte_aligned
         )
 
-    # --- building loops ---------------------------------------------------------------------------
-
     def _with_steps(self, node: Any, iterations: int, steps: Iterator[int]) -> Any:
         """Return `node` with elements of loops as its places; takes `steps` in the order of `_shape_of`."""
         if isinstance(node, ops.FieldRef) and (node.header, node.field) in self._fields:
@@ -199,9 +195,6 @@ class Roller:
             last = place[1] + step * (iterations - 1)
             self._spans.setdefault(place[0], []).append((min(place[1], last), max(place[1], last)))
         return step
-
-
-# --- what a loop changes --------------------------------------------------------------------------
 
 
 def _places_of(program: Program, target: ops.Target, count: int) -> set[tuple[str, int]]:
