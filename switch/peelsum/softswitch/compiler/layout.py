@@ -216,7 +216,17 @@ class Storage:
         self._names: set[str] = set()
         self._fields: dict[tuple[str, str], Sequence[Variable] | Array] = {}
         self.chunks: dict[str, list[Chunk]] = {}
-        used = _used(program, blocks, roots)
+        refs = set(roots).union(*program.field_lists.values())
+        for block in blocks:
+            refs.update(node for node in walk(block) if isinstance(node, FieldRef))
+        for table in program.tables.values():
+            refs.update(key.target for key in table.keys)
+        for checksum in program.checksums:
+            refs.add(checksum.target)
+            refs.update(ref for ref, _, _ in checksum.inputs if ref is not None)
+            refs.update(node for node in walk(checksum.condition) if isinstance(node, FieldRef))
+        #: (type, field) of all fields that the program names.
+        used = {(program.headers[ref.header].type_name, ref.field) for ref in refs}
         by_type: dict[str, list[tuple[int, int]]] = {}
         for owner, ranges in spans.items():
             if owner:
@@ -318,17 +328,3 @@ class Storage:
             bits += header.fields[end].bits
             end += 1
         return end
-
-
-def _used(program: Program, blocks: Iterable[Any], roots: Iterable[FieldRef]) -> set[tuple[str, str]]:
-    """Return (type, field) of all fields that the program names."""
-    refs = set(roots).union(*program.field_lists.values())
-    for block in blocks:
-        refs.update(node for node in walk(block) if isinstance(node, FieldRef))
-    for table in program.tables.values():
-        refs.update(key.target for key in table.keys)
-    for checksum in program.checksums:
-        refs.add(checksum.target)
-        refs.update(ref for ref, _, _ in checksum.inputs if ref is not None)
-        refs.update(node for node in walk(checksum.condition) if isinstance(node, FieldRef))
-    return {(program.headers[ref.header].type_name, ref.field) for ref in refs}

@@ -184,7 +184,7 @@ class PipelineInfo:
     def of(cls, p4info: p4i.P4Info) -> PipelineInfo:
         """Index a P4Info. Raises RequestError: UNIMPLEMENTED, or INVALID_ARGUMENT if it is inconsistent."""
         _refuse_unsupported(p4info)
-        actions = _by_id(_action(action) for action in p4info.actions)
+        actions = _by_id(ActionInfo(*_id_name(action), _numbers(action.params)) for action in p4info.actions)
         counters = {counter.direct_table_id: counter.preamble.name for counter in p4info.direct_counters}
         return cls(
             tables=_by_id(_table(table, actions, counters) for table in p4info.tables),
@@ -192,9 +192,7 @@ class PipelineInfo:
             counters=_by_id(CellsInfo(*_id_name(item), size=item.size) for item in p4info.counters),
             registers=_by_id(_register(item) for item in p4info.registers),
             packet_headers={
-                header.preamble.name: tuple(
-                    FieldInfo(item.id, item.name, item.bitwidth) for item in header.metadata
-                )
+                header.preamble.name: _numbers(header.metadata)
                 for header in p4info.controller_packet_metadata
             },
         )
@@ -209,6 +207,10 @@ def _refuse_unsupported(p4info: p4i.P4Info) -> None:
     for name, new_type in p4info.type_info.new_types.items():
         if new_type.WhichOneof("representation") == "translated_type":
             raise unimplemented(f"translated type {name}")
+
+
+def _numbers(declarations: Iterable[Any]) -> tuple[FieldInfo, ...]:
+    return tuple(FieldInfo(item.id, item.name, item.bitwidth) for item in declarations)
 
 
 def _id_name(declaration: Any) -> tuple[int, str]:
@@ -228,21 +230,6 @@ def _by_id(items: Iterable[Any]) -> dict[int, Any]:
     return indexed
 
 
-def _action(action: p4i.Action) -> ActionInfo:
-    params = tuple(FieldInfo(item.id, item.name, item.bitwidth) for item in action.params)
-    return ActionInfo(*_id_name(action), params)
-
-
-def _field(match: p4i.MatchField, table: str) -> FieldInfo:
-    kind = _KIND_NAMES.get(match.match_type)
-    if kind not in get_args(MatchKind):
-        unknown = match.other_match_type or match.match_type
-        raise unimplemented(f"match kind {unknown} of {table}.{match.name}")
-    if match.bitwidth <= 0:
-        raise invalid(f"p4info: {table}.{match.name} has no bit width; compile the program again")
-    return FieldInfo(match.id, match.name, match.bitwidth, cast(MatchKind, kind))
-
-
 def _table(table: p4i.Table, actions: dict[int, ActionInfo], counters: dict[int, str]) -> TableInfo:
     table_id, name = _id_name(table)
     if table.implementation_id:
@@ -250,11 +237,20 @@ def _table(table: p4i.Table, actions: dict[int, ActionInfo], counters: dict[int,
     for reference in table.action_refs:
         if reference.id not in actions:
             raise invalid(f"p4info: table {name} refers to action {reference.id:#x}, which is not declared")
+    fields = []
+    for match in table.match_fields:
+        kind = _KIND_NAMES.get(match.match_type)
+        if kind not in get_args(MatchKind):
+            unknown = match.other_match_type or match.match_type
+            raise unimplemented(f"match kind {unknown} of {name}.{match.name}")
+        if match.bitwidth <= 0:
+            raise invalid(f"p4info: {name}.{match.name} has no bit width; compile the program again")
+        fields.append(FieldInfo(match.id, match.name, match.bitwidth, cast(MatchKind, kind)))
     scopes = {reference.id: reference.scope for reference in table.action_refs}
     return TableInfo(
         id=table_id,
         name=name,
-        fields=tuple(_field(match, name) for match in table.match_fields),
+        fields=tuple(fields),
         entry_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.DEFAULT_ONLY),
         default_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.TABLE_ONLY),
         is_const=table.is_const_table,

@@ -303,25 +303,24 @@ def _constant(item: Json, scope: Scope) -> int:
 
 def load_parser(item: Json, scope: Scope) -> model.Parser:
     """Return a parser with all its states."""
-    states = {state["name"]: _parser_state(state, scope) for state in item["parse_states"]}
+    states = {}
+    for part in item["parse_states"]:
+        name = part["name"]
+        state_scope = replace(scope, where=f"parser state {name}")
+        operations = [step for op in part["parser_ops"] for step in _parser_operations(op, state_scope)]
+        key_parts = [_key_expression(key_part, state_scope) for key_part in part["transition_key"]]
+        # A parser compares the bits of a field, whether it is signed or not.
+        key = tuple(
+            ops.Binary("&", value, ops.Const((1 << field.bits) - 1)) if field.signed else value
+            for value, field in key_parts
+        )
+        operations += _lookahead_checks(key)
+        declared = [field for _, field in key_parts]
+        transitions = tuple(_transition(step, declared, state_scope) for step in part["transitions"])
+        states[name] = model.ParserState(name, tuple(operations), key, transitions)
     if item["init_state"] not in states:
         raise BadProgram(f"parser {item['name']}: no state {item['init_state']}; compile the program again")
     return model.Parser(item["init_state"], states)
-
-
-def _parser_state(item: Json, scope: Scope) -> model.ParserState:
-    scope = replace(scope, where=f"parser state {item['name']}")
-    operations = [op for part in item["parser_ops"] for op in _parser_operations(part, scope)]
-    key_parts = [_key_expression(part, scope) for part in item["transition_key"]]
-    # A parser compares the bits of a field, whether it is signed or not.
-    key = tuple(
-        ops.Binary("&", part, ops.Const((1 << field.bits) - 1)) if field.signed else part
-        for part, field in key_parts
-    )
-    operations += _lookahead_checks(key)
-    declared = [field for _, field in key_parts]
-    transitions = tuple(_transition(part, declared, scope) for part in item["transitions"])
-    return model.ParserState(item["name"], tuple(operations), key, transitions)
 
 
 def _key_expression(item: Json, scope: Scope) -> tuple[ops.Expr, model.FieldDeclaration]:
