@@ -45,14 +45,6 @@ def test_sums_wrap_modulo_2_to_the_32(job):
     goes_up(job.contribute(2, chunk=0, value=2**31 + 5), 0b111, 2**31 - 1, 2**31 - 1, 2**31 + 5)
 
 
-def test_or_combines_bits(job):
-    job.contribute(0, chunk=0, value=0b0011, flags=OR)
-    job.contribute(1, chunk=0, value=0b0101, flags=OR)
-    ((_, packet),) = job.contribute(2, chunk=0, value=0x80000000, flags=OR | FIN)
-    assert set(packet.lanes) == {0x80000007}
-    assert packet.flags == OR | FIN
-
-
 def test_duplicate_is_dropped_until_the_result(job):
     job.contribute(0, chunk=5, value=10)
     assert job.contribute(0, chunk=5, value=10) == []
@@ -81,27 +73,11 @@ def test_result_for_one_worker_goes_to_its_port_alone(job):
     assert job.verdicts() == {Verdict.RESULT_RETURNED: 1, Verdict.NO_RETURN_PATH: 1}
 
 
-def test_result_of_another_chunk_leaves_the_slot_alone(job):
-    job.contribute(0, chunk=5, value=1)
-    job.result(chunk=5 + job.slots, value=0)
-    ((_, packet),) = job.contribute(0, chunk=5 + job.slots, value=7)
-    assert packet.bitmap == 0b001
-    assert job.verdicts()[Verdict.COLLIDED] == 1
-
-
 def test_collision_goes_up_unsummed_and_leaves_the_slot_unchanged(job):
     job.contribute(0, chunk=5, value=10)
     goes_up(job.contribute(1, chunk=5 + job.slots, value=99), 0b010, 99)
     job.contribute(1, chunk=5, value=1)
     goes_up(job.contribute(2, chunk=5, value=1), 0b111, 10, 1, 1)
-
-
-def test_expired_slot_is_claimed_by_another_chunk(job, rig):
-    rig.set_age_limit(0)
-    job.contribute(0, chunk=5, value=10)
-    assert job.contribute(1, chunk=5 + job.slots, value=99) == []
-    job.contribute(0, chunk=5 + job.slots, value=1)
-    goes_up(job.contribute(2, chunk=5 + job.slots, value=1), 0b111, 99, 1, 1)
 
 
 def test_expired_slot_still_belongs_to_its_chunk(job, rig):
@@ -278,24 +254,6 @@ def test_a_worker_that_has_finished_shows_in_any_sum_that_it_is_in(job):
     job.contribute(1, chunk=5, value=7)
     ((_, packet),) = job.contribute(2, chunk=5, value=7)
     assert packet.flags == FIN
-
-
-def test_freed_slot_is_free_under_a_longer_age_limit(job, rig):
-    """A freed slot's stamp has expired under every limit, also one that is set later."""
-    rig.set_age_limit(0)
-    job.contribute(0, chunk=5, value=1)
-    job.result(chunk=5, value=1)
-    rig.set_age_limit(NEVER_TICKS)
-    assert job.contribute(0, chunk=5 + job.slots, value=1) == []
-    assert Verdict.COLLIDED not in job.verdicts()
-
-
-def test_one_worker_completes_at_once(rig):
-    rig.set_age_limit(NEVER_TICKS)
-    lonely = Job(rig, job_id=7, ports=(4,), server_port=SERVER)
-    ((port, packet),) = lonely.contribute(0, chunk=5, value=10)
-    assert (port, packet.bitmap) == (SERVER, 1)
-    assert lonely.verdicts() == {Verdict.COMPLETED: 1}
 
 
 def test_thirty_two_workers_fill_the_bitmap(rig):
