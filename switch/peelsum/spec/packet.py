@@ -1,4 +1,4 @@
-"""A packet as plain values. Independent of `peelsum.wire.batch`: each can check the other."""
+"""A packet as plain values. Independent of `peelsum.wire`'s batches: each can check the other."""
 
 from __future__ import annotations
 

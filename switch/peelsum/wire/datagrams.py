@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from peelsum.wire.batch import Batch
-from peelsum.wire.format import HEADER_BYTES
+from peelsum.wire.format import HEADER_BYTES, Batch
 
 Address = tuple[str, int]
 

@@ -5,7 +5,7 @@ import threading
 from p4runtime_client import FakeCall
 from patience import PATIENCE_S
 
-from peelsum.softswitch.p4runtime.request_queue import RequestQueue
+from peelsum.softswitch.p4runtime.service import RequestQueue
 from peelsum.softswitch.p4runtime.status import Code, RequestError
 
 
@@ -64,7 +64,7 @@ def test_a_short_batch_passes_a_long_one_that_waits():
 
 def test_a_long_batch_is_passed_for_as_long_as_it_takes_and_no_longer(monkeypatch):
     clock = iter([0.0, 0.0, 0.4, 0.6])
-    monkeypatch.setattr("peelsum.softswitch.p4runtime.request_queue.monotonic", lambda: next(clock))
+    monkeypatch.setattr("peelsum.softswitch.p4runtime.service.monotonic", lambda: next(clock))
     queue, order = RequestQueue(9), []
     with queue.turn(FakeCall()):
         requests = [Waiting(queue, name, order, n) for name, n in (("long", 1000), ("soon", 1), ("late", 1))]
