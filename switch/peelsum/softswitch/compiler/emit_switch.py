@@ -151,7 +151,7 @@ class SwitchWriter:
     def _set_intrinsic(self, name: str, text: str, mask: bool = False) -> None:
         """Set a field of the architecture, if the program uses it."""
         ref = self._program.intrinsic(name)
-        if ref is None or not self._storage.has(ref):
+        if ref is None or ref not in self._storage.fields:
             return
         if mask:
             text = f"({text}) & {(1 << self._emit.bits(ref)) - 1}"
@@ -172,7 +172,7 @@ class SwitchWriter:
         emit.nested("else:", "replica = 0", f"replicas = 0 if {spec} == {DROP_PORT} else 1")
         # Drop packets whose priority is not 0, as simple_switch with one queue per port does.
         ref = self._program.intrinsic("intrinsic_metadata.priority")
-        if ref is not None and self._storage.has(ref):
+        if ref is not None and ref in self._storage.fields:
             emit.nested(f"if {emit.place(ref)} != 0:", "replicas = 0")
         emit.line(f"unicast_port = {spec}")
 
@@ -216,7 +216,7 @@ class SwitchWriter:
             emit.line(f"egress_port = {members}[replica] & 0x1FF", f"egress_rid = {members}[replica + 1]")
             emit.line("replica = replica + 2", f"instance = {_REPLICA}")
         rid_field = self._program.intrinsic("intrinsic_metadata.egress_rid")
-        has_rid = rid_field is not None and self._storage.has(rid_field)
+        has_rid = rid_field is not None and rid_field in self._storage.fields
         rid = emit.place(rid_field) if rid_field is not None and has_rid else "0"  # as ingress left it
         emit.nested("else:", "egress_port = unicast_port", f"egress_rid = {rid}", "instance = 0")
 

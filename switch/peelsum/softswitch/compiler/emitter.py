@@ -171,11 +171,10 @@ class Emitter:
 
     def place(self, target: Target) -> str:
         """Return the variable or array element of a field of up to 64 bits."""
-        if isinstance(target, FieldElement):
-            return self.cell(*self.storage.element(target), target.step)
         element = self.storage.array(target)
         if element is not None:
-            return self.cell(*element)
+            return self.cell(*element, target.step if isinstance(target, FieldElement) else 0)
+        assert isinstance(target, FieldRef)
         if self.bits(target) > 64:
             raise UnsupportedConstruct(
                 f"field {target.header}.{target.field}: computing with {self.bits(target)} bits; "
