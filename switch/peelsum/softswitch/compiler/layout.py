@@ -243,7 +243,7 @@ class Storage:
         return variables
 
     def array(self, target: Target) -> tuple[Array, int] | None:
-        """Return the array that holds a field and its index there, of an element the first; None if none does."""
+        """Return the array that holds a field, and its index there; of an element, the first index."""
         if isinstance(target, FieldElement):
             name = self._program.headers[target.header].fields[target.first].name
             target = FieldRef(target.header, name)
