@@ -44,19 +44,6 @@ class Outlet:
         return [data for _, _, data in self.sent]
 
 
-def test_frames_leave_when_their_time_has_come():
-    outlet = Outlet(3)
-    assert outlet.hold((3, b"a", 10), (3, b"bb", 500), (3, b"c", 900.5)) == []
-    for now, sent in (
-        (9, []),
-        (10, [b"a"]),
-        (499, [b"a"]),
-        (900, [b"a", b"bb"]),
-        (1200, [b"a", b"bb", b"c"]),
-    ):
-        assert outlet.at(now) == sent
-
-
 def test_after_some_left_others_leave_together():
     outlet = Outlet(3)
     outlet.hold(*((3, bytes([at]), at) for at in (10, 20, 30)))
@@ -83,15 +70,6 @@ def test_the_clock_may_wrap(delay, zero):
     assert outlet.at(zero + delay - 5) == [b"a"]
     assert outlet.pacer.due_in(zero + delay + 299) == pytest.approx(1e-6)
     assert outlet.at(zero + delay + 300) == [b"a", b"b"]
-
-
-def test_no_frame_overtakes_another_when_the_delay_falls():
-    outlet = Outlet(3, delays={3: 5000})
-    outlet.hold((3, b"slow", 10))
-    outlet.pacer.set_delay(3, 0)
-    outlet.hold((3, b"quick", 20), now=15)
-    assert outlet.at(5009) == []
-    assert outlet.at(5010) == [b"slow", b"quick"]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -1,6 +1,7 @@
 """Random changes to tables of every match kind, compared with a model that tries every entry."""
 
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -103,28 +104,20 @@ def change(table, action, model, rng, serial):
         known = rng.choice(model.entries)
         keys, priority = known.keys, known.priority
     present = model.find(keys, priority)
-    match rng.choice(["insert", "insert", "modify", "delete"]):
-        case "insert" if present:
-            with pytest.raises(DuplicateEntry):
-                table.insert(keys, action, (serial,), priority=priority)
-        case "insert" if len(model.entries) == table.size:
-            with pytest.raises(TableFull):
-                table.insert(keys, action, (serial,), priority=priority)
-        case "insert":
-            table.insert(keys, action, (serial,), priority=priority)
-            model.entries.append(Held(keys, priority, serial, serial))
-        case "modify" if present:
-            table.modify(keys, action, (serial,), priority=priority)
-            present.found = serial
-        case "delete" if present:
-            table.delete(keys, priority=priority)
-            model.entries.remove(present)
-        case "modify":
-            with pytest.raises(NoSuchEntry):
-                table.modify(keys, action, (serial,), priority=priority)
-        case "delete":
-            with pytest.raises(NoSuchEntry):
-                table.delete(keys, priority=priority)
+    kind = rng.choice(["insert", "insert", "modify", "delete"])
+    arguments = (keys,) if kind == "delete" else (keys, action, (serial,))
+    if kind == "insert":
+        error = DuplicateEntry if present else TableFull if len(model.entries) == table.size else None
+    else:
+        error = None if present else NoSuchEntry
+    with pytest.raises(error) if error else nullcontext():
+        getattr(table, kind)(*arguments, priority=priority)
+    if error is None and kind == "insert":
+        model.entries.append(Held(keys, priority, serial, serial))
+    elif error is None and kind == "modify":
+        present.found = serial
+    elif error is None:
+        model.entries.remove(present)
 
 
 def random_packet(models, rng):

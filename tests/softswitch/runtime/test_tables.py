@@ -3,7 +3,7 @@
 import pytest
 
 from peelsum.softswitch import Switch
-from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
+from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry
 from peelsum.softswitch.runtime.tables import TableEntry
 
 ROUTES, ACL, BY_PORT = "RouterIngress.routes", "RouterIngress.acl", "RouterIngress.by_port"
@@ -41,29 +41,6 @@ def test_const_entries_read_back_with_the_first_largest(switch):
     entries = switch.tables[ACL].entries()
     assert [entry.priority for entry in entries] == [4, 3, 2, 1]
     assert entries[1].keys == (1, (0, 0), (1000, 1009), (100, 0xFFF))
-
-
-def test_a_duplicate_is_refused(routes):
-    routes.insert(((0x0A000000, 8),), DROP)
-    with pytest.raises(DuplicateEntry, match=f"table {ROUTES}: .*already exists"):
-        routes.insert(((0x0A000000, 8),), ROUTE, (1, 2))
-    assert routes.entries()[0].action == DROP
-
-
-def test_what_is_not_there_cannot_be_changed(routes):
-    for change in (lambda: routes.delete(((0x0A000000, 8),)), lambda: routes.modify(((0, 0),), DROP)):
-        with pytest.raises(NoSuchEntry, match=f"table {ROUTES}: no entry"):
-            change()
-
-
-def test_a_full_table_says_so_and_has_room_after_a_deletion(by_port):
-    for port in range(16):
-        by_port.insert((port, 0, 0), PERMIT, (1,))
-    with pytest.raises(TableFull, match="all 16 entries"):
-        by_port.insert((99, 0, 0), PERMIT, (1,))
-    by_port.delete((7, 0, 0))
-    by_port.insert((99, 0, 0), PERMIT, (1,))
-    assert {entry.keys[0] for entry in by_port.entries()} == {*range(16), 99} - {7}
 
 
 @pytest.mark.parametrize(
