@@ -4,7 +4,7 @@ import pytest
 
 from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry
-from peelsum.softswitch.runtime.tables import TableEntry
+from peelsum.softswitch.program.model import TableEntry
 
 ROUTES, ACL, BY_PORT = "RouterIngress.routes", "RouterIngress.acl", "RouterIngress.by_port"
 ROUTE, DROP, PERMIT = "RouterIngress.route", "RouterIngress.drop", "RouterIngress.permit"

@@ -23,8 +23,8 @@ from peelsum.softswitch.p4runtime.info import (
     wildcard,
 )
 from peelsum.softswitch.p4runtime.status import denied, invalid, unimplemented
-from peelsum.softswitch.program.model import KeyValue
-from peelsum.softswitch.runtime.tables import Match, TableEntry
+from peelsum.softswitch.program.model import KeyValue, TableEntry
+from peelsum.softswitch.runtime.tables import Match
 
 #: What identifies an entry: table, key, priority.
 _EntryKey: TypeAlias = tuple[str, Match, int]

@@ -278,7 +278,15 @@ def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model
     if "__HIT__" in successors_by_name or "__MISS__" in successors_by_name:
         base = item.get("base_default_next")
         next_by_hit = (successors_by_name.get("__HIT__", base), successors_by_name.get("__MISS__", base))
-    entries = item.get("entries")
+    entries, const_entries = item.get("entries"), []
+    has_priorities = any(key.kind in ("ternary", "range") for key in keys)
+    last = max((int(entry.get("priority", 0)) for entry in entries or ()), default=0)
+    for entry in entries or ():
+        key = tuple(_key_value(part, key, name) for part, key in zip(entry["match_key"], keys, strict=True))
+        number, arguments = _action_call(entry["action_entry"], actions, name)
+        # In the file, the lowest priority wins.
+        priority = last + 1 - int(entry.get("priority", 0)) if has_priorities else 0
+        const_entries.append(model.TableEntry(key, actions[number].name, arguments, priority))
     return model.TableDeclaration(
         name=name,
         keys=keys,
@@ -287,9 +295,7 @@ def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model
         default_action=action,
         default_params=params,
         const_default=bool(default.get("action_entry_const") or default.get("action_const")),
-        const_entries=None
-        if entries is None
-        else tuple(_entry(entry, keys, actions, name) for entry in entries),
+        const_entries=None if entries is None else tuple(const_entries),
         next_by_action={
             numbers_by_name[key]: value for key, value in successors_by_name.items() if key in numbers_by_name
         },
@@ -336,14 +342,6 @@ def _find_action(actions: Mapping[int, ops.Action], number: int, table: str) -> 
     if number not in actions:
         raise BadProgram(f"table {table}: action {number} is not declared; compile the program again")
     return actions[number]
-
-
-def _entry(
-    item: Json, keys: tuple[model.TableKey, ...], actions: Mapping[int, ops.Action], table: str
-) -> model.ConstEntry:
-    values = tuple(_key_value(part, key, table) for part, key in zip(item["match_key"], keys, strict=True))
-    action, params = _action_call(item["action_entry"], actions, table)
-    return model.ConstEntry(values, action, params, int(item.get("priority", 0)))
 
 
 def _key_value(item: Json, key: model.TableKey, table: str) -> model.KeyValue:
