@@ -355,7 +355,29 @@ class RequestQueue:
         """
         call.add_callback(self._notify_waiting)
         with self._changed:
-            self._wait_for_turn(call, updates)
+            rank = (monotonic() + updates * _UPDATE_DELAY_S, next(self._serial))
+            insort(self._waiting, rank)
+            if len(self._waiting) > self._most_waiting:
+                self._waiting.pop()
+                self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: (
+                    not call.is_active()
+                    or rank not in self._waiting
+                    or (not self._busy and self._waiting[0] == rank)
+                )
+            )
+            if rank not in self._waiting:
+                raise status.exhausted(
+                    f"{self._most_waiting} requests wait for their turn already, and nothing was done; "
+                    "await answers before you send more"
+                )
+            self._waiting.remove(rank)
+            if not call.is_active():
+                self._changed.notify_all()
+                raise status.RequestError(
+                    status.Code.CANCELLED, "the call ended before its turn; nothing was done"
+                )
             self._busy = True
         try:
             yield
@@ -363,32 +385,6 @@ class RequestQueue:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-
-    def _wait_for_turn(self, call: grpc.ServicerContext, updates: int) -> None:
-        """Enter the queue and wait until it is this call's turn; raise RequestError if it is refused."""
-        rank = (monotonic() + updates * _UPDATE_DELAY_S, next(self._serial))
-        insort(self._waiting, rank)
-        if len(self._waiting) > self._most_waiting:
-            self._waiting.pop()
-            self._changed.notify_all()
-        self._changed.wait_for(
-            lambda: (
-                not call.is_active()
-                or rank not in self._waiting
-                or (not self._busy and self._waiting[0] == rank)
-            )
-        )
-        if rank not in self._waiting:
-            raise status.exhausted(
-                f"{self._most_waiting} requests wait for their turn already, and nothing was done; "
-                "await answers before you send more"
-            )
-        self._waiting.remove(rank)
-        if not call.is_active():
-            self._changed.notify_all()
-            raise status.RequestError(
-                status.Code.CANCELLED, "the call ended before its turn; nothing was done"
-            )
 
     def _notify_waiting(self) -> None:
         with self._changed:

@@ -231,7 +231,19 @@ class Table:
 
     def _match_words(self, keys: Match) -> list[int]:
         """Return the words of a key in a row: values, with masks and ranges if it is not exact."""
-        values, masks = zip(*map(_value_and_mask, keys, self.keys), strict=True)
+        values: list[int] = []
+        masks: list[int] = []  # or the ends of ranges
+        for value_or_pair, key in zip(keys, self.keys, strict=True):
+            all_ones = (1 << key.bits) - 1
+            value, second = (value_or_pair, 0) if isinstance(value_or_pair, int) else value_or_pair
+            values.append(value)
+            match key.kind:
+                case "exact":
+                    masks.append(all_ones)
+                case "lpm":
+                    masks.append(all_ones ^ all_ones >> second)
+                case _:
+                    masks.append(second)
         if self._plan.exact:
             return self._plan.key_words(values)
         packed = zip(self._plan.key_words(values), self._plan.key_words(masks), strict=True)
@@ -325,16 +337,6 @@ _PAIR_FORMS = {
     "ternary": "(value, mask) for ternary",
     "range": "(low, high) for range",
 }
-
-
-def _value_and_mask(value_or_pair: KeyValue, key: TableKey) -> tuple[int, int]:
-    """Return a key value as (value, mask); that of a range as (low, high)."""
-    if isinstance(value_or_pair, int):
-        return value_or_pair, (1 << key.bits) - 1
-    value, second = value_or_pair
-    if key.kind == "lpm":
-        return value, (1 << key.bits) - (1 << key.bits - second)
-    return value, second
 
 
 def _format_keys(keys: Match) -> str:
