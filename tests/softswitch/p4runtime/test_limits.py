@@ -157,14 +157,6 @@ def test_turns_come_in_the_order_of_arrival():
     assert order == list("abcdef")
 
 
-def test_a_short_batch_passes_a_long_one_that_waits():
-    queue, order = RequestQueue(9), []
-    with queue.turn(FakeCall()):
-        requests = [Waiting(queue, "long", order, 100_000), Waiting(queue, "short", order, 1)]
-    joined(*requests)
-    assert order == ["short", "long"]
-
-
 def test_a_long_batch_is_passed_for_as_long_as_it_takes_and_no_longer(monkeypatch):
     clock = iter([0.0, 0.0, 0.4, 0.6])
     monkeypatch.setattr("peelsum.softswitch.p4runtime.service.monotonic", lambda: next(clock))
