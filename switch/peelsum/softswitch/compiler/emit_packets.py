@@ -212,11 +212,6 @@ def hash_fields(emit: Emitter, statement: Hash, bits: int) -> str:
     return f"({text} + {base}) & {(1 << bits) - 1}"
 
 
-def hashed_bytes(statement: Hash) -> int:
-    """Return the most bytes that a hash can cover."""
-    return sum(-(-bits // 8) for _, _, bits in statement.inputs)
-
-
 def _same_header_run(emit: Emitter, item: Hash | Checksum, start: int) -> tuple[str | None, int]:
     """Return the packet header of input `start`, or None, and the end of the inputs with that header."""
 

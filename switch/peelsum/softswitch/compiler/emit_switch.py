@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse, hashed_bytes
+from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse
 from peelsum.softswitch.compiler.emit_statements import Statements
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.flow import Block
 from peelsum.softswitch.compiler.layout import FULL, StateLayout, Variable
 from peelsum.softswitch.program import operations as ops
-from peelsum.softswitch.program.model import Checksum, Program
+from peelsum.softswitch.program.model import Checksum
 from peelsum.wire import DROP_PORT
 
-_EGRESS_SPEC = ops.FieldRef("standard_metadata", "egress_spec")
+EGRESS_SPEC = ops.FieldRef("standard_metadata", "egress_spec")
 #: standard_metadata.instance_type of a multicast copy.
 _REPLICA = 5
 
@@ -28,12 +28,6 @@ class Blocks(NamedTuple):
     parser: Block
     ingress: Block
     egress: Block
-
-
-def architecture_fields(program: Program) -> list[ops.FieldRef]:
-    """Return the fields that the architecture needs even if the program does not use them."""
-    group = program.intrinsic("intrinsic_metadata.mcast_grp")
-    return [_EGRESS_SPEC, *([] if group is None else [group])]
 
 
 class SwitchWriter:
@@ -82,7 +76,8 @@ class SwitchWriter:
                 emit.line(f"e_{array.name} = array{size}({array.count})")
         hashes = [node for block in self._blocks for node in ops.walk(block) if isinstance(node, ops.Hash)]
         if hashes:
-            emit.line(f"hashed = array8({max(1, *map(hashed_bytes, hashes), 1)})")
+            most_bytes = max(sum(-(-bits // 8) for _, _, bits in node.inputs) for node in hashes)
+            emit.line(f"hashed = array8({max(1, most_bytes)})")
         emit.line("frame = first", "sent = 0")
 
     def _packet(self) -> None:
@@ -164,7 +159,7 @@ class SwitchWriter:
     def _choose_copies(self) -> None:
         """Choose the copies to send: multicast takes precedence over unicast, as in simple_switch."""
         emit = self._emit
-        spec = emit.place(_EGRESS_SPEC)
+        spec = emit.place(EGRESS_SPEC)
         group_ref = self._program.intrinsic("intrinsic_metadata.mcast_grp")
         group = emit.place(group_ref) if group_ref is not None else "0"
         emit.line(f"group = {group} & 0xFFFF")
@@ -205,7 +200,7 @@ class SwitchWriter:
         burst_depth = "burst_depth(queues, egress_port)" if self._queued else "0"
         self._set_intrinsic("queueing_metadata.deq_qdepth", burst_depth)
         self._egress()
-        with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {DROP_PORT}:"):
+        with emit.block(f"if {emit.place(EGRESS_SPEC)} != {DROP_PORT}:"):
             self._send()
         emit.copied = frozenset()
 

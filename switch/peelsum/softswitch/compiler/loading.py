@@ -10,7 +10,7 @@ from typing import Any
 
 from peelsum.reading import parse_json, read_bytes
 from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, MultiPassWriter, is_multi_pass
-from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
+from peelsum.softswitch.compiler.emit_switch import EGRESS_SPEC, Blocks, SwitchWriter
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.flow import parser_block, pipeline_block
 from peelsum.softswitch.compiler.layout import (
@@ -111,7 +111,10 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     direct = {item.table: counters[name] for name, item in program.counters.items() if item.table is not None}
     layout = StateLayout(plan_registers(program, banks), counters, direct)
     tables = plan_tables(program)
-    storage = Storage(program, blocks, spans, architecture_fields(program))
+    # The architecture needs these fields even if the program does not use them.
+    group = program.intrinsic("intrinsic_metadata.mcast_grp")
+    architecture_fields = [EGRESS_SPEC] if group is None else [EGRESS_SPEC, group]
+    storage = Storage(program, blocks, spans, architecture_fields)
     emit = Emitter(program, storage, tables)
     added: set[str] = set()
     for node in (node for block in blocks for node in ops.walk(block)):
