@@ -9,7 +9,7 @@ import pytest
 from softswitch_frames import received
 
 from peelsum.softswitch.ports.udp import Loss, UdpPorts, frame_header
-from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
+from peelsum.wire import FRAME_HEADER_BYTES, UDP_PORT, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 
 SIZE = packet_bytes(8)
@@ -56,6 +56,17 @@ def test_received_payloads_get_headers_that_are_removed_on_sending() -> None:
         assert np.array_equal(received(host, SIZE), sent)
         counts = ports.ports[3].counts
         assert (counts.hellos, counts.received, counts.sent) == (1, 5, 5)
+
+
+def test_headers_are_read_as_scapy_reads_them() -> None:
+    scapy = pytest.importorskip("scapy.layers.inet")
+    frame = pytest.importorskip("scapy.layers.l2").Ether(bytes(frame_header(300, SIZE)) + bytes(SIZE))
+    ip = frame[scapy.IP]
+    assert (ip.src, ip.dst, ip.len) == ("10.0.1.44", "10.0.255.254", 28 + SIZE)
+    checksum = ip.chksum
+    del ip.chksum
+    assert scapy.IP(bytes(ip)).chksum == checksum
+    assert (ip[scapy.UDP].dport, ip[scapy.UDP].len) == (UDP_PORT, 8 + SIZE)
 
 
 def test_packets_of_others_than_the_peer_are_dropped_and_counted() -> None:
