@@ -257,6 +257,14 @@ def test_a_worker_that_has_finished_shows_in_any_sum_that_it_is_in(job):
     assert packet.flags == FIN
 
 
+def test_one_worker_completes_at_once(rig):
+    rig.set_age_limit(NEVER_TICKS)
+    lonely = Job(rig, job_id=7, ports=(4,), server_port=SERVER)
+    ((port, packet),) = lonely.contribute(0, chunk=5, value=10)
+    assert (port, packet.bitmap) == (SERVER, 1)
+    assert lonely.verdicts() == {Verdict.COMPLETED: 1}
+
+
 def test_thirty_two_workers_fill_the_bitmap(rig):
     """Worker 31's bit is the sign bit of the register."""
     rig.set_age_limit(NEVER_TICKS)

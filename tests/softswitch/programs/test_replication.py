@@ -69,3 +69,11 @@ def test_outputs_follow_the_order_of_inputs_and_outgrow_the_batch(switch):
     got = send(switch, flat(UNICAST), *frames, flat(UNICAST))
     assert [port for port, _ in got] == [9, *list(range(40)) * 50, 9]
     assert got[1 + 40 * 17 + 3] == (3, tagged(frames[17], 3, 0, REPLICATION, 18))
+
+
+def test_replaced_and_deleted_groups(switch):
+    switch.groups.set(3, [(4, 1)])
+    frame = flat(MULTICAST, 3)
+    assert send(switch, frame) == [(4, tagged(frame, 4, 1, REPLICATION, 1001))]
+    switch.groups.delete(3)
+    assert send(switch, frame) == []
