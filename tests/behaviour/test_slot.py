@@ -1,10 +1,11 @@
-"""The life of a slot, one transition after the other, on every target.
+"""The life of a slot, one transition after the other, and packets that must be dropped, on every target.
 
 A test names what goes in and what must come out, so that the specification is tested as well as the targets.
 """
 
 import pytest
 from peelsum_packets import ADD, CE, FIN, OR, Job, lanes_of
+from rig_fixtures import LANES
 
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
 from peelsum.wire.clock import NEVER_TICKS
@@ -45,14 +46,6 @@ def test_sums_wrap_modulo_2_to_the_32(job):
     goes_up(job.contribute(2, chunk=0, value=2**31 + 5), 0b111, 2**31 - 1, 2**31 - 1, 2**31 + 5)
 
 
-def test_or_combines_bits(job):
-    job.contribute(0, chunk=0, value=0b0011, flags=OR)
-    job.contribute(1, chunk=0, value=0b0101, flags=OR)
-    ((_, packet),) = job.contribute(2, chunk=0, value=0x80000000, flags=OR | FIN)
-    assert set(packet.lanes) == {0x80000007}
-    assert packet.flags == OR | FIN
-
-
 def test_duplicate_is_dropped_until_the_result(job):
     job.contribute(0, chunk=5, value=10)
     assert job.contribute(0, chunk=5, value=10) == []
@@ -81,27 +74,11 @@ def test_result_for_one_worker_goes_to_its_port_alone(job):
     assert job.verdicts() == {Verdict.RESULT_RETURNED: 1, Verdict.NO_RETURN_PATH: 1}
 
 
-def test_result_of_another_chunk_leaves_the_slot_alone(job):
-    job.contribute(0, chunk=5, value=1)
-    job.result(chunk=5 + job.slots, value=0)
-    ((_, packet),) = job.contribute(0, chunk=5 + job.slots, value=7)
-    assert packet.bitmap == 0b001
-    assert job.verdicts()[Verdict.COLLIDED] == 1
-
-
 def test_collision_goes_up_unsummed_and_leaves_the_slot_unchanged(job):
     job.contribute(0, chunk=5, value=10)
     goes_up(job.contribute(1, chunk=5 + job.slots, value=99), 0b010, 99)
     job.contribute(1, chunk=5, value=1)
     goes_up(job.contribute(2, chunk=5, value=1), 0b111, 10, 1, 1)
-
-
-def test_expired_slot_is_claimed_by_another_chunk(job, rig):
-    rig.set_age_limit(0)
-    job.contribute(0, chunk=5, value=10)
-    assert job.contribute(1, chunk=5 + job.slots, value=99) == []
-    job.contribute(0, chunk=5 + job.slots, value=1)
-    goes_up(job.contribute(2, chunk=5 + job.slots, value=1), 0b111, 99, 1, 1)
 
 
 def test_expired_slot_still_belongs_to_its_chunk(job, rig):
@@ -280,16 +257,6 @@ def test_a_worker_that_has_finished_shows_in_any_sum_that_it_is_in(job):
     assert packet.flags == FIN
 
 
-def test_freed_slot_is_free_under_a_longer_age_limit(job, rig):
-    """A freed slot's stamp has expired under every limit, also one that is set later."""
-    rig.set_age_limit(0)
-    job.contribute(0, chunk=5, value=1)
-    job.result(chunk=5, value=1)
-    rig.set_age_limit(NEVER_TICKS)
-    assert job.contribute(0, chunk=5 + job.slots, value=1) == []
-    assert Verdict.COLLIDED not in job.verdicts()
-
-
 def test_one_worker_completes_at_once(rig):
     rig.set_age_limit(NEVER_TICKS)
     lonely = Job(rig, job_id=7, ports=(4,), server_port=SERVER)
@@ -343,3 +310,59 @@ def test_salt_moves_a_job_to_other_slots(job, rig):
     job.contribute(0, chunk=5, value=10)
     assert other.contribute(0, chunk=5, value=7) == []
     assert job.verdicts() == {Verdict.ABSORBED: 2}
+
+
+@pytest.mark.parametrize(
+    ("offset", "byte", "verdict"),
+    [
+        (0, 0, Verdict.BAD_VERSION),
+        (0, 2, Verdict.BAD_VERSION),
+        (1, 0, Verdict.FOREIGN_PORT),
+        (1, 8, Verdict.FOREIGN_PORT),
+        (2, 0x20, Verdict.RESERVED_FLAGS),
+        (2, 0x80, Verdict.RESERVED_FLAGS),
+        (3, 0, Verdict.UNKNOWN_JOB),
+        (3, 9, Verdict.UNKNOWN_JOB),
+        (4, 0xFF, Verdict.WRONG_GENERATION),
+        (7, 1, Verdict.WRONG_SENDER),
+    ],
+)
+def test_damaged_header(job, rig, offset, byte, verdict):
+    packet = bytearray(job.packet(Kind.CONTRIBUTION, chunk=5, sender=0))
+    packet[offset] = byte
+    assert rig.process(1, bytes(packet)) == []
+    assert job.verdicts() == {verdict: 1}
+    assert job.contribute(0, chunk=5, value=1) == []
+    assert job.verdicts() == {verdict: 1, Verdict.ABSORBED: 1}
+
+
+@pytest.mark.parametrize("missing", [1, 4, 4 * LANES, 400, 10**6])
+def test_short_packet(job, rig, missing):
+    """All lanes may be missing, or the whole packet."""
+    packet = job.packet(Kind.CONTRIBUTION, chunk=5, sender=0)
+    assert rig.process(1, packet[: max(0, len(packet) - rig.trailer_bytes - missing)]) == []
+    assert job.verdicts() == {Verdict.SHORT_PACKET: 1}
+
+
+def test_long_packet(job, rig):
+    packet = job.packet(Kind.CONTRIBUTION, chunk=5, sender=0)
+    assert rig.process(1, packet + bytes(4)) == []
+    assert job.verdicts() == {Verdict.BAD_LENGTH: 1}
+
+
+@pytest.mark.parametrize(
+    ("port", "kind"),
+    [(SERVER, kind) for kind in (Kind.CONTRIBUTION, Kind.BYPASS, Kind.RESET)]
+    + [(CPU_PORT, kind) for kind in Kind if kind is not Kind.RESET],
+)
+def test_the_server_s_and_the_controller_s_port_may_not_send(job, rig, port, kind):
+    sender = EVERYONE if port == SERVER else 0
+    assert rig.process(port, job.packet(kind, chunk=5, sender=sender)) == []
+    assert job.verdicts() == {Verdict.FOREIGN_PORT: 1}
+
+
+def test_bitmap_that_a_worker_claims_is_not_believed(job, rig):
+    rig.process(1, job.packet(Kind.CONTRIBUTION, chunk=5, sender=0, bitmap=0b111))
+    assert job.verdicts() == {Verdict.ABSORBED: 1}
+    ((_, packet),) = job.give_up(chunk=5)
+    assert packet.bitmap == 0b001

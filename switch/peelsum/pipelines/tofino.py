@@ -177,17 +177,16 @@ def _table_placements(summary: str) -> list[str]:
     tables: dict[int, list[str]] = {}
     for stage, name in re.findall(r"^\|\s+(\d+)\s+\|.*\|\s+(\S+)\s+\|$", last, re.MULTILINE):
         tables.setdefault(int(stage), []).append(name)
-    return [f"  {stage:2}  {', '.join(_table_names(names))}" for stage, names in sorted(tables.items())]
-
-
-def _table_names(names: list[str]) -> list[str]:
-    """Return the names of the program's tables, then how many lanes, and how many tables of conditions."""
-    lanes = [name for name in names if re.search(r"lane_\d+\.operations$", name)]
-    tables = [name for name in names if name not in lanes and name.startswith(("Ingress.", "Egress."))]
-    conditions = len(names) - len(lanes) - len(tables)
-    short_names = (name.replace("Ingress.aggregation.", "").replace("Egress.", "egress ") for name in tables)
-    counts = {"lanes": len(lanes), "conditions": conditions}
-    return [*sorted(short_names), *(f"{count} {what}" for what, count in counts.items() if count)]
+    rows = []
+    for stage, names in sorted(tables.items()):
+        # The program's tables, then how many lanes, and how many tables of conditions.
+        lanes = [name for name in names if re.search(r"lane_\d+\.operations$", name)]
+        named = [name for name in names if name not in lanes and name.startswith(("Ingress.", "Egress."))]
+        counts = {"lanes": len(lanes), "conditions": len(names) - len(lanes) - len(named)}
+        short = (name.replace("Ingress.aggregation.", "").replace("Egress.", "egress ") for name in named)
+        parts = [*sorted(short), *(f"{count} {what}" for what, count in counts.items() if count)]
+        rows.append(f"  {stage:2}  {', '.join(parts)}")
+    return rows
 
 
 def _aligned_columns(rows: list[list[Any]]) -> list[str]:

@@ -129,11 +129,9 @@ class DataPlane:
         if len(received):
             if self._capture is not None:
                 self._capture.write("in", received)
-            if self._links is not None and self._pacer is not None and self._switch is not None:
+            if self._links is not None and self._switch is not None:
                 self._links.apply_schedule(self._pacer, self.now_us())
-            if self._arrivals is not None:
-                received = self._arrivals.hold(received, self.now_us())
-            self._process(received)
+            self._process(self._arrivals.hold(received, self.now_us()))
 
     def stop(self) -> None:
         """End `run` after the current batch. May be called from any thread or signal handler."""
@@ -157,8 +155,7 @@ class DataPlane:
 
     def _release_due_frames(self) -> float | None:
         """Move on kept frames that are due; return the seconds until the next are due, None for none."""
-        # Arrivals first: they may leave at once.
-        pacers = [pacer for pacer in (self._arrivals, self._pacer) if pacer is not None]
+        pacers = (self._arrivals, self._pacer)  # arrivals first: they may leave at once
         now = self.now_us()
         for pacer in pacers:
             pacer.release(now)
@@ -205,11 +202,11 @@ class DataPlane:
         switch.lock.on_wait = self._wake
         return compiled_loop
 
-    def _new_pacers(self) -> tuple[Pacer | None, Pacer | None]:
+    def _new_pacers(self) -> tuple[Pacer, Pacer]:
         """Return the pacers of outgoing and of arriving frames."""
-        if self._links is not None:
-            return self._links.pacer(self._send), self._links.arrivals(self._process)
-        return (Pacer(self._device.queues, self._send) if self._device.queues else None), None
+        if self._links is None:
+            return Pacer(self._device.queues, self._send), Pacer(None, self._process)
+        return self._links.pacer(self._send), self._links.arrivals(self._process)
 
     def _deliver_to_cpu(self, frames: list[bytes]) -> None:
         """Pass frames on to the controller, unless another pipeline, with other headers, runs by now."""
@@ -227,8 +224,7 @@ class DataPlane:
         if to_cpu.any():
             self._deliver_to_cpu([frame for _, frame in out.at(to_cpu).pairs()])
             out = out.at(~to_cpu)
-        if self._pacer is not None:
-            out = self._pacer.hold(out, now)
+        out = self._pacer.hold(out, now)
         if len(out):
             self._send(out)
 

@@ -1,4 +1,4 @@
-"""A packet as plain values. Independent of `peelsum.wire.batch`: each can check the other."""
+"""A packet as plain values. Independent of `peelsum.wire`'s batches: each can check the other."""
 
 from __future__ import annotations
 
@@ -41,16 +41,8 @@ class Packet:
 
     def build(self) -> bytes:
         """Return the packet as bytes."""
-        fields = (
-            self.kind,
-            self.flags,
-            self.job_id,
-            self.generation,
-            self.sender,
-            self.chunk_id,
-            self.bitmap,
-        )
-        header = HEADER.pack(VERSION, *fields)
+        numbers = (self.job_id, self.generation, self.sender, self.chunk_id, self.bitmap)
+        header = HEADER.pack(VERSION, self.kind, self.flags, *numbers)
         return header + struct.pack(f"!{len(self.lanes)}I", *self.lanes)
 
     @property

@@ -1,6 +1,5 @@
 """The packet format and its limits: one declaration, batches of packets, and the P4 header made from it."""
 
-from peelsum.wire.batch import Batch, WireError, empty, malformed, pack, packet_fields, unpack
 from peelsum.wire.format import (
     ALL_FLAGS,
     COMPILED_LANES,
@@ -19,16 +18,23 @@ from peelsum.wire.format import (
     TOFINO_LANES,
     UDP_PORT,
     VERSION,
+    Batch,
     Flag,
     FrameAddress,
     Kind,
     Level,
     Verdict,
+    WireError,
     count_lanes,
+    empty,
     encapsulation,
+    malformed,
+    pack,
     packet_bytes,
+    packet_fields,
     slot_index,
     slot_tag,
+    unpack,
 )
 
 __all__ = [

@@ -10,12 +10,11 @@ import errno
 import socket
 import struct
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from peelsum.wire.batch import Batch
-from peelsum.wire.format import HEADER_BYTES
+from peelsum.wire.format import HEADER_BYTES, Batch
 
 Address = tuple[str, int]
 
@@ -113,19 +112,11 @@ class BatchSocket:
         self.offload = self.offload and _set_option(self._socket, socket.SOL_UDP, _UDP_SEGMENT, packet_bytes)
 
     @classmethod
-    def bind(
-        cls,
-        address: Address,
-        packet_bytes: int,
-        *,
-        buffer_bytes: int = 8 << 20,
-        burst: int = 1024,
-        offload: bool | None = None,
-        interface: str = "",
-    ) -> Self:
+    def bind(cls, address: Address, packet_bytes: int, *, interface: str = "", **options: Any) -> Self:
         """Return a socket bound to `address` (port 0: any free). Raises OSError that names the address.
 
         interface: the only interface to send and receive by. Without privileges, this needs Linux 5.7.
+        options: see `__init__`.
         """
         with ExitStack() as stack:
             sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -134,7 +125,7 @@ class BatchSocket:
                     with suppress(PermissionError):
                         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
                 sock.bind(address)
-                bound = cls(sock, packet_bytes, buffer_bytes=buffer_bytes, burst=burst, offload=offload)
+                bound = cls(sock, packet_bytes, **options)
             except OSError as error:
                 remedy = f"{error.strerror}; choose another address or port"
                 raise OSError(error.errno, f"udp address {address[0]}:{address[1]}: {remedy}") from error

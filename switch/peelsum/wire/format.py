@@ -1,6 +1,6 @@
 """The packet format, declared once: fields, constants and limits.
 
-Everything else that knows the format derives from this module: the batches in `peelsum.wire.batch`, the P4
+Everything else that knows the format derives from this module: the batches of packets below, the P4
 header written by `peelsum.wire.p4`, and the byte table in docs/reference/protocol.md.
 """
 
@@ -10,7 +10,11 @@ import re
 import struct
 from collections.abc import Iterable
 from enum import Enum, IntEnum, IntFlag
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 VERSION = 1
 #: Bytes of a job's secret, and of a challenge and a proof in a hello: see `peelsum.wire.hello`.
@@ -183,3 +187,93 @@ def encapsulation(
         + _IPV4.pack(*fields, checksum, *addresses)
         + _UDP.pack(UDP_PORT, UDP_PORT, udp_length, 0)
     )
+
+
+class WireError(ValueError):
+    """Bytes are not a peelsum packet, or a value does not fit its field. Names field, value and remedy."""
+
+
+Batch = NDArray[np.uint8]
+
+
+@cache
+def packet_dtype(lanes: int) -> np.dtype[Any]:
+    """Return the structured dtype of a packet: the header's fields, then `lanes` (big-endian uint32)."""
+    names: list[Any] = [(field.name, f">u{field.bits // 8}") for field in FIELDS]
+    return np.dtype([*names, ("lanes", ">u4", (lanes,))])
+
+
+def empty(count: int, lanes: int) -> Batch:
+    """Return a batch of `count` packets, zero except for the version."""
+    batch = np.zeros((count, packet_bytes(lanes)), np.uint8)
+    batch[:, 0] = VERSION
+    return batch
+
+
+def packet_fields(batch: Batch, lanes: int) -> NDArray[Any]:
+    """Return the packets of a batch as a structured array [n] that shares its memory, unchecked."""
+    return batch.view(packet_dtype(lanes))[:, 0]
+
+
+def pack(lanes_per_packet: NDArray[np.uint32], **fields: Any) -> Batch:
+    """Return a batch of packets with these values.
+
+    `lanes_per_packet` is uint32[n, lanes]; every other field is a scalar or an array [n], 0 by default
+    (`version` is set). Raises WireError, which names the first field and value that do not fit.
+    """
+    count, lanes = lanes_per_packet.shape
+    batch = empty(count, lanes)
+    packets = packet_fields(batch, lanes)
+    packets["lanes"] = lanes_per_packet
+    widths = dict(FIELDS)
+    for name, values in fields.items():
+        if name not in widths:
+            raise WireError(f"{name}: no such field; the header has {', '.join(widths)}")
+        numbers = np.atleast_1d(np.asarray(values))
+        too_large = (numbers < 0) | (numbers >> widths[name] != 0)
+        if too_large.any():
+            raise WireError(f"{name}: {numbers[too_large][0]} does not fit {widths[name]} bits")
+        packets[name] = values
+    return batch
+
+
+def malformed(batch: Batch, lanes: int) -> NDArray[np.bool_]:
+    """Return bool[n]: packets to be dropped for their version, kind, reserved flags or job 0."""
+    packets = packet_fields(batch, lanes)
+    is_malformed = (packets["version"] != VERSION) | (packets["flags"] & ~np.uint8(ALL_FLAGS) != 0)
+    is_malformed |= (packets["kind"] < min(Kind)) | (packets["kind"] > max(Kind))
+    is_malformed |= (packets["job_id"] == RESERVED_JOB_ID) & (packets["kind"] != Kind.RESET)
+    return np.asarray(is_malformed, np.bool_)
+
+
+def unpack(data: bytes | bytearray | memoryview | Batch, lanes: int) -> NDArray[Any]:
+    """Return the packets in `data`, which follow each other, as an array [n] of `packet_dtype(lanes)`.
+
+    The array shares memory with `data`. Raises WireError if the bytes are not whole, well-formed packets.
+    """
+    flat = (
+        np.ascontiguousarray(data).reshape(-1)
+        if isinstance(data, np.ndarray)
+        else np.frombuffer(data, np.uint8)
+    )
+    size = packet_bytes(lanes)
+    if flat.size % size:
+        raise WireError(
+            f"length: {flat.size} bytes are not a multiple of {size}, the packet of {lanes} lanes; "
+            "check that the switch runs a pipeline with as many lanes"
+        )
+    batch = flat.reshape(-1, size)
+    malformed_rows = np.flatnonzero(malformed(batch, lanes))
+    if malformed_rows.size:
+        packet, where = packet_fields(batch, lanes)[malformed_rows[0]], f"packet {malformed_rows[0]}"
+        version, kind, flags, job_id = (packet[name] for name in ("version", "kind", "flags", "job_id"))
+        if version != VERSION:
+            raise WireError(f"{where}: version: {version}, expected {VERSION}; upgrade the older side")
+        if flags & ~np.uint8(ALL_FLAGS):
+            known = f"use only {int(ALL_FLAGS):#04x}"
+            raise WireError(f"{where}: flags: {flags:#04x} sets reserved bits; {known}")
+        if not min(Kind) <= kind <= max(Kind):
+            names = ", ".join(f"{known_kind.value} ({known_kind.name})" for known_kind in Kind)
+            raise WireError(f"{where}: kind: {kind} is none of {names}")
+        raise WireError(f"{where}: job_id: {job_id} is reserved; jobs are numbered from 1")
+    return packet_fields(batch, lanes)

@@ -7,21 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from peelsum import wire
 from peelsum.wire.clock import DEFAULT_AGE_TICKS, EPOCH_TICKS, FREED_TICKS, TICK_SHIFT, TICK_US
-from peelsum.wire.format import (
-    ALL_FLAGS,
-    COMPILED_LANES,
-    CPU_PORT,
-    EVERYONE,
-    FIELDS,
-    TOFINO_LANES,
-    UDP_PORT,
-    VERSION,
-    Flag,
-    Kind,
-    Verdict,
-    packet_bytes,
-)
 
 NOTICE = "// Generated from peelsum.wire by `peelsum switch compile`; edit that instead.\n"
 
@@ -29,7 +16,7 @@ NOTICE = "// Generated from peelsum.wire by `peelsum switch compile`; edit that 
 def sources() -> dict[str, str]:
     """Return the text of every generated file by its path below switch/p4/generated."""
     files = {"wire.p4": wire_p4()}
-    for lanes in {*COMPILED_LANES, *TOFINO_LANES.values()}:
+    for lanes in {*wire.COMPILED_LANES, *wire.TOFINO_LANES.values()}:
         files[f"lanes_{lanes}/each_lane.p4"] = each_lane_p4(lanes)
     return files
 
@@ -38,10 +25,10 @@ def wire_p4() -> str:
     """Return constants, the slots' clock and the header `peelsum_h`, with `flags` split into bits."""
     lines = [
         NOTICE,
-        f"const bit<8> VERSION = {VERSION};",
-        f"const bit<16> UDP_PORT = {UDP_PORT};",
-        f"const bit<9> CPU_PORT = {CPU_PORT};",
-        f"const bit<16> EVERYONE = {EVERYONE:#x};",
+        f"const bit<8> VERSION = {wire.VERSION};",
+        f"const bit<16> UDP_PORT = {wire.UDP_PORT};",
+        f"const bit<9> CPU_PORT = {wire.CPU_PORT};",
+        f"const bit<16> EVERYONE = {wire.EVERYONE:#x};",
         "",
         f"// The slots' clock: a tick is {TICK_US} us on v1model, 2^16 ns on Tofino.",
         f"const bit<8> TICK_SHIFT = {TICK_SHIFT};  // of v1model's clock, which counts microseconds",
@@ -49,15 +36,15 @@ def wire_p4() -> str:
         f"const bit<32> FREED_TICKS = {FREED_TICKS:#x};  // a freed slot's stamp is this much before now",
         f"const bit<32> DEFAULT_AGE_TICKS = {DEFAULT_AGE_TICKS};",
         "",
-        *_enum("kind_t", {kind.name: kind for kind in Kind}),
+        *_enum("kind_t", {kind.name: kind for kind in wire.Kind}),
         "// What happened to a packet; UNDECIDED until a control decides.",
-        *_enum("verdict_t", {**{verdict.name: verdict for verdict in Verdict}, "UNDECIDED": 255}),
+        *_enum("verdict_t", {**{verdict.name: verdict for verdict in wire.Verdict}, "UNDECIDED": 255}),
         "header peelsum_h {",
     ]
-    for name, bits in FIELDS:
+    for name, bits in wire.FIELDS:
         if name == "flags":  # most significant bit first; the reserved bits are one field
-            lines.append(f"    bit<{8 - int(ALL_FLAGS).bit_count()}> reserved_flags;")
-            flags = sorted(Flag, key=lambda flag: -flag.value)
+            lines.append(f"    bit<{8 - int(wire.ALL_FLAGS).bit_count()}> reserved_flags;")
+            flags = sorted(wire.Flag, key=lambda flag: -flag.value)
             lines += [f"    bit<1> flag_{str(flag.name).lower()};" for flag in flags]
         else:
             lines.append(f"    {'kind_t' if name == 'kind' else f'bit<{bits}>'} {name};")
@@ -71,8 +58,8 @@ def each_lane_p4(lanes: int) -> str:
     return "\n".join(
         [
             NOTICE,
-            f"// UDP length of a packet: 8 bytes of UDP header, then {packet_bytes(lanes)} of ours.",
-            f"const bit<16> PACKET_UDP_LENGTH = {8 + packet_bytes(lanes)};",
+            f"// UDP length of a packet: 8 bytes of UDP header, then {wire.packet_bytes(lanes)} of ours.",
+            f"const bit<16> PACKET_UDP_LENGTH = {8 + wire.packet_bytes(lanes)};",
             "",
             " \\\n    ".join(["#define EACH_LANE(DO)", *rows]),
             "",

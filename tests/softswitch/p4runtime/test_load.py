@@ -217,14 +217,6 @@ def long_write(large):
     return p4r.WriteRequest(device_id=1, election_id=U128.encode(1), updates=updates)
 
 
-@pytest.fixture(scope="module")
-def primary(large):
-    """Return the primary of a switch in a process of its own, once its first route exists."""
-    with switch_process(large) as (_, client):
-        client.update("INSERT", table_entry=entry(large, "route", 0))
-        yield client
-
-
 @pytest.mark.system
 def test_an_interrupt_ends_the_switch_whatever_is_queued(large, long_write):
     with switch_process(large) as (running, client):

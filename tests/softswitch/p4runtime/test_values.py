@@ -1,8 +1,10 @@
-"""Numbers, controller headers and a stream's queue, without a server."""
+"""P4Info, numbers, controller headers and a stream's queue, without a server."""
+
+from __future__ import annotations
 
 import grpc
 import pytest
-from finsy.proto import p4r
+from finsy.proto import p4i, p4r
 
 from peelsum.softswitch.p4runtime.info import (
     FieldInfo,
@@ -89,3 +91,29 @@ def test_a_stream_ends_with_the_error_it_was_given_after_what_was_queued():
     next(responses)
     with pytest.raises(RequestError, match="gone"):
         next(responses)
+
+
+def test_what_a_table_may_do_is_read_from_p4info(schema):
+    info = PipelineInfo.of(schema.p4info)
+    table = next(table for table in info.tables.values() if table.name == "MatchEverything.exact_match")
+    names = {number: action.name.rpartition(".")[2] for number, action in info.actions.items()}
+    assert {names[n] for n in table.entry_actions} == {"forward", "flood", "to_cpu", "drop"}
+    assert {names[n] for n in table.default_actions} == {"forward", "flood", "to_cpu", "give_up"}
+    by_name = {table.name.rpartition(".")[2]: table for table in info.tables.values()}
+    assert {name for name, table in by_name.items() if table.needs_priority} == {"filter"}
+    assert {name for name, table in by_name.items() if table.is_const} == {"fixed"}
+    assert {name for name, table in by_name.items() if table.const_default} == {"fixed"}
+    assert {name: table.direct_counter for name, table in by_name.items() if table.direct_counter} == {
+        "route": "MatchEverything.routed"
+    }
+
+
+@pytest.mark.parametrize("kind", [p4i.MatchField.TERNARY, p4i.MatchField.RANGE, p4i.MatchField.OPTIONAL])
+def test_every_kind_that_overlaps_needs_a_priority(schema, kind):
+    p4info = p4i.P4Info()
+    p4info.CopyFrom(schema.p4info)
+    del p4info.tables[1:]
+    del p4info.tables[0].match_fields[1:]
+    p4info.tables[0].match_fields[0].match_type = kind
+    (table,) = PipelineInfo.of(p4info).tables.values()
+    assert table.needs_priority

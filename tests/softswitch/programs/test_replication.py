@@ -62,15 +62,6 @@ def test_egress_can_strip_and_drop_single_copies(switch):
     assert send(switch, frame) == [(1, tagged(frame, 1, 10, REPLICATION, 1001)), (2, b"tail")]
 
 
-def test_the_larger_priority_wins(switch):
-    copies = switch.tables["E.copies"]
-    copies.insert(((0, 0), (0, 0)), "E.strip", (), priority=1)
-    copies.insert(((0, 0), (1, 0x1FF)), "E.drop", (), priority=2)
-    assert send(switch, flat(MULTICAST, 3)) == [(2, b"tail")]
-    copies.delete(((0, 0), (1, 0x1FF)), priority=2)
-    assert send(switch, flat(MULTICAST, 3)) == [(port, b"tail") for port in (1, 2, 1)]
-
-
 def test_outputs_follow_the_order_of_inputs_and_outgrow_the_batch(switch):
     """With far more copies than frames, the batch resumes with more room; none is lost or repeated."""
     switch.groups.set(5, [(port, 0) for port in range(40)])

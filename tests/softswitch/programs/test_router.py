@@ -124,18 +124,6 @@ def test_a_register_index_past_the_end_does_nothing(router):
     assert [marks.read(i) for i in range(16)] == [0, 0, 0, 2, *[0] * 11, 1]
 
 
-def test_direct_counters_follow_their_entry(router):
-    frame = ipv4("10.9.9.9")
-    router.send(frame)
-    router.send(frame)
-    router.routes.delete(((0x0A010000, 16),))
-    router.routes.insert(((0x0A020000, 16),), "RouterIngress.route", (6, NEXT_HOP))
-    router.send(ipv4("10.2.0.1"))
-    assert router.routes.read_counter(((0x0A000000, 8),)) == (2, 2 * len(frame))
-    assert router.routes.read_counter(((0x0A020000, 16),)) == (1, len(frame))
-    assert router.routes.read_counter(((0x0A010200, 24),)) == (0, 0)
-
-
 def ipv6(dst, next_header=6, tail=b"\x12\x34\x00\x16" + b"rest"):
     head = struct.pack(">IHBB", 0x60012345, 8, next_header, 9) + bytes(range(16)) + dst.to_bytes(16, "big")
     return mac(ROUTER_MAC) + mac(HOST_MAC) + b"\x86\xdd" + head + tail

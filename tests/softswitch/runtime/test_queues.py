@@ -58,15 +58,6 @@ def test_packets_of_a_batch_queue_behind_each_other(switch_with):
     assert sent.left_after(0) == [8, 16, 24, 32]
 
 
-def test_a_burst_stands_only_once_the_next_one_finds_it(switch_with):
-    """One port's burst, then two more before it has left, then one after all have."""
-    switch = switch_with(Queues({9: 100, 8: 100}))
-    assert Sent(switch, 0, *[ask()] * 4).burst_depths == [0] * 4
-    assert Sent(switch, 8, *[ask()] * 3, *[ask(port=8)] * 2).burst_depths == [3, 3, 3, 0, 0]
-    assert Sent(switch, 9, *[ask()] * 2).burst_depths == [6, 6]
-    assert Sent(switch, 1000, *[ask()] * 2).burst_depths == [0, 0]
-
-
 def test_ports_without_a_rate_keep_nothing_back(switch_with):
     for queues in (Queues({8: 100}, limit=1), None):
         sent = Sent(switch_with(queues), 50, *[ask(port=9)] * 3)

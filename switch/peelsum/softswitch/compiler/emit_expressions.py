@@ -61,8 +61,6 @@ class Expressions:
     def __init__(self, emitter: Emitter) -> None:
         self._emitter = emitter
 
-    # --- truth values -----------------------------------------------------------------------------
-
     def condition(self, expr: ops.Expr) -> str:
         """Return the source text of a Boolean expression."""
         match expr:
@@ -120,8 +118,6 @@ class Expressions:
         raise UnsupportedConstruct(
             f"operator {op}: on numbers that do not fit 64 bits; cast them to fewer bits"
         )
-
-    # --- numbers ----------------------------------------------------------------------------------
 
     def constant(self, value: int) -> BoundedValue:
         """Return the value of a constant."""

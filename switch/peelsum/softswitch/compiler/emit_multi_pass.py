@@ -62,8 +62,6 @@ class MultiPassWriter(SwitchWriter):
         emit = self._emit
         emit.line(f"head = pass_queue[{NEXT_ITEM}]", f"tail = pass_queue[{ITEM_COUNT}]", "frames = data")
 
-    # --- items ------------------------------------------------------------------------------------
-
     def _field_list_variables(self) -> Iterator[tuple[FieldRef, str, int]]:
         """Yield the variables of all fields in field lists, and their words in an item."""
         refs = dict.fromkeys(ref for refs in self._program.field_lists.values() for ref in refs)
@@ -86,21 +84,6 @@ class MultiPassWriter(SwitchWriter):
     def _item_words(self) -> int:
         *_, (_, word, count) = self._packet_variables()
         return word + max(count, 1)
-
-    def _take_item(self) -> None:
-        """Write code that takes the next item or, if none waits, the next frame."""
-        emit = self._emit
-        emit.line(f"item = {FIRST_ITEM} + head * {self._item_words()}")
-        with emit.block("if head < tail:"):
-            for word, name in enumerate(_HEADER_WORDS):
-                emit.line(f"{name} = pass_queue[item + {word}]")
-            emit.line("head = head + 1")
-        with emit.block("else:"):
-            emit.line(f"kind = {_FRESH}", "fields = 0", "source = 0", "base = frame * stride")
-            emit.line("size = number(length[frame])", "in_port = number(port[frame])")
-        emit.line("data = frames if source == 0 else scratch")
-        for name in ("cloning", "clone_fields", "resubmit_fields", "recirculate_fields"):
-            emit.line(f"{name} = 0")
 
     def _append_item(self, kind: int, fields: str, words: Mapping[str, str]) -> None:
         """Append an item. Its header words come from `words`, or else from variables of the same names."""
@@ -133,12 +116,20 @@ class MultiPassWriter(SwitchWriter):
                     if ref in refs:
                         emit.line(f"{name} = pass_queue[item + {word}]")
 
-    # --- one pass ---------------------------------------------------------------------------------
-
     def _packet(self) -> None:
         """Process an item, or a new frame if there is none; continue with the next frame when none waits."""
         emit = self._emit
-        self._take_item()
+        emit.line(f"item = {FIRST_ITEM} + head * {self._item_words()}")
+        with emit.block("if head < tail:"):
+            for word, name in enumerate(_HEADER_WORDS):
+                emit.line(f"{name} = pass_queue[item + {word}]")
+            emit.line("head = head + 1")
+        with emit.block("else:"):
+            emit.line(f"kind = {_FRESH}", "fields = 0", "source = 0", "base = frame * stride")
+            emit.line("size = number(length[frame])", "in_port = number(port[frame])")
+        emit.line("data = frames if source == 0 else scratch")
+        for name in ("cloning", "clone_fields", "resubmit_fields", "recirculate_fields"):
+            emit.line(f"{name} = 0")
         with emit.block(f"if {self._kind_test(*_UNPARSED_KINDS)}:"):
             for name, word, count in self._packet_variables():
                 place = f"pass_queue[item + {word}"
@@ -204,8 +195,6 @@ class MultiPassWriter(SwitchWriter):
         copies = {"replica": "sessions[session]", "replicas": "copied", "group": "1"}
         with emit.block("if copied != 0:"):
             self._append_item(kind, "clone_fields", copies)
-
-    # --- once per copy ----------------------------------------------------------------------------
 
     def _destination(self, members: str = "members") -> None:
         """Write code for a copy's port, and reset the requests that egress may make for this copy."""

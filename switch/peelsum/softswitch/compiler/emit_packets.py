@@ -17,8 +17,6 @@ from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Checksum
 from peelsum.softswitch.program.operations import FieldRef, Hash
 
-# --- parsing --------------------------------------------------------------------------------------
-
 
 def stop_parser(emit: Emitter, test: str, error: str) -> None:
     """End the parser if `test` holds. `error` is a name from P4's core library, or the text of a number."""
@@ -43,9 +41,6 @@ def extract(emit: Emitter, header: str) -> None:
 
 def _element(base: str, array: Array) -> str:
     return f"{base} + {array.offset // 8} + k * {array.bits // 8}"
-
-
-# --- validity -------------------------------------------------------------------------------------
 
 
 def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
@@ -94,9 +89,6 @@ def copy_fields(emit: Emitter, target: str, source: str) -> None:
             )
 
 
-# --- header stacks -------------------------------------------------------------------------------
-
-
 def extract_next(emit: Emitter, stack: str) -> None:
     """Extract a stack's next element from the packet."""
     elements = emit.program.stacks[stack]
@@ -136,9 +128,6 @@ def copy_stack(emit: Emitter, target: str, source: str) -> None:
     for target_header, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
         copy_header(emit, target_header, header)
     emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")
-
-
-# --- deparsing ------------------------------------------------------------------------------------
 
 
 def deparse(emit: Emitter, header: str) -> None:
@@ -195,8 +184,6 @@ def _bytes_of(pieces: Sequence[tuple[str, int]]) -> Iterator[str]:
         yield f"({' | '.join(texts)}) & 255"
 
 
-# --- hashes and checksums -------------------------------------------------------------------------
-
 #: Most headers of a checksum whose inputs are not a multiple of 16 bits: each doubles the generated code.
 _MOST_UNALIGNED = 4
 
@@ -223,11 +210,6 @@ def hash_fields(emit: Emitter, statement: Hash, bits: int) -> str:
     emit.line(f"size_of = {size}")
     text = f"hash_{statement.algorithm}(hashed, count) % (size_of if size_of != 0 else 1)"
     return f"({text} + {base}) & {(1 << bits) - 1}"
-
-
-def hashed_bytes(statement: Hash) -> int:
-    """Return the most bytes that a hash can cover."""
-    return sum(-(-bits // 8) for _, _, bits in statement.inputs)
 
 
 def _same_header_run(emit: Emitter, item: Hash | Checksum, start: int) -> tuple[str | None, int]:

@@ -74,7 +74,13 @@ class Statements:
                 self._apply(statement)
             case flow.Repeat():
                 # Rows of registers whose index is constant are computed and checked before the loop.
-                self._loop_with_checks(statement, self._invariant_rows(statement))
+                rows: dict[Row, None] = {}
+                for access in ops.walk(statement.body):
+                    if isinstance(access, (ops.ReadRegister, ops.WriteRegister)) and is_loop_invariant(
+                        emit.program, access.index, statement
+                    ):
+                        rows[self._row(access.register, access.index)] = None
+                self._loop_with_checks(statement, list(rows))
                 self._rows.clear()
             case ops.ReadRegister(target, register, index):
                 bits = min(emit.bits(target), 64)
@@ -208,8 +214,6 @@ class Statements:
                 emit.line(f"{emit.param(param, limb)} = memory[{row} + {first_word + limb}]")
         self.block(arm)
 
-    # --- loops ------------------------------------------------------------------------------------
-
     def _loop_with_checks(self, loop: flow.Repeat, rows: list[Row]) -> None:
         """Write a loop inside the checks of its rows, once for each outcome of a check."""
         emit = self._emit
@@ -235,18 +239,6 @@ class Statements:
             is_empty = len(lines) == line_count + 1
         if is_empty:
             del lines[line_count:]
-
-    def _invariant_rows(self, loop: flow.Repeat) -> list[Row]:
-        """Return the rows of the loop's registers whose index is the same in every iteration."""
-        rows: dict[Row, None] = {}
-        for access in ops.walk(loop.body):
-            if isinstance(access, (ops.ReadRegister, ops.WriteRegister)) and is_loop_invariant(
-                self._emit.program, access.index, loop
-            ):
-                rows[self._row(access.register, access.index)] = None
-        return list(rows)
-
-    # --- registers and counters -------------------------------------------------------------------
 
     def _count(self, plan: CounterPlan, index: str) -> None:
         """Add the packet to the cell with this index, which is in range."""

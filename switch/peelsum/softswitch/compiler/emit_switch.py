@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse, hashed_bytes
+from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse
 from peelsum.softswitch.compiler.emit_statements import Statements
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.flow import Block
 from peelsum.softswitch.compiler.layout import FULL, StateLayout, Variable
 from peelsum.softswitch.program import operations as ops
-from peelsum.softswitch.program.model import Checksum, Program
+from peelsum.softswitch.program.model import Checksum
 from peelsum.wire import DROP_PORT
 
-_EGRESS_SPEC = ops.FieldRef("standard_metadata", "egress_spec")
+EGRESS_SPEC = ops.FieldRef("standard_metadata", "egress_spec")
 #: standard_metadata.instance_type of a multicast copy.
 _REPLICA = 5
 
@@ -28,12 +28,6 @@ class Blocks(NamedTuple):
     parser: Block
     ingress: Block
     egress: Block
-
-
-def architecture_fields(program: Program) -> list[ops.FieldRef]:
-    """Return the fields that the architecture needs even if the program does not use them."""
-    group = program.intrinsic("intrinsic_metadata.mcast_grp")
-    return [_EGRESS_SPEC, *([] if group is None else [group])]
 
 
 class SwitchWriter:
@@ -70,8 +64,6 @@ class SwitchWriter:
             emit.line("return frame, sent")
         return "\n".join([*self._emit.constants(), "", "", *self._emit.lines, ""])
 
-    # --- once per call ----------------------------------------------------------------------------
-
     def _start(self) -> None:
         """Allocate the arrays, and start with the first frame."""
         emit = self._emit
@@ -84,10 +76,9 @@ class SwitchWriter:
                 emit.line(f"e_{array.name} = array{size}({array.count})")
         hashes = [node for block in self._blocks for node in ops.walk(block) if isinstance(node, ops.Hash)]
         if hashes:
-            emit.line(f"hashed = array8({max(1, *map(hashed_bytes, hashes), 1)})")
+            most_bytes = max(sum(-(-bits // 8) for _, _, bits in node.inputs) for node in hashes)
+            emit.line(f"hashed = array8({max(1, most_bytes)})")
         emit.line("frame = first", "sent = 0")
-
-    # --- once per packet --------------------------------------------------------------------------
 
     def _packet(self) -> None:
         """Take a frame through parser, ingress and, for each copy, egress."""
@@ -155,7 +146,7 @@ class SwitchWriter:
     def _set_intrinsic(self, name: str, text: str, mask: bool = False) -> None:
         """Set a field of the architecture, if the program uses it."""
         ref = self._program.intrinsic(name)
-        if ref is None or not self._storage.has(ref):
+        if ref is None or ref not in self._storage.fields:
             return
         if mask:
             text = f"({text}) & {(1 << self._emit.bits(ref)) - 1}"
@@ -168,7 +159,7 @@ class SwitchWriter:
     def _choose_copies(self) -> None:
         """Choose the copies to send: multicast takes precedence over unicast, as in simple_switch."""
         emit = self._emit
-        spec = emit.place(_EGRESS_SPEC)
+        spec = emit.place(EGRESS_SPEC)
         group_ref = self._program.intrinsic("intrinsic_metadata.mcast_grp")
         group = emit.place(group_ref) if group_ref is not None else "0"
         emit.line(f"group = {group} & 0xFFFF")
@@ -176,11 +167,9 @@ class SwitchWriter:
         emit.nested("else:", "replica = 0", f"replicas = 0 if {spec} == {DROP_PORT} else 1")
         # Drop packets whose priority is not 0, as simple_switch with one queue per port does.
         ref = self._program.intrinsic("intrinsic_metadata.priority")
-        if ref is not None and self._storage.has(ref):
+        if ref is not None and ref in self._storage.fields:
             emit.nested(f"if {emit.place(ref)} != 0:", "replicas = 0")
         emit.line(f"unicast_port = {spec}")
-
-    # --- once per copy ----------------------------------------------------------------------------
 
     def _write_copy(self) -> None:
         """Take one copy of a packet through its port's queue, egress and deparser."""
@@ -211,7 +200,7 @@ class SwitchWriter:
         burst_depth = "burst_depth(queues, egress_port)" if self._queued else "0"
         self._set_intrinsic("queueing_metadata.deq_qdepth", burst_depth)
         self._egress()
-        with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {DROP_PORT}:"):
+        with emit.block(f"if {emit.place(EGRESS_SPEC)} != {DROP_PORT}:"):
             self._send()
         emit.copied = frozenset()
 
@@ -222,7 +211,7 @@ class SwitchWriter:
             emit.line(f"egress_port = {members}[replica] & 0x1FF", f"egress_rid = {members}[replica + 1]")
             emit.line("replica = replica + 2", f"instance = {_REPLICA}")
         rid_field = self._program.intrinsic("intrinsic_metadata.egress_rid")
-        has_rid = rid_field is not None and self._storage.has(rid_field)
+        has_rid = rid_field is not None and rid_field in self._storage.fields
         rid = emit.place(rid_field) if rid_field is not None and has_rid else "0"  # as ingress left it
         emit.nested("else:", "egress_port = unicast_port", f"egress_rid = {rid}", "instance = 0")
 

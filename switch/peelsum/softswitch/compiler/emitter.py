@@ -51,8 +51,6 @@ class Emitter:
         )
         self.stack_variables = _variable_names("n_", program.stacks)
 
-    # --- text -------------------------------------------------------------------------------------
-
     def line(self, *texts: str) -> None:
         """Append lines at the current depth. Numbers in them become constants of the right type."""
         for text in texts:
@@ -105,8 +103,6 @@ class Emitter:
     def name(self, variable: str) -> str:
         """Return the current name of a variable: the variable itself or its copy."""
         return f"e_{variable}" if variable in self.copied else variable
-
-    # --- the program's names ----------------------------------------------------------------------
 
     def validity(self, header: str) -> str:
         """Return the text of a header's validity."""
@@ -175,11 +171,10 @@ class Emitter:
 
     def place(self, target: Target) -> str:
         """Return the variable or array element of a field of up to 64 bits."""
-        if isinstance(target, FieldElement):
-            return self.cell(*self.storage.element(target), target.step)
         element = self.storage.array(target)
         if element is not None:
-            return self.cell(*element)
+            return self.cell(*element, target.step if isinstance(target, FieldElement) else 0)
+        assert isinstance(target, FieldRef)
         if self.bits(target) > 64:
             raise UnsupportedConstruct(
                 f"field {target.header}.{target.field}: computing with {self.bits(target)} bits; "

@@ -252,23 +252,16 @@ def parser_block(parser: model.Parser) -> Block:
 
     try:
         graph = _Graph("parser", parser.start, following)
-    except _CycleError:
-        return (_state_machine(parser),)
+    except _CycleError:  # a state machine, whose state 0 is the parser's start
+        names = [parser.start, *(name for name in parser.states if name != parser.start)]
+        number = {name: position for position, name in enumerate(names)}
+        blocks = []
+        for state in (parser.states[name] for name in names):
+            selected = _select(state, lambda after: (Goto(None if after is None else number[after]),))
+            has_default = state.transitions and state.transitions[-1].values is None
+            blocks.append((*state.ops, *(selected if has_default else _end_if_unmatched(selected))))
+        return (StateMachine(tuple(blocks)),)
     return graph.block(parser.start, None, write)
-
-
-def _state_machine(parser: model.Parser) -> StateMachine:
-    """Return a parser with loops as a state machine, whose state 0 is the parser's start."""
-    names = [parser.start, *(name for name in parser.states if name != parser.start)]
-    number = {name: position for position, name in enumerate(names)}
-
-    def state_block(name: str) -> Block:
-        parser_state = parser.states[name]
-        selected = _select(parser_state, lambda after: (Goto(None if after is None else number[after]),))
-        has_default = parser_state.transitions and parser_state.transitions[-1].values is None
-        return (*parser_state.ops, *(selected if has_default else _end_if_unmatched(selected)))
-
-    return StateMachine(tuple(state_block(name) for name in names))
 
 
 def _end_if_unmatched(block: Block) -> Block:

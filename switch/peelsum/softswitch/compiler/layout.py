@@ -214,9 +214,21 @@ class Storage:
     ) -> None:
         self._program = program
         self._names: set[str] = set()
-        self._fields: dict[tuple[str, str], Sequence[Variable] | Array] = {}
+        #: Of every packet field, and of metadata that the program uses: the variables that hold it, most
+        #: significant first, or the array and the index in it.
+        self.fields: dict[FieldRef, list[Variable] | tuple[Array, int]] = {}
         self.chunks: dict[str, list[Chunk]] = {}
-        used = _used(program, blocks, roots)
+        refs = set(roots).union(*program.field_lists.values())
+        for block in blocks:
+            refs.update(node for node in walk(block) if isinstance(node, FieldRef))
+        for table in program.tables.values():
+            refs.update(key.target for key in table.keys)
+        for checksum in program.checksums:
+            refs.add(checksum.target)
+            refs.update(ref for ref, _, _ in checksum.inputs if ref is not None)
+            refs.update(node for node in walk(checksum.condition) if isinstance(node, FieldRef))
+        #: (type, field) of all fields that the program names.
+        used = {(program.headers[ref.header].type_name, ref.field) for ref in refs}
         by_type: dict[str, list[tuple[int, int]]] = {}
         for owner, ranges in spans.items():
             if owner:
@@ -224,40 +236,27 @@ class Storage:
         for header in program.headers.values():
             self._lay_out(header, used, sorted(set(by_type.get(header.type_name, ()))))
 
-    # --- queries ----------------------------------------------------------------------------------
-
-    def variables(self, ref: FieldRef) -> Sequence[Variable]:
-        """Return the variables of a field outside arrays, most significant first; one for up to 64 bits."""
-        variables = self._fields[ref.header, ref.field]
-        assert not isinstance(variables, Array)
+    def variables(self, ref: FieldRef) -> list[Variable]:
+        """Return the variables of a field outside arrays; one for up to 64 bits."""
+        variables = self.fields[ref]
+        assert isinstance(variables, list)
         return variables
 
-    def has(self, ref: FieldRef) -> bool:
-        """Return whether a field has storage: every packet field, and metadata if the program uses it."""
-        return (ref.header, ref.field) in self._fields
+    def array(self, target: Target) -> tuple[Array, int] | None:
+        """Return the array that holds a field, and its index there; of an element, the first index."""
+        if isinstance(target, FieldElement):
+            name = self._program.headers[target.header].fields[target.first].name
+            target = FieldRef(target.header, name)
+        stored = self.fields[target]
+        return stored if isinstance(stored, tuple) else None
 
     def names(self, target: Target) -> list[str]:
         """Return the names of the variables, or of the array, that hold a field or element."""
-        if isinstance(target, FieldElement):
-            return [self.element(target)[0].name]
-        stored = self._fields[target.header, target.field]
-        return [stored.name] if isinstance(stored, Array) else [variable.name for variable in stored]
-
-    def array(self, ref: FieldRef) -> tuple[Array, int] | None:
-        """Return the array that holds a field and the index in it; None if variables hold it."""
-        array = self._fields[ref.header, ref.field]
-        if not isinstance(array, Array):
-            return None
-        header = self._program.headers[ref.header]
-        number = next(n for n, field in enumerate(header.fields) if field.name == ref.field)
-        return array, number - array.first
-
-    def element(self, element: FieldElement) -> tuple[Array, int]:
-        """Return the array that an element of a loop steps through, and its first index."""
-        name = self._program.headers[element.header].fields[element.first].name
-        array = self._fields[element.header, name]
-        assert isinstance(array, Array)
-        return array, element.first - array.first
+        array = self.array(target)
+        if array is not None:
+            return [array[0].name]
+        assert isinstance(target, FieldRef)
+        return [variable.name for variable in self.variables(target)]
 
     def arrays(self) -> list[Array]:
         """Return all arrays."""
@@ -273,8 +272,6 @@ class Storage:
         self._names.add(name)
         return name
 
-    # --- layout -----------------------------------------------------------------------------------
-
     def _lay_out(self, header: Header, used: set[tuple[str, str]], spans: Sequence[tuple[int, int]]) -> None:
         """Assign a header's fields to arrays, where spans have them, and to variables."""
         chunks: list[Chunk] = []
@@ -285,7 +282,8 @@ class Storage:
                 fields = header.fields[number : span[1] + 1]
                 name = self.name("a", header.name)
                 array = Array(name, offset, fields[0].bits, number, len(fields))
-                self._fields.update({(header.name, field.name): array for field in fields})
+                for index, field in enumerate(fields):
+                    self.fields[FieldRef(header.name, field.name)] = array, index
                 chunks.append(array)
                 number, offset = span[1] + 1, offset + array.bits * array.count
                 continue
@@ -301,7 +299,7 @@ class Storage:
                     variables.append(Variable(self.name("f", header.name, name), start, width))
                     start += width
                 chunks += variables
-                self._fields[header.name, name] = variables
+                self.fields[FieldRef(header.name, name)] = variables
             number, offset = end, offset + bits
         self.chunks[header.name] = chunks
 
@@ -322,17 +320,3 @@ class Storage:
             bits += header.fields[end].bits
             end += 1
         return end
-
-
-def _used(program: Program, blocks: Iterable[Any], roots: Iterable[FieldRef]) -> set[tuple[str, str]]:
-    """Return (type, field) of all fields that the program names."""
-    refs = set(roots).union(*program.field_lists.values())
-    for block in blocks:
-        refs.update(node for node in walk(block) if isinstance(node, FieldRef))
-    for table in program.tables.values():
-        refs.update(key.target for key in table.keys)
-    for checksum in program.checksums:
-        refs.add(checksum.target)
-        refs.update(ref for ref, _, _ in checksum.inputs if ref is not None)
-        refs.update(node for node in walk(checksum.condition) if isinstance(node, FieldRef))
-    return {(program.headers[ref.header].type_name, ref.field) for ref in refs}

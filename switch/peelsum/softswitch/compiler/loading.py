@@ -10,7 +10,7 @@ from typing import Any
 
 from peelsum.reading import parse_json, read_bytes
 from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, MultiPassWriter, is_multi_pass
-from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
+from peelsum.softswitch.compiler.emit_switch import EGRESS_SPEC, Blocks, SwitchWriter
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.flow import parser_block, pipeline_block
 from peelsum.softswitch.compiler.layout import (
@@ -111,26 +111,22 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     direct = {item.table: counters[name] for name, item in program.counters.items() if item.table is not None}
     layout = StateLayout(plan_registers(program, banks), counters, direct)
     tables = plan_tables(program)
-    storage = Storage(program, blocks, spans, architecture_fields(program))
+    # The architecture needs these fields even if the program does not use them.
+    group = program.intrinsic("intrinsic_metadata.mcast_grp")
+    architecture_fields = [EGRESS_SPEC] if group is None else [EGRESS_SPEC, group]
+    storage = Storage(program, blocks, spans, architecture_fields)
     emit = Emitter(program, storage, tables)
-    growth = _growth(program, blocks)
+    added: set[str] = set()
+    for node in (node for block in blocks for node in ops.walk(block)):
+        match node:
+            case ops.SetValidity(header, True) | ops.CopyHeader(header):
+                added.add(header)
+            case ops.ShiftStack(stack) | ops.CopyStack(stack):
+                added.update(program.stacks[stack])
+    growth = sum(program.headers[name].bits // 8 for name in added)
     if not is_multi_pass(blocks):
         return Generated(SwitchWriter(emit, layout, blocks, queued).source(), tables, layout, growth)
     writer = MultiPassWriter(emit, layout, blocks, queued)
     if any(isinstance(node, ops.Recirculate) for node in ops.walk(blocks.egress)):
         growth *= MOST_ITEMS + 1
     return Generated(writer.source(), tables, layout, growth, writer.queue_words())
-
-
-def _growth(program: Program, blocks: Blocks) -> int:
-    """Return the bytes of all headers that the program may add to a packet."""
-    added: set[str] = set()
-    for node in (node for block in blocks for node in ops.walk(block)):
-        match node:
-            case ops.SetValidity(header, True):
-                added.add(header)
-            case ops.CopyHeader(target, _):
-                added.add(target)
-            case ops.ShiftStack(stack, _) | ops.CopyStack(stack, _):
-                added.update(program.stacks[stack])
-    return sum(program.headers[header].bits // 8 for header in added)

@@ -90,8 +90,6 @@ class Roller:
                 position += 1
         return tuple(rolled)
 
-    # --- finding runs -----------------------------------------------------------------------------
-
     def _shape_of(self, node: Any, places: list[Place]) -> Hashable:
         """Return the shape of a statement or expression, and append its places to `places`."""
         if isinstance(node, ops.FieldRef) and (node.header, node.field) in self._fields:
@@ -151,27 +149,20 @@ class Roller:
                 break
             iterations += 1
         for (owner, first), step in zip(rows[0], steps, strict=True):
-            if step and not self._is_uniform(owner, first, first + step * (iterations - 1)):
+            if not step:
+                continue
+            # The fields or registers from one place to the other must fit one array.
+            low, high = sorted((first, first + step * (iterations - 1)))
+            if owner == "":
+                fits = len({(cell.bits, cell.size) for cell in self._register_list[low : high + 1]}) == 1
+            else:
+                header = self._program.headers[owner]
+                (bits, *other_widths) = {field.bits for field in header.fields[low : high + 1]}
+                is_aligned = bits in (8, 16, 32, 64) and sum(f.bits for f in header.fields[:low]) % 8 == 0
+                fits = not other_widths and bits <= 64 and (header.metadata or is_aligned)
+            if not fits:
                 return 1, []
         return iterations, steps
-
-    def _is_uniform(self, owner: str, first: int, last: int) -> bool:
-        """Return whether all fields or registers from one place to another fit one array."""
-        low, high = min(first, last), max(first, last)
-        if owner == "":
-            kinds = {(field.bits, field.size) for field in self._register_list[low : high + 1]}
-            return len(kinds) == 1
-        header = self._program.headers[owner]
-        widths = {field.bits for field in header.fields[low : high + 1]}
-        is_byte_aligned = header.metadata or sum(field.bits for field in header.fields[:low]) % 8 == 0
-        return (
-            len(widths) == 1
-            and (header.metadata or widths <= {8, 16, 32, 64})
-            and max(widths) <= 64
-            and is_byte_aligned
-        )
-
-    # --- building loops ---------------------------------------------------------------------------
 
     def _with_steps(self, node: Any, iterations: int, steps: Iterator[int]) -> Any:
         """Return `node` with elements of loops as its places; takes `steps` in the order of `_shape_of`."""
@@ -199,9 +190,6 @@ class Roller:
             last = place[1] + step * (iterations - 1)
             self._spans.setdefault(place[0], []).append((min(place[1], last), max(place[1], last)))
         return step
-
-
-# --- what a loop changes --------------------------------------------------------------------------
 
 
 def _places_of(program: Program, target: ops.Target, count: int) -> set[tuple[str, int]]:

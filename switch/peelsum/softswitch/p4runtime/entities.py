@@ -12,7 +12,7 @@ from finsy.proto import p4d, p4r
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from peelsum.softswitch import Switch
-from peelsum.softswitch.p4runtime.info import CellsInfo, PipelineInfo, counter_values, to_bytes, to_int
+from peelsum.softswitch.p4runtime.info import PipelineInfo, counter_values, to_bytes, to_int
 from peelsum.softswitch.p4runtime.status import (
     BatchError,
     Code,
@@ -99,13 +99,10 @@ class CellEntries:
     """The indirect counters of a pipeline, or its registers: Write sets one cell, Read returns one or all."""
 
     def __init__(
-        self,
-        kind: Literal["counter", "register"],
-        declared: Mapping[int, CellsInfo],
-        state: Mapping[str, Any],
+        self, kind: Literal["counter", "register"], names: Mapping[int, str], state: Mapping[str, Any]
     ) -> None:
-        """state: the switch's counters or registers, by name."""
-        self._kind, self._declared, self._state = kind, declared, state
+        """names: by id. state: the switch's counters or registers, by name."""
+        self._kind, self._names, self._state = kind, names, state
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: Any) -> None:
         """Set one cell. Raises RequestError."""
@@ -124,18 +121,19 @@ class CellEntries:
             if entry.data.WhichOneof("data") != "bitstring":
                 raise invalid(f"register {cells.name}: data must be a bitstring")
             values = (to_int(entry.data.bitstring, cells.bits, f"register {cells.name}"),)
-        self._state[cells.name].write(index, *values)
+        cells.write(index, *values)
 
     def read(self, selector: Any) -> Iterator[Any]:
         """Return the entries that `selector` selects now: a cell, all cells of an array, or all for id 0."""
         array_id = getattr(selector, f"{self._kind}_id")
         arrays = []
-        for cells in [self._find(array_id)] if array_id else self._declared.values():
+        for cells_id in [array_id] if array_id else self._names:
+            cells = self._find(cells_id)
             first, end = 0, cells.size
             if selector.HasField("index"):
                 first = _checked_index(selector.index.index, cells)
                 end = first + 1
-            arrays.append((cells.id, first, self._state[cells.name].values()[first:end]))
+            arrays.append((cells_id, first, cells.values()[first:end]))
         return (
             self._encode(cells_id, p4r.Index(index=index), value)
             for cells_id, first, values in arrays
@@ -150,15 +148,14 @@ class CellEntries:
         data = p4d.P4Data(bitstring=to_bytes(value))
         return p4r.RegisterEntry(register_id=cells_id, index=index, data=data)
 
-    def _find(self, cells_id: int) -> CellsInfo:
-        cells = self._declared.get(cells_id)
-        if cells is None:
+    def _find(self, cells_id: int) -> Any:
+        if cells_id not in self._names:
             what = f"{self._kind}_id: no {self._kind} {cells_id:#x}"
             raise invalid(f"{what} in the P4Info; use one of its ids")
-        return cells
+        return self._state[self._names[cells_id]]
 
 
-def _checked_index(index: int, cells: CellsInfo) -> int:
+def _checked_index(index: int, cells: Any) -> int:
     if not 0 <= index < cells.size:
         raise RequestError(
             Code.OUT_OF_RANGE, f"{cells.name}: index {index} is not below its size {cells.size}"

@@ -6,15 +6,17 @@ translated types. Byte strings are in canonical form, and numbers must fit the w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from functools import partial
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from finsy.proto import p4i, p4r
 
 from peelsum.softswitch.p4runtime.status import invalid, unimplemented
 from peelsum.softswitch.program.model import KeyValue
 
+_T = TypeVar("_T")
 MatchKind = Literal["exact", "lpm", "ternary", "range", "optional"]
 
 _KIND_NAMES = {number: name.lower() for name, number in p4i.MatchField.MatchType.items()}
@@ -161,100 +163,82 @@ class TableInfo:
 
 
 @dataclass(frozen=True)
-class CellsInfo:
-    """An indexed extern: a counter, or a register of `bits` wide cells (0 for counters)."""
-
-    id: int
-    name: str
-    size: int
-    bits: int = 0
-
-
-@dataclass(frozen=True)
 class PipelineInfo:
     """Everything that a request may name, by id."""
 
     tables: dict[int, TableInfo]
     actions: dict[int, ActionInfo]
-    counters: dict[int, CellsInfo]
-    registers: dict[int, CellsInfo]
+    counters: dict[int, str]
+    """Names of indirect counters."""
+    registers: dict[int, str]
+    """Names of registers."""
     packet_headers: Mapping[str, tuple[FieldInfo, ...]]
 
     @classmethod
     def of(cls, p4info: p4i.P4Info) -> PipelineInfo:
         """Index a P4Info. Raises RequestError: UNIMPLEMENTED, or INVALID_ARGUMENT if it is inconsistent."""
-        _refuse_unsupported(p4info)
-        actions = _by_id(_action(action) for action in p4info.actions)
+        for kind in ("action_profiles", "meters", "direct_meters", "value_sets", "digests", "externs"):
+            for item in getattr(p4info, kind):
+                name = item.preamble.name if hasattr(item, "preamble") else item.extern_type_name
+                raise unimplemented(f"{kind.rstrip('s').replace('_', ' ')} {name}")
+        for name, new_type in p4info.type_info.new_types.items():
+            if new_type.WhichOneof("representation") == "translated_type":
+                raise unimplemented(f"translated type {name}")
+        actions = _by_id(
+            p4info.actions, lambda number, name, action: ActionInfo(number, name, _numbers(action.params))
+        )
         counters = {counter.direct_table_id: counter.preamble.name for counter in p4info.direct_counters}
         return cls(
-            tables=_by_id(_table(table, actions, counters) for table in p4info.tables),
+            tables=_by_id(p4info.tables, partial(_table, actions, counters)),
             actions=actions,
-            counters=_by_id(CellsInfo(*_id_name(item), size=item.size) for item in p4info.counters),
-            registers=_by_id(_register(item) for item in p4info.registers),
+            counters=_by_id(p4info.counters, lambda _, name, counter: name),
+            registers=_by_id(p4info.registers, _register),
             packet_headers={
-                header.preamble.name: tuple(
-                    FieldInfo(item.id, item.name, item.bitwidth) for item in header.metadata
-                )
+                header.preamble.name: _numbers(header.metadata)
                 for header in p4info.controller_packet_metadata
             },
         )
 
 
-def _refuse_unsupported(p4info: p4i.P4Info) -> None:
-    """Raise RequestError (UNIMPLEMENTED) for externs and types that the softswitch lacks."""
-    for kind in ("action_profiles", "meters", "direct_meters", "value_sets", "digests", "externs"):
-        for item in getattr(p4info, kind):
-            name = item.preamble.name if hasattr(item, "preamble") else item.extern_type_name
-            raise unimplemented(f"{kind.rstrip('s').replace('_', ' ')} {name}")
-    for name, new_type in p4info.type_info.new_types.items():
-        if new_type.WhichOneof("representation") == "translated_type":
-            raise unimplemented(f"translated type {name}")
+def _numbers(declarations: Iterable[Any]) -> tuple[FieldInfo, ...]:
+    return tuple(FieldInfo(item.id, item.name, item.bitwidth) for item in declarations)
 
 
-def _id_name(declaration: Any) -> tuple[int, str]:
-    """Return the id and the name in a declaration's preamble."""
-    if not declaration.preamble.id:
-        raise invalid(f"p4info: {declaration.preamble.name!r} has no id; compile the program again")
-    return declaration.preamble.id, declaration.preamble.name
-
-
-def _by_id(items: Iterable[Any]) -> dict[int, Any]:
-    """Return declarations by id. Raises RequestError if two have the same id."""
-    indexed: dict[int, Any] = {}
-    for item in items:
-        if item.id in indexed:
-            raise invalid(f"p4info: id {item.id:#x} is used twice; compile the program again")
-        indexed[item.id] = item
+def _by_id(declarations: Iterable[Any], convert: Callable[[int, str, Any], _T]) -> dict[int, _T]:
+    """Return what `convert` makes of each id, name and declaration. Raises RequestError for bad ids."""
+    indexed: dict[int, _T] = {}
+    for item in declarations:
+        number, name = item.preamble.id, item.preamble.name
+        if not number:
+            raise invalid(f"p4info: {name!r} has no id; compile the program again")
+        if number in indexed:
+            raise invalid(f"p4info: id {number:#x} is used twice; compile the program again")
+        indexed[number] = convert(number, name, item)
     return indexed
 
 
-def _action(action: p4i.Action) -> ActionInfo:
-    params = tuple(FieldInfo(item.id, item.name, item.bitwidth) for item in action.params)
-    return ActionInfo(*_id_name(action), params)
-
-
-def _field(match: p4i.MatchField, table: str) -> FieldInfo:
-    kind = _KIND_NAMES.get(match.match_type)
-    if kind not in get_args(MatchKind):
-        unknown = match.other_match_type or match.match_type
-        raise unimplemented(f"match kind {unknown} of {table}.{match.name}")
-    if match.bitwidth <= 0:
-        raise invalid(f"p4info: {table}.{match.name} has no bit width; compile the program again")
-    return FieldInfo(match.id, match.name, match.bitwidth, cast(MatchKind, kind))
-
-
-def _table(table: p4i.Table, actions: dict[int, ActionInfo], counters: dict[int, str]) -> TableInfo:
-    table_id, name = _id_name(table)
+def _table(
+    actions: dict[int, ActionInfo], counters: dict[int, str], table_id: int, name: str, table: p4i.Table
+) -> TableInfo:
     if table.implementation_id:
         raise unimplemented(f"action profile of table {name}")
     for reference in table.action_refs:
         if reference.id not in actions:
             raise invalid(f"p4info: table {name} refers to action {reference.id:#x}, which is not declared")
+    fields = []
+    for match in table.match_fields:
+        kind = _KIND_NAMES.get(match.match_type)
+        if kind not in get_args(MatchKind):
+            unknown = match.other_match_type or match.match_type
+            raise unimplemented(f"match kind {unknown} of {name}.{match.name}")
+        if match.bitwidth <= 0:
+            raise invalid(f"p4info: {name}.{match.name} has no bit width; compile the program again")
+        fields.append(FieldInfo(match.id, match.name, match.bitwidth, cast(MatchKind, kind)))
     scopes = {reference.id: reference.scope for reference in table.action_refs}
     return TableInfo(
         id=table_id,
         name=name,
-        fields=tuple(_field(match, name) for match in table.match_fields),
+        fields=tuple(fields),
         entry_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.DEFAULT_ONLY),
         default_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.TABLE_ONLY),
         is_const=table.is_const_table,
@@ -263,11 +247,10 @@ def _table(table: p4i.Table, actions: dict[int, ActionInfo], counters: dict[int,
     )
 
 
-def _register(register: p4i.Register) -> CellsInfo:
-    register_id, name = _id_name(register)
+def _register(_: int, name: str, register: p4i.Register) -> str:
     if not register.type_spec.bitstring.HasField("bit"):
         raise unimplemented(f"register {name} of a type other than bit<N>")
-    return CellsInfo(register_id, name, register.size, register.type_spec.bitstring.bit.bitwidth)
+    return name
 
 
 #: The longest IPv4 packet, longer than any link's frames.

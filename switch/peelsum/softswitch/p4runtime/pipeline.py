@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from finsy.proto import p4r
+from finsy.proto import p4i, p4r
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -58,7 +58,7 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
         raise invalid(f"p4_device_config: {one_line(error)}") from error
     except ValueError as error:
         raise invalid(f"p4_device_config: not BMv2 JSON ({one_line(error)}); send the compiler's") from error
-    _check_consistency(info, program)
+    _check_consistency(info, config.p4info, program)
     return info, program
 
 
@@ -75,7 +75,7 @@ def _json_of(device_config: bytes) -> bytes:
     return contents[-1] if contents else device_config
 
 
-def _check_consistency(info: PipelineInfo, program: Program) -> None:
+def _check_consistency(info: PipelineInfo, p4info: p4i.P4Info, program: Program) -> None:
     """Raise RequestError unless P4Info and program declare the same actions, tables and arrays."""
     actions = {action.name: len(action.params) for action in program.actions.values()}
     for action in info.actions.values():
@@ -90,13 +90,13 @@ def _check_consistency(info: PipelineInfo, program: Program) -> None:
         if built is None or key != [(part.kind, part.bits) for part in built.keys]:
             raise _inconsistency(f"table {table.name}")
     for kind, declared, arrays in (
-        ("counter", info.counters, program.counters),
-        ("register", info.registers, program.registers),
+        ("counter", p4info.counters, program.counters),
+        ("register", p4info.registers, program.registers),
     ):
-        for cells in declared.values():
-            array = arrays.get(cells.name)
+        for cells in declared:
+            array = arrays.get(cells.preamble.name)
             if array is None or array.size != cells.size:
-                raise _inconsistency(f"{kind} {cells.name}")
+                raise _inconsistency(f"{kind} {cells.preamble.name}")
 
 
 def _inconsistency(what: str) -> RequestError:

@@ -7,33 +7,21 @@ from __future__ import annotations
 
 import errno
 import logging
+from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import chain, islice
-from threading import BoundedSemaphore, Thread, Timer
+from itertools import chain, count, islice
+from threading import BoundedSemaphore, Condition, Thread, Timer
+from time import monotonic
 from urllib.parse import unquote
 
 import grpc
 from finsy.proto import p4r, p4r_grpc
 
+from peelsum.softswitch.p4runtime import status
 from peelsum.softswitch.p4runtime.info import to_frame, to_packet_in
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
-from peelsum.softswitch.p4runtime.request_queue import RequestQueue
-from peelsum.softswitch.p4runtime.status import (
-    DETAILS_KEY,
-    ERROR_SPACE,
-    BatchError,
-    Code,
-    RateLimit,
-    RequestError,
-    code_number,
-    denied,
-    exhausted,
-    invalid,
-    request_error,
-    unimplemented,
-)
 from peelsum.softswitch.p4runtime.stream import Arbiter, ControllerStream
 from peelsum.softswitch.runtime.device import Device
 from peelsum.tls import Role, TlsIdentity, caller_role, require_tls
@@ -76,13 +64,14 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> None:
         """Raise RequestError unless the client's role is `allowed` and the device, if given, is this one."""
         if self._secured and (role := caller_role(call.peer())) not in allowed:
-            raise denied(
+            raise status.denied(
                 f"{operation}: needs a certificate of role {' or '.join(allowed)}; "
                 f"this client's has role {role}"
             )
         if device_id not in (None, self._device.device_id):
-            raise RequestError(
-                Code.NOT_FOUND, f"device_id: no device {device_id}; this is device {self._device.device_id}"
+            raise status.RequestError(
+                status.Code.NOT_FOUND,
+                f"device_id: no device {device_id}; this is device {self._device.device_id}",
             )
 
     # Unary RPCs
@@ -101,7 +90,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._check(context, _WRITERS, "write", request.device_id)
             self._arbiter.require_primary(request.election_id, request.role)
             if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
-                raise unimplemented("atomicity other than CONTINUE_ON_ERROR")
+                raise status.unimplemented("atomicity other than CONTINUE_ON_ERROR")
             with self._state_requests.turn(context, len(request.updates)):
                 # Another client may have become the primary while this call waited.
                 self._arbiter.require_primary(request.election_id, request.role)
@@ -115,7 +104,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         with _abort_on_error(context):
             self._check(context, _READERS, "read", request.device_id)
             if request.role:
-                raise unimplemented(f"role {request.role}")
+                raise status.unimplemented(f"role {request.role}")
             with self._state_requests.turn(context):
                 entities = self._pipeline().entities
                 entities_read = chain.from_iterable(
@@ -128,7 +117,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> Iterator[p4r.ReadResponse]:
         """Yield entities in messages. Cancel the call of a client that is too slow, as it holds a thread."""
         if not self._free_reads.acquire(blocking=False):
-            raise exhausted(f"{MAX_READS} Reads are being answered; wait for one to end, then retry")
+            raise status.exhausted(f"{MAX_READS} Reads are being answered; wait for one to end, then retry")
         timeout = Timer(READ_TIMEOUT_S, context.cancel)
         timeout.daemon = True
         try:
@@ -149,7 +138,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._arbiter.require_primary(request.election_id, request.role)
             match request.action:
                 case _Set.VERIFY | _Set.VERIFY_AND_COMMIT if not request.HasField("config"):
-                    raise invalid("config: is missing; give the pipeline's")
+                    raise status.invalid("config: is missing; give the pipeline's")
                 case _Set.VERIFY:
                     with self._build_requests.turn(context):
                         verify(request.config)
@@ -163,9 +152,11 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                                 self._device.install(built.switch)
                                 self._running = built
                 case _Set.VERIFY_AND_SAVE | _Set.COMMIT | _Set.RECONCILE_AND_COMMIT as action:
-                    raise unimplemented(f"action {_Set.Action.Name(action)}")
+                    raise status.unimplemented(f"action {_Set.Action.Name(action)}")
                 case other:
-                    raise invalid(f"action: {other} is not in the specification; use VERIFY_AND_COMMIT")
+                    raise status.invalid(
+                        f"action: {other} is not in the specification; use VERIFY_AND_COMMIT"
+                    )
         return p4r.SetForwardingPipelineConfigResponse()
 
     def GetForwardingPipelineConfig(  # noqa: N802
@@ -180,7 +171,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _pipeline(self) -> InstalledPipeline:
         """Return the running pipeline. Raises RequestError without one."""
         if self._running is None:
-            raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
+            raise status.RequestError(status.Code.FAILED_PRECONDITION, _NO_PIPELINE)
         return self._running
 
     # The stream
@@ -194,7 +185,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._check(context, _WRITERS, "stream", None)
             if not self._free_streams.acquire(blocking=False):
                 most = f"{MAX_STREAMS} streams are open already; close one"
-                raise exhausted(most)
+                raise status.exhausted(most)
             stream = ControllerStream(context.cancel, _client_name(context))
             self._arbiter.open(stream)
             try:
@@ -211,13 +202,13 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, stream: ControllerStream, requests: Iterable[p4r.StreamMessageRequest]
     ) -> None:
         """Handle the messages of a stream's client until it ends; runs in a thread of its own."""
-        ending: RequestError | None = None
+        ending: status.RequestError | None = None
         with suppress(grpc.RpcError):  # the client has disconnected and cannot receive a status
             for request in requests:
                 try:
                     self._handle_message(stream, request)
                 except Exception as error:
-                    ending = request_error(error)
+                    ending = status.request_error(error)
                     break
         stream.end(ending)
 
@@ -230,11 +221,11 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         try:
             if kind != "packet":
                 message = kind if kind == "digest_ack" else f"stream message {kind or 'without content'}"
-                raise unimplemented(message)
+                raise status.unimplemented(message)
             self._packet_out(stream, request.packet)
-        except RequestError as error:
+        except status.RequestError as error:
             report = p4r.StreamError(
-                canonical_code=code_number(error.code), message=error.message, space=ERROR_SPACE
+                canonical_code=status.code_number(error.code), message=error.message, space=status.ERROR_SPACE
             )
             match kind:
                 case "packet":
@@ -248,12 +239,12 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
         """Queue a PacketOut for the data plane. Raises RequestError for a backup, or if too many wait."""
         if self._arbiter.primary is not stream:
-            raise denied("packet_out: only the primary sends packets; win the election")
+            raise status.denied("packet_out: only the primary sends packets; win the election")
         # The lock prevents a commit between encoding the header for a pipeline and queueing the frame for it.
         with self._device.lock:
             injected = self._device.inject(to_frame(packet, self._pipeline().info))
         if not injected:
-            raise exhausted("packet_out: too many wait for the data plane; send slower")
+            raise status.exhausted("packet_out: too many wait for the data plane; send slower")
 
     def _packet_in(self, frames: Sequence[bytes]) -> None:
         """Send frames that left on the CPU port to the primary, if there is one."""
@@ -277,10 +268,10 @@ def _abort_on_error(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        answer = request_error(error)
-        details = answer.details() if isinstance(answer, BatchError) else None
+        answer = status.request_error(error)
+        details = answer.details() if isinstance(answer, status.BatchError) else None
         if details is not None:
-            context.set_trailing_metadata(((DETAILS_KEY, details),))
+            context.set_trailing_metadata(((status.DETAILS_KEY, details),))
         context.abort(answer.code, answer.message[:_LONGEST_MESSAGE])
 
 
@@ -324,7 +315,7 @@ def serve(
         raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
     require_tls("grpc address", host, identity)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
-    logging.getLogger("grpc._server").addFilter(RateLimit())
+    logging.getLogger("grpc._server").addFilter(status.RateLimit())
     try:
         server = LimitedServer(
             address, identity, threads=threads, calls=_THREADS, message_bytes=_MOST_REQUEST_BYTES
@@ -336,3 +327,65 @@ def serve(
     p4r_grpc.add_P4RuntimeServicer_to_server(service, server.grpc)
     server.start()
     return RunningServer(device, server, threads, host)
+
+
+#: Seconds that each update adds to a batch's time of arrival, so that short batches pass long ones.
+_UPDATE_DELAY_S = 0.5e-3
+
+
+class RequestQueue:
+    """A queue of calls in the order of arrival, except that a short batch passes a long one that waits.
+
+    Each waiting call holds a thread of the server, so their number is limited. If it is exceeded, the last
+    call in the queue is refused: the newest, or a longer batch that it passes.
+    """
+
+    def __init__(self, most_waiting: int) -> None:
+        self._most_waiting = most_waiting
+        self._changed = Condition()
+        self._waiting: list[tuple[float, int]] = []
+        self._serial = count()
+        self._busy = False
+
+    @contextmanager
+    def turn(self, call: grpc.ServicerContext, updates: int = 0) -> Iterator[None]:
+        """Wait in the queue, then run the body alone.
+
+        Raises RequestError: CANCELLED if the call ends while it waits, RESOURCE_EXHAUSTED if too many wait.
+        """
+        call.add_callback(self._notify_waiting)
+        with self._changed:
+            rank = (monotonic() + updates * _UPDATE_DELAY_S, next(self._serial))
+            insort(self._waiting, rank)
+            if len(self._waiting) > self._most_waiting:
+                self._waiting.pop()
+                self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: (
+                    not call.is_active()
+                    or rank not in self._waiting
+                    or (not self._busy and self._waiting[0] == rank)
+                )
+            )
+            if rank not in self._waiting:
+                raise status.exhausted(
+                    f"{self._most_waiting} requests wait for their turn already, and nothing was done; "
+                    "await answers before you send more"
+                )
+            self._waiting.remove(rank)
+            if not call.is_active():
+                self._changed.notify_all()
+                raise status.RequestError(
+                    status.Code.CANCELLED, "the call ended before its turn; nothing was done"
+                )
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _notify_waiting(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -13,7 +13,6 @@ from finsy.proto import p4r
 from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import NoSuchEntry
 from peelsum.softswitch.p4runtime.info import (
-    ActionInfo,
     PipelineInfo,
     TableInfo,
     counter_values,
@@ -24,8 +23,8 @@ from peelsum.softswitch.p4runtime.info import (
     wildcard,
 )
 from peelsum.softswitch.p4runtime.status import denied, invalid, unimplemented
-from peelsum.softswitch.program.model import KeyValue
-from peelsum.softswitch.runtime.tables import Match, TableEntry
+from peelsum.softswitch.program.model import KeyValue, TableEntry
+from peelsum.softswitch.runtime.tables import Match
 
 #: What identifies an entry: table, key, priority.
 _EntryKey: TypeAlias = tuple[str, Match, int]
@@ -133,7 +132,18 @@ class TableEntries:
             )
         if action.id not in allowed:
             raise denied(f"table {table.name}: {action.name} cannot be {where}'s action")
-        return action.name, _decode_params(entry.action.action, action)
+        given = entry.action.action.params
+        values_by_id = {param.param_id: param.value for param in given}
+        if len(values_by_id) != len(given):
+            raise invalid(f"action {action.name}: a parameter is given twice; give each once")
+        values: list[int] = []
+        for param in action.params:
+            if param.id not in values_by_id:
+                raise invalid(f"action {action.name}: parameter {param.name} is missing; give its value")
+            values.append(to_int(values_by_id.pop(param.id), param.bits, f"{action.name}.{param.name}"))
+        if values_by_id:
+            raise invalid(f"action {action.name}: has no parameter {min(values_by_id)}; use the P4Info's ids")
+        return action.name, tuple(values)
 
     # Direct counters
 
@@ -187,7 +197,18 @@ class TableEntries:
         """Return the entries of some tables that a selector selects, encoded when consumed."""
         rows_of_tables = [(table, self._rows(selector, table)) for table in tables]
         entries = (self._entry(table, row) for table, rows in rows_of_tables for row in rows)
-        return (entry for entry in entries if _selects(selector, entry))
+
+        def is_selected(entry: p4r.TableEntry) -> bool:
+            """Return whether it has the selector's priority, action and metadata, as far as they are set."""
+            requested_action, action = selector.action.action, entry.action.action
+            return (
+                selector.priority in (0, entry.priority)
+                and requested_action.action_id in (0, action.action_id)
+                and selector.metadata in (b"", entry.metadata)
+                and selector.controller_metadata in (0, entry.controller_metadata)
+            )
+
+        return filter(is_selected, entries)
 
     def _rows(self, selector: p4r.TableEntry, table: TableInfo) -> list[_Row]:
         """Return the rows of a table that have the selector's key, or all if it has none."""
@@ -267,21 +288,6 @@ def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Match:
     return tuple(key)
 
 
-def _decode_params(action: p4r.Action, declared: ActionInfo) -> tuple[int, ...]:
-    """Return an action's arguments in order of declaration. Raises RequestError if any is missing."""
-    values_by_id = {param.param_id: param.value for param in action.params}
-    if len(values_by_id) != len(action.params):
-        raise invalid(f"action {declared.name}: a parameter is given twice; give each once")
-    values: list[int] = []
-    for param in declared.params:
-        if param.id not in values_by_id:
-            raise invalid(f"action {declared.name}: parameter {param.name} is missing; give its value")
-        values.append(to_int(values_by_id.pop(param.id), param.bits, f"{declared.name}.{param.name}"))
-    if values_by_id:
-        raise invalid(f"action {declared.name}: has no parameter {min(values_by_id)}; use the P4Info's ids")
-    return tuple(values)
-
-
 def _check_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
     """Raise RequestError for meters, counters and time-outs that the table does not have."""
     for extra in ("meter_config", "meter_counter_data"):
@@ -293,15 +299,3 @@ def _check_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
         counter_values(entry.counter_data, table.name)
     if entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
         raise unimplemented(f"idle timeout of table {table.name}")
-
-
-def _selects(selector: p4r.TableEntry, entry: p4r.TableEntry) -> bool:
-    """Return whether an entry has the priority, action and metadata of a selector, as far as it sets them."""
-    if selector.priority and selector.priority != entry.priority:
-        return False
-    action_id = selector.action.action.action_id
-    if action_id and action_id != entry.action.action.action_id:
-        return False
-    if selector.metadata and selector.metadata != entry.metadata:
-        return False
-    return not selector.controller_metadata or selector.controller_metadata == entry.controller_metadata

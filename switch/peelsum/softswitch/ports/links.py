@@ -219,16 +219,14 @@ class Links:
         """Whether no link has a delay, and rates never change."""
         return self._schedule is None and not self._delays and not self._arrival_delays
 
-    def pacer(self, send: Send) -> Pacer | None:
-        """Return a pacer for these links, for a new pipeline; None if no port has a rate or delay."""
+    def pacer(self, send: Send) -> Pacer:
+        """Return a pacer for these links, for a new pipeline."""
         self._next_s: float | None = 0.0
-        if self.queues is None and not self._delays:
-            return None
         return Pacer(self.queues, send, _microseconds(self._delays))
 
-    def arrivals(self, process: Send) -> Pacer | None:
-        """Return a pacer that delays received frames and passes them to `process`; None without delays."""
-        return Pacer(None, process, _microseconds(self._arrival_delays)) if self._arrival_delays else None
+    def arrivals(self, process: Send) -> Pacer:
+        """Return a pacer that delays received frames and passes them to `process`."""
+        return Pacer(None, process, _microseconds(self._arrival_delays))
 
     def apply_schedule(self, pacer: Pacer, now_us: int) -> None:
         """Apply the schedule's changes that are due. The first call starts the schedule."""

@@ -174,12 +174,8 @@ def _receive_from_slots(
     wires: InterfaceRings, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]
 ) -> int:
     """Copy received frames from an AF_PACKET port's slots into rows of `data`; return their number."""
-    state, counts, count, first_taken = (
-        wires.state[row],
-        wires.counts[row],
-        0,
-        wires.state[row, InterfaceColumn.TAKEN],
-    )
+    state, counts, count = wires.state[row], wires.counts[row], 0
+    first_taken = state[InterfaceColumn.TAKEN]
     while count < data.shape[0]:
         slot = state[InterfaceColumn.MEMORY] + state[InterfaceColumn.SLOT] * state[InterfaceColumn.TAKEN]
         status = acquire(slot)
@@ -191,11 +187,8 @@ def _receive_from_slots(
         elif size < np.int64(load(slot, _LENGTH_WORD)) or size > data.shape[1]:
             counts[InterfaceCount.LONG] += 1
         else:
-            memcpy(
-                data[count].ctypes.data,
-                slot + np.int64(load(slot, _MAC_OFFSET_WORD) & np.uint32(0xFFFF)),
-                size,
-            )
+            start = slot + np.int64(load(slot, _MAC_OFFSET_WORD) & np.uint32(0xFFFF))
+            memcpy(data[count].ctypes.data, start, size)
             length[count] = size
             count += 1
         publish(slot, np.uint32(0))
@@ -238,15 +231,11 @@ def unsent(wires: InterfaceRings) -> bool:
     """Tell the kernel to send what has remained in transmit rings; return whether something still remains."""
     has_unsent = False
     for row in range(wires.numbers.shape[0]):
-        if (
-            wires.state[row, InterfaceColumn.XDP]
-            and wires.state[row, InterfaceColumn.PUT] != wires.state[row, InterfaceColumn.TX_TAKEN]
-        ):
+        state = wires.state[row]
+        if state[InterfaceColumn.XDP] and state[InterfaceColumn.PUT] != state[InterfaceColumn.TX_TAKEN]:
             _kick_tx(wires, row)
-            has_unsent |= (
-                wires.state[row, InterfaceColumn.PUT] - wires.state[row, InterfaceColumn.TX_TAKEN]
-                > wires.state[row, InterfaceColumn.TX_INVALID]
-            )
+            pending = state[InterfaceColumn.PUT] - state[InterfaceColumn.TX_TAKEN]
+            has_unsent |= pending > state[InterfaceColumn.TX_INVALID]
     return has_unsent
 
 
@@ -306,11 +295,8 @@ def _kick_tx(wires: InterfaceRings, row: int) -> None:
         _count_taken(wires, row)
         if state[InterfaceColumn.TX_TAKEN] <= taken_before and error_number != INTERRUPTED:
             if error_number not in (0, AGAIN, NO_BUFFERS, _BUSY):
-                counts[InterfaceCount.DOWN] += _frames_between(
-                    state,
-                    state[InterfaceColumn.TX_TAKEN] + state[InterfaceColumn.TX_INVALID],
-                    state[InterfaceColumn.PUT],
-                )
+                first = state[InterfaceColumn.TX_TAKEN] + state[InterfaceColumn.TX_INVALID]
+                counts[InterfaceCount.DOWN] += _frames_between(state, first, state[InterfaceColumn.PUT])
                 _invalidate_pending(wires, row)
             return
 
@@ -405,12 +391,8 @@ def send_messages(wires: InterfaceRings, row: int, count: int) -> None:
     next_message, counts, may_be_stale = 0, wires.counts[row], True
     first = np.int64(wires.messages.ctypes.data)
     while next_message < count:
-        sent = sendmmsg(
-            wires.state[row, InterfaceColumn.DESCRIPTOR],
-            first + 64 * next_message,
-            count - next_message,
-            NO_WAIT,
-        )
+        descriptor = wires.state[row, InterfaceColumn.DESCRIPTOR]
+        sent = sendmmsg(descriptor, first + 64 * next_message, count - next_message, NO_WAIT)
         error_number = 0 if sent >= 0 else errno()
         if sent > 0:
             counts[InterfaceCount.SENT] += sent

@@ -102,7 +102,12 @@ class XdpSocket:
         self.tx = self._ring(_TX_AT, offsets[4:8], _DESCRIPTION_BYTES)
         self.fill = self._ring(_FILL_AT, offsets[8:12], _ADDRESS_BYTES)
         self.completion = self._ring(_COMPLETION_AT, offsets[12:16], _ADDRESS_BYTES)
-        self._fill_chunks()
+        # Give the kernel the first RING chunks.
+        fill_ring, first = self._maps[2], int(self._maps[2].ctypes.data)
+        offset, producer = self.fill.entries - first, self.fill.producer - first
+        chunks = CHUNK * np.arange(RING, dtype=np.uint64)
+        fill_ring[offset : offset + RING * _ADDRESS_BYTES].view(np.uint64)[:] = chunks
+        fill_ring[producer : producer + 4].view(np.uint32)[0] = RING
         self._multi_chunk = mtu_of(name) + ETHERNET_HEADER_BYTES > CHUNK - _HEADROOM
         self.longest = (MOST_CHUNKS if self._multi_chunk else 1) * (CHUNK - _HEADROOM)
         _bind(self.socket, index, 0, _NEED_WAKEUP | (_USE_SG if self._multi_chunk else 0))
@@ -146,17 +151,6 @@ class XdpSocket:
         self._maps.append(shared)
         first = int(shared.ctypes.data)
         return RingAddresses(first + offsets[0], first + offsets[1], first + offsets[2])
-
-    def _fill_chunks(self) -> None:
-        """Give the kernel the first RING chunks."""
-        fill_ring = self._maps[2]
-        entries, producer = self.fill.entries, self.fill.producer
-        first = int(fill_ring.ctypes.data)
-        offset = entries - first
-        fill_ring[offset : offset + RING * _ADDRESS_BYTES].view(np.uint64)[:] = CHUNK * np.arange(
-            RING, dtype=np.uint64
-        )
-        fill_ring[producer - first : producer - first + 4].view(np.uint32)[0] = RING
 
     def _descriptor(self, number: int) -> int:
         self._closing.callback(os.close, number)
@@ -225,18 +219,32 @@ def _program_instructions(sockets: int, *, every_frame: bool) -> bytes:
 
     Frames with VLAN tags or IPv4 options, and fragments, do not count as peelsum's.
     """
-    tests = [] if every_frame else _match_instructions()
+    # EtherType IPv4; no options; UDP; the destination port: (bytes, offset, value).
+    fields = ((2, 12, 0x0800), (1, 14, 0x45), (1, 23, 17), (2, 36, UDP_PORT))
+    tests = [
+        _load_instruction(4, 2, 1, 0),  # r2 = the frame
+        _load_instruction(4, 3, 1, 4),  # r3 = its end
+        _instruction(0xBF, 2 << 4 | 4),  # r4 = r2
+        _instruction(0x07, 4, 0, FRAME_HEADER_BYTES),
+        _instruction(0x2D, 3 << 4 | 4),  # a frame shorter than its headers
+    ]
+    for size, offset, value in fields:
+        expected = socket.htons(value) if size == 2 else value
+        tests += [_load_instruction(size, 5, 2, offset), _instruction(0x55, 5, 0, expected)]
+    # A fragment.
+    tests += [_load_instruction(2, 5, 2, 20), _instruction(0x57, 5, 0, socket.htons(0x3FFF))]
+    tests.append(_instruction(0x55, 5))
     take = [
         _load_instruction(4, 2, 1, 16),  # r2 = the queue
-        struct.pack("<BBhi", 0x18, 1 << 4 | 1, 0, sockets),  # r1 = the map
+        _instruction(0x18, 1 << 4 | 1, 0, sockets),  # r1 = the map
         bytes(8),
-        struct.pack("<BBhi", 0xB7, 3, 0, _PASS),  # r3: what to do without a socket
-        struct.pack("<BBhi", 0x85, 0, 0, _REDIRECT_BY_MAP),
+        _instruction(0xB7, 3, 0, _PASS),  # r3: what to do without a socket
+        _instruction(0x85, 0, 0, _REDIRECT_BY_MAP),
         _EXIT,
     ]
     # The kernel refuses a program with instructions that nothing reaches.
-    pass_to_kernel = [] if every_frame else [struct.pack("<BBhi", 0xB7, 0, 0, _PASS), _EXIT]
-    body = [*tests, *take]
+    pass_to_kernel = [] if every_frame else [_instruction(0xB7, 0, 0, _PASS), _EXIT]
+    body = take if every_frame else [*tests, *take]
     # A jump's offset counts from the next instruction.
     jumps = [
         instruction[:2] + struct.pack("<h", len(body) - position - 1) + instruction[4:]
@@ -249,26 +257,15 @@ def _program_instructions(sockets: int, *, every_frame: bool) -> bytes:
 
 #: Jump if r2 > r3; jump if a register is not a constant.
 _JUMPS = (0x2D, 0x55)
-_EXIT = struct.pack("<BBhi", 0x95, 0, 0, 0)
+
+
+def _instruction(opcode: int, registers: int = 0, offset: int = 0, value: int = 0) -> bytes:
+    return struct.pack("<BBhi", opcode, registers, offset, value)
+
+
+_EXIT = _instruction(0x95)
 
 
 def _load_instruction(size: int, target: int, source: int, offset: int) -> bytes:
     """Return `target = *(source + offset)`, of 1, 2 or 4 bytes."""
-    return struct.pack("<BBhi", {4: 0x61, 2: 0x69, 1: 0x71}[size], source << 4 | target, offset, 0)
-
-
-def _match_instructions() -> list[bytes]:
-    """Return instructions that jump unless the frame has the headers of a packet of peelsum's."""
-    tests = [
-        _load_instruction(4, 2, 1, 0),  # r2 = the frame
-        _load_instruction(4, 3, 1, 4),  # r3 = its end
-        struct.pack("<BBhi", 0xBF, 2 << 4 | 4, 0, 0),  # r4 = r2
-        struct.pack("<BBhi", 0x07, 4, 0, FRAME_HEADER_BYTES),
-        struct.pack("<BBhi", 0x2D, 3 << 4 | 4, 0, 0),  # a frame shorter than its headers
-    ]
-    # EtherType IPv4; no options; UDP; the destination port.
-    for size, offset, value in ((2, 12, 0x0800), (1, 14, 0x45), (1, 23, 17), (2, 36, UDP_PORT)):
-        expected = socket.htons(value) if size == 2 else value
-        tests += [_load_instruction(size, 5, 2, offset), struct.pack("<BBhi", 0x55, 5, 0, expected)]
-    fragment = [_load_instruction(2, 5, 2, 20), struct.pack("<BBhi", 0x57, 5, 0, socket.htons(0x3FFF))]
-    return [*tests, *fragment, struct.pack("<BBhi", 0x55, 5, 0, 0)]
+    return _instruction({4: 0x61, 2: 0x69, 1: 0x71}[size], source << 4 | target, offset)

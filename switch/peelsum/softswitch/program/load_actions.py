@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 from peelsum.softswitch.program import model
 from peelsum.softswitch.program import operations as ops
 from peelsum.wire import DROP_PORT
+
+#: An object of BMv2 JSON.
+Json: TypeAlias = Mapping[str, Any]
 
 VALID = "$valid$"
 _UNARY = ("~", "not", "d2b", "b2d")
@@ -24,7 +27,7 @@ class Scope:
 
     headers: Mapping[str, model.Header]
     stacks: Mapping[str, tuple[str, ...]]
-    calculations: Mapping[str, Mapping[str, Any]]
+    calculations: Mapping[str, Json]
     aliases: Mapping[str, ops.FieldRef]
     signed: frozenset[tuple[int, int]]
     """(action number, parameter index) of each parameter for which the program has a negative argument."""
@@ -32,7 +35,7 @@ class Scope:
     where: str = ""
     """The action or parser state, for errors."""
 
-    def inputs(self, calculation: Mapping[str, Any], where: str) -> ops.Inputs:
+    def inputs(self, calculation: Json, where: str) -> ops.Inputs:
         """Return a calculation's inputs: fields and constants."""
         inputs: list[tuple[ops.FieldRef | None, int, int]] = []
         for item in calculation["input"]:
@@ -78,7 +81,7 @@ class Scope:
         assert field is not None  # `field` checked
         return field
 
-    def expression(self, item: Mapping[str, Any]) -> ops.Expr:
+    def expression(self, item: Json) -> ops.Expr:
         """Return the expression of a type-value object. Raises UnsupportedConstruct with its name."""
         kind = item.get("type")
         if kind is None and "op" in item:
@@ -107,7 +110,7 @@ class Scope:
                 return ops.Lookahead(offset, bits)
         raise UnsupportedConstruct(f"{kind} {value} in an expression: not supported; leave it out")
 
-    def _operation(self, item: Mapping[str, Any]) -> ops.Expr:
+    def _operation(self, item: Json) -> ops.Expr:
         """Return the expression of an operator and its operands."""
         op = item["op"]
         if op == "valid":
@@ -135,7 +138,7 @@ class Scope:
             return ops.Binary(op, self.expression(item["left"]), self.expression(item["right"]))
         raise UnsupportedConstruct(f"operator {op}: not supported; leave it out of the program")
 
-    def element_fields(self, item: Mapping[str, Any]) -> tuple[tuple[ops.FieldRef, ...], ops.Expr]:
+    def element_fields(self, item: Json) -> tuple[tuple[ops.FieldRef, ...], ops.Expr]:
         """Return the fields from which an `access_field` selects, one per stack element, and the index."""
         element = _stack_element(item["left"])
         if element is None:
@@ -151,7 +154,7 @@ def bits_of(text: str, bits: int) -> int:
     return number % (1 << bits) if number < 0 else number
 
 
-def _stack_element(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _stack_element(item: Json) -> Json | None:
     """Return the operation in `item` that selects an element of a header stack; None for anything else."""
     while item.get("type") == "expression":
         item = item["value"]
@@ -171,7 +174,7 @@ def _select_by_index(
     return expression
 
 
-def load_action(item: Mapping[str, Any], scope: Scope) -> ops.Action:
+def load_action(item: Json, scope: Scope) -> ops.Action:
     """Return one action. The targets of its jumps are indices of statements in its body.
 
     In BMv2 JSON they are indices of primitives, and a primitive may become several statements, or none.
@@ -193,7 +196,7 @@ def load_action(item: Mapping[str, Any], scope: Scope) -> ops.Action:
     return ops.Action(int(item["id"]), item["name"], params, body)
 
 
-def _primitive(item: Mapping[str, Any], scope: Scope) -> tuple[ops.Primitive, ...]:
+def _primitive(item: Json, scope: Scope) -> tuple[ops.Primitive, ...]:
     """Return a primitive's statements. Raises UnsupportedConstruct with its name and where it is used."""
     match item["op"]:
         case "no_op" | "log_msg":
@@ -210,7 +213,7 @@ def _primitive(item: Mapping[str, Any], scope: Scope) -> tuple[ops.Primitive, ..
     return (_single_primitive(item["op"], item["parameters"], scope),)
 
 
-def _single_primitive(op: str, args: Sequence[Mapping[str, Any]], scope: Scope) -> ops.Primitive:
+def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primitive:
     """Return the statement of a primitive that becomes exactly one."""
     match op:
         case "assign" | "modify_field":
@@ -257,7 +260,7 @@ def _single_primitive(op: str, args: Sequence[Mapping[str, Any]], scope: Scope) 
     raise UnsupportedConstruct(f"{scope.where}: primitive {op}: not supported; leave it out of the program")
 
 
-def _assign(item: Mapping[str, Any], value: ops.Expr, scope: Scope) -> ops.Primitive:
+def _assign(item: Json, value: ops.Expr, scope: Scope) -> ops.Primitive:
     """Return an assignment to a field, or to a field of a stack element that is selected at run time."""
     operand = item
     while operand.get("type") == "expression":
@@ -268,7 +271,7 @@ def _assign(item: Mapping[str, Any], value: ops.Expr, scope: Scope) -> ops.Primi
     return ops.Assign(_target(item, scope), value)
 
 
-def _header_name(item: Mapping[str, Any], scope: Scope) -> str:
+def _header_name(item: Json, scope: Scope) -> str:
     if item["type"] != "header":
         raise UnsupportedConstruct(
             f"{scope.where}: a header selected by {item['type']}; use a constant index"
@@ -276,7 +279,7 @@ def _header_name(item: Mapping[str, Any], scope: Scope) -> str:
     return scope.header(item["value"])
 
 
-def _target(item: Mapping[str, Any], scope: Scope) -> ops.FieldRef:
+def _target(item: Json, scope: Scope) -> ops.FieldRef:
     """Return the field that a primitive assigns to. Raises UnsupportedConstruct for other targets."""
     if item["type"] == "expression" and item["value"].get("type") == "field":
         item = item["value"]
@@ -289,7 +292,7 @@ def _target(item: Mapping[str, Any], scope: Scope) -> ops.FieldRef:
     return scope.field(item["value"])
 
 
-def _constant(item: Mapping[str, Any], scope: Scope) -> int:
+def _constant(item: Json, scope: Scope) -> int:
     if item["type"] != "hexstr":
         raise BadProgram(f"{scope.where}: a {item['type']} instead of a number; compile the program again")
     return int(item["value"], 16)
@@ -298,30 +301,29 @@ def _constant(item: Mapping[str, Any], scope: Scope) -> int:
 # --- parser ---------------------------------------------------------------------------------------
 
 
-def load_parser(item: Mapping[str, Any], scope: Scope) -> model.Parser:
+def load_parser(item: Json, scope: Scope) -> model.Parser:
     """Return a parser with all its states."""
-    states = {state["name"]: _parser_state(state, scope) for state in item["parse_states"]}
+    states = {}
+    for part in item["parse_states"]:
+        name = part["name"]
+        state_scope = replace(scope, where=f"parser state {name}")
+        operations = [step for op in part["parser_ops"] for step in _parser_operations(op, state_scope)]
+        key_parts = [_key_expression(key_part, state_scope) for key_part in part["transition_key"]]
+        # A parser compares the bits of a field, whether it is signed or not.
+        key = tuple(
+            ops.Binary("&", value, ops.Const((1 << field.bits) - 1)) if field.signed else value
+            for value, field in key_parts
+        )
+        operations += _lookahead_checks(key)
+        declared = [field for _, field in key_parts]
+        transitions = tuple(_transition(step, declared, state_scope) for step in part["transitions"])
+        states[name] = model.ParserState(name, tuple(operations), key, transitions)
     if item["init_state"] not in states:
         raise BadProgram(f"parser {item['name']}: no state {item['init_state']}; compile the program again")
     return model.Parser(item["init_state"], states)
 
 
-def _parser_state(item: Mapping[str, Any], scope: Scope) -> model.ParserState:
-    scope = replace(scope, where=f"parser state {item['name']}")
-    operations = [op for part in item["parser_ops"] for op in _parser_operations(part, scope)]
-    key_parts = [_key_expression(part, scope) for part in item["transition_key"]]
-    # A parser compares the bits of a field, whether it is signed or not.
-    key = tuple(
-        ops.Binary("&", part, ops.Const((1 << field.bits) - 1)) if field.signed else part
-        for part, field in key_parts
-    )
-    operations += _lookahead_checks(key)
-    declared = [field for _, field in key_parts]
-    transitions = tuple(_transition(part, declared, scope) for part in item["transitions"])
-    return model.ParserState(item["name"], tuple(operations), key, transitions)
-
-
-def _key_expression(item: Mapping[str, Any], scope: Scope) -> tuple[ops.Expr, model.FieldDeclaration]:
+def _key_expression(item: Json, scope: Scope) -> tuple[ops.Expr, model.FieldDeclaration]:
     """Return the expression of one part of a state's key, and a declaration with its width and sign."""
     kind, value = item["type"], item["value"]
     if kind == "field" and value[1] != VALID:
@@ -341,9 +343,7 @@ def _lookahead_checks(expressions: Any) -> list[model.ParserOp]:
     return [model.Require(max(ends))] if ends else []
 
 
-def _transition(
-    item: Mapping[str, Any], key: Sequence[model.FieldDeclaration], scope: Scope
-) -> model.Transition:
+def _transition(item: Json, key: Sequence[model.FieldDeclaration], scope: Scope) -> model.Transition:
     """Return a transition, with its value and mask split into one number per key field."""
     next_state = item["next_state"]
     # Compilers before version 2.6 of the format write no type.
@@ -375,7 +375,7 @@ def _split(value: int, key: Sequence[model.FieldDeclaration]) -> tuple[int, ...]
     return tuple(reversed(field_values))
 
 
-def _parser_operations(item: Mapping[str, Any], scope: Scope) -> list[model.ParserOp]:
+def _parser_operations(item: Json, scope: Scope) -> list[model.ParserOp]:
     """Return the operations of an item in a state: extract, set, verify, advance, or a primitive."""
     args = item["parameters"]
     match item["op"]:

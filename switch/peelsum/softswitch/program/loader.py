@@ -7,12 +7,12 @@ here or by the compiler, with its name in the program.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 from peelsum.softswitch.program import model
 from peelsum.softswitch.program import operations as ops
-from peelsum.softswitch.program.load_actions import VALID, Scope, bits_of, load_action, load_parser
+from peelsum.softswitch.program.load_actions import VALID, Json, Scope, bits_of, load_action, load_parser
 
 #: Sections that must be empty, and what their items are called in errors.
 _UNSUPPORTED_SECTIONS = {
@@ -31,7 +31,7 @@ _CORE_ERRORS = (
 _MOST_FIELD_BITS = 2048
 
 
-def read(document: Mapping[str, Any], name: str) -> model.Program:
+def read(document: Json, name: str) -> model.Program:
     """Return the program `name` in a BMv2 JSON document. Raises BadProgram or UnsupportedConstruct."""
     for section, noun in _UNSUPPORTED_SECTIONS.items():
         for item in document.get(section, ()):
@@ -74,7 +74,7 @@ def read(document: Mapping[str, Any], name: str) -> model.Program:
     return program
 
 
-def _headers(document: Mapping[str, Any]) -> dict[str, model.Header]:
+def _headers(document: Json) -> dict[str, model.Header]:
     """Return the header instances by name. Raises UnsupportedConstruct for varbit and too wide fields."""
     types: dict[str, tuple[model.FieldDeclaration, ...]] = {}
     for item in document["header_types"]:
@@ -97,7 +97,7 @@ def _headers(document: Mapping[str, Any]) -> dict[str, model.Header]:
     return headers
 
 
-def _errors(document: Mapping[str, Any]) -> dict[str, int]:
+def _errors(document: Json) -> dict[str, int]:
     """Return error numbers by name; P4's core errors are included even if they were not declared."""
     errors = {str(key): int(value) for key, value in document.get("errors", ())}
     for name in _CORE_ERRORS:
@@ -105,7 +105,7 @@ def _errors(document: Mapping[str, Any]) -> dict[str, int]:
     return errors
 
 
-def _signed_parameters(document: Mapping[str, Any]) -> frozenset[tuple[int, int]]:
+def _signed_parameters(document: Json) -> frozenset[tuple[int, int]]:
     """Return (action number, index) of each parameter for which the program has a negative argument."""
     tables = [table for pipeline in document["pipelines"] for table in pipeline["tables"]]
     calls = [table["default_entry"] for table in tables if table.get("default_entry")]
@@ -118,7 +118,7 @@ def _signed_parameters(document: Mapping[str, Any]) -> frozenset[tuple[int, int]
     )
 
 
-def _list_fields(item: Mapping[str, Any], scope: Scope) -> tuple[ops.FieldRef, ...]:
+def _list_fields(item: Json, scope: Scope) -> tuple[ops.FieldRef, ...]:
     """Return the metadata fields of a field list.
 
     Its packet fields are left out: a copy of the packet either keeps all headers or parses them again.
@@ -132,7 +132,7 @@ def _list_fields(item: Mapping[str, Any], scope: Scope) -> tuple[ops.FieldRef, .
     return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
 
 
-def _registers(document: Mapping[str, Any]) -> dict[str, model.RegisterArray]:
+def _registers(document: Json) -> dict[str, model.RegisterArray]:
     registers = {}
     for item in document.get("register_arrays", ()):
         name, bits = item["name"], item["bitwidth"]
@@ -142,7 +142,7 @@ def _registers(document: Mapping[str, Any]) -> dict[str, model.RegisterArray]:
     return registers
 
 
-def _counters(document: Mapping[str, Any]) -> dict[str, model.CounterArray]:
+def _counters(document: Json) -> dict[str, model.CounterArray]:
     """Return the counters by name; a direct counter has a cell for each entry of its table."""
     counters = {}
     pipelines = [item for item in document["pipelines"] if item["name"] in ("ingress", "egress")]
@@ -158,14 +158,14 @@ def _counters(document: Mapping[str, Any]) -> dict[str, model.CounterArray]:
     return counters
 
 
-def _size(item: Mapping[str, Any]) -> int:
+def _size(item: Json) -> int:
     size = int(item["size"])
     if size < 0:
         raise BadProgram(f"{item['name']}: size {size}; compile the program again")
     return size
 
 
-def _single_item(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+def _single_item(document: Json, section: str) -> Json:
     """Return the one item of a section. Raises UnsupportedConstruct if there are none or more."""
     if len(document[section]) != 1:
         raise UnsupportedConstruct(f"{section}: the program has {len(document[section])}; use exactly one")
@@ -173,7 +173,7 @@ def _single_item(document: Mapping[str, Any], section: str) -> Mapping[str, Any]
     return item  # type: ignore[no-any-return]
 
 
-def _checksum(item: Mapping[str, Any], scope: Scope) -> model.Checksum:
+def _checksum(item: Json, scope: Scope) -> model.Checksum:
     calculation = scope.calculations[item["calculation"]]
     if calculation["algo"] != "csum16":
         raise UnsupportedConstruct(
@@ -226,9 +226,7 @@ NO_ACTION = -1
 _KINDS = ("exact", "lpm", "ternary", "range")
 
 
-def load_pipeline(
-    item: Mapping[str, Any], scope: Scope, actions: Mapping[int, ops.Action]
-) -> model.PipelineGraph:
+def load_pipeline(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model.PipelineGraph:
     """Return one pipeline with its tables and conditionals."""
     for call in item.get("action_calls", ()):
         raise UnsupportedConstruct(f"action call {call.get('name')}: not supported; recompile with p4c")
@@ -250,9 +248,7 @@ def load_pipeline(
     return model.PipelineGraph(item["name"], item["init_table"], nodes)
 
 
-def _table(
-    item: Mapping[str, Any], scope: Scope, actions: Mapping[int, ops.Action]
-) -> model.TableDeclaration:
+def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model.TableDeclaration:
     """Return a table. Raises UnsupportedConstruct for action profiles, meters and time-outs."""
     name = item["name"]
     if item["type"] != "simple":
@@ -282,7 +278,15 @@ def _table(
     if "__HIT__" in successors_by_name or "__MISS__" in successors_by_name:
         base = item.get("base_default_next")
         next_by_hit = (successors_by_name.get("__HIT__", base), successors_by_name.get("__MISS__", base))
-    entries = item.get("entries")
+    entries, const_entries = item.get("entries"), []
+    has_priorities = any(key.kind in ("ternary", "range") for key in keys)
+    last = max((int(entry.get("priority", 0)) for entry in entries or ()), default=0)
+    for entry in entries or ():
+        key = tuple(_key_value(part, key, name) for part, key in zip(entry["match_key"], keys, strict=True))
+        number, arguments = _action_call(entry["action_entry"], actions, name)
+        # In the file, the lowest priority wins.
+        priority = last + 1 - int(entry.get("priority", 0)) if has_priorities else 0
+        const_entries.append(model.TableEntry(key, actions[number].name, arguments, priority))
     return model.TableDeclaration(
         name=name,
         keys=keys,
@@ -291,9 +295,7 @@ def _table(
         default_action=action,
         default_params=params,
         const_default=bool(default.get("action_entry_const") or default.get("action_const")),
-        const_entries=None
-        if entries is None
-        else tuple(_entry(entry, keys, actions, name) for entry in entries),
+        const_entries=None if entries is None else tuple(const_entries),
         next_by_action={
             numbers_by_name[key]: value for key, value in successors_by_name.items() if key in numbers_by_name
         },
@@ -301,7 +303,7 @@ def _table(
     )
 
 
-def _key(item: Mapping[str, Any], scope: Scope, table: str) -> model.TableKey:
+def _key(item: Json, scope: Scope, table: str) -> model.TableKey:
     """Return a field of a table's key."""
     kind = item["match_type"]
     header, field = item["target"] if kind != "valid" else (item["target"], VALID)
@@ -324,9 +326,7 @@ def _key(item: Mapping[str, Any], scope: Scope, table: str) -> model.TableKey:
     )
 
 
-def _action_call(
-    item: Mapping[str, Any], actions: Mapping[int, ops.Action], table: str
-) -> tuple[int, tuple[int, ...]]:
+def _action_call(item: Json, actions: Mapping[int, ops.Action], table: str) -> tuple[int, tuple[int, ...]]:
     """Return the action's number and the arguments in an entry or a default entry."""
     number, data = int(item["action_id"]), item.get("action_data", ())
     action = _find_action(actions, number, table)
@@ -344,15 +344,7 @@ def _find_action(actions: Mapping[int, ops.Action], number: int, table: str) -> 
     return actions[number]
 
 
-def _entry(
-    item: Mapping[str, Any], keys: tuple[model.TableKey, ...], actions: Mapping[int, ops.Action], table: str
-) -> model.ConstEntry:
-    values = tuple(_key_value(part, key, table) for part, key in zip(item["match_key"], keys, strict=True))
-    action, params = _action_call(item["action_entry"], actions, table)
-    return model.ConstEntry(values, action, params, int(item.get("priority", 0)))
-
-
-def _key_value(item: Mapping[str, Any], key: model.TableKey, table: str) -> model.KeyValue:
+def _key_value(item: Json, key: model.TableKey, table: str) -> model.KeyValue:
     """Return one value of a const entry's key, in the form of its match kind."""
 
     def bits(name: str) -> int:

@@ -119,11 +119,14 @@ class TableKey(Node):
     mask: int | None = None
 
 
-class ConstEntry(Node):
-    """An entry that the program declares. If several match, the lowest `priority` number wins."""
+class TableEntry(Node):
+    """A table entry. If several match a packet, the largest `priority` wins, then the longest prefix.
+
+    Only tables with ternary or range keys use priorities. Of entries with equal rank, the oldest one wins.
+    """
 
     keys: tuple[KeyValue, ...]
-    action: int
+    action: str
     params: tuple[int, ...]
     priority: int
 
@@ -142,7 +145,7 @@ class TableDeclaration(Node):
     default_action: int
     default_params: tuple[int, ...]
     const_default: bool
-    const_entries: tuple[ConstEntry, ...] | None
+    const_entries: tuple[TableEntry, ...] | None
     next_by_action: Mapping[int, str | None]
     next_by_hit: tuple[str | None, str | None] | None
 

@@ -20,17 +20,25 @@ class Node:
         dataclass(frozen=True)(cls)
 
 
+class Expr(Node):
+    """An expression."""
+
+
+class Primitive(Node):
+    """A primitive of an action, which may be one of a parser state, too."""
+
+
 # --- expressions ----------------------------------------------------------------------------------
 
 
-class FieldRef(Node):
+class FieldRef(Expr):
     """A field of a header instance, as a value or as the target of an assignment."""
 
     header: str
     field: str
 
 
-class FieldElement(Node):
+class FieldElement(Expr):
     """A field of a header in a loop over lanes: in iteration k, field number `first` + k * `step`."""
 
     header: str
@@ -49,19 +57,19 @@ Target: TypeAlias = FieldRef | FieldElement
 AnyRegister: TypeAlias = "str | RegisterElement"
 
 
-class Const(Node):
+class Const(Expr):
     """An integer of any size and sign."""
 
     value: int
 
 
-class Bool(Node):
+class Bool(Expr):
     """A Boolean literal."""
 
     value: bool
 
 
-class Param(Node):
+class Param(Expr):
     """Parameter `index` of the current action: `bits` wide, from the matching entry of `table`.
 
     `table` is empty in the action's declaration, since several tables may share the action. A `signed`
@@ -74,39 +82,39 @@ class Param(Node):
     signed: bool = False
 
 
-class IsValid(Node):
+class IsValid(Expr):
     """Whether a header is valid, as a Boolean."""
 
     header: str
 
 
-class Hit(Node):
+class Hit(Expr):
     """Whether the last application of a table found an entry, as a Boolean."""
 
     table: str
 
 
-class Lookahead(Node):
+class Lookahead(Expr):
     """The `bits` bits of the packet that start `offset` bits after the parsed part. Only in parsers."""
 
     offset: int
     bits: int
 
 
-class StackCount(Node):
+class StackCount(Expr):
     """The number of filled elements of a header stack, which is the index of its `next`."""
 
     stack: str
 
 
-class Unary(Node):
+class Unary(Expr):
     """An operator with one operand; `op` is one of `~ not d2b b2d`."""
 
     op: str
     operand: Expr
 
 
-class Binary(Node):
+class Binary(Expr):
     """An operator with two operands, named as in BMv2: arithmetic, bitwise, comparison, logic, cast."""
 
     op: str
@@ -114,7 +122,7 @@ class Binary(Node):
     right: Expr
 
 
-class Ternary(Node):
+class Ternary(Expr):
     """`left` if `condition` holds, else `right`."""
 
     condition: Expr
@@ -122,32 +130,17 @@ class Ternary(Node):
     right: Expr
 
 
-Expr: TypeAlias = (
-    FieldRef
-    | FieldElement
-    | Const
-    | Bool
-    | Param
-    | IsValid
-    | Hit
-    | Lookahead
-    | StackCount
-    | Unary
-    | Binary
-    | Ternary
-)
-
 # --- primitives of actions and parser states ------------------------------------------------------
 
 
-class Assign(Node):
+class Assign(Primitive):
     """Store `value`, truncated to the target's width."""
 
     target: Target
     value: Expr
 
 
-class AssignIndexed(Node):
+class AssignIndexed(Primitive):
     """Store `value` in `targets[index]`; an index past the end stores nothing."""
 
     targets: tuple[Target, ...]
@@ -159,7 +152,7 @@ class AssignIndexed(Node):
 Inputs: TypeAlias = tuple[tuple[FieldRef | None, int, int], ...]
 
 
-class Hash(Node):
+class Hash(Primitive):
     """Store `base` + a hash over `inputs` modulo `size`."""
 
     target: Target
@@ -169,7 +162,7 @@ class Hash(Node):
     size: Expr
 
 
-class ReadRegister(Node):
+class ReadRegister(Primitive):
     """Load a cell; an index past the end leaves the target unchanged."""
 
     target: Target
@@ -177,7 +170,7 @@ class ReadRegister(Node):
     index: Expr
 
 
-class WriteRegister(Node):
+class WriteRegister(Primitive):
     """Store to a cell; an index past the end stores nothing."""
 
     register: AnyRegister
@@ -185,28 +178,28 @@ class WriteRegister(Node):
     value: Expr
 
 
-class CountAt(Node):
+class CountAt(Primitive):
     """Count the packet in an indirect counter; an index past the end counts nothing."""
 
     counter: str
     index: Expr
 
 
-class SetValidity(Node):
+class SetValidity(Primitive):
     """Make a header valid or invalid. The fields of one that becomes valid are zero."""
 
     header: str
     valid: bool
 
 
-class CopyHeader(Node):
+class CopyHeader(Primitive):
     """Copy a header, including its validity, to another of its type."""
 
     target: str
     source: str
 
 
-class ShiftStack(Node):
+class ShiftStack(Primitive):
     """Shift a header stack's elements `places` up, or down if it is negative: P4's push and pop.
 
     Elements that are shifted out are lost, and those at the other end become invalid.
@@ -216,14 +209,14 @@ class ShiftStack(Node):
     places: int
 
 
-class CopyStack(Node):
+class CopyStack(Primitive):
     """Copy a header stack to another of its type and size."""
 
     target: str
     source: str
 
 
-class Clone(Node):
+class Clone(Primitive):
     """Send a copy of the packet to the ports of clone session `session`, at the end of ingress or egress.
 
     The copy keeps the metadata in field list number `fields`. Of several calls, only the last takes effect.
@@ -233,53 +226,33 @@ class Clone(Node):
     fields: int
 
 
-class Resubmit(Node):
+class Resubmit(Primitive):
     """Send the packet, as it arrived, to the parser again. It keeps the metadata in field list `fields`."""
 
     fields: int
 
 
-class Recirculate(Node):
+class Recirculate(Primitive):
     """Send the packet, as egress changed it, to the parser again. It keeps the metadata in list `fields`."""
 
     fields: int
 
 
-class Exit(Node):
+class Exit(Primitive):
     """Leave the pipeline at the end of the current action."""
 
 
-class Jump(Node):
+class Jump(Primitive):
     """Continue with the action's primitive number `to`."""
 
     to: int
 
 
-class JumpIfZero(Node):
+class JumpIfZero(Primitive):
     """Continue with primitive `to` if `condition` is 0, else with the next one."""
 
     condition: Expr
     to: int
-
-
-Primitive: TypeAlias = (
-    Assign
-    | AssignIndexed
-    | Hash
-    | ReadRegister
-    | WriteRegister
-    | CountAt
-    | SetValidity
-    | CopyHeader
-    | ShiftStack
-    | CopyStack
-    | Clone
-    | Resubmit
-    | Recirculate
-    | Exit
-    | Jump
-    | JumpIfZero
-)
 
 
 class ActionParam(Node):

@@ -187,9 +187,6 @@ def clamp(value: Any, low: Any, high: Any) -> Any:
     return value
 
 
-# --- compiling ------------------------------------------------------------------------------------
-
-
 def seconds_to_compile(source: str) -> float:
     """Return an estimate of the processor time that Numba needs for generated code; it ignores the machine.
 

@@ -63,30 +63,31 @@ class Switch:
         self._generated = generated = generate(program, roll, queues is not None)
         layout = generated.layout
         plans = layout.registers.values()
-        self._memory = _zeros((plan.end for plan in generated.tables.values()), np.uint64)
-        self._regs = _zeros((p.base + p.size * p.step for p in plans if not p.wide), np.uint32)
-        self._wide = _zeros((p.base + p.size * p.step for p in plans if p.wide), np.uint64)
-        self._counts = _zeros((p.base + 2 * p.size for p in layout.counters.values()), np.uint64)
+        memory = _zeros((plan.end for plan in generated.tables.values()), np.uint64)
+        regs = _zeros((p.base + p.size * p.step for p in plans if not p.wide), np.uint32)
+        wide = _zeros((p.base + p.size * p.step for p in plans if p.wide), np.uint64)
+        counts = _zeros((p.base + 2 * p.size for p in layout.counters.values()), np.uint64)
+        direct = {table: counts[p.base : p.base + 2 * p.size] for table, p in layout.direct.items()}
         self.tables = {
-            name: Table(program, plan, self._memory, self.lock) for name, plan in generated.tables.items()
+            name: Table(program, plan, memory, direct.get(name), self.lock)
+            for name, plan in generated.tables.items()
         }
         self.registers = {
-            name: Register(name, plan, self._wide if plan.wide else self._regs, self.lock)
+            name: Register(name, plan, wide if plan.wide else regs, self.lock)
             for name, plan in layout.registers.items()
         }
         self.counters = {
-            name: IndirectCounter(name, plan, self._counts, self.lock)
+            name: IndirectCounter(name, plan, counts, self.lock)
             for name, plan in layout.counters.items()
             if program.counters[name].table is None
         }
-        for name, plan in layout.direct.items():
-            self.tables[name].attach_counts(self._counts[plan.base : plan.base + 2 * plan.size])
         self.groups = ReplicationGroups(self.lock)
         #: Clone sessions, which have numbers of their own.
         self.sessions = ReplicationGroups(self.lock, "clone session", 1 << 15)
         self._pass_queue = np.zeros(generated.queue_words, np.uint64)
         self._queued_bytes = np.zeros(0, np.uint8)
-        self._queues = (queues or Queues({})).memory
+        queue_memory = (queues or Queues({})).memory
+        self._state = ProgramMemory(memory, regs, wide, counts, self.groups.memory, queue_memory)
         self._output = OutputBuffers()
         code = machine_code(generated, program.name) if mode == "numba" else None
         self.mode = "python" if code is None else "numba"
@@ -120,8 +121,7 @@ class Switch:
                     data.reshape(-1), stride, length, port, processed, count, now_us % _CLOCK_WRAP,
                     output.data[written * out_stride :], out_stride, output.length[written:],
                     output.port[written:], output.leave[written:], output.rows - written, copies,
-                    self._memory, self._regs, self._wide, self._counts, self.groups.memory,
-                    self._queues, *multi_pass_arguments,
+                    *self.state, *multi_pass_arguments,
                 )  # fmt: skip
                 processed, written = int(processed), written + int(produced)
                 if processed >= count:
@@ -134,8 +134,7 @@ class Switch:
 
         Use it only while `lock` is held: a change of groups may replace theirs.
         """
-        groups = self.groups.memory
-        return ProgramMemory(self._memory, self._regs, self._wide, self._counts, groups, self._queues)
+        return self._state._replace(groups=self.groups.memory)
 
     @property
     def refused_passes(self) -> int:

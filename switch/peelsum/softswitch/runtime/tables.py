@@ -15,26 +15,13 @@ from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.layout import ROW_ACTION, ROW_PARAMS, TablePlan, limbs
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
-from peelsum.softswitch.program.model import KeyValue, Program, TableKey
+from peelsum.softswitch.program.model import KeyValue, Program, TableEntry, TableKey
 from peelsum.softswitch.runtime.plain import hash_words
 from peelsum.softswitch.runtime.state import FairLock
 
 Match: TypeAlias = tuple[KeyValue, ...]
 
 _WORD = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class TableEntry:
-    """A table entry. If several match a packet, the largest `priority` wins, then the longest prefix.
-
-    Only tables with ternary or range keys use priorities. Of entries with equal rank, the oldest one wins.
-    """
-
-    keys: Match
-    action: str
-    params: tuple[int, ...]
-    priority: int
 
 
 @dataclass(slots=True, eq=False)
@@ -51,10 +38,16 @@ class _StoredEntry:
 class Table:
     """One table of a running switch. Every method holds the switch's lock."""
 
-    def __init__(self, program: Program, plan: TablePlan, memory: NDArray[np.uint64], lock: FairLock) -> None:
-        self._plan = plan
-        self._memory = memory
-        self._lock = lock
+    def __init__(
+        self,
+        program: Program,
+        plan: TablePlan,
+        memory: NDArray[np.uint64],
+        counts: NDArray[np.uint64] | None,
+        lock: FairLock,
+    ) -> None:
+        """counts: packets and bytes of each entry, by its number, in turn; None without direct counter."""
+        self._plan, self._memory, self._counts, self._lock = plan, memory, counts, lock
         self._declaration = plan.table
         #: The table's full name, as in P4Info.
         self.name = plan.table.name
@@ -65,19 +58,15 @@ class Table:
         self._actions = {program.actions[n].name: program.actions[n] for n in self._declaration.actions}
         default = program.actions[self._declaration.default_action]
         self._actions.setdefault(default.name, default)
-        const_entries = self._declaration.const_entries or ()
         self._stored: dict[tuple[Match, int], _StoredEntry] = {}
         self._ranked: list[_StoredEntry] = []
         self._slots: dict[int, _StoredEntry] = {}
         self._free_numbers: list[int] = []
         self._serial = 0
         self._has_priorities = any(key.kind in ("ternary", "range") for key in self.keys)
-        self._counts: NDArray[np.uint64] | None = None
         self._write_default(default.name, self._declaration.default_params)
-        last = max((entry.priority for entry in const_entries), default=0)
-        for const in const_entries:
-            priority = last + 1 - const.priority if self._has_priorities else 0
-            self._insert(TableEntry(const.keys, program.actions[const.action].name, const.params, priority))
+        for entry in self._declaration.const_entries or ():
+            self._insert(entry)
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -141,10 +130,6 @@ class Table:
             self._write_default(action, tuple(params))
 
     # --- direct counters --------------------------------------------------------------------------
-
-    def attach_counts(self, counts: NDArray[np.uint64]) -> None:
-        """Use `counts[2 i]` (packets) and `counts[2 i + 1]` (bytes) as the counter of entry number i."""
-        self._counts = counts
 
     def read_counter(self, keys: Match, priority: int = 0) -> tuple[int, int]:
         """Return the packets and bytes that hit an entry.
@@ -246,7 +231,19 @@ class Table:
 
     def _match_words(self, keys: Match) -> list[int]:
         """Return the words of a key in a row: values, with masks and ranges if it is not exact."""
-        values, masks = zip(*map(_value_and_mask, keys, self.keys), strict=True)
+        values: list[int] = []
+        masks: list[int] = []  # or the ends of ranges
+        for value_or_pair, key in zip(keys, self.keys, strict=True):
+            all_ones = (1 << key.bits) - 1
+            value, second = (value_or_pair, 0) if isinstance(value_or_pair, int) else value_or_pair
+            values.append(value)
+            match key.kind:
+                case "exact":
+                    masks.append(all_ones)
+                case "lpm":
+                    masks.append(all_ones ^ all_ones >> second)
+                case _:
+                    masks.append(second)
         if self._plan.exact:
             return self._plan.key_words(values)
         packed = zip(self._plan.key_words(values), self._plan.key_words(masks), strict=True)
@@ -340,16 +337,6 @@ _PAIR_FORMS = {
     "ternary": "(value, mask) for ternary",
     "range": "(low, high) for range",
 }
-
-
-def _value_and_mask(value_or_pair: KeyValue, key: TableKey) -> tuple[int, int]:
-    """Return a key value as (value, mask); that of a range as (low, high)."""
-    if isinstance(value_or_pair, int):
-        return value_or_pair, (1 << key.bits) - 1
-    value, second = value_or_pair
-    if key.kind == "lpm":
-        return value, (1 << key.bits) - (1 << key.bits - second)
-    return value, second
 
 
 def _format_keys(keys: Match) -> str:
