@@ -82,7 +82,7 @@ def summaries(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
     for name in reversed(experiment.parameters):
         values = experiment.values(name)
         if all(isinstance(value, int | float) for value in values):
-            values = sorted(values, key=float)  # type: ignore[arg-type]
+            values = sorted(values, key=float)
         places = {text(value): place for place, value in enumerate(values)}
         frame = frame.iloc[frame[name].map(places).fillna(-1).argsort(kind="stable")]
     return frame.reset_index(drop=True)

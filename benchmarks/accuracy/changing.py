@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.in_process import InProcess
-from benchmarks.accuracy.training import Training, TrainingSetting, one_thread
+from benchmarks.accuracy.training import Training, TrainingSetting
 from peelsum.compress import (
     CARRIERS,
     DENSE,
@@ -36,6 +36,7 @@ from peelsum.compress.collectives import Bytes, Route, StepExchanges
 from peelsum.compress.costs import direct_cost
 from peelsum.compress.decisions import compressor_of
 from peelsum.summation import Part, Words
+from peelsum.training import one_thread
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ released, the window has room, and so has the host's link; connections take turn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -185,7 +185,7 @@ class FlowHost:
                 for transfer in connection.transfers[connection.next_transfer :]:
                     self._streams.waits[transfer] -= 1
                 self._streams.release(connection)
-        packets = iter(())
+        packets: Iterator[tuple[int, list[int]]] = iter(())
         if arrivals is not None:
             train = arrivals.train
             rows = np.ascontiguousarray(train.data).view(np.uint32).tolist()

@@ -12,6 +12,17 @@ from peelsum.training.task import (
     TrainingDataError,
     check_model,
     make_task,
+    one_thread,
 )
 
-__all__ = ["DATA", "MODELS", "Batch", "ModelName", "Task", "TrainingDataError", "check_model", "make_task"]
+__all__ = [
+    "DATA",
+    "MODELS",
+    "Batch",
+    "ModelName",
+    "Task",
+    "TrainingDataError",
+    "check_model",
+    "make_task",
+    "one_thread",
+]

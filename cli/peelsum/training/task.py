@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -48,6 +49,17 @@ class Task:
     """
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     """Returns the optimizer of the model's parameters."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread of torch: how many there are can change the last bits of a gradient."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def require(items: str, count: int, workers: int) -> None:
