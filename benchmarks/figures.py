@@ -228,10 +228,8 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
             mean, count = (mean * count + other * others) / (count + others), count + others
         blocks.append((mean, count))
     means = [mean for mean, count in blocks for _ in range(count)]
-    spread_out = [0.0] * len(places)
-    for rank, number in enumerate(order):
-        spread_out[number] = means[rank] + gap * rank
-    return spread_out
+    moved = {number: means[rank] + gap * rank for rank, number in enumerate(order)}
+    return [moved[number] for number in range(len(places))]
 
 
 def _bars(axes: Any, plot: Plot, medians: pd.DataFrame) -> None:

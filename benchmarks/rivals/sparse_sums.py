@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from benchmarks.rivals.lhc import lhc_step, lhc_variants, smallest_lhc
 from benchmarks.rivals.lhc_bloom import BATCHES, FewestWords, fewest_words
 from benchmarks.rivals.slot_model import RivalRow, run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
-from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.allreduce import Allreduce, Form, LocalSummation
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
 from peelsum.bench.codec import TimedDevice
 from peelsum.bench.codec.supports import positions
@@ -162,11 +162,13 @@ def sparse_sum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
         # What a small table leaves over is one more exchange.
         sums = (_exchanged(words, codec_s, tensors, gbps) for codec_s, words in _timed_lhc_layouts(tensors))
         return min(sums, key=lambda table: table.network_s + table.codec_s)
-    return _lhc(way, tensors, gbps) if way in ("lhc", "lhc_best") else _peelsum(way, tensors, gbps)
+    return (
+        _lhc(way, tensors, gbps) if way in ("lhc", "lhc_best") else _peelsum(cast(Form, way), tensors, gbps)
+    )
 
 
 @lru_cache(maxsize=64)
-def _peelsum(way: Any, tensors: Tensors, gbps: float) -> SparseSum:
+def _peelsum(way: Form, tensors: Tensors, gbps: float) -> SparseSum:
     """Sum in memory, and simulate each exchange; an exchange waits for the results of the one before."""
     each = tensors.each()
     # All workers send as many words in each exchange.
@@ -213,7 +215,7 @@ def _field(values: Floats) -> int:
     return int((np.abs(values).view(np.uint32) >> 23).max(initial=0))
 
 
-def _codec_s(way: Any, union: Floats) -> float:
+def _codec_s(way: Form, union: Floats) -> float:
     """Return a worker's processor seconds of encoding and decoding a tensor with the union's support."""
     (alone,) = LocalSummation.group(1, lanes=LANES)
     reduce = Allreduce(alone, **settings_of(way), clock=time.process_time)
