@@ -15,17 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from peelsum.processes.progress import reporting_progress, shown_on_stderr
 
 ROOT = Path(__file__).parents[1]
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """Words of the README, and the command and the range that check them."""
 
     name: str
@@ -53,19 +51,18 @@ class Claim:
             return f"{self.least:g} or more"
         return f"{self.least:g} to {self.most:g}" if math.isfinite(self.least) else f"{self.most:g} or less"
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """What was measured for a claim. `measured` is None if there is no value; `verdict` then says why."""
-
-    claim: str
-    text: str
-    quantity: str
-    command: str
-    expected: str
-    measured: float | None
-    verdict: str
-    failed: bool = False
+    def verdict(self, measured: float | None, verdict: str) -> dict[str, Any]:
+        """Return the row of a claim: what was measured, None if there is no value, and the verdict."""
+        return {
+            "claim": self.name,
+            "text": self.text,
+            "quantity": self.quantity,
+            "command": f"python -m {self.command}",
+            "expected": self.expected,
+            "measured": measured,
+            "verdict": verdict,
+            "failed": verdict.startswith("FAILS"),
+        }
 
 
 def _density(ways: str, mbit: str) -> str:
@@ -174,58 +171,46 @@ def main(arguments: Sequence[str], run: Callable[[str], Any] | None = None) -> i
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="names of claims")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options = parser.parse_args(arguments)
-    claims = [claim for claim in CLAIMS if claim.name in options.only]
-    started, verdicts = time.monotonic(), list[Verdict]()
+    line = "{text:52} {quantity:33} {expected:12} {shown:>8}  {verdict}"
     if not options.json:
-        print(_line("claim", "quantity", "expected", "measured", "verdict"), flush=True)
-    for verdict in check(claims, run or run_command):
+        heads = {name: name for name in ("quantity", "expected", "verdict")}
+        print(line.format(text="claim", shown="measured", **heads), flush=True)
+    started, verdicts = time.monotonic(), list[dict[str, Any]]()
+    for verdict in check([claim for claim in CLAIMS if claim.name in options.only], run or run_command):
         verdicts.append(verdict)
         if not options.json:
-            measured = "-" if verdict.measured is None else f"{verdict.measured:.4g}"
-            words = (verdict.text, verdict.quantity, verdict.expected, measured, verdict.verdict)
-            print(_line(*words), flush=True)
-    failures = sum(verdict.failed for verdict in verdicts)
+            measured = verdict["measured"]
+            print(line.format(shown="-" if measured is None else f"{measured:.4g}", **verdict), flush=True)
+    failures = sum(verdict["failed"] for verdict in verdicts)
     minutes = (time.monotonic() - started) / 60
-    if options.json:
-        print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
-    else:
-        print(f"claims: {len(verdicts)}, failed: {failures}, minutes: {minutes:.0f}")
+    totals = f"claims: {len(verdicts)}, failed: {failures}, minutes: {minutes:.0f}"
+    print(json.dumps(verdicts, indent=2) if options.json else totals)
     return int(failures > 0)
 
 
-def check(claims: Sequence[Claim], run: Callable[[str], Any]) -> Iterable[Verdict]:
+def check(claims: Sequence[Claim], run: Callable[[str], Any]) -> Iterable[dict[str, Any]]:
     """Yield the verdict of each claim, in order; a command that several claims share runs once."""
     outputs = dict[str, Any]()
-    for done, claim in enumerate(claims):
+    for number, claim in enumerate(claims, 1):
         if claim.needs_root and os.geteuid():
-            yield _verdict(claim, None, "not run: needs root, for gloo's links")
+            yield claim.verdict(None, "not run: needs root, for gloo's links")
             continue
         if claim.command not in outputs:
-            with reporting_progress(f"claim {done + 1} of {len(claims)}, {claim.name}", shown_on_stderr()):
-                outputs[claim.command] = _output(run, claim.command)
+            with reporting_progress(f"claim {number} of {len(claims)}, {claim.name}", shown_on_stderr()):
+                try:
+                    outputs[claim.command] = run(claim.command)
+                except CommandError as error:
+                    outputs[claim.command] = error
         output = outputs[claim.command]
         if isinstance(output, CommandError):
-            yield _verdict(claim, None, f"FAILS: {output}", failed=True)
+            yield claim.verdict(None, f"FAILS: {output}")
             continue
         measured = float(claim.measure(output))
-        holds = claim.least <= measured <= claim.most
-        yield _verdict(claim, measured, "holds" if holds else "FAILS", failed=not holds)
-
-
-def _verdict(claim: Claim, measured: float | None, verdict: str, *, failed: bool = False) -> Verdict:
-    command = f"python -m {claim.command}"
-    return Verdict(claim.name, claim.text, claim.quantity, command, claim.expected, measured, verdict, failed)
+        yield claim.verdict(measured, "holds" if claim.least <= measured <= claim.most else "FAILS")
 
 
 class CommandError(Exception):
     """A command ended with an error. The message is its status and its last line."""
-
-
-def _output(run: Callable[[str], Any], command: str) -> Any:
-    try:
-        return run(command)
-    except CommandError as error:
-        return error
 
 
 def run_command(command: str) -> Any:
@@ -236,10 +221,6 @@ def run_command(command: str) -> Any:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise CommandError(f"status {done.returncode}: {last}")
     return json.loads(done.stdout) if "--json" in words else done.stdout
-
-
-def _line(text: str, quantity: str, expected: str, measured: str, verdict: str) -> str:
-    return f"{text:52} {quantity:33} {expected:12} {measured:>8}  {verdict}"
 
 
 if __name__ == "__main__":

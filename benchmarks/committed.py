@@ -6,6 +6,7 @@ The headline shows peelsum beside what users have today, of the rows of two expe
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -40,59 +41,39 @@ def rows_of(name: str) -> pd.DataFrame:
 def sums() -> pd.DataFrame:
     """Return the time of a sum by way and link rate, at 5% non-zeros; dense sums do not depend on these."""
     points = summaries(load(find("density")), rows_of("density"))
+    points["x"] = points["mbit"].astype(float) / 1000
     points = points[(points["network"] == "simulated") & points["density"].isin(("0.05", "1.0"))]
-    points = points[points["mbit"].astype(float) >= 1000]
-    points = points[points["way"].isin(("compact", "lhc_fastest", "omnireduce", "ring", "switchml"))]
-    ms = points["time_ms"].astype(float)
-    ends = {"low": ms, "high": ms}
-    return pd.DataFrame(
-        {"x": points["mbit"].astype(float) / 1000, "series": points["way"], "middle": ms, **ends}
-    )
+    shown = points["way"].isin(("compact", "lhc_fastest", "omnireduce", "ring", "switchml"))
+    points = points[shown & (points["x"] >= 1)].rename(columns={"way": "series", "time_ms": "middle"})
+    return points[["x", "series", "middle"]].astype({"middle": float})
 
 
 def steps() -> pd.DataFrame:
     """Return the time of a training step of the LSTM by path and link rate."""
     runs = json.loads((RESULTS / "train.json").read_text(encoding="utf-8"))
-    rows = runs["peelsum bench train --model lstm --gbps 0.1,1,10 --steps 5 --warm-ups 2"]
-    names = {"switch": "peelsum", "gloo": "gloo"}
-    chosen = [row for row in rows if row["path"] in names]
-    cells = [(row["gbps"], names[row["path"]], *[row["iteration_ms"]] * 3) for row in chosen]
-    return pd.DataFrame(cells, columns=["x", "series", "middle", "low", "high"])
-
-
-def _title(by_rate: pd.DataFrame, by_gloo: pd.DataFrame) -> str:
-    """Return the finding: times at 1 Gbit/s, and who is faster at 100 Gbit/s."""
-    of = by_rate.set_index(["series", "x"])["middle"]
-    step = by_gloo.set_index(["series", "x"])["middle"]
-    winner = "the ring" if of["ring", 100.0] < of["compact", 100.0] else "peelsum"
-    return (
-        f"At 1 Gbit/s a sum takes {of['compact', 1.0]:.0f} ms with peelsum, "
-        f"{of['lhc_fastest', 1.0]:.0f} with LHC and {of['ring', 1.0]:.0f} with NCCL's ring, a training step "
-        f"{step['peelsum', 1.0]:.0f} ms instead of gloo's {step['gloo', 1.0]:.0f}; "
-        f"at 100 Gbit/s {winner} wins"
-    )
+    rows = pd.DataFrame(runs["peelsum bench train --model lstm --gbps 0.1,1,10 --steps 5 --warm-ups 2"])
+    rows = rows.assign(series=rows["path"].map({"switch": "peelsum", "gloo": "gloo"})).dropna(subset="series")
+    return rows.rename(columns={"gbps": "x", "iteration_ms": "middle"})[["x", "series", "middle"]]
 
 
 def headline(folder: Path) -> Path:
     """Draw a sum and a training step by link rate, beside rivals, into a folder; return the SVG's path."""
-    by_rate, by_gloo = sums(), steps()
-    shared = {
-        "x": "gbps",
-        "y": "ms",
-        "lines": "way",
-        "log": "xy",
-        "names": SERIES,
-        "xlabel": "Rate of the links (Gbit/s)",
-    }
-    plots = [
-        Plot(name, ylabel=ylabel, **shared)  # type: ignore[arg-type]
-        for name, ylabel in (("sums", "Time of a sum (ms)"), ("steps", "Time of a training step (ms)"))
-    ]
+    medians = {"Time of a sum (ms)": sums(), "Time of a training step (ms)": steps()}
+    by_rate, by_gloo = (points.set_index(["series", "x"])["middle"] for points in medians.values())
+    winner = "the ring" if by_rate["ring", 100.0] < by_rate["compact", 100.0] else "peelsum"
+    finding = (
+        f"At 1 Gbit/s a sum takes {by_rate['compact', 1.0]:.0f} ms with peelsum, "
+        f"{by_rate['lhc_fastest', 1.0]:.0f} with LHC and {by_rate['ring', 1.0]:.0f} with NCCL's ring, a "
+        f"training step {by_gloo['peelsum', 1.0]:.0f} ms instead of gloo's {by_gloo['gloo', 1.0]:.0f}; "
+        f"at 100 Gbit/s {winner} wins"
+    )
     with mpl.rc_context(figures.style()):
-        figure = figures.new_figure(_title(by_rate, by_gloo), _SETTING, 3.1)
-        left, right = figure.subplots(1, 2, width_ratios=(5, 4))
-        figures.lines(left, plots[0], by_rate)
-        figures.lines(right, plots[1], by_gloo)
+        figure = figures.new_figure(finding, _SETTING, 3.1)
+        both = zip(figure.subplots(1, 2, width_ratios=(5, 4)), medians.items(), strict=True)
+        for axes, (ylabel, points) in both:
+            plot = Plot("headline", "gbps", "ms", "way", log="xy", names=SERIES, ylabel=ylabel)
+            plot = replace(plot, xlabel="Rate of the links (Gbit/s)")
+            figures.lines(axes, plot, points.assign(low=points["middle"], high=points["middle"]))
         (path,) = figures.save(figure, folder / "headline", ("svg",))
     return path
 

@@ -185,16 +185,14 @@ class Experiment:
     """By default, the file's name, the first line and the rest of its docstring."""
 
     def __post_init__(self) -> None:
-        for name, size in self.sizes.items():
-            if size.repetitions < 1 or not all(
-                values != () for part in size.grid for values in part.values()
-            ):
-                raise ExperimentError(f"sizes.{name}: has no points; give each parameter a value")
-        if "usual" not in self.sizes:
-            raise ExperimentError(f"sizes: {', '.join(self.sizes)} cannot be all; add 'usual'")
         self.sizes = {
             name: Size([*map(self._part, size.grid)], size.repetitions) for name, size in self.sizes.items()
         }
+        for name, size in self.sizes.items():
+            if size.repetitions < 1 or not all(values for part in size.grid for values in part.values()):
+                raise ExperimentError(f"sizes.{name}: has no points; give each parameter a value")
+        if "usual" not in self.sizes:
+            raise ExperimentError(f"sizes: {', '.join(self.sizes)} cannot be all; add 'usual'")
         known = [*self.parameters, *self.columns]
         plotted = ([*f"{plot.x} {plot.y} {plot.lines}".split(), *plot.where] for plot in self.plots)
         published = ([figure.column, *figure.where] for figure in self.published)

@@ -29,6 +29,8 @@ _FONTS = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 def style() -> Any:
     """Return Matplotlib's settings for all figures."""
     ink, muted, grid = colour("ink"), colour("muted"), colour("grid")
+    ticks = {"color": muted, "labelcolor": ink, "minor.size": 0}
+    spines = dict.fromkeys(("top", "right", "left"), False)
     return {
         "font.family": "DejaVu Sans",
         "font.size": 9,
@@ -38,25 +40,18 @@ def style() -> Any:
         "axes.titlesize": 9,
         "axes.titlelocation": "left",
         "axes.titlecolor": ink,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.spines.left": False,
         "axes.axisbelow": True,
         "axes.grid": True,
         "axes.grid.axis": "y",
         "grid.color": grid,
         "grid.linewidth": 0.8,
-        "xtick.color": muted,
-        "xtick.labelcolor": ink,
-        "ytick.color": muted,
-        "ytick.labelcolor": ink,
         "ytick.major.size": 0,
-        "xtick.minor.size": 0,
-        "ytick.minor.size": 0,
         "legend.frameon": False,
         "lines.solid_capstyle": "round",
         "svg.hashsalt": "peelsum",
         "svg.fonttype": "none",
+        **{f"axes.spines.{side}": shown for side, shown in spines.items()},
+        **{f"{axis}tick.{name}": value for axis in "xy" for name, value in ticks.items()},
     }
 
 
@@ -233,10 +228,8 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
             mean, count = (mean * count + other * others) / (count + others), count + others
         blocks.append((mean, count))
     means = [mean for mean, count in blocks for _ in range(count)]
-    spread_out = [0.0] * len(places)
-    for rank, number in enumerate(order):
-        spread_out[number] = means[rank] + gap * rank
-    return spread_out
+    moved = {number: means[rank] + gap * rank for rank, number in enumerate(order)}
+    return [moved[number] for number in range(len(places))]
 
 
 def _bars(axes: Any, plot: Plot, medians: pd.DataFrame) -> None:

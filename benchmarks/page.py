@@ -82,7 +82,7 @@ def summaries(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
     for name in reversed(experiment.parameters):
         values = experiment.values(name)
         if all(isinstance(value, int | float) for value in values):
-            values = sorted(values, key=float)  # type: ignore[arg-type]
+            values = sorted(values, key=float)
         places = {text(value): place for place, value in enumerate(values)}
         frame = frame.iloc[frame[name].map(places).fillna(-1).argsort(kind="stable")]
     return frame.reset_index(drop=True)
@@ -106,20 +106,21 @@ def plain(value: float) -> str:
 
 def tidy(plot: Plot, points: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each median that a plot draws: its x, its series, and the ends of its interval."""
-
-    def joined(names: str, first: str = "") -> list[str]:
-        columns = ([first] * len(points) if first else [], *(points[name] for name in names.split()))
-        cells = zip(*filter(len, columns), strict=True)
-        return [", ".join(map(text, values)) for values in cells] or [""] * len(points)
-
     frames = []
     for column in plot.y.split():
-        first = column if " " in plot.y or not plot.lines else ""
+        names = [[column] * len(points)] if " " in plot.y or not plot.lines else []
         middle = pd.to_numeric(points[column], errors="coerce")
+        labels = {
+            "x": _joined([points[name] for name in plot.x.split()]),
+            "series": _joined([*names, *(points[name] for name in plot.lines.split())]),
+        }
         ends = {end: points.get(f"{column}_{end}", middle) for end in ("low", "high")}
-        labels = {"x": joined(plot.x), "series": joined(plot.lines, first)}
         frames.append(pd.DataFrame({**labels, "middle": middle, **ends}, index=points.index))
     return pd.concat(frames).dropna(subset="middle").astype({"low": float, "high": float})
+
+
+def _joined(columns: Sequence[Iterable[Any]]) -> list[str]:
+    return [", ".join(map(text, cells)) for cells in zip(*columns, strict=True)]
 
 
 class Medians(Formatter):

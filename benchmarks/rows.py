@@ -11,7 +11,6 @@ import io
 import json
 import os
 import platform
-import resource
 import signal
 import subprocess
 import time
@@ -269,8 +268,7 @@ class Span:
 
 def _own_s() -> float:
     """Return the processor seconds of this process, and of its children that have ended."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+    return float(sum(psutil.Process().cpu_times()[:4]))
 
 
 def _busy_s() -> float:

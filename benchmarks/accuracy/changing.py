@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.in_process import InProcess
-from benchmarks.accuracy.training import Training, TrainingSetting, one_thread
+from benchmarks.accuracy.training import Training, TrainingSetting
 from peelsum.compress import (
     CARRIERS,
     DENSE,
@@ -28,14 +28,15 @@ from peelsum.compress import (
     Method,
     MethodChosen,
     StepPlan,
+    StepTraffic,
     SwitchPath,
     carrier_of,
 )
-from peelsum.compress import StepTraffic as StepTraffic
 from peelsum.compress.collectives import Bytes, Route, StepExchanges
 from peelsum.compress.costs import direct_cost
 from peelsum.compress.decisions import compressor_of
 from peelsum.summation import Part, Words
+from peelsum.training import one_thread
 
 T = TypeVar("T")
 
@@ -70,27 +71,10 @@ class ChangingRun:
         return next(((steps, seconds) for steps, seconds, value in self.curve if value >= target), None)
 
 
-class _MemberGroup:
-    """What a route needs of a process group, of one worker in memory."""
+class _Group:
+    """What a route needs of a process group, and of a queue, in which it is always this worker's turn."""
 
     few_words = _FEW_WORDS
-
-    def __init__(self, member: InProcess) -> None:
-        self._member = member
-        self.lanes, self.workers, self.worker_id = member.lanes, member.workers, member.worker_id
-
-    def sum_words(self, parts: Sequence[Part], *, by: object = None) -> list[Words]:
-        return self._member.sum_words(parts)
-
-    def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
-        return self._member.broadcast(pieces, sources)[1]
-
-    def gather_equal(self, data: Bytes) -> list[Bytes]:
-        return self._member.gather(data)
-
-
-class _Queue:
-    """What a route needs of a queue: it is always this worker's turn."""
 
     def __init__(self, member: InProcess) -> None:
         self.backend = member
@@ -98,6 +82,15 @@ class _Queue:
 
     def in_turn(self, work: Callable[[], T]) -> T:
         return work()
+
+    def sum_words(self, parts: Sequence[Part], *, by: object = None) -> list[Words]:
+        return self.backend.sum_words(parts)
+
+    def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
+        return self.backend.broadcast(pieces, sources)[1]
+
+    def gather_equal(self, data: Bytes) -> list[Bytes]:
+        return self.backend.gather(data)
 
 
 class ChangingTraining(Training):
@@ -175,8 +168,8 @@ class ChangingTraining(Training):
         key = rank, plan.method, plan.ratio
         if key not in self._by_method:
             member, exchanges = self._threads.members[rank], self._exchanges[rank]
-            turns, group = cast(Any, _Queue(member)), cast(Any, _MemberGroup(member))
-            route = Route.of(plan.method, turns, exchanges, self._path, group)
+            group = cast(Any, _Group(member))
+            route = Route.of(plan.method, group, exchanges, self._path, group)
             self._by_method[key] = CompressedSum(
                 route,
                 compressor_of(plan.method, plan.ratio),

@@ -116,7 +116,7 @@ def make_subject(name: SubjectName, seed: int = 0, path: Path | None = None) -> 
     return replace(subject, data=f"{subject.data}; published, {PUBLISHED[name]}", steps=steps)
 
 
-def _digits(path: None) -> Subject:
+def _digits(_: Path | None) -> Subject:
     images, about = _small_digits(), "scikit-learn's handwritten digits"
     shares = np.split(np.arange(images.labels.size), [_TRAINED_DIGITS])
     subject = _classifier("digits", SmallConvNet(images.classes), images, shares, about, ImagesSize(8, 1, 16))
@@ -124,6 +124,7 @@ def _digits(path: None) -> Subject:
 
 
 def _images(path: Path | None) -> Subject:
+    images: Images
     if path is None:
         images, size, about = _generated_images(), _GRATINGS, "gratings in colour and noise, generated here"
         shares = np.split(np.arange(images.labels.size), [_IMAGES])
@@ -197,7 +198,7 @@ def _text(path: Path | None) -> Subject:
     return replace(subject, data=f"the text in {path}")
 
 
-def _transformer(path: None) -> Subject:
+def _transformer(_: Path | None) -> Subject:
     model = SmallTransformer(_VOCABULARY, 48, 1, _LENGTH)
     return _language("transformer", model, _sequences(), _LANGUAGE, rate=6e-3)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -27,7 +26,7 @@ from benchmarks.accuracy.shares import divide
 from benchmarks.accuracy.subjects import Subject, SubjectName, make_subject
 from peelsum.allreduce import Allreduce, History, StepResult
 from peelsum.compress import CompressedResult, CompressedSum, Memory
-from peelsum.training import Batch
+from peelsum.training import Batch, one_thread
 
 
 @dataclass(frozen=True)
@@ -261,14 +260,3 @@ def train(setting: TrainingSetting) -> TrainingRun:
 
 def _finite(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) and value < 1e300 else None
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread of torch: how many there are can change the last bits of a gradient."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

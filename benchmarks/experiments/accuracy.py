@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
-from benchmarks import Experiment, Plot, Series, Size, Value
+from benchmarks import Experiment, Plot, Series, Size
 
 #: Methods by default: one for each way to compress.
 METHODS = (
@@ -60,9 +60,8 @@ def _trained(setting: Any) -> Any:
     return train(setting)
 
 
-#: Rows that differ in the compressor and one parameter more.
-USUAL: dict[str, Value] = {"shares": "iid", "workers": 4}
-OF_ONE_RATE: dict[str, Value] = {"gbps": 1.0, "workers": 4}
+#: What is drawn of each model.
+FINAL = {"digits": "Accuracy after the last step", "ratings": "Hit rate at 10 after the last step"}
 #: Names of methods that are not their own.
 NAMES = {
     "dense": Series("dense", "ink", ":"),
@@ -158,45 +157,39 @@ EXPERIMENT = Experiment(
         "usual": Size([{"model": ("digits", "ratings", "text"), "seeds": 3}], 1),
     },
     plots=[
-        Plot(
-            "time_text",
-            where={"model": "text", **USUAL},
-            finding=partial(in_time, data="texts", fastest="top-k:0.01", name="top-k of 1%"),
-            **OVER_RATES,
+        *(
+            Plot(
+                f"time_{model}",
+                where={"model": model, "shares": "iid", "workers": 4},
+                finding=partial(in_time, data=data, fastest=fastest, name=name),
+                **OVER_RATES,
+            )
+            for model, data, fastest, name in (
+                ("text", "texts", "top-k:0.01", "top-k of 1%"),
+                ("ratings", "ratings", "packed:8", "packed 8-bit values"),
+            )
         ),
-        Plot(
-            "time_ratings",
-            where={"model": "ratings", **USUAL},
-            finding=partial(in_time, data="ratings", fastest="packed:8", name="packed 8-bit values"),
-            **OVER_RATES,
-        ),
-        Plot(
-            "shares_digits",
-            where={"model": "digits", **OF_ONE_RATE},
-            finding=partial(
-                by_shares,
-                metric="the accuracy of digits",
-                shares="label",
-                method="star:0.01",
-                name="STAR-Topk",
-            ),
-            ylabel="Accuracy after the last step",
-            height=5,
-            **BY_SHARES,
-        ),
-        Plot(
-            "shares_ratings",
-            where={"model": "ratings", **OF_ONE_RATE},
-            finding=partial(
-                by_shares,
-                metric="the hit rate of ratings",
-                shares="0.1",
-                method="top-k:0.01",
-                name="top-k of 1%",
-            ),
-            ylabel="Hit rate at 10 after the last step",
-            height=3.6,
-            **BY_SHARES,
+        *(
+            Plot(
+                f"shares_{model}",
+                where={"model": model, "gbps": 1.0, "workers": 4},
+                finding=partial(by_shares, metric=metric, shares=shares, method=method, name=name),
+                ylabel=ylabel,
+                height=height,
+                **BY_SHARES,
+            )
+            for model, metric, ylabel, shares, method, name, height in (
+                ("digits", "the accuracy of digits", FINAL["digits"], "label", "star:0.01", "STAR-Topk", 5),
+                (
+                    "ratings",
+                    "the hit rate of ratings",
+                    FINAL["ratings"],
+                    "0.1",
+                    "top-k:0.01",
+                    "top-k of 1%",
+                    3.6,
+                ),
+            )
         ),
     ],
     ranges={

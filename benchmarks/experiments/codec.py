@@ -44,9 +44,16 @@ def measure(
 
 
 def _rows(drawn: RandomTensor, cells: float) -> Iterator[dict[str, Any]]:
+    """Yield all rows, with their ratios to LHC's fastest and published tables."""
     lhc = {row["form"]: row for row in lhc_rows(drawn)}
+    figures = {"time": "codec_ms", "size": "bits_per_element"}
     for row in (*lhc.values(), *(measure_form(drawn, form, index, cells) for form, index in WAYS)):
-        yield {"cells_per_non_zero": None, **row, **_ratios(row, lhc)}
+        ratios = {
+            f"{ratio}_ratio_to_{other}": round(row[figure] / lhc[f"lhc_{other}"][figure], 4)
+            for other in ("best", "published")
+            for ratio, figure in figures.items()
+        }
+        yield {"cells_per_non_zero": None, **row, **ratios}
 
 
 def lhc_rows(drawn: RandomTensor) -> Iterator[dict[str, Any]]:
@@ -90,15 +97,6 @@ def best_lhc(variants: list[LhcLayout], step: Callable[[LhcLayout], Measured], *
 def _timed_lhc(layout: LhcLayout, step: Callable[[LhcLayout], Measured]) -> TimedLhc:
     """Return the layout with its fastest run."""
     return TimedLhc(layout, fastest(lambda _: step(layout)))
-
-
-def _ratios(row: dict[str, Any], lhc: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Return the row's ratios to LHC's fastest and published tables."""
-    return {
-        f"{ratio}_ratio_to_{other}": round(row[figure] / lhc[f"lhc_{other}"][figure], 4)
-        for other in ("best", "published")
-        for ratio, figure in (("time", "codec_ms"), ("size", "bits_per_element"))
-    }
 
 
 EXPERIMENT = Experiment(

@@ -39,40 +39,31 @@ from peelsum.topology import Star
 def measure(
     seed: int, density: float, way: str, network: str, support: str, elements: int, mbit: float, workers: int
 ) -> dict[str, Value]:
-    """Sum one tensor over a star of processes, or simulate it."""
+    """Sum one tensor over a star of processes, or simulate it, and a dense one in the same way."""
     if network == "simulated":
-        return simulated(seed, density, way, support, elements, mbit, workers)
-    cases = [Case(elements, 1.0, "dense", seed), Case(elements, density, way, seed)]  # type: ignore[arg-type]
-    dense, row = measure_cases(cases, Star(workers, rate_mbit=mbit), iterations=3, warmups=1)
+        from benchmarks.rivals.sparse_sums import Tensors, sparse_sum
+
+        tensors = Tensors(elements, density, support, workers, seed)  # type: ignore[arg-type]
+        base = sparse_sum("dense", tensors, mbit / 1e3)
+        row = base if way == "dense" else sparse_sum(way, tensors, mbit / 1e3)  # type: ignore[arg-type]
+        seconds, base_s = (each.network_s + each.codec_s for each in (row, base))
+        network_speedup, codec_s = base.network_s / row.network_s, row.codec_s
+        sent, wrong = row.words / base.words, row.wrong + base.wrong
+    else:
+        cases = [Case(elements, 1.0, "dense", seed), Case(elements, density, way, seed)]  # type: ignore[arg-type]
+        dense, sparse = measure_cases(cases, Star(workers, rate_mbit=mbit), iterations=3, warmups=1)
+        seconds, base_s = (each["time_us"] / 1e6 for each in (sparse, dense))
+        network_speedup = dense["network_us"] / sparse["network_us"]
+        codec_s = (sparse["encode_us"] + sparse["decode_us"]) / 1e6
+        sent, wrong = sparse["wire_bytes"] / dense["wire_bytes"], sparse["wrong"] + dense["wrong"]
     return {
-        "speedup": dense["time_us"] / row["time_us"],
-        "network_speedup": dense["network_us"] / row["network_us"],
-        "time_ms": row["time_us"] / 1e3,
-        "throughput_gbit_s": 32 * elements / row["time_us"] / 1e3,
-        "bytes_over_dense": row["wire_bytes"] / dense["wire_bytes"],
-        "codec_ms": (row["encode_us"] + row["decode_us"]) / 1e3,
-        "wrong": row["wrong"] + dense["wrong"],
-    }
-
-
-def simulated(
-    seed: int, density: float, way: str, support: str, elements: int, mbit: float, workers: int
-) -> dict[str, Value]:
-    """Return a row in virtual time, with the dense sum through the same simulated switch as the base."""
-    from benchmarks.rivals.sparse_sums import Tensors, sparse_sum
-
-    tensors = Tensors(elements, density, support, workers, seed)  # type: ignore[arg-type]
-    dense = sparse_sum("dense", tensors, mbit / 1e3)
-    sparse = dense if way == "dense" else sparse_sum(way, tensors, mbit / 1e3)  # type: ignore[arg-type]
-    seconds = sparse.network_s + sparse.codec_s
-    return {
-        "speedup": (dense.network_s + dense.codec_s) / seconds,
-        "network_speedup": dense.network_s / sparse.network_s,
+        "speedup": base_s / seconds,
+        "network_speedup": network_speedup,
         "time_ms": seconds * 1e3,
         "throughput_gbit_s": 32 * elements / seconds / 1e9,
-        "bytes_over_dense": sparse.words / dense.words,
-        "codec_ms": sparse.codec_s * 1e3,
-        "wrong": sparse.wrong + dense.wrong,
+        "bytes_over_dense": sent,
+        "codec_ms": codec_s * 1e3,
+        "wrong": wrong,
     }
 
 

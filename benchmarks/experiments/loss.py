@@ -63,21 +63,10 @@ EXPERIMENT = Experiment(
         "window_cuts": "times that a worker cut its window, all workers",
         "wrong": "words that differ from an independent sum",
     },
+    defaults={"workers": 4, "lanes": 256},
     sizes={
-        "quick": Size(
-            [{"loss": (0.0, 0.01, 0.05), "workers": 4, "lanes": 256, "elements": 2**18, "seconds": 1.0}], 2
-        ),
-        "usual": Size(
-            [
-                {
-                    "loss": (0.0, 0.001, 0.005, 0.01, 0.02, 0.05),
-                    "workers": 4,
-                    "lanes": 256,
-                    "elements": 2**20,
-                    "seconds": 3.0,
-                }
-            ]
-        ),
+        "quick": Size([{"loss": (0.0, 0.01, 0.05), "elements": 2**18, "seconds": 1.0}], 2),
+        "usual": Size([{"loss": (0.0, 0.001, 0.005, 0.01, 0.02, 0.05), "elements": 2**20, "seconds": 3.0}]),
     },
     ranges={"loss": (0, 0.5), "workers": (2, 32), "elements": (1, 1 << 28), "seconds": (0, 3600)},
     plots=[

@@ -8,7 +8,11 @@ memory, with four workers.
 
 from __future__ import annotations
 
+import re
+
 from benchmarks import Experiment, Plot, Published, Size, Value
+from peelsum.pipelines.artifacts import ARTIFACTS
+from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 #: Compilers' reports, and the pipelines of the softswitch by their lanes.
 REPORTS = {"tofino, 32 lanes": "tofino_32.txt", "tofino2, 64 lanes": "tofino2_64.txt"}
@@ -18,21 +22,23 @@ SOFTSWITCH = tuple(f"softswitch, {lanes} lanes" for lanes in (32, 64, 128, 256))
 def measure(seed: int, build: str, gbps: float, rtt_us: float) -> dict[str, Value]:
     """Read one build's report, or measure the softswitch; compute what the lanes mean for a link."""
     lanes = int(build.split()[1])
-    report = read(REPORTS[build]) if build in REPORTS else dict.fromkeys(("stages", "salus", "sram_blocks"))
+    # Beside the frame, a link carries preamble, check sequence and gap.
+    frame = FRAME_HEADER_BYTES + packet_bytes(lanes) + 24
+    packets_per_s = gbps * 1e9 / (8 * frame)
+    slots = packets_per_s * rtt_us * 1e-6
     return {
         "lanes": lanes,
-        **report,
+        **(read(REPORTS[build]) if build in REPORTS else dict.fromkeys(("stages", "salus", "sram_blocks"))),
         "measured_gbit_s": None if build in REPORTS else rate(lanes),
-        **of_a_link(lanes, gbps, rtt_us),
+        "goodput": 4 * lanes / frame,
+        "mpackets_per_s": packets_per_s / 1e6,
+        "slots_a_job": slots,
+        "slot_memory_kib": slots * (4 * lanes + 16) / 1024,
     }
 
 
 def read(name: str) -> dict[str, Value]:
     """Return the figures of a compiler's report."""
-    import re
-
-    from peelsum.pipelines.artifacts import ARTIFACTS
-
     text = (ARTIFACTS / name).read_text()
     stages = re.search(r": (\d+) of \d+ stages", text)
     sums = next(line.split()[1:] for line in text.splitlines() if line.split()[:1] == ["sum"])
@@ -46,22 +52,6 @@ def rate(lanes: int) -> float:
 
     packets_per_s: float = measure_switch("memory", lanes, 4, 0.5)["packets_per_s"]
     return 32 * lanes * packets_per_s / 1e9
-
-
-def of_a_link(lanes: int, gbps: float, rtt_us: float) -> dict[str, Value]:
-    """Return what a packet of so many lanes means for a link's words, packets and slots."""
-    from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
-
-    # Beside the frame, a link carries preamble, check sequence and gap.
-    frame = FRAME_HEADER_BYTES + packet_bytes(lanes) + 24
-    packets_per_s = gbps * 1e9 / (8 * frame)
-    slots = packets_per_s * rtt_us * 1e-6
-    return {
-        "goodput": 4 * lanes / frame,
-        "mpackets_per_s": packets_per_s / 1e6,
-        "slots_a_job": slots,
-        "slot_memory_kib": slots * (4 * lanes + 16) / 1024,
-    }
 
 
 EXPERIMENT = Experiment(

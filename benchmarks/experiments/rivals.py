@@ -179,7 +179,8 @@ def _message(rival: Rival, values: Floats, others: list[Any], seed: int) -> Time
 
 def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> TimedSum:
     """Run all workers' protocols; the first worker's encoding and decoding count."""
-    device, likely, seconds, words = TimedDevice.of("cpu"), int(_seen(tensors).non_zeros), {}, 0
+    device, likely = TimedDevice.of("cpu"), int(_seen(tensors).non_zeros)
+    seconds, words = dict[str, float](), 0
 
     def begin(values: Floats) -> tuple[SumProtocol, Rounds, Round]:
         protocol = two_round_protocol(device, choice, values, PlanSettings(), len(tensors), seed, likely)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import Experiment, Size
-from peelsum.allreduce import Allreduce, NetworkModel, RequestedValues, TensorResult
+from peelsum.allreduce import Allreduce, NetworkModel, RequestedValues
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.alone import LoopbackSummation
 from peelsum.bench.codec.timing import NotExactError
@@ -46,19 +46,15 @@ SEQUENCES = (*_UNIFORM, "bursts")
 def supports(sequence: str, elements: int, seed: int) -> Iterator[NDArray[np.int64]]:
     """Yield the ascending positions of the non-zeros, for every step of a sequence."""
     rng = np.random.default_rng([seed, elements])
-    if sequence == "bursts":
-        for _ in range(STEPS):
-            yield _bursts(elements, rng)
-    else:
+    if sequence != "bursts":
         for density in _UNIFORM[sequence]:
             yield np.flatnonzero(rng.random(elements, np.float32) < density)
-
-
-def _bursts(elements: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    rows = np.flatnonzero(rng.random(-(-elements // _BURST)) < _BURST_DENSITY)
-    rows = rows if rows.size else rng.integers(0, max(elements // _BURST, 1), 1)
-    inside = (rows[:, np.newaxis] * _BURST + np.arange(_BURST)).reshape(-1)
-    return inside[: np.searchsorted(inside, elements)]
+        return
+    for _ in range(STEPS):
+        rows = np.flatnonzero(rng.random(-(-elements // _BURST)) < _BURST_DENSITY)
+        rows = rows if rows.size else rng.integers(0, max(elements // _BURST, 1), 1)
+        inside = (rows[:, np.newaxis] * _BURST + np.arange(_BURST)).reshape(-1)
+        yield inside[: np.searchsorted(inside, elements)]
 
 
 def measure(seed: int, elements: int, sequence: str, network: str, way: RequestedValues) -> dict[str, Any]:
@@ -68,21 +64,18 @@ def measure(seed: int, elements: int, sequence: str, network: str, way: Requeste
     words, bounds, count, worst, dense, exchanges = 0, 0.0, 0, 0.0, 0, 0
     for where in supports(sequence, elements, seed):
         backend.exchanges.clear()
-        tensor = _summed(reduce, elements, where)
+        values = np.zeros(elements, np.float32)
+        values[where] = 1 + (where % 7).astype(np.float32)
+        tensor = reduce.sum({"g": values})["g"]
+        if not np.array_equal(tensor.values, values):
+            raise NotExactError("g: one worker's sum is not its tensor; this is a bug in the codec")
         exchanges += len(backend.exchanges)
         bound = lower_bound_bits(elements, where.size) / 32
         words, bounds, count = words + tensor.words_sent, bounds + bound, count + where.size
         if where.size:
             sent = (part for parts in backend.exchanges for part in parts)
-            index = next(
-                (
-                    request.words
-                    for request in sent
-                    if request.op == "or" and request.words and not request.checked
-                ),
-                0,
-            )
-            worst = max(worst, (tensor.words_sent - index) / bound)
+            indexes = (part.words for part in sent if part.op == "or" and part.words and not part.checked)
+            worst = max(worst, (tensor.words_sent - next(indexes, 0)) / bound)
         dense += tensor.form == "dense" and where.size < _MOST_DENSE * elements
     return {
         "density": round(count / elements / STEPS, 6),
@@ -91,15 +84,6 @@ def measure(seed: int, elements: int, sequence: str, network: str, way: Requeste
         "exchanges": round(exchanges / STEPS, 2),
         "wrongly_dense": dense,
     }
-
-
-def _summed(reduce: Allreduce, elements: int, where: NDArray[np.int64]) -> TensorResult:
-    values = np.zeros(elements, np.float32)
-    values[where] = 1 + (where % 7).astype(np.float32)
-    tensor = reduce.sum({"g": values})["g"]
-    if not np.array_equal(tensor.values, values):
-        raise NotExactError("g: the sum of one worker's tensor is not the tensor; this is a bug in the codec")
-    return tensor
 
 
 EXPERIMENT = Experiment(

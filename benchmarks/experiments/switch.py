@@ -82,13 +82,13 @@ def forwarded(lanes: int, workers: int, seconds: float, method: Method) -> dict[
 def forwarding(name: str, method: Method) -> Iterator[int]:
     """Forward an interface's frames in a separate process during the body; the value is its id."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_forward, args=(theirs, name, method), daemon=True)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_forward, args=(sender, name, method), daemon=True)
     process.start()
     try:
-        if not ours.poll(_READY_S):
+        if not receiver.poll(_READY_S):
             raise TimeoutError("forwarder: does not start")
-        ours.recv()
+        receiver.recv()
         yield process.pid or 0
     finally:
         process.kill()
@@ -173,7 +173,7 @@ RATES: dict[str, Any] = {
 def by_udp(medians: Any) -> str:
     """Return the least rates over ports, and how many times BMv2's the softswitch's are."""
     ours, bmv2 = medians.of("embedded, udp"), medians.of("bmv2, veth")
-    ratios = [mine / theirs for mine, theirs in zip(ours, bmv2, strict=True)]
+    ratios = [rate / slower for rate, slower in zip(ours, bmv2, strict=True)]
     return f"""By UDP the softswitch takes {min(ours) / 1e6:.1f} million contributions a second or more,
         {min(ratios):.0f} to {max(ratios):.0f} times as many as BMv2 from virtual Ethernet"""
 

@@ -141,18 +141,10 @@ def counted(medians: Any) -> str:
         save a round trip, at {fastest["sketch"]}, and dense values at {fastest["dense"]}"""
 
 
-def part(
-    level: str,
-    gbps: tuple[float, ...],
-    rtt_ms: tuple[float, ...],
-    elements: tuple[int, ...],
-    densities: tuple[float, ...] = (0.001, 0.01, 0.05, 0.2),
-) -> dict[str, tuple[Value, ...]]:
-    """Return one part of the grid."""
-    links: dict[str, tuple[Value, ...]] = {"level": (level,), "gbps": gbps, "rtt_ms": rtt_ms}
-    return {**links, "elements": elements, "density_each": (densities,)}
-
-
+#: The grid of the map.
+RATES, TRIPS_MS = (0.1, 1.0, 10.0, 100.0), (0.05, 0.2, 1.0, 5.0, 20.0)
+FEW = {"gbps": (0.1, 10.0), "rtt_ms": (0.2, 5.0), "elements": 2**14, "density_each": ((0.01,),)}
+LINKS = {"level": "links", "gbps": 0.1, "rtt_ms": 5.0, "elements": 2**16}
 EXPERIMENT = Experiment(
     about="""
 A steady step of two workers through one switch: the third or a later one, with non-zeros that are drawn again
@@ -187,21 +179,14 @@ that was fastest as measured; a density that was only measured stands in the tab
     },
     modelled_columns=("auto", *(f"{form}_predicted_ms" for form in FORMS)),
     keys=("density",),
+    defaults={"density_each": ((0.001, 0.01, 0.05, 0.2),)},
     sizes={
-        "quick": Size(
-            [
-                part("virtual", (0.1, 10.0), (0.2, 5.0), (2**14,), (0.01,)),
-                part("links", (0.1,), (5.0,), (2**14,), (0.01,)),
-            ],
-            1,
-        ),
+        "quick": Size([{**FEW, "level": "virtual"}, {**FEW, **LINKS, "elements": 2**14}], 1),
         "usual": Size(
             [
-                part(
-                    *("virtual", (0.1, 1.0, 10.0, 100.0), (0.05, 0.2, 1.0, 5.0, 20.0)), (2**16, 2**20, 2**24)
-                ),
-                part("links", (0.1,), (5.0, 20.0), (2**16, 2**20)),
-                part("links", (0.1,), (5.0,), (2**16,), (0.9,)),
+                {"level": "virtual", "gbps": RATES, "rtt_ms": TRIPS_MS, "elements": (2**16, 2**20, 2**24)},
+                {**LINKS, "rtt_ms": (5.0, 20.0), "elements": (2**16, 2**20)},
+                {**LINKS, "density_each": ((0.9,),)},
             ],
             1,
         ),

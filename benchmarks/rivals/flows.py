@@ -14,7 +14,7 @@ released, the window has room, and so has the host's link; connections take turn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -45,6 +45,9 @@ class Connection:
     def __init__(self, number: int, source: int, target: int, job: Job) -> None:
         self.number, self.source, self.target = number, source, target
         self.window = CongestionWindow(job.window, job.initial_window)
+        #: The window's size now; the sender's connections that may have something to send.
+        self.size = self.window.size
+        self.unsent: set[Connection] = set()
         #: Of each packet: its bytes, and the place of its transfer in `transfers`.
         self.packets: list[tuple[int, int]] = []
         #: The transfers' indices, and the numbers of their last packets, plus 1.
@@ -98,6 +101,8 @@ class Connection:
         while self.base < self.next and self.base in self.acknowledged:
             self.base += 1
         self.window.on_results(len(fresh), marked, self.base, self.next)
+        self.size = self.window.size
+        self.unsent.add(self)
         if self.base == self.next or self.sent[self.base][0] + _REORDERED > self.heard:
             return []
         return [
@@ -137,6 +142,7 @@ class _Streams:
         ):
             connection.released = connection.ends[connection.next_transfer]
             connection.next_transfer += 1
+            connection.unsent.add(connection)
 
     def complete(self, transfer: int, now: int) -> None:
         """Release what waited for a transfer."""
@@ -154,11 +160,16 @@ class FlowHost:
         self._streams, self._least, self._start = streams, least, start
         self._byte_ps = 8000 / gbps
         self._sending = [each for each in streams.connections if each.source == host]
+        self._place = {connection: place for place, connection in enumerate(self._sending)}
+        self._unsent: set[Connection] = set()
+        for connection in self._sending:
+            connection.unsent = self._unsent
         longest = max(size for each in streams.connections for size, _ in each.packets)
         self._frame_ps = int(longest * self._byte_ps)
-        #: The clock, when the link has sent everything, whose turn it is, and the next timer.
+        #: The clock, when the link has sent everything, and whose turn it is.
         self._now = self._free_at = self._turn = 0
-        self._due = NEVER
+        #: The next timer, and no connection's is earlier than `_oldest`.
+        self._due = self._oldest = NEVER
         self._out: list[tuple[int, int, list[int]]] = []
 
     def next_time(self) -> int:
@@ -174,7 +185,7 @@ class FlowHost:
                 for transfer in connection.transfers[connection.next_transfer :]:
                     self._streams.waits[transfer] -= 1
                 self._streams.release(connection)
-        packets = iter(())
+        packets: Iterator[tuple[int, list[int]]] = iter(())
         if arrivals is not None:
             train = arrivals.train
             rows = np.ascontiguousarray(train.data).view(np.uint32).tolist()
@@ -182,10 +193,8 @@ class FlowHost:
         arrives, packet = next(packets, (NEVER, []))
         while True:
             more = self._fill()
-            self._due = min(
-                max(self._free_at - self._frame_ps, self._now) if more else NEVER,
-                min((connection.due(self._least) for connection in self._sending), default=NEVER),
-            )
+            room_at = max(self._free_at - self._frame_ps, self._now) if more else NEVER
+            self._due = min(room_at, self._oldest)
             if min(self._due, arrives) >= until:
                 break
             self._now, first = max(min(self._due, arrives), self._now), len(self._out)
@@ -220,33 +229,36 @@ class FlowHost:
 
         Return whether there is more to send. The link has room for one packet behind the one that it sends.
         """
-        idle, count = 0, len(self._sending)
-        while idle < count:
-            connection = self._sending[self._turn % count]
-            unsent = connection.next < connection.released
-            if unsent and connection.outstanding < connection.window.size:
-                if self._free_at > self._now + self._frame_ps:
-                    return True
-                if not connection.outstanding:
-                    connection.moved_at = self._now
-                self._send(connection, connection.next)
-                self._occupy(connection.packets[connection.next][0])
-                connection.next += 1
-                connection.outstanding += 1
-                idle = 0
-            else:
-                idle += 1
+        count = len(self._sending)
+        while self._unsent:
+            connection = min(self._unsent, key=lambda each: (self._place[each] - self._turn) % count)
+            if connection.next == connection.released or connection.outstanding >= connection.size:
+                self._unsent.remove(connection)
+                continue
+            self._turn = self._place[connection]
+            if self._free_at > self._now + self._frame_ps:
+                return True
+            if not connection.outstanding:
+                connection.moved_at = self._now
+            self._send(connection, connection.next)
+            self._occupy(connection.packets[connection.next][0])
+            connection.next += 1
+            connection.outstanding += 1
+            self._oldest = min(self._oldest, connection.due(self._least))
             self._turn += 1
         return False
 
     def _expire(self) -> None:
         """Send the oldest packet again, of each connection whose timer has run out."""
+        if self._oldest > self._now:
+            return
         for connection in self._sending:
             if connection.due(self._least) <= self._now:
                 self._send(connection, connection.base)
                 connection.resends += 1
                 connection.moved_at = self._now
                 connection.backoff += 1
+        self._oldest = min((connection.due(self._least) for connection in self._sending), default=NEVER)
 
     def _take(self, packet: list[int]) -> None:
         """Process a packet of a stream, or acknowledgements."""
@@ -256,11 +268,13 @@ class FlowHost:
             self._arrived(connection, packet[4], marked)
             return
         lost = connection.on_acknowledgements(packet[4 : 4 + packet[3]], marked, self._now)
+        self._oldest = min(self._oldest, connection.due(self._least))
         for number in lost:
             self._send(connection, number)
         if lost:
             connection.resends += len(lost)
             connection.window.on_losses(len(lost), connection.base, connection.next)
+            connection.size = connection.window.size
 
     def _arrived(self, connection: Connection, number: int, marked: bool) -> None:
         """Note a packet of a stream and acknowledge it; release what waited for its transfer."""

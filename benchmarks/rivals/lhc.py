@@ -218,7 +218,11 @@ def lhc_step(
     What peeling leaves over is sent in one more round. Raises NotExactError if an element is wrong.
     """
     clock, codec, there = device.clock, device.codec, device.place(values)
-    lhc = _on(device, layout)
+    lhc: Any = layout
+    if device.name != "cpu":
+        from benchmarks.rivals.lhc_gpu import DeviceLhc
+
+        lhc = DeviceLhc(layout)
     started = clock()
     sent = words_on_host(lhc.index(there), codec)
     encode_s = clock() - started
@@ -245,12 +249,3 @@ def lhc_step(
         decode_s += clock() - started
     require_exact([values], codec.to_host(decoded), fixed)
     return Measured(layout.words(values.size) + unpeeled, encode_s, decode_s, None, unpeeled)
-
-
-def _on(device: TimedDevice, layout: LhcLayout) -> Any:
-    """Return LHC's `index`, `encode` and `decode` for arrays on the device."""
-    if device.name == "cpu":
-        return layout
-    from benchmarks.rivals.lhc_gpu import DeviceLhc
-
-    return DeviceLhc(layout)

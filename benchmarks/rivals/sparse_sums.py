@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,31 +144,30 @@ def sparse_sum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
 
     Raises SimulationError if the simulation fails.
     """
+    scenario = links(gbps, tensors.workers, tensors.elements)
     if way == "ring":
         # A ring of floats needs no codec. Its order of transfers is checked, not its rounding.
-        row = run_collective(links(gbps, tensors.workers, tensors.elements), "ring")
+        row = run_collective(scenario, "ring")
         moved = 2 * (tensors.workers - 1) * tensors.elements // tensors.workers
         return SparseSum(row.seconds, 0.0, moved, row.wrong)
-    if way == "omnireduce":
-        return _omnireduce(tensors, gbps)
     if way in ("switchml", "atp"):
         # Either sends every element as an integer; its codec is timed as peelsum's dense codec.
-        scenario = links(gbps, tensors.workers, tensors.elements)
-        result = run_protocol(scenario, way, PROTOCOLS[way])
+        row = run_protocol(scenario, way, PROTOCOLS[way])
         codec_s = _codec_s("dense", np.sum(tensors.each(), axis=0))
-        return SparseSum(result.seconds, codec_s, tensors.elements, result.wrong)
+        return SparseSum(row.seconds, codec_s, tensors.elements, row.wrong)
+    if way == "omnireduce":
+        return _omnireduce(tensors, scenario)
     if way == "lhc_fastest":
-        return _lhc_fastest(tensors, gbps)
-    return _lhc(way, tensors, gbps) if way in ("lhc", "lhc_best") else _peelsum(way, tensors, gbps)
-
-
-def _form(way: Way) -> Form:
-    assert way in ("dense", "compact", "sketch")
-    return way
+        # What a small table leaves over is one more exchange.
+        sums = (_exchanged(words, codec_s, tensors, gbps) for codec_s, words in _timed_lhc_layouts(tensors))
+        return min(sums, key=lambda table: table.network_s + table.codec_s)
+    return (
+        _lhc(way, tensors, gbps) if way in ("lhc", "lhc_best") else _peelsum(cast(Form, way), tensors, gbps)
+    )
 
 
 @lru_cache(maxsize=64)
-def _peelsum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
+def _peelsum(way: Form, tensors: Tensors, gbps: float) -> SparseSum:
     """Sum in memory, and simulate each exchange; an exchange waits for the results of the one before."""
     each = tensors.each()
     # All workers send as many words in each exchange.
@@ -182,7 +181,7 @@ def _peelsum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
             return super().sum_words(parts)
 
     def work(seat: LocalSummation) -> int:
-        reduce = Allreduce(seat, **settings_of(_form(way)), seed=tensors.seed)
+        reduce = Allreduce(seat, **settings_of(way), seed=tensors.seed)
         for _ in range(2):  # the second step knows the union
             exchanges[seat.worker_id].clear()
             step = reduce.sum({"gradient": each[seat.worker_id]})
@@ -215,10 +214,10 @@ def _field(values: Floats) -> int:
     return int((np.abs(values).view(np.uint32) >> 23).max(initial=0))
 
 
-def _codec_s(way: Way, union: Floats) -> float:
+def _codec_s(way: Form, union: Floats) -> float:
     """Return a worker's processor seconds of encoding and decoding a tensor with the union's support."""
     (alone,) = LocalSummation.group(1, lanes=LANES)
-    reduce = Allreduce(alone, **settings_of(_form(way)), clock=time.process_time)
+    reduce = Allreduce(alone, **settings_of(way), clock=time.process_time)
     reduce.sum({"gradient": union})  # the second step knows the union
     steps = [reduce.sum({"gradient": union}) for _ in range(_TIMED)]
     return min(step.encode_s + step.decode_s for step in steps)
@@ -264,15 +263,6 @@ def _timed_lhc_layouts(tensors: Tensors) -> list[tuple[float, list[int]]]:
     return timed
 
 
-def _lhc_fastest(tensors: Tensors, gbps: float) -> SparseSum:
-    """Simulate LHC's table that takes the least time at this rate, codec included.
-
-    What a small table leaves over is one more exchange.
-    """
-    sums = (_exchanged(words, codec_s, tensors, gbps) for codec_s, words in _timed_lhc_layouts(tensors))
-    return min(sums, key=lambda table: table.network_s + table.codec_s)
-
-
 def lhc_words(way: str, union: NDArray[np.int64], elements: int) -> FewestWords | None:
     """Return the words of "lhc", four bits and batches of 1024 lanes, or of "lhc_best"."""
     if way == "lhc_best":
@@ -281,7 +271,7 @@ def lhc_words(way: str, union: NDArray[np.int64], elements: int) -> FewestWords 
     return None if layout is None else FewestWords(layout, layout.words(elements) - layout.cells, union)
 
 
-def _omnireduce(tensors: Tensors, gbps: float) -> SparseSum:
+def _omnireduce(tensors: Tensors, scenario: Scenario) -> SparseSum:
     """Simulate OmniReduce with the number of streams that is fastest, on quantized words.
 
     Its codec is peelsum's quantizing and dequantizing of everything, and the search for zero blocks.
@@ -290,7 +280,7 @@ def _omnireduce(tensors: Tensors, gbps: float) -> SparseSum:
     fixed = fixed_point(max(map(_field, each)), tensors.workers)
     quantized = [np.rint(np.ldexp(values.astype(np.float64), fixed.scale)) for values in each]
     words = np.array(quantized, np.int32).view(np.uint32)
-    best = omnireduce(links(gbps, tensors.workers, tensors.elements), words)
+    best = omnireduce(scenario, words)
     blocks = each[0][: tensors.elements // LANES * LANES].reshape(-1, LANES)
     searches = []
     for _ in range(_TIMED):

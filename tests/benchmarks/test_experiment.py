@@ -21,6 +21,7 @@ CHANGES = {
     "modelled": ('modelled={"way"', 'modelled={"ways"', "name: 'ways' is unknown"),
     "missing": ("EXPERIMENT = Experiment(", "OTHER = Experiment(", "mine.py: EXPERIMENT: is None; set it"),
     "column": ('"area": width', '"volume": width', "measure: area, volume: is only in"),
+    "old": ("import Experiment,", "import Column, Experiment,", "Column: a column is its meaning; write"),
     "row": ("return figures |", "return [] and figures |", "measure: returned list; return a dict"),
 }
 OPTIONS = {

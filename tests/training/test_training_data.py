@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from peelsum.training import ModelName, TrainingDataError, make_task  # noqa: E402
+from peelsum.training import MODELS, ModelName, TrainingDataError, make_task  # noqa: E402
 from peelsum.training.bert import squad  # noqa: E402
 from peelsum.training.ncf import movielens, power_law  # noqa: E402
 from peelsum.training.text import Text, words_in  # noqa: E402
@@ -112,16 +112,11 @@ def test_squad_answers_are_places_of_words(tmp_path: Path) -> None:
     assert words.shape == segments.shape == padding.shape
 
 
-@pytest.mark.parametrize("name", ["ncf", "lstm", "vgg19", "bert"])
-def test_a_path_that_is_not_there_is_named(name: ModelName, tmp_path: Path) -> None:
-    with pytest.raises(TrainingDataError, match="nothing: does not exist; pass"):
-        make_task(name, path=tmp_path / "nothing")
-
-
-@pytest.mark.parametrize("name", ["ncf", "lstm", "vgg19", "bert"])
-def test_an_empty_folder_is_refused_with_what_to_pass(name: ModelName, tmp_path: Path) -> None:
-    with pytest.raises(TrainingDataError, match=r"pass"):
-        make_task(name, path=tmp_path)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_path_that_has_no_data_is_refused_with_what_to_pass(name: ModelName, tmp_path: Path) -> None:
+    for path, error in ((tmp_path / "nothing", "nothing: does not exist; pass"), (tmp_path, "pass")):
+        with pytest.raises(TrainingDataError, match=error):
+            make_task(name, path=path)
 
 
 @pytest.mark.parametrize(

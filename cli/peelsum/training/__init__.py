@@ -3,7 +3,26 @@
 A task is a model, which returns the loss of a batch, and the source of its batches. Needs torch.
 """
 
-from peelsum.training.task import Batch, Task, TrainingDataError
-from peelsum.training.tasks import DATA, MODELS, ModelName, check_model, make_task
+from peelsum.training.task import (
+    DATA,
+    MODELS,
+    Batch,
+    ModelName,
+    Task,
+    TrainingDataError,
+    check_model,
+    make_task,
+    one_thread,
+)
 
-__all__ = ["DATA", "MODELS", "Batch", "ModelName", "Task", "TrainingDataError", "check_model", "make_task"]
+__all__ = [
+    "DATA",
+    "MODELS",
+    "Batch",
+    "ModelName",
+    "Task",
+    "TrainingDataError",
+    "check_model",
+    "make_task",
+    "one_thread",
+]

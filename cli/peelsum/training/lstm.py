@@ -67,16 +67,11 @@ class LanguageModel(nn.Module):
         positive = (hidden * self.softmax(target)).sum(1) + self.bias(target).squeeze(1)
         negative = hidden @ self.softmax(sample).T + self.bias(sample).T
         # Divide by the expected number of draws: the sum's expectation is then the whole vocabulary's.
-        negative = negative - self._log_expected_draws(sample)
+        probability = torch.log1p(1 / (sample.double() + 1)) / np.log(self.embedding.num_embeddings + 1)
+        negative = negative - torch.log(len(sample) * probability).float()
         negative = negative.masked_fill(target[:, None] == sample, -torch.inf)
         scores = torch.cat((positive[:, None], negative), 1)
         return nn.functional.cross_entropy(scores, torch.zeros_like(target))
-
-    def _log_expected_draws(self, sample: torch.Tensor) -> torch.Tensor:
-        """Return the logarithm of the expected number of draws of each word in a sample from `draw`."""
-        rank, count = sample.double(), self.embedding.num_embeddings
-        probability = torch.log1p(1 / (rank + 1)) / np.log(count + 1)
-        return torch.log(len(sample) * probability).float()
 
 
 def draw(rng: np.random.Generator, vocabulary: int, samples: int) -> torch.Tensor:
@@ -91,27 +86,27 @@ def draw(rng: np.random.Generator, vocabulary: int, samples: int) -> torch.Tenso
 
 
 def make(size: LstmSize, path: Path | None) -> Task:
-    """Return the language model on the text at `path`, or on Python's standard library."""
+    """Return the language model on the text at `path`, or on Python's standard library.
+
+    Workers' shares are parts of the text, cut into `batch` parallel streams.
+    """
     text = Text.of(standard_library() if path is None else words_in(path), size.vocabulary)
 
-    batches = partial(_batches, text, size)
+    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
+        rng = np.random.default_rng([seed, rank])
+        share = text.ids.size // workers
+        stream = share // size.batch
+        if stream <= size.length:
+            raise TrainingDataError(
+                f"text: {text.ids.size} words are too few for {workers} workers; pass "
+                f"{workers * size.batch * (size.length + 1)} or more"
+            )
+        streams = text.ids[rank * share : rank * share + size.batch * stream].reshape(size.batch, stream)
+        while True:
+            for start in range(0, stream - size.length, size.length):
+                window = torch.from_numpy(streams[:, start : start + size.length + 1])
+                yield window[:, :-1], window[:, 1:], draw(rng, len(text.words), size.samples)
+
     data = "the text of Python's standard library" if path is None else f"the text of {path}"
     model = LanguageModel(len(text.words), size)
     return Task("lstm", data, model, batches, partial(torch.optim.Adam, lr=2e-3))
-
-
-def _batches(text: Text, size: LstmSize, rank: int, workers: int, seed: int) -> Iterator[Batch]:
-    """Yield batches of this worker's share of the text, cut into `batch` parallel streams, without end."""
-    rng = np.random.default_rng([seed, rank])
-    share = text.ids.size // workers
-    stream = share // size.batch
-    if stream <= size.length:
-        raise TrainingDataError(
-            f"text: {text.ids.size} words are too few for {workers} workers; pass "
-            f"{workers * size.batch * (size.length + 1)} or more"
-        )
-    streams = text.ids[rank * share : rank * share + size.batch * stream].reshape(size.batch, stream)
-    while True:
-        for start in range(0, stream - size.length, size.length):
-            window = torch.from_numpy(streams[:, start : start + size.length + 1])
-            yield window[:, :-1], window[:, 1:], draw(rng, len(text.words), size.samples)

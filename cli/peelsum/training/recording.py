@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 
 from peelsum.traces import Trace, TraceRecorder
-from peelsum.training.task import Batch, Task
+from peelsum.training.task import Batch, Task, one_thread
 
 #: DDP's sizes: of the bucket of the model's first parameters, and of the others.
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
 
+@one_thread()
 def record(
     task: Task,
     workers: int,
@@ -35,18 +36,6 @@ def record(
     A gradient's time in the trace is the processor time of the previous optimizer step and of the worker's
     pass until the gradient was ready, on one thread. on_step: called with the number of finished steps.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _record(task, workers, steps, seed, values, on_step)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _record(
-    task: Task, workers: int, steps: int, seed: int, values: bool, on_step: Callable[[int], None]
-) -> list[Trace]:
-    """Do as `record`, with the threads that torch has."""
     recorders = [TraceRecorder(task.name, worker, workers, values=values) for worker in range(workers)]
     batches = [task.batches(worker, workers, seed) for worker in range(workers)]
     optimizer, buckets = task.optimizer(task.model.parameters()), _buckets(task.model)
@@ -57,13 +46,13 @@ def _record(
         for recorder, worker_batches in zip(recorders, batches, strict=True):
             ready_s = _backward(task, parameters, worker_batches)
             for names in buckets:
-                updated = [name for name in names if parameters[name].grad is not None]
-                gradients = [_gradient(parameters[name]) for name in updated]
-                shapes = [tuple(parameters[name].shape) for name in updated]
-                arrays = [gradient.numpy() for gradient in gradients]
-                last_s = max((ready_s.get(name, 0.0) for name in updated), default=0.0)
-                recorder.add(updated, shapes, arrays, optimizer_s + last_s)
-                for name, gradient in zip(updated, gradients, strict=True):
+                ready = {name: parameters[name].grad for name in names}
+                gradients = {name: grad.detach().float() for name, grad in ready.items() if grad is not None}
+                shapes = [tuple(gradient.shape) for gradient in gradients.values()]
+                arrays = [gradient.numpy() for gradient in gradients.values()]
+                last_s = max((ready_s.get(name, 0.0) for name in gradients), default=0.0)
+                recorder.add(list(gradients), shapes, arrays, optimizer_s + last_s)
+                for name, gradient in gradients.items():
                     sums[name] += gradient
             recorder.end_step()
         started = time.process_time()
@@ -73,11 +62,6 @@ def _record(
         optimizer_s = time.process_time() - started
         on_step(step + 1)
     return [recorder.trace() for recorder in recorders]
-
-
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    assert parameter.grad is not None
-    return parameter.grad.detach().float()
 
 
 def _backward(

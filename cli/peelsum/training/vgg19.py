@@ -162,30 +162,24 @@ def images_in(path: Path, side: int) -> Images:
 
     Raises TrainingDataError if `path` is neither.
     """
-    binary = sorted(path.glob("data_batch_*.bin"))
-    if binary:
-        return _cifar(binary)
-    if path.is_dir():
-        images = FolderImages(path, side)
-        if images.labels.size:
-            return images
+    if binary := sorted(path.glob("data_batch_*.bin")):
+        # Records of one byte for the label and 3 x 32 x 32 bytes for the image.
+        record = 1 + 3 * _CIFAR_SIDE**2
+        parts = [np.fromfile(file, np.uint8) for file in binary]
+        for file, part in zip(binary, parts, strict=True):
+            if part.size == 0 or part.size % record or part[::record].max() > 9:
+                raise TrainingDataError(
+                    f"{file}: does not consist of records of {record} bytes; pass CIFAR-10's binary version"
+                )
+        records = np.concatenate(parts).reshape(-1, record)
+        pixels = records[:, 1:].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
+        return ArrayImages(pixels, records[:, 0].astype(np.int64), 10)
+    images = FolderImages(path, side) if path.is_dir() else None
+    if images is not None and images.labels.size:
+        return images
     raise TrainingDataError(
         f"{path}: has no CIFAR-10 files (data_batch_1.bin) and no folder of images; pass a folder with either"
     )
-
-
-def _cifar(files: list[Path]) -> ArrayImages:
-    """Read records of one byte for the label and 3 x 32 x 32 bytes for the image."""
-    record = 1 + 3 * _CIFAR_SIDE**2
-    parts = [np.fromfile(file, np.uint8) for file in files]
-    for file, part in zip(files, parts, strict=True):
-        if part.size == 0 or part.size % record or part[::record].max() > 9:
-            raise TrainingDataError(
-                f"{file}: does not consist of records of {record} bytes; pass CIFAR-10's binary version"
-            )
-    records = np.concatenate(parts).reshape(-1, record)
-    pixels = records[:, 1:].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
-    return ArrayImages(pixels, records[:, 0].astype(np.int64), 10)
 
 
 def make(size: Vgg19Size, path: Path | None) -> Task:
