@@ -33,7 +33,7 @@ _OPTIONAL = {"ranks", "on_lost", "token", "source"}
 #: The fields of the lines that a rank sends on its open connection, in the same form.
 MESSAGE_FIELDS: Mapping[str, Mapping[str, type]] = {
     "leave": {},
-    "completed": {"change": int, "sums": int},
+    "completed": {"change": int, "sums": int, "chunk": int},
     "stalled": {"ranks": list},
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peelsum.control.cluster.members import Members
+from peelsum.control.cluster.members import Members, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
 
 PATIENCE_S = 30.0
@@ -46,9 +46,13 @@ def say(run, rank, call, **values):
     run.clients[rank].inbox.append({"call": call, **values})
 
 
+def sums_of(reports):
+    return {rank: one.sums for rank, one in reports.items()}
+
+
 def report(run, sums, change):
     for rank, count in sums.items():
-        say(run, rank, "completed", change=change, sums=count)
+        say(run, rank, "completed", change=change, sums=count, chunk=rank)
 
 
 def test_the_others_hear_of_a_closed_connection(members):
@@ -99,7 +103,7 @@ def test_those_that_are_left_agree_when_all_have_reported():
     assert run.agreed() is None
     report(run, {3: 7}, change=1)
     run.update(2.0)
-    assert run.agreed() == {1: 7, 2: 6, 3: 7}
+    assert sums_of(run.agreed()) == {1: 7, 2: 6, 3: 7}
     assert run.agreed() is None
 
 
@@ -119,7 +123,7 @@ def test_another_loss_begins_again():
     assert run.agreed() is None
     report(run, {1: 7, 3: 7}, change=2)
     run.update(4.0)
-    assert run.agreed() == {1: 7, 3: 7}
+    assert sums_of(run.agreed()) == {1: 7, 3: 7}
 
 
 def test_who_does_not_report_is_closed():
@@ -146,3 +150,11 @@ def test_nobody_is_left():
     assert len(run.update(0.0)) == 2
     assert run.first() is None
     assert run.agreed() is None
+
+
+@pytest.mark.parametrize(
+    ("chunks", "latest"),
+    [([5], 5), ([7, 5, 9, 8], 9), ([0xFFFFFFF0, 3, 0xFFFFFFFF], 3), ([2, 0xFFFFFFFE], 2)],
+)
+def test_the_latest_chunk_id_is_that_after_a_wrap(chunks, latest):
+    assert latest_chunk(chunks) == latest

@@ -79,7 +79,8 @@ class MemberChanges:
             missing = [self.members[worker] for worker in error.missing_workers]
             self._lease.send(call="stalled", ranks=missing)
         while True:
-            generation = self._lease.agree(self._completed, join_limit_s())
+            next_chunk = self._backend.next_chunk
+            generation = self._lease.agree(self._completed, next_chunk, join_limit_s())
             self._enter(generation)
             try:
                 return self._complete_last_sum(generation, work)

@@ -151,7 +151,7 @@ def _connect(
         timeout_s=timeout_s,
         join_s=0.0,
         wire=seat.get("wire", "udp-port"),
-        leases=[values["lease"] for values in seats if isinstance(values.get("lease"), Lease)],
+        leases=[values["lease"] for values in seats if values.get("lease")],
         held=resources,
         more_planes=list(zip(jobs, addresses, strict=True))[1:],
         interfaces=seat.get("interfaces") or _local_interfaces(len(jobs)),
@@ -295,7 +295,8 @@ def _job_from_controller(
         try:
             if ranks is None:
                 resources.enter_context(hold_seat(f"rank 0 of the job of controller {controller}"))
-            lease = _request_lease(address, ranks=ranks, on_lost=on_lost)
+            survives = "continue" if on_lost == "continue" else None
+            lease = _request_lease(address, ranks=ranks, on_lost=survives)
             resources.callback(lease.close)
             response = lease.response
         except (HookConfigError, TlsError, OSError, UnicodeError) as error:

@@ -151,10 +151,11 @@ class Lease:
                 raise RankLostError(_lost_ranks(message), waiting)
         self._require_connection()
 
-    def agree(self, sums: int, patience_s: float) -> Generation:
+    def agree(self, sums: int, chunk: int, patience_s: float) -> Generation:
         """Report the number of completed sums after a loss; return the generation of those that are left.
 
-        Further losses in the meantime are answered by the same number. Raises TransportError if there is no
+        chunk: the id of the first chunk that this rank has not submitted.
+        Further losses in the meantime are answered by the same numbers. Raises TransportError if there is no
         generation within `patience_s` seconds, or if it has this rank no more.
         """
         deadline, change = time.monotonic() + patience_s, 0
@@ -162,7 +163,7 @@ class Lease:
             message = self.next_message(deadline - time.monotonic())
             if "lost" in message:
                 change = message.get("change", 0)
-                self.send(call="completed", change=change, sums=sums)
+                self.send(call="completed", change=change, sums=sums, chunk=chunk)
             elif message.get("change") == change and "members" in message:
                 return Generation.of(message)
 

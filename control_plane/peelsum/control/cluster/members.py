@@ -8,10 +8,24 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from peelsum.control.cluster.requests import ConnectedClient
+
+
+class Report(NamedTuple):
+    """What a rank reports after the loss of another."""
+
+    sums: int
+    """The number of sums that it has completed."""
+    chunk: int
+    """The id of the first chunk that it has not submitted, modulo 2**32."""
+
+
+def latest_chunk(chunks: Sequence[int]) -> int:
+    """Return the latest of chunk ids, which are serial numbers of 32 bits (RFC 1982)."""
+    return max(chunks, key=lambda chunk: (chunk - chunks[0] + (1 << 31)) % (1 << 32)) % (1 << 32)
 
 
 class Members:
@@ -30,7 +44,8 @@ class Members:
     | change k        | all members have reported           | `agreed` returns their reports                 |
     | change k        | a member takes longer than patience | send it the reason, and close: it is lost      |
 
-    A survivor reports how many sums it has completed. Sums complete in the same order everywhere.
+    A survivor reports how many sums it has completed, which complete in the same order everywhere, and the id
+    of the first chunk that it has not submitted.
     """
 
     def __init__(self, rank_0: ConnectedClient, workers: int, *, survives: bool, patience_s: float) -> None:
@@ -49,7 +64,7 @@ class Members:
         self._lost: list[dict[str, Any]] = []
         #: The number of the last change, and the reports of the one that goes on; None if none does.
         self.change = 0
-        self._reports: dict[int, int] | None = None
+        self._reports: dict[int, Report] | None = None
         self._deadline = 0.0
 
     def is_token(self, token: str) -> bool:
@@ -96,8 +111,8 @@ class Members:
             self._expel(self.clients.keys() - self._reports.keys(), waited)
         return ["rank {rank}: process {process} of {host} was lost".format_map(item) for item in lost]
 
-    def agreed(self) -> dict[int, int] | None:
-        """Return the number of completed sums of each member once all have reported; None until then."""
+    def agreed(self) -> dict[int, Report] | None:
+        """Return the report of each member once all have reported; None until then."""
         if self._reports is None or self._reports.keys() != self.clients.keys() or not self.clients:
             return None
         reports, self._reports = self._reports, None
@@ -114,7 +129,7 @@ class Members:
                 departed[rank] = self.clients[rank]
             case "completed":
                 if self._reports is not None and message["change"] == self.change:
-                    self._reports[rank] = message["sums"]
+                    self._reports[rank] = Report(message["sums"], message["chunk"])
             case "stalled" if self.survives:
                 silent = {one for one in message["ranks"] if type(one) is int} & self.clients.keys() - {rank}
                 self._expel(silent, f"a sum of rank {rank} made no progress without this rank")

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from peelsum.control.cluster.jobs import JobController
-from peelsum.control.cluster.members import Members
+from peelsum.control.cluster.members import Members, Report, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
@@ -26,6 +26,8 @@ from peelsum.processes.children import ADMISSION
 from peelsum.processes.restarts import RestartableProcess
 from peelsum.wire.datagrams import Address
 
+#: More chunks than the first sum of a generation has, which is of one word for each worker.
+_JOINING_CHUNKS = 64
 #: Seconds that a job's server may take to begin a new generation.
 _SERVER_PATIENCE_S = 10.0
 
@@ -82,28 +84,38 @@ class JobRun:
         if reports is None:
             return
         try:
-            self._continue_with(list(reports))
+            self._continue_with(reports)
         except (ControlError, ProcessError) as error:
             self._controller.tell(Event("error", str(error), self.job.job.id))
             self.members.notify({"end": f"those that are left could not be admitted ({error})"})
             return
         generation = {"admission": self._admission, "members": list(reports)}
-        self.members.notify({**generation, "completed": list(reports.values())})
+        self.members.notify({**generation, "completed": [report.sums for report in reports.values()]})
         text = f"generation {self._admission['generation']}: continues with ranks {_numbers(reports)}"
         self._controller.tell(Event("run", text, self.job.job.id))
 
-    def _continue_with(self, ranks: Sequence[int]) -> None:
-        """Admit the job in a new generation whose workers are these ranks, and have its server serve that.
+    def _continue_with(self, reports: Mapping[int, Report]) -> None:
+        """Admit the job in a new generation of the reporting ranks, and have its server serve that.
 
-        The secret remains, so that the switch's ports keep the addresses of the hosts behind them.
+        The secret remains, so that the switch's ports keep the addresses of the hosts behind them. No slots
+        are freed, which would take most of the time. Instead, the generation begins after all chunk ids that
+        slots may have. They are at most a window beyond those that a survivor has submitted. Before the first
+        sum, a rank that was lost may have begun at a random id alone, so slots are freed then.
         Raises ControlError or ProcessError.
         """
         assert isinstance(self.job, JobDescription)
         assert self._server is not None
         ports = self.job.ports
-        workers = tuple(ports.workers[rank] for rank in ranks)
+        workers = tuple(ports.workers[rank] for rank in reports)
         self._admitted_job = _with_ports(self.job, self.job.job.id, ports.server, workers)
-        self._admission = self._controller.admit_job(self._admitted_job, secret=self._admission["secret"])
+        admission = self._controller.admit_job(
+            self._admitted_job,
+            secret=self._admission["secret"],
+            free=any(report.sums == 0 for report in reports.values()),
+        )
+        chunks = [self._admission.get("first_chunk", 0), *(report.chunk for report in reports.values())]
+        first_chunk = (latest_chunk(chunks) + 2 * admission["window"] + _JOINING_CHUNKS) % (1 << 32)
+        self._admission = {**admission, "first_chunk": first_chunk}
         self._server.child.send(admission=self._admission)
         try:
             self._server.child.next_message(_SERVER_PATIENCE_S)
