@@ -34,7 +34,7 @@ _OPTIONAL = {"ranks", "on_lost", "token", "source"}
 MESSAGE_FIELDS: Mapping[str, Mapping[str, type]] = {
     "leave": {},
     "completed": {"change": int, "sums": int, "chunk": int},
-    "stalled": {"ranks": list},
+    "stalled": {"silent": list},
 }
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from peelsum.control.cluster.members import Members, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
+from peelsum.requests import MESSAGE_FIELDS, parsed_request
 
 PATIENCE_S = 30.0
 
@@ -158,3 +163,43 @@ def test_nobody_is_left():
 )
 def test_the_latest_chunk_id_is_that_after_a_wrap(chunks, latest):
     assert latest_chunk(chunks) == latest
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+_NAMES = st.sampled_from(["change", "sums", "chunk", "ranks", "x"])
+_MESSAGES = st.dictionaries(_NAMES, _VALUES | st.integers(-2, 3)).flatmap(
+    lambda values: st.sampled_from([*MESSAGE_FIELDS, "start", ""]).map(lambda call: {**values, "call": call})
+)
+
+
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 3), _MESSAGES | st.just("close")), max_size=20),
+    st.data(),
+)
+def test_no_message_of_a_rank_harms_the_others(survives, events, data):
+    """Whatever ranks say, only those of them are closed that make no progress, and reports are complete."""
+    run = made(survives=survives)
+    for now, (rank, event) in enumerate(events):
+        if rank not in run.clients:
+            continue
+        if event == "close":
+            run.clients[rank].closed = True
+        elif (message := parsed_request(json.dumps(event).encode(), MESSAGE_FIELDS)) is not None:
+            run.clients[rank].inbox.append(message)
+        if data.draw(st.booleans()):
+            run.update(float(now) / 10)
+        reports = run.agreed()
+        assert reports is None or reports.keys() == run.clients.keys()
+        if reports is not None:
+            assert 0 <= latest_chunk([report.chunk for report in reports.values()]) < 1 << 32
+
+
+@given(st.binary(max_size=100) | _VALUES.map(lambda value: json.dumps(value).encode()))
+def test_other_lines_are_no_messages(line):
+    message = parsed_request(line, MESSAGE_FIELDS)
+    assert message is None or message["call"] in MESSAGE_FIELDS

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,12 +53,24 @@ def _die_soon(rank: int, delay_s: float, folder: Path) -> None:
     die()
 
 
+def stop(seconds: float) -> None:
+    """Stop this process by SIGSTOP, as a debugger does, until another process continues it."""
+    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def train(
-    rank: int, steps: int, kills: Mapping[int, tuple[int, float]], folder: Path, options: Mapping[str, Any]
+    rank: int,
+    steps: int,
+    kills: Mapping[int, tuple[int, float]],
+    folder: Path,
+    options: Mapping[str, Any],
+    stops: Mapping[int, tuple[int, float]] = MappingProxyType({}),
 ) -> tuple[list[tuple[Any, ...]], tuple[str, str, float]]:
     """Average `SIZES` in each step; return a record of each, and the error that ended them if one did.
 
     kills: the step of each rank that is killed, and the seconds from its begin to the kill.
+    stops: the step of each rank that is stopped before it, and the seconds.
     A record has the step, members and digest of each average, and when the last one was there.
     """
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
@@ -67,6 +82,8 @@ def train(
             if kills.get(rank, (-1, 0.0))[0] == step:
                 arguments = rank, kills[rank][1], folder
                 threading.Thread(target=_die_soon, args=arguments, daemon=True).start()
+            if stops.get(rank, (-1, 0.0))[0] == step:
+                stop(stops[rank][1])
             buffers = [torch.from_numpy(gradient(rank, step, bucket)) for bucket in range(len(SIZES))]
             futures = [
                 state.submit(buffer, [parameter], last=parameter is parameters[-1])
@@ -84,8 +101,3 @@ def train(
     if rank in kills and not error[0]:
         time.sleep(1000)  # the kill is still to come
     return records, error
-
-
-def process_id(rank: int) -> int:
-    """Return this rank's process id."""
-    return os.getpid()

@@ -77,7 +77,7 @@ class MemberChanges:
             if not error.missing_workers:
                 raise error
             missing = [self.members[worker] for worker in error.missing_workers]
-            self._lease.send(call="stalled", ranks=missing)
+            self._lease.send(call="stalled", silent=missing)
         while True:
             next_chunk = self._backend.next_chunk
             generation = self._lease.agree(self._completed, next_chunk, join_limit_s())

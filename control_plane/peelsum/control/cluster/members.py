@@ -38,7 +38,7 @@ class Members:
     | any             | `leave`                             | no longer a member, but still connected        |
     | ends on a loss  | a rank is lost                      | notify the others, once for each rank          |
     | survives losses | a rank is lost, or has left         | begin change k + 1: notify the others          |
-    | survives losses | `stalled` names members             | send them the reason, and close: they are lost |
+    | survives losses | `stalled` names silent members      | send them the reason, and close: they are lost |
     | change k        | `completed` of change k             | store the number of sums                       |
     | change k        | a rank is lost, or has left         | begin change k + 1; earlier reports are void   |
     | change k        | all members have reported           | `agreed` returns their reports                 |
@@ -131,7 +131,7 @@ class Members:
                 if self._reports is not None and message["change"] == self.change:
                     self._reports[rank] = Report(message["sums"], message["chunk"])
             case "stalled" if self.survives:
-                silent = {one for one in message["ranks"] if type(one) is int} & self.clients.keys() - {rank}
+                silent = {one for one in message["silent"] if type(one) is int} & self.clients.keys() - {rank}
                 self._expel(silent, f"a sum of rank {rank} made no progress without this rank")
 
     def _begin_change(self, lost: list[dict[str, Any]], now: float) -> None:
