@@ -144,7 +144,7 @@ def test_who_does_not_report_is_closed():
 
 
 def test_who_makes_no_progress_is_closed_if_the_run_survives_that(members, survives):
-    say(members, 1, "stalled", ranks=[1, 3, 9, "x", [], True])
+    say(members, 1, "stalled", silent=[1, 3, 9, "x", [], True])
     members.update(0.0)
     assert {rank for rank, said in heard(members).items() if said} == ({3} if survives else set())
 
@@ -170,17 +170,16 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=5,
 )
-_NAMES = st.sampled_from(["change", "sums", "chunk", "ranks", "x"])
+_NAMES = st.sampled_from(["change", "sums", "chunk", "silent", "x"])
 _MESSAGES = st.dictionaries(_NAMES, _VALUES | st.integers(-2, 3)).flatmap(
     lambda values: st.sampled_from([*MESSAGE_FIELDS, "start", ""]).map(lambda call: {**values, "call": call})
 )
 
 
-@given(
-    st.booleans(),
-    st.lists(st.tuples(st.integers(0, 3), _MESSAGES | st.just("close")), max_size=20),
-    st.data(),
-)
+_EVENTS = st.tuples(st.integers(0, 3), _MESSAGES | st.just("close"))
+
+
+@given(st.booleans(), st.lists(_EVENTS, max_size=20), st.data())
 def test_no_message_of_a_rank_harms_the_others(survives, events, data):
     """Whatever ranks say, only those of them are closed that make no progress, and reports are complete."""
     run = made(survives=survives)
