@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from random import Random
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import lost_ranks
+from patience import until
 from served_job import Controlling, Switch, described, served_to_four
 from torch_ranks import run_ranks
 
@@ -53,12 +55,13 @@ def job_of_eight(tmp_path_factory):
 
 
 def check_sums(ranks):
-    """Check that all ranks have the same averages, those of the members that they name."""
-    sums = {}
+    """Check that all ranks have the same averages of the members that they name; return them by step."""
+    sums, totals = {}, {}
     for records, (_, message, _) in ranks:
         assert not message
-        for step, averages, _ in records:
+        for step, averages, _, parameters in records:
             assert sums.setdefault(step, averages) == averages
+            assert totals.setdefault(step, parameters) == parameters
     for step, averages in sums.items():
         for bucket, (members, bits) in enumerate(averages):
             assert bits == lost_ranks.digest(lost_ranks.expected(members, step, bucket))
@@ -81,7 +84,7 @@ def repair_times(kills, left, killed_at):
     times = []
     for step in sorted({step for step, _ in kills.values()}):
         dead_at = max(killed_at[rank] for rank in kills if kills[rank][0] == step)
-        times.append(max(min(at for *_, at in records if at > dead_at) - dead_at for records, _ in left))
+        times.append(max(min(at for _, _, at, _ in records if at > dead_at) - dead_at for records, _ in left))
     return times
 
 
@@ -131,3 +134,27 @@ def test_a_rank_that_is_stopped_for_too_long_is_no_longer_a_member_and_says_so(j
     assert "this rank is no longer a member of its run: a sum of rank " in message
     sums = check_sums(ranks)
     assert [averages[-1][0] for averages in sums.values()] == [(0, 1, 2, 3)] * 4 + [(0, 2, 3)] * 8
+
+
+@pytest.mark.parametrize("joiners", [1, 2])
+def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path, joiners):
+    """They get the parameters, and from then on all have the same averages."""
+    random = Random(joiners)
+    victims = random.sample(range(4), joiners)
+    kills = {victim: (4, random.uniform(0, 0.02)) for victim in victims}
+    options, environments = {"on_lost": "continue"}, [job] * 4
+
+    def entered(_):
+        until(lambda: len(lost_ranks.killed_at(tmp_path)) == joiners)
+        arguments = 10, {}, tmp_path, options | {"enters": True}, {}, 4
+        return run_ranks(1, lost_ranks.train, *arguments, environments=[job])[0]
+
+    with ThreadPoolExecutor(1 + joiners) as pool:
+        arguments = 10, kills, tmp_path, options, {}, 4
+        others = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=environments)
+        late = list(pool.map(entered, range(joiners)))
+        ranks = [result for result in others.result() if result is not None]
+    assert len(ranks) == 4 - joiners
+    sums = check_sums([*ranks, *late])
+    assert all(records[0][0] > 4 for records, _ in late)
+    assert sums[max(sums)][-1][0] == (0, 1, 2, 3)

@@ -75,6 +75,7 @@ class SwitchSummation:
     - `more_planes`: the job as further switches admitted it, and this worker's ports there, the same planes
       in the same order in all workers. Shares of at least 64 chunks of a part go to the planes in turn.
       Errors of a plane begin with its number, from 0.
+    - `enters`: whether this worker enters a run that goes on, in a new generation.
     - `interfaces`: of this host on the switches' wires, one for each plane; by default those on the way to
       the switches. An interface has one worker.
 
@@ -95,6 +96,7 @@ class SwitchSummation:
         held: ExitStack | None = None,
         more_planes: Sequence[tuple[JobConfig, Address]] = (),
         interfaces: Sequence[str] = (),
+        enters: bool = False,
     ) -> None:
         jobs, addresses = zip((config, switch), *more_planes, strict=True)
         if len({(job.workers, job.lanes, job.racks) for job in jobs}) > 1:
@@ -112,7 +114,8 @@ class SwitchSummation:
         self._join_s = max(jobs[0].timers.stall, join_limit_s() if join_s is None else join_s)
         self._process_id = os.getpid()
         self._broken = False
-        self._closed = self._joined = self._finished = self._continued = False
+        self._closed = self._joined = self._finished = False
+        self._continued = enters
         self._next_plane = 0
         warm_up(config.lanes, len(jobs))
         self._links: list[PortLink] = []

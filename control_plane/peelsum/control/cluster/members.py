@@ -7,6 +7,7 @@ parameter.
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ class Members:
     | any             | `leave`                             | no longer a member, but still connected        |
     | ends on a loss  | a rank is lost                      | notify the others, once for each rank          |
     | survives losses | a rank is lost, or has left         | begin change k + 1: notify the others          |
+    | survives losses | a rank enters                       | begin change k + 1: ask all for their steps    |
+    | change k        | all members have sent their `step`  | notify them that it is before the next step    |
     | survives losses | `stalled` names silent members      | send them the reason, and close: they are lost |
     | change k        | `completed` of change k             | store the number of sums                       |
     | change k        | a rank is lost, or has left         | begin change k + 1; earlier reports are void   |
@@ -66,6 +69,11 @@ class Members:
         self.change = 0
         self._reports: dict[int, Report] | None = None
         self._deadline = 0.0
+        #: The ranks that enter, and the steps that members have sent since; None if they were not asked.
+        self.entering: dict[int, ConnectedClient] = {}
+        self._steps: dict[int, int] | None = None
+        #: Whether the change that goes on is for them.
+        self._admits = False
 
     def is_token(self, token: str) -> bool:
         """Return whether a token is this run's."""
@@ -84,6 +92,18 @@ class Members:
         if self._lost:
             client.outbox.append({"lost": self._lost, "change": self.change})
         return ""
+
+    def enter(self, client: ConnectedClient) -> int | None:
+        """Let a client enter at the next border of a step; return its rank, None if all are taken.
+
+        The run must survive losses. The rank is the lowest that is free.
+        """
+        starting = set() if self.change else set(range(self._workers)) - self._joined
+        taken = self.clients.keys() | self.entering.keys() | starting
+        rank = next((rank for rank in range(self._workers) if rank not in taken), None)
+        if rank is not None:
+            self.entering[rank] = client
+        return rank
 
     def first(self) -> ConnectedClient | None:
         """Return the member of the lowest rank that is connected; None if there is none."""
@@ -106,8 +126,9 @@ class Members:
             del self.clients[rank]
         if departed and (self.survives or lost):
             self._begin_change(lost, now)
+        self._update_entering(now)
         if self._reports is not None and now >= self._deadline:
-            waited = f"no report within {self._patience_s:g} s of the loss of another rank"
+            waited = f"no report within {self._patience_s:g} s of a change of the members"
             self._expel(self.clients.keys() - self._reports.keys(), waited)
         return ["rank {rank}: process {process} of {host} was lost".format_map(item) for item in lost]
 
@@ -115,8 +136,30 @@ class Members:
         """Return the report of each member once all have reported; None until then."""
         if self._reports is None or self._reports.keys() != self.clients.keys() or not self.clients:
             return None
+        if self._steps is not None:
+            return None
         reports, self._reports = self._reports, None
         return dict(sorted(reports.items()))
+
+    def admit_entering(self) -> list[int]:
+        """Make members of the ranks that enter, if this change is for them; return them."""
+        if not self._admits:
+            return []
+        ranks, self._admits = [*self.entering], False
+        self.clients |= self.entering
+        self.entering = {}
+        return ranks
+
+    def _update_entering(self, now: float) -> None:
+        """Begin a change for ranks that enter, if none goes on; end the first part of such a change."""
+        self.entering = {rank: client for rank, client in self.entering.items() if not client.closed}
+        if self.entering and self._reports is None and self.clients:
+            self.change += 1
+            self._reports, self._steps, self._deadline = {}, {}, math.inf
+            self.notify({"entering": [*self.entering]})
+        elif self._steps is not None and self._steps.keys() == self.clients.keys():
+            self.notify({"before_step": max(self._steps.values()) + 1})
+            self._steps, self._admits, self._deadline = None, True, now + self._patience_s
 
     def notify(self, message: Mapping[str, Any]) -> None:
         """Send a message to all members."""
@@ -130,6 +173,9 @@ class Members:
             case "completed":
                 if self._reports is not None and message["change"] == self.change:
                     self._reports[rank] = Report(message["sums"], message["chunk"])
+            case "step":
+                if self._steps is not None and message["change"] == self.change:
+                    self._steps[rank] = message["step"]
             case "stalled" if self.survives:
                 silent = {one for one in message["silent"] if type(one) is int} & self.clients.keys() - {rank}
                 self._expel(silent, f"a sum of rank {rank} made no progress without this rank")
@@ -139,7 +185,8 @@ class Members:
         self.change += 1
         self._lost += lost
         if self.survives:
-            self._reports, self._deadline = {}, now + self._patience_s
+            self._reports, self._steps, self._admits = {}, None, False
+            self._deadline = now + self._patience_s
         self.notify({"lost": lost})
 
     def _expel(self, ranks: set[int], reason: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -69,10 +69,9 @@ class JobRun:
             run.pop_all()
         described = self.job.job
         self.members = Members(client, described.workers, survives=survives, patience_s=described.timeout_s)
-        client.heir = self.members.first if survives else client.heir
-        wire = {"wire": "ethernet"} if self._ethernet else {}
-        response = {"admission": self._admission, "switch": self._worker_addresses(), **wire}
-        return {**response, "run": self.members.token}
+        if survives:
+            client.heir = self.members.first
+        return {**self._response(), "run": self.members.token}
 
     def update(self, now: float) -> None:
         """Notify the members of a rank that was lost; admit those that are left once they have agreed."""
@@ -83,19 +82,28 @@ class JobRun:
         reports = self.members.agreed()
         if reports is None:
             return
+        entered = self.members.admit_entering()
+        ranks = sorted({*reports, *entered})
         try:
-            self._continue_with(reports)
+            self._continue_with(ranks, reports.values())
         except (ControlError, ProcessError) as error:
             self._controller.tell(Event("error", str(error), self.job.job.id))
             self.members.notify({"end": f"those that are left could not be admitted ({error})"})
             return
-        generation = {"admission": self._admission, "members": list(reports)}
-        self.members.notify({**generation, "completed": [report.sums for report in reports.values()]})
-        text = f"generation {self._admission['generation']}: continues with ranks {_numbers(reports)}"
+        most = max(report.sums for report in reports.values())
+        completed = [reports[rank].sums if rank in reports else most for rank in ranks]
+        generation = {**self._response(), "members": ranks, "completed": completed, "entered": entered}
+        self.members.notify(generation)
+        text = f"generation {self._admission['generation']}: continues with ranks {_numbers(ranks)}"
         self._controller.tell(Event("run", text, self.job.job.id))
 
-    def _continue_with(self, reports: Mapping[int, Report]) -> None:
-        """Admit the job in a new generation of the reporting ranks, and have its server serve that.
+    def _response(self) -> dict[str, Any]:
+        """Return what workers need to connect."""
+        wire = {"wire": "ethernet"} if self._ethernet else {}
+        return {"admission": self._admission, "switch": self._worker_addresses(), **wire}
+
+    def _continue_with(self, ranks: Sequence[int], reports: Collection[Report]) -> None:
+        """Admit the job in a new generation of these ranks, and have its server serve that.
 
         The secret remains, so that the switch's ports keep the addresses of the hosts behind them. No slots
         are freed, which would take most of the time. Instead, the generation begins after all chunk ids that
@@ -106,14 +114,14 @@ class JobRun:
         assert isinstance(self.job, JobDescription)
         assert self._server is not None
         ports = self.job.ports
-        workers = tuple(ports.workers[rank] for rank in reports)
+        workers = tuple(ports.workers[rank] for rank in ranks)
         self._admitted_job = _with_ports(self.job, self.job.job.id, ports.server, workers)
         admission = self._controller.admit_job(
             self._admitted_job,
             secret=self._admission["secret"],
-            free=any(report.sums == 0 for report in reports.values()),
+            free=any(report.sums == 0 for report in reports),
         )
-        chunks = [self._admission.get("first_chunk", 0), *(report.chunk for report in reports.values())]
+        chunks = [self._admission.get("first_chunk", 0), *(report.chunk for report in reports)]
         first_chunk = (latest_chunk(chunks) + 2 * admission["window"] + _JOINING_CHUNKS) % (1 << 32)
         self._admission = {**admission, "first_chunk": first_chunk}
         self._server.child.send(admission=self._admission)
@@ -206,6 +214,8 @@ class JobRuns:
         """
         if client.request["call"] == "join":
             return self._join(client)
+        if client.request["call"] == "enter":
+            return self._enter(client)
         try:
             if client.ranks is None:
                 response = self._main.start(client)
@@ -225,6 +235,16 @@ class JobRuns:
                 error = run.members.join(rank, client)
                 return {"error": error} if error else {"joined": rank}
         return {"error": f"rank {rank}: its run has ended; start all ranks again"}
+
+    def _enter(self, client: ConnectedClient) -> dict[str, Any]:
+        """Let a client enter the main run; return the response with its rank."""
+        members = self._main.members
+        if members is None or not members.survives or members.first() is None:
+            return {"error": "enter: there is no run that survives losses; start one with on_lost='continue'"}
+        rank = members.enter(client)
+        if rank is None:
+            return {"error": "enter: the run has all its ranks", "full": True}
+        return {"entering": rank}
 
     def update(self) -> None:
         """Handle what has happened to the connections of all runs' ranks."""
