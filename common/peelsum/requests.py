@@ -1,8 +1,8 @@
 """The protocol between a controller and its clients: one line of JSON in each direction, over TCP or TLS.
 
-After a request `start` or `join`, the open connection is a lease: rank 0's on the job, another rank's on its
-seat. The kernel closes it when the process that holds it ends, for whatever reason. Over this connection the
-controller and the rank send each other further lines: `MESSAGE_FIELDS` has those of the rank.
+After a request `start`, `join` or `enter`, the open connection is a lease: rank 0's on the job, any other
+rank's on its seat. The kernel closes it when the process that holds it ends, for whatever reason. Over this
+connection the controller and the rank send each other further lines: `MESSAGE_FIELDS` has those of the rank.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES = 1 << 20, 16 << 20
 REQUEST_FIELDS: Mapping[str, Mapping[str, type]] = {
     "start": {"process": int, "ranks": int, "on_lost": str, "token": str},
     "join": {"process": int, "rank": int, "run": str, "token": str},
+    "enter": {"process": int, "token": str},
     "admit": {"description": str, "source": str, "token": str},
     "evict": {"job_id": int, "token": str},
     "list": {},
@@ -33,8 +34,9 @@ _OPTIONAL = {"ranks", "on_lost", "token", "source"}
 #: The fields of the lines that a rank sends on its open connection, in the same form.
 MESSAGE_FIELDS: Mapping[str, Mapping[str, type]] = {
     "leave": {},
-    "completed": {"change": int, "sums": int},
-    "stalled": {"ranks": list},
+    "step": {"change": int, "step": int},
+    "completed": {"change": int, "sums": int, "chunk": int},
+    "stalled": {"silent": list},
 }
 
 

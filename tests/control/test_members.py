@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from peelsum.control.cluster.members import Members
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peelsum.control.cluster.members import Members, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
+from peelsum.requests import MESSAGE_FIELDS, parsed_request
 
 PATIENCE_S = 30.0
 
@@ -46,9 +51,13 @@ def say(run, rank, call, **values):
     run.clients[rank].inbox.append({"call": call, **values})
 
 
+def sums_of(reports):
+    return {rank: one.sums for rank, one in reports.items()}
+
+
 def report(run, sums, change):
     for rank, count in sums.items():
-        say(run, rank, "completed", change=change, sums=count)
+        say(run, rank, "completed", change=change, sums=count, chunk=rank)
 
 
 def test_the_others_hear_of_a_closed_connection(members):
@@ -99,7 +108,7 @@ def test_those_that_are_left_agree_when_all_have_reported():
     assert run.agreed() is None
     report(run, {3: 7}, change=1)
     run.update(2.0)
-    assert run.agreed() == {1: 7, 2: 6, 3: 7}
+    assert sums_of(run.agreed()) == {1: 7, 2: 6, 3: 7}
     assert run.agreed() is None
 
 
@@ -119,7 +128,7 @@ def test_another_loss_begins_again():
     assert run.agreed() is None
     report(run, {1: 7, 3: 7}, change=2)
     run.update(4.0)
-    assert run.agreed() == {1: 7, 3: 7}
+    assert sums_of(run.agreed()) == {1: 7, 3: 7}
 
 
 def test_who_does_not_report_is_closed():
@@ -135,7 +144,7 @@ def test_who_does_not_report_is_closed():
 
 
 def test_who_makes_no_progress_is_closed_if_the_run_survives_that(members, survives):
-    say(members, 1, "stalled", ranks=[1, 3, 9, "x", [], True])
+    say(members, 1, "stalled", silent=[1, 3, 9, "x", [], True])
     members.update(0.0)
     assert {rank for rank, said in heard(members).items() if said} == ({3} if survives else set())
 
@@ -146,3 +155,50 @@ def test_nobody_is_left():
     assert len(run.update(0.0)) == 2
     assert run.first() is None
     assert run.agreed() is None
+
+
+@pytest.mark.parametrize(
+    ("chunks", "latest"),
+    [([5], 5), ([7, 5, 9, 8], 9), ([0xFFFFFFF0, 3, 0xFFFFFFFF], 3), ([2, 0xFFFFFFFE], 2)],
+)
+def test_the_latest_chunk_id_is_that_after_a_wrap(chunks, latest):
+    assert latest_chunk(chunks) == latest
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+_NAMES = st.sampled_from(["change", "sums", "chunk", "silent", "x"])
+_MESSAGES = st.dictionaries(_NAMES, _VALUES | st.integers(-2, 3)).flatmap(
+    lambda values: st.sampled_from([*MESSAGE_FIELDS, "start", ""]).map(lambda call: {**values, "call": call})
+)
+
+
+_EVENTS = st.tuples(st.integers(0, 3), _MESSAGES | st.just("close"))
+
+
+@given(st.booleans(), st.lists(_EVENTS, max_size=20), st.data())
+def test_no_message_of_a_rank_harms_the_others(survives, events, data):
+    """Whatever ranks say, only those of them are closed that make no progress, and reports are complete."""
+    run = made(survives=survives)
+    for now, (rank, event) in enumerate(events):
+        if rank not in run.clients:
+            continue
+        if event == "close":
+            run.clients[rank].closed = True
+        elif (message := parsed_request(json.dumps(event).encode(), MESSAGE_FIELDS)) is not None:
+            run.clients[rank].inbox.append(message)
+        if data.draw(st.booleans()):
+            run.update(float(now) / 10)
+        reports = run.agreed()
+        assert reports is None or reports.keys() == run.clients.keys()
+        if reports is not None:
+            assert 0 <= latest_chunk([report.chunk for report in reports.values()]) < 1 << 32
+
+
+@given(st.binary(max_size=100) | _VALUES.map(lambda value: json.dumps(value).encode()))
+def test_other_lines_are_no_messages(line):
+    message = parsed_request(line, MESSAGE_FIELDS)
+    assert message is None or message["call"] in MESSAGE_FIELDS

@@ -283,7 +283,7 @@ def joined(requests, link, process):
 def test_a_rank_that_has_joined_sends_and_gets_messages(requests, link):
     hold(requests, link, 1)
     rank, client = joined(requests, link, 2)
-    message = {"call": "completed", "change": 1, "sums": 7}
+    message = {"call": "completed", "change": 1, "sums": 7, "chunk": 9}
     line = encode_line(message)
     for part in (line[:9], line[9:] + encode_line({"call": "leave"})):
         rank.sendall(part)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,23 +53,60 @@ def _die_soon(rank: int, delay_s: float, folder: Path) -> None:
     die()
 
 
+def stop(seconds: float) -> None:
+    """Stop this process by SIGSTOP, as a debugger does, until another process continues it."""
+    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Weights:
+    """The parameters, which a rank that enters gets from the others."""
+
+    def __init__(self) -> None:
+        self.parameters = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+
+    def named(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [(f"p{bucket}", parameter) for bucket, parameter in enumerate(self.parameters)]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.data for name, parameter in self.named()}
+
+    def load_state_dict(self, values: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in self.named():
+            parameter.data.copy_(values[name])
+
+
 def train(
-    rank: int, steps: int, kills: Mapping[int, tuple[int, float]], folder: Path, options: Mapping[str, Any]
+    rank: int,
+    steps: int,
+    kills: Mapping[int, tuple[int, float]],
+    folder: Path,
+    options: Mapping[str, Any],
+    stops: Mapping[int, tuple[int, float]] = MappingProxyType({}),
+    members: int = 0,
 ) -> tuple[list[tuple[Any, ...]], tuple[str, str, float]]:
     """Average `SIZES` in each step; return a record of each, and the error that ended them if one did.
 
     kills: the step of each rank that is killed, and the seconds from its begin to the kill.
-    A record has the step, members and digest of each average, and when the last one was there.
+    stops: the step of each rank that is stopped before it, and the seconds.
+    members: end after `steps` only when there are so many members; with `enters`, this rank enters a run.
+    A record has the step, members and digest of each average, when the last one was there, and the digest of
+    the parameters, which are the sums of all averages.
     """
-    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
-    names = [(f"p{bucket}", parameter) for bucket, parameter in enumerate(parameters)]
-    state = SwitchAllreduceState(names=names, **options)
-    records, error = [], ("", "", 0.0)
+    weights = Weights()
+    parameters = weights.parameters
+    state = SwitchAllreduceState(names=weights.named(), shared={"weights": weights}, **options)
+    records, error, summed = [], ("", "", 0.0), ()
     try:
-        for step in range(steps):
-            if kills.get(rank, (-1, 0.0))[0] == step:
+        state.connect()
+        rank = rank if state.rank is None else state.rank
+        while state.steps < steps or len(summed) < members:
+            step = state.steps
+            if kills.get(rank, (-1, 0.0))[0] == step and not options.get("enters"):
                 arguments = rank, kills[rank][1], folder
                 threading.Thread(target=_die_soon, args=arguments, daemon=True).start()
+            if stops.get(rank, (-1, 0.0))[0] == step:
+                stop(stops[rank][1])
             buffers = [torch.from_numpy(gradient(rank, step, bucket)) for bucket in range(len(SIZES))]
             futures = [
                 state.submit(buffer, [parameter], last=parameter is parameters[-1])
@@ -75,17 +115,16 @@ def train(
             for future in futures:
                 future.wait()
             state.end_step()
-            ended_at, members = time.monotonic(), state.stats().members
-            sums = [(members[f"p{i}"], digest(buffer.numpy())) for i, buffer in enumerate(buffers)]
-            records.append((step, sums, ended_at))
+            ended_at, names = time.monotonic(), state.stats().members
+            sums = [(names[f"p{i}"], digest(buffer.numpy())) for i, buffer in enumerate(buffers)]
+            for parameter, average in zip(parameters, buffers, strict=True):
+                parameter.data += average
+            summed = names["p0"]
+            total = digest(np.concatenate([parameter.detach().numpy() for parameter in parameters]))
+            records.append((step, sums, ended_at, total))
         state.close()
     except Exception as failure:
         error = type(failure).__name__, str(failure), time.monotonic()
-    if rank in kills and not error[0]:
+    if rank in kills and not error[0] and not options.get("enters"):
         time.sleep(1000)  # the kill is still to come
     return records, error
-
-
-def process_id(rank: int) -> int:
-    """Return this rank's process id."""
-    return os.getpid()

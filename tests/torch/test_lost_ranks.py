@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from random import Random
 
 import pytest
@@ -9,7 +11,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import lost_ranks
-from served_job import served_to_four
+from patience import until
+from served_job import Controlling, Switch, described, served_to_four
 from torch_ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -41,32 +44,117 @@ def test_the_others_fail_at_once_and_name_the_rank(job, tmp_path, seed):
         assert 0 < failed_at - killed_at < SOON_S
 
 
+@pytest.fixture(scope="module")
+def job_of_eight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    with (
+        closing(Switch(ports=9)) as switch,
+        closing(Controlling(folder, described(switch, 8, timeout_s=900.0), switch)) as controller,
+    ):
+        yield {"PEELSUM_JOB": controller.job}
+
+
 def check_sums(ranks):
-    """Check that all ranks have the same averages, those of the members that they name."""
-    sums = {}
+    """Check that all ranks have the same averages of the members that they name; return them by step."""
+    sums, totals = {}, {}
     for records, (_, message, _) in ranks:
         assert not message
-        for step, averages, _ in records:
+        for step, averages, _, parameters in records:
             assert sums.setdefault(step, averages) == averages
+            assert totals.setdefault(step, parameters) == parameters
     for step, averages in sums.items():
         for bucket, (members, bits) in enumerate(averages):
             assert bits == lost_ranks.digest(lost_ranks.expected(members, step, bucket))
     return sums
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_those_that_are_left_go_on(job, tmp_path, seed):
+def planned(random, world):
+    """Return the kills of a run: of one rank, of two and of three, or of fewer if there are not so many."""
+    ranks, kills, step = random.sample(range(world), world - 1), {}, 0
+    for together in random.sample([1, 2, 3], 3):
+        step += random.randrange(3, 7)
+        span_s = random.choice([0.005, 0.02, 0.3])  # the longest: also while those that are left agree
+        for _ in range(min(together, len(ranks))):
+            kills[ranks.pop()] = (step, random.uniform(0, span_s))
+    return kills, step + 6
+
+
+def repair_times(kills, left, killed_at):
+    """Return the seconds from the last kill of each step to its end on all ranks that are left."""
+    times = []
+    for step in sorted({step for step, _ in kills.values()}):
+        dead_at = max(killed_at[rank] for rank in kills if kills[rank][0] == step)
+        times.append(max(min(at for _, _, at, _ in records if at > dead_at) - dead_at for records, _ in left))
+    return times
+
+
+def check_run(job, folder, seed, world):
+    """Run ranks of which some are killed; check all sums, and return the times of `repair_times`."""
     random = Random(seed)
-    victims = random.sample(range(4), random.randrange(1, 4))
-    step = random.randrange(2, 8)
-    kills = {victim: (step, random.uniform(0, 0.02)) for victim in victims}
-    options = {"on_lost": "continue"}
-    ranks = run_ranks(4, lost_ranks.train, 20, kills, tmp_path, options, environments=[job] * 4)
-    assert {rank for rank, result in enumerate(ranks) if result is None} == set(victims)
+    kills, steps = planned(random, world)
+    arguments = steps, kills, folder, {"on_lost": "continue"}
+    ranks = run_ranks(world, lost_ranks.train, *arguments, environments=[job] * world)
+    assert {rank for rank, result in enumerate(ranks) if result is None} == set(kills)
     left = [result for result in ranks if result is not None]
     sums = check_sums(left)
-    assert len(sums) == 20
-    assert sums[19][-1][0] == tuple(sorted(set(range(4)) - set(victims)))
-    dead_at = max(lost_ranks.killed_at(tmp_path).values())
-    slowest = max(min(at for *_, at in records if at > dead_at) - dead_at for records, _ in left)
-    print(f"{len(victims)} lost: {1000 * slowest:.0f} ms")
+    assert len(sums) == steps
+    assert sums[steps - 1][-1][0] == tuple(sorted(set(range(world)) - set(kills)))
+    return repair_times(kills, left, lost_ranks.killed_at(folder))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_those_that_are_left_go_on(job, tmp_path, seed):
+    for time_s in check_run(job, tmp_path, seed, 4):
+        assert time_s < SOON_S
+        print(f"REPAIR {1000 * time_s:.0f} ms")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_those_that_are_left_of_eight_go_on(job_of_eight, tmp_path, seed):
+    for time_s in check_run(job_of_eight, tmp_path, seed, 8):
+        assert time_s < SOON_S
+        print(f"REPAIR {1000 * time_s:.0f} ms")
+
+
+def test_a_rank_that_is_stopped_for_a_while_goes_on(job, tmp_path):
+    arguments = 12, {}, tmp_path, {"on_lost": "continue"}, {1: (4, 3.0)}
+    ranks = run_ranks(4, lost_ranks.train, *arguments, environments=[job] * 4)
+    sums = check_sums(ranks)
+    assert {members for averages in sums.values() for members, _ in averages} == {(0, 1, 2, 3)}
+
+
+@pytest.mark.system
+def test_a_rank_that_is_stopped_for_too_long_is_no_longer_a_member_and_says_so(job, tmp_path):
+    """The others miss it for `timeout_s`, longer than a busy machine keeps them from going on."""
+    options = {"on_lost": "continue", "timeout_s": 20.0}
+    ranks = run_ranks(4, lost_ranks.train, 12, {}, tmp_path, options, {1: (4, 60.0)}, environments=[job] * 4)
+    records, (name, message, _) = ranks.pop(1)
+    assert len(records) == 4
+    assert name == "TransportError"
+    assert "this rank is no longer a member of its run: a sum of rank " in message
+    sums = check_sums(ranks)
+    assert [averages[-1][0] for averages in sums.values()] == [(0, 1, 2, 3)] * 4 + [(0, 2, 3)] * 8
+
+
+@pytest.mark.parametrize("joiners", [1, 2])
+def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path, joiners):
+    """They get the parameters, and from then on all have the same averages."""
+    random = Random(joiners)
+    victims = random.sample(range(4), joiners)
+    kills = {victim: (4, random.uniform(0, 0.02)) for victim in victims}
+    options, environments = {"on_lost": "continue"}, [job] * 4
+
+    def entered(_):
+        until(lambda: len(lost_ranks.killed_at(tmp_path)) == joiners)
+        arguments = 10, {}, tmp_path, options | {"enters": True}, {}, 4
+        return run_ranks(1, lost_ranks.train, *arguments, environments=[job])[0]
+
+    with ThreadPoolExecutor(1 + joiners) as pool:
+        arguments = 10, kills, tmp_path, options, {}, 4
+        others = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=environments)
+        late = list(pool.map(entered, range(joiners)))
+        ranks = [result for result in others.result() if result is not None]
+    assert len(ranks) == 4 - joiners
+    sums = check_sums([*ranks, *late])
+    assert all(records[0][0] > 4 for records, _ in late)
+    assert sums[max(sums)][-1][0] == (0, 1, 2, 3)

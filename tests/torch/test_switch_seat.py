@@ -359,7 +359,7 @@ def test_every_rank_refuses_an_invalid_address(plugged, address):
 
 def test_a_host_name_that_is_too_long_is_told_to_all(plugged, monkeypatch):
     """As with TLS, without which no name beyond loopback is looked up."""
-    monkeypatch.setattr(switch_seat, "_request_lease", socket.create_connection)
+    monkeypatch.setattr(switch_seat, "_request_lease", lambda place, **_: socket.create_connection(place))
     all_are_told(plugged, f"//{'a' * 64}:9560", r"rank 0: .*; check the host's name")
 
 

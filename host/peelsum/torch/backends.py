@@ -14,7 +14,7 @@ from peelsum.torch.errors import HookConfigError
 from peelsum.torch.member_changes import MemberChanges
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.starts import run_on_all_ranks
-from peelsum.torch.switch_seat import OnLost, check_size, connect_group, connect_rank
+from peelsum.torch.switch_seat import OnLost, check_size, connect_group, connect_rank, connect_to_run
 from peelsum.transport import SwitchSummation
 
 #: The name of the switch in `over`, alone or before a colon.
@@ -76,6 +76,20 @@ def member_changes(backend: Summation) -> MemberChanges:
             "on_lost: 'continue' needs one `peelsum job serve`; give over='switch://HOST:PORT'"
         )
     return MemberChanges(backend)
+
+
+def connect_entering(
+    over: str | Summation, timeout_s: float | None, prepare: Callable[[], None]
+) -> tuple[Summation, MemberChanges]:
+    """Connect this process as a rank that enters a run which goes on; return the backend and its changes.
+
+    It enters before a later step of the others. prepare: is called first, so that they do not wait for it.
+    Raises HookConfigError or TransportError.
+    """
+    prepare()
+    assert isinstance(over, str)
+    summation, generation = connect_to_run(over.partition(":")[2], timeout_s)
+    return summation, MemberChanges(summation, generation)
 
 
 def _connect_subgroup(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> Summation:

@@ -28,11 +28,11 @@ from peelsum.allreduce import (
 )
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.reducer import Reducer
-from peelsum.summation import Words
-from peelsum.torch.backends import connect, member_changes
+from peelsum.summation import Summation, Words
+from peelsum.torch.backends import connect, connect_entering, member_changes
 from peelsum.torch.buckets import Bucket, DenseBuckets, Names, SparseGradients, WaitingBuckets, as_array
 from peelsum.torch.errors import HookError
-from peelsum.torch.member_changes import Members
+from peelsum.torch.member_changes import MemberChanges, Members, StateBroadcast
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.settings import HookSettings, hook_errors
 from peelsum.torch.sparse_sums import SparseTensor, as_words, average_rows
@@ -109,6 +109,8 @@ class BucketSums:
         #: The sum of each bucket, or of several together, by the names of the parameters.
         self._sums: dict[Names, Average] = {}
         self._queue: SumQueue | None = None
+        #: The changes of the members; None if a loss is an error, and before a connection.
+        self._changes: MemberChanges | None = None
         #: Whether buckets are merged. After a loss, ranks would merge them by different statistics.
         self._merges = reducer.can_merge_buckets and settings.on_lost == "error"
         self._dense = DenseBuckets(settings.model if self._merges else None)
@@ -126,13 +128,18 @@ class BucketSums:
         if self._queue is None:
             settings = self._settings
             compile_kernels = partial(self._warm_up, gradients)
-            backend = connect(
-                settings.over, self._group, settings.timeout_s, compile_kernels, on_lost=settings.on_lost
-            )
+            backend: Summation
+            if settings.enters:
+                backend, self._changes = connect_entering(settings.over, settings.timeout_s, compile_kernels)
+            else:
+                backend = connect(
+                    settings.over, self._group, settings.timeout_s, compile_kernels, on_lost=settings.on_lost
+                )
+                self._changes = member_changes(backend) if settings.on_lost == "continue" else None
             self._queue = SumQueue(
                 backend,
                 owns_backend=settings.owns_backend,
-                changes=member_changes(backend) if settings.on_lost == "continue" else None,
+                changes=self._changes,
                 on_change=self._forget if settings.on_lost == "continue" else lambda: None,
             )
             try:
@@ -235,6 +242,36 @@ class BucketSums:
     def _forget(self) -> None:
         """Forget what was learned from earlier sums, as all ranks do when others are lost."""
         self._sums, self.history = {}, History()
+
+    @property
+    def members(self) -> Members:
+        """The ranks that sum now; () before a connection."""
+        return () if self._queue is None else self._queue.members
+
+    @property
+    def rank(self) -> int | None:
+        """This rank's number among `members`; None before a connection."""
+        if self._changes is not None:
+            return self._changes.rank
+        return None if self._queue is None else self._queue.worker_id
+
+    def begin_step(self, step: int, save: Callable[[], Mapping[str, Any]]) -> None:
+        """Let ranks enter before this step, and send them the state that `save` returns."""
+        if self._queue is not None and self._queue.begin_step(step):
+            self._broadcast_state(save)
+
+    def receive_state(self) -> Mapping[str, Any]:
+        """Connect as a rank that enters a run; return the state of the others."""
+        self.connect()
+        return self._broadcast_state(dict).state()
+
+    def _broadcast_state(self, save: Callable[[], Mapping[str, Any]]) -> StateBroadcast:
+        queue, changes = self._queue, self._changes
+        assert queue is not None
+        assert changes is not None
+        broadcast = StateBroadcast(changes, queue.sum_words, save)
+        queue.submit(broadcast, key="state").result()
+        return broadcast
 
     def drain(self) -> None:
         """Wait until all submitted sums are done or have failed."""

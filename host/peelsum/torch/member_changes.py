@@ -11,9 +11,12 @@ from earlier sums is forgotten, because ranks that lack the last sum have learne
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from peelsum.summation import Part, Words
 from peelsum.transport import SwitchSummation, job_config
@@ -47,16 +50,22 @@ class RepeatableWork(Protocol):
 class MemberChanges:
     """The members of a run, and the changes of them, for the sums of one rank."""
 
-    def __init__(self, backend: SwitchSummation) -> None:
-        """backend: has a lease in a run that survives the loss of ranks."""
+    def __init__(self, backend: SwitchSummation, generation: Generation | None = None) -> None:
+        """backend: has a lease in a run that survives the loss of ranks.
+
+        generation: the one in which this rank enters; None at the start of a run.
+        """
         self._backend, (self._lease, *_) = backend, backend.leases
-        self._rank = backend.worker_id
         #: The ranks that sum, as they were at the start of the run; worker i of the job is members[i].
-        self.members = tuple(range(backend.workers))
+        self.members = tuple(range(backend.workers)) if generation is None else generation.members
+        #: The ranks that enter in this generation, and lack the state of the others.
+        self.entered = () if generation is None else generation.entered
+        self._rank = self.members[backend.worker_id]
         #: Whether a sum has failed for another reason than a loss.
         self.failed = False
         #: The number of sums that this rank has completed, and the result of the last one.
-        self._completed, self._last_result = 0, np.empty(0, np.uint32)
+        self._completed = 0 if generation is None else max(generation.completed)
+        self._last_result = np.empty(0, np.uint32)
         #: The members of the last sum, a bit each.
         self._last_members = 0
 
@@ -77,14 +86,38 @@ class MemberChanges:
             if not error.missing_workers:
                 raise error
             missing = [self.members[worker] for worker in error.missing_workers]
-            self._lease.send(call="stalled", ranks=missing)
+            self._lease.send(call="stalled", silent=missing)
         while True:
-            generation = self._lease.agree(self._completed, join_limit_s())
+            next_chunk = self._backend.next_chunk
+            generation = self._lease.agree(self._completed, next_chunk, join_limit_s())
             self._enter(generation)
             try:
                 return self._complete_last_sum(generation, work)
             except RankLostError:
                 continue
+
+    def begin_step(self, step: int) -> bool:
+        """Return whether ranks enter before this step; then call `admit`, once all sums are done."""
+        return self._lease.begin_step(step, join_limit_s())
+
+    def admit(self) -> None:
+        """Continue in a generation with the ranks that enter; or without any, if another is lost now."""
+        agreed = self._lease.agree(self._completed, self._backend.next_chunk, join_limit_s(), entry=True)
+        self._enter(agreed)
+        try:
+            self._complete_last_sum(agreed, None)
+        except RankLostError as error:
+            self.continue_after(error, None)
+
+    @property
+    def rank(self) -> int:
+        """This rank, as at the start of the run; if it has entered later, that of a rank that was lost."""
+        return self._rank
+
+    @property
+    def sends_state(self) -> bool:
+        """Whether this rank sends the state to those that enter: the lowest that does not enter itself."""
+        return self._rank == min(set(self.members) - set(self.entered), default=-1)
 
     def close(self) -> None:
         """Leave the job, once all members have all results."""
@@ -101,14 +134,12 @@ class MemberChanges:
         lost = sorted(set(self.members) - set(generation.members))
         if self._rank not in generation.members:
             raise TransportError(f"member: rank {self._rank} is no longer a member; start it again")
-        self.members = generation.members
+        self.members, self.entered = generation.members, generation.entered
         self._backend.continue_in(job_config(generation.admission), generation.members.index(self._rank))
-        _log.warning(
-            "ranks %s were lost, with what they had not sent yet; ranks %s continue in generation %d",
-            ", ".join(map(str, lost)) or "none",
-            ", ".join(map(str, self.members)),
-            self._backend.config.generation,
-        )
+        happened = [f"rank {rank} was lost, with what it had not sent yet" for rank in lost]
+        happened += [f"rank {rank} enters" for rank in self.entered]
+        members, number = ", ".join(map(str, self.members)), self._backend.config.generation
+        _log.warning("%s; ranks %s continue in generation %d", ", ".join(happened), members, number)
 
     def _complete_last_sum(self, generation: Generation, work: RepeatableWork | None) -> bool:
         """Send the last sum that any member has completed to those that lack it, if some do."""
@@ -135,3 +166,53 @@ class MemberChanges:
         """Return the sender's words; those of the others are only of the same number."""
         (result,) = self._backend.sum_words([Part(words if send else np.zeros_like(words), "or")])
         return result
+
+
+class StateBroadcast:
+    """The broadcast of the state to ranks that enter, as `RepeatableWork`."""
+
+    def __init__(
+        self,
+        changes: MemberChanges,
+        sum_words: Callable[[list[Part]], list[Words]],
+        save: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """save: returns the state, of values that `torch.load` accepts with `weights_only`."""
+        self._changes, self._sum_words, self._save = changes, sum_words, save
+        self._content = np.empty(0, np.uint8)
+
+    def begin(self) -> None:
+        """Do nothing: a broadcast learns nothing from earlier sums."""
+
+    def __call__(self) -> None:
+        """Send the state, or receive it."""
+        send = self._changes.sends_state
+        if send and not self._content.size:
+            buffer = BytesIO()
+            torch.save(self._save(), buffer)
+            self._content = np.frombuffer(buffer.getvalue(), np.uint8)
+        size = np.array([self._content.size if send else 0], np.uint32)
+        (total,) = self._sum_words([Part(size, "or")])
+        words = np.zeros(-(-int(total[0]) // 4), np.uint32)
+        if send:
+            words.view(np.uint8)[: self._content.size] = self._content
+        (received,) = self._sum_words([Part(words, "or")])
+        self._content = received.view(np.uint8)[: int(total[0])]
+
+    def result(self) -> Words:
+        """Return the state's size and bytes."""
+        words = np.zeros(1 - (-self._content.size // 4), np.uint32)
+        words[0] = self._content.size
+        words[1:].view(np.uint8)[: self._content.size] = self._content
+        return words
+
+    def accept(self, words: Words, members: Members) -> None:
+        """Take the state that another rank has sent."""
+        self._content = words[1:].view(np.uint8)[: int(words[0])]
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the state that was sent. Raises TransportError if no rank had one."""
+        if not self._content.size:
+            raise TransportError("enter: all ranks with the state were lost; start all ranks again")
+        values: Mapping[str, Any] = torch.load(BytesIO(self._content.tobytes()), weights_only=True)
+        return values

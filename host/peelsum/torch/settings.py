@@ -90,6 +90,8 @@ class HookSettings:
     """Steps between two lines of statistics; 0 for none."""
     on_lost: OnLost = "error"
     """What happens when a rank is lost."""
+    enters: bool = False
+    """Whether this rank enters a run that goes on."""
 
     def __post_init__(self) -> None:
         """Raise HookConfigError for values, and combinations of values, that are not allowed."""
@@ -97,6 +99,8 @@ class HookSettings:
             value = getattr(self, field)
             if not allowed(value):
                 raise HookConfigError(f"{field}: {value!r} {remedy}")
+        if self.enters and self.on_lost == "error":
+            raise HookConfigError("enters: needs on_lost='continue', as the run that it enters has")
         if self.on_lost == "continue":
             self._check_survival()
         if self.reducer().on_host:
@@ -108,6 +112,8 @@ class HookSettings:
             raise HookConfigError(
                 f"on_lost: 'continue' is for a switch, not for {self.over!r}; give over='switch://HOST:PORT'"
             )
+        if self.network == "measured":
+            raise HookConfigError("network: on_lost='continue' needs a NetworkModel; leave 'measured' out")
         if self.compressor is not None or self.strategy is not None or self.error_feedback:
             raise HookConfigError(
                 "on_lost: 'continue' needs exact sums, which keep nothing for later steps; leave compressor, "

@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from peelsum.allreduce import History, NetworkModel, RequestedForm, RequestedValues, Summation
@@ -79,6 +81,10 @@ class SwitchAllreduceState:
     - `on_lost`: what happens when the process of a rank ends: "error" raises an error on all others at once.
       "continue" repeats the sums that have not completed with the ranks that are left, of which `stats()`
       names the members; it needs a `peelsum job serve`, and ranks that are started apart.
+    - `enters`: whether this process enters a run that goes on, in a seat of a rank that was lost. `connect`
+      then returns once it is a member, and has loaded the state of the others into `shared`.
+    - `shared`: what a rank that enters gets from another one, by the same names on all ranks: objects with
+      `state_dict` and `load_state_dict`, such as the module without DDP, and the optimizer.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
 
     Sparse gradients, of tables with `sparse=True`, are summed by rows at the end of a backward pass, without
@@ -106,6 +112,8 @@ class SwitchAllreduceState:
         implementation: Literal["cpu", "gpu"] | None = None,
         timeout_s: float | None = None,
         on_lost: Literal["error", "continue"] = "error",
+        enters: bool = False,
+        shared: Mapping[str, Stateful] = MappingProxyType({}),
         log_every: int = 0,
     ) -> None:
         if not isinstance(process_group, dist.ProcessGroup | None):
@@ -125,10 +133,12 @@ class SwitchAllreduceState:
             timeout_s=timeout_s,
             log_every=log_every,
             on_lost=on_lost,
+            enters=enters,
         )
         if on_lost == "continue" and process_group not in (None, dist.group.WORLD):
             raise HookConfigError("process_group: on_lost='continue' is for all ranks; leave the group out")
         self._initialize(process_group, settings, GradientRecorder.from_environment())
+        self._shared |= shared
         self.name(names)
         settings.check_forms(self._names.assigned)
         if settings.owns_backend:
@@ -143,6 +153,10 @@ class SwitchAllreduceState:
         """Set all attributes of a state that has not summed anything yet."""
         self.process_group, self._settings, self._recorder = process_group, settings, recorder
         self._reducer = settings.reducer()
+        #: What ranks that enter get, by name.
+        self._shared: dict[str, Stateful] = {}
+        #: The last step that has begun, and whether this rank has entered a run that goes on.
+        self._begun, self._entered = -1, False
         #: Number of backward passes, of which one through several modules counts once.
         self._steps = 0
         #: The id of the backward pass that was counted last; None if that was outside of any.
@@ -177,7 +191,46 @@ class SwitchAllreduceState:
         device of the gradients is not known yet.
         Raises HookError after `close`, and the errors of connecting.
         """
-        self._sums.connect()
+        if not self._settings.enters or self._entered:
+            self._sums.connect()
+            return
+        self._entered = True
+        values = self._sums.receive_state()
+        for name, item in self._shared.items():
+            item.load_state_dict(values["shared"][name])
+        self._steps = int(values["steps"])
+        self._begin_step(self._steps)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps so far; on a rank that has entered a run, with those of the others before."""
+        return self._steps
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that sum now, by their numbers at the start of the run; () before a connection."""
+        return self._sums.members
+
+    @property
+    def rank(self) -> int | None:
+        """This rank's number among `members`, which does not change; None before a connection.
+
+        A rank that has entered a run has the number of one that was lost.
+        """
+        return self._sums.rank
+
+    def _state_to_share(self) -> dict[str, Any]:
+        """Return what a rank that enters gets."""
+        shared = {name: item.state_dict() for name, item in self._shared.items()}
+        return {"steps": self._steps, "shared": shared}
+
+    def _begin_step(self, step: int) -> None:
+        """Let other ranks enter before the first sum of a step. Raises HookConfigError before `connect`."""
+        if self._settings.enters and not self._entered:
+            raise HookConfigError("enters: the state of the others is not loaded; call connect() first")
+        if step > self._begun:
+            self._begun = step
+            self._sums.begin_step(step, self._state_to_share)
 
     def close(self) -> None:
         """Leave the job once all sums are done. Every later `backward` raises HookError.
@@ -268,6 +321,8 @@ class SwitchAllreduceState:
         self._unused_warning.detach()
         pass_id = _current_pass()
         names, step = self._names.of(parameters), self._step_of(pass_id)
+        if self._settings.on_lost == "continue":
+            self._begin_step(step)
         if self._recorder is not None:
             if isinstance(bucket, Bucket):
                 self._recorder.record(names, bucket, self.process_group)

@@ -238,6 +238,22 @@ class SumQueue:
             raise _OutdatedError
         return exchange()
 
+    def begin_step(self, step: int) -> bool:
+        """Let ranks that wait for it enter before this step; return whether one has. Call it between sums."""
+        changes = self._changes
+        if changes is None or changes.failed or not changes.begin_step(step):
+            return False
+        self.drain()
+        try:
+            changes.admit()
+        except BaseException:
+            changes.failed = True
+            raise
+        with self._begin_lock:
+            self._generation += 1
+            self._on_change()
+        return bool(changes.entered)
+
     def drain(self) -> None:
         """Wait until all submitted work is done or has failed."""
         self._check_process()

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import ssl
+import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
@@ -24,7 +25,7 @@ from peelsum.torch.errors import HookConfigError
 from peelsum.torch.starts import hold_seat, unique_prefix
 from peelsum.transport import SwitchSummation, job_config
 from peelsum.transport.joining import join_limit_s
-from peelsum.transport.lease import CONNECT_S, Lease
+from peelsum.transport.lease import CONNECT_S, Generation, Lease
 from peelsum.transport.seats import SEAT
 
 #: The job for all ranks of a machine, in the form that follows `switch:`.
@@ -39,6 +40,9 @@ METRICS = "PEELSUM_METRICS"
 LOG = "PEELSUM_LOG"
 #: What happens when a rank is lost: every other raises an error, or those that are left go on.
 OnLost = Literal["error", "continue"]
+#: How long a rank that enters waits until the controller has noticed that another was lost, and between two
+#: requests, in seconds.
+_FREE_SEAT_S, _RETRY_S = 10.0, 0.1
 #: How long a rank other than 0 tries to reach the controller, in seconds.
 _JOIN_CONNECT_S = 5.0
 _log = logging.getLogger("peelsum")
@@ -88,6 +92,51 @@ def connect_rank(
     except BaseException:
         resources.close()
         raise
+
+
+def connect_to_run(source: str, timeout_s: float | None) -> tuple[SwitchSummation, Generation]:
+    """Connect this process to a run that goes on; return the generation in which it enters, too.
+
+    `source`, or else the environment, names the run's controller. Raises HookConfigError or TransportError.
+    """
+    source = source or os.environ.get(JOB, "")
+    if not source.startswith("//") or "," in source:
+        raise HookConfigError("enters: needs one `peelsum job serve`; give over='switch://HOST:PORT'")
+    resources = ExitStack()
+    try:
+        deadline = time.monotonic() + _FREE_SEAT_S
+        while True:
+            lease = _request_lease(_parse_address(source[2:]), call="enter")
+            values = _parse_object(lease.response, f"the answer of controller {source[2:]}")
+            if not values.get("full") or time.monotonic() >= deadline:
+                break
+            lease.close()
+            time.sleep(_RETRY_S)
+        resources.callback(lease.close)
+        if "entering" not in values:
+            raise HookConfigError(f"over: controller {source[2:]}: {values.get('error', values)}")
+        rank = int(values["entering"])
+        generation = lease.enter(rank, join_limit_s())
+        job, worker = job_config(generation.admission), generation.members.index(rank)
+        host, port = _parse_address(generation.switch[rank])
+        resources.enter_context(hold_seat(f"worker {rank} of job {job.job_id} at {host}:{port}"))
+        summation = SwitchSummation(
+            job,
+            job.worker_ids[worker],
+            (host, port),
+            timeout_s=timeout_s,
+            join_s=0.0,
+            wire="ethernet" if generation.wire == "ethernet" else "udp-port",
+            leases=[lease],
+            held=resources,
+            enters=True,
+        )
+    except BaseException as error:
+        resources.close()
+        if isinstance(error, TlsError | OSError | UnicodeError):
+            raise HookConfigError(f"over: controller {source[2:]}: {_lease_failure(error)}") from error
+        raise
+    return summation, generation
 
 
 def connect_group(
@@ -151,7 +200,7 @@ def _connect(
         timeout_s=timeout_s,
         join_s=0.0,
         wire=seat.get("wire", "udp-port"),
-        leases=[values["lease"] for values in seats if isinstance(values.get("lease"), Lease)],
+        leases=[values["lease"] for values in seats if values.get("lease")],
         held=resources,
         more_planes=list(zip(jobs, addresses, strict=True))[1:],
         interfaces=seat.get("interfaces") or _local_interfaces(len(jobs)),
@@ -295,7 +344,8 @@ def _job_from_controller(
         try:
             if ranks is None:
                 resources.enter_context(hold_seat(f"rank 0 of the job of controller {controller}"))
-            lease = _request_lease(address, ranks=ranks, on_lost=on_lost)
+            survives = "continue" if on_lost == "continue" else None
+            lease = _request_lease(address, ranks=ranks, on_lost=survives)
             resources.callback(lease.close)
             response = lease.response
         except (HookConfigError, TlsError, OSError, UnicodeError) as error:

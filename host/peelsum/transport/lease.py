@@ -28,6 +28,8 @@ CONNECT_S = 30.0
 _TELL_AFTER_S = 2.0
 #: The largest message of a controller, in bytes, and how much is read at once.
 _MAX_MESSAGE_BYTES, _READ_BYTES = 1 << 20, 1 << 14
+#: A step that is never reached.
+_NEVER = 1 << 62
 _log = logging.getLogger("peelsum")
 
 
@@ -55,15 +57,23 @@ class Generation:
     members: tuple[int, ...]
     """The ranks, as they were at the start of the run; worker i is rank members[i]."""
     completed: tuple[int, ...]
-    """The number of sums that each of them has completed."""
+    """The number of sums that each of them has completed; of those that enter, the largest of these."""
+    entered: tuple[int, ...]
+    """The ranks that enter in this generation."""
+    switch: tuple[str, ...] = ()
+    """The address of each rank's switch port, HOST:PORT, in the order of the ranks at the start."""
+    wire: str = "udp-port"
+    """The kind of connection, as for `SwitchSummation`."""
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Generation:
         """Return the generation in a message. Raises TransportError if it is malformed."""
         try:
-            members, completed = (tuple(map(int, message[name])) for name in ("members", "completed"))
+            names = ("members", "completed", "entered")
+            members, completed, entered = (tuple(map(int, message[name])) for name in names)
             if len(members) == len(completed):
-                return cls(message["admission"], members, completed)
+                addresses, wire = tuple(map(str, message["switch"])), str(message.get("wire", "udp-port"))
+                return cls(message["admission"], members, completed, entered, addresses, wire)
             reason = "members and sums differ in number"
         except (KeyError, TypeError, ValueError) as error:
             reason = repr(error)
@@ -107,9 +117,9 @@ class Lease:
     ) -> None:
         """Request a start, or to join.
 
-        request: other fields of the request than its process. `ranks` requests a job for a further group of
-        so many ranks; without it, the job that is described is requested. `rank` and `run` let this rank join
-        the run whose start had that `run` in its response.
+        request: the fields of the request other than its process. `ranks` requests a job for a further group
+        of so many ranks; without it, the job that is described is requested. `rank` and `run` let this rank
+        join the run whose start had that `run` in its response; `call="enter"` a run that goes on.
         identity: this worker's certificate, without which only controllers on loopback are asked.
         token: the job's.
         Raises OSError if there is no connection within `connect_s`, if the controller, which may have to
@@ -117,9 +127,13 @@ class Lease:
         TlsError if an identity is missing.
         """
         require_tls("controller", controller[0], identity, "set PEELSUM_TLS to a folder")
-        call = "join" if "run" in request else "start"
         given = {name: value for name, value in request.items() if value is not None}
-        values = {"call": call, "process": os.getpid(), **given, **({"token": token} if token else {})}
+        values = {
+            "call": "join" if "run" in given else "start",
+            "process": os.getpid(),
+            **given,
+            **({"token": token} if token else {}),
+        }
         waiting = "controller %s:%d: admits the job; waiting up to %g s"
         told = threading.Timer(_TELL_AFTER_S, _log.warning, (waiting, *controller, patience_s))
         told.daemon = True
@@ -134,6 +148,13 @@ class Lease:
         self._received = b""
         self._messages: list[dict[str, Any]] = []
         self._ended = False
+        #: The last step that has begun, which is reported when a rank enters.
+        self._step = -1
+        #: Whether a rank enters before a step that is not known yet; that step, once it is known; and the
+        #: number of that change.
+        self._step_is_due, self._entry_step, self._entry_change = False, _NEVER, 0
+        #: Held while messages are read: several threads may wait for sums and begin steps.
+        self._lock = threading.RLock()
         self._arrived = select.poll()
         self._arrived.register(self._link, select.POLLIN)
 
@@ -145,25 +166,60 @@ class Lease:
         """
         if not self._arrived.poll(0) and not self._messages:
             return
-        self._receive(0.0)
-        for message in self._messages:
-            if message.get("lost") or ("lost" in message and not leaving):
-                raise RankLostError(_lost_ranks(message), waiting)
-        self._require_connection()
+        with self._lock:
+            self._receive(0.0)
+            for message in self._messages:
+                if message.get("lost") or ("lost" in message and not leaving):
+                    raise RankLostError(_lost_ranks(message), waiting)
+            self._require_connection()
 
-    def agree(self, sums: int, patience_s: float) -> Generation:
+    def begin_step(self, step: int, patience_s: float) -> bool:
+        """Return whether ranks enter before this step; then call `agree` before its first sum.
+
+        If a rank enters and the controller has not told before which step, wait for that up to `patience_s`
+        seconds. Raises TransportError.
+        """
+        with self._lock:
+            if self._arrived.poll(0):
+                self._receive(0.0)
+            deadline = time.monotonic() + patience_s
+            while self._step_is_due and not any("lost" in message for message in self._messages):
+                self._require_connection()
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    raise TransportError(f"controller: no answer in {patience_s:g} s when a rank entered")
+                self._receive(left_s)
+            self._step = step
+            if step < self._entry_step:
+                return False
+            self._entry_step = _NEVER
+            return True
+
+    def agree(self, sums: int, chunk: int, patience_s: float, *, entry: bool = False) -> Generation:
         """Report the number of completed sums after a loss; return the generation of those that are left.
 
-        Further losses in the meantime are answered by the same number. Raises TransportError if there is no
+        chunk: the id of the first chunk that this rank has not submitted. entry: whether ranks enter.
+        Further losses in the meantime are answered by the same numbers. Raises TransportError if there is no
         generation within `patience_s` seconds, or if it has this rank no more.
         """
-        deadline, change = time.monotonic() + patience_s, 0
+        deadline, report = time.monotonic() + patience_s, {"sums": sums, "chunk": chunk}
+        change = self._entry_change if entry else 0
+        with self._lock:
+            if entry:
+                self.send(call="completed", change=change, **report)
+            while True:
+                message = self.next_message(deadline - time.monotonic())
+                if "lost" in message:
+                    change = message.get("change", 0)
+                    self.send(call="completed", change=change, **report)
+                elif message.get("change") == change and "members" in message:
+                    return Generation.of(message)
+
+    def enter(self, rank: int, patience_s: float) -> Generation:
+        """Return the generation in which this process enters, as this rank. Raises TransportError."""
+        deadline = time.monotonic() + patience_s
         while True:
             message = self.next_message(deadline - time.monotonic())
-            if "lost" in message:
-                change = message.get("change", 0)
-                self.send(call="completed", change=change, sums=sums)
-            elif message.get("change") == change and "members" in message:
+            if rank in message.get("members", ()):
                 return Generation.of(message)
 
     def leave(self) -> None:
@@ -213,10 +269,23 @@ class Lease:
             self._link.settimeout(CONNECT_S)
         *lines, self._received = (self._received + data).split(b"\n")
         try:
-            self._messages += map(decode_line, lines)
-        except ValueError:
+            for line in lines:
+                self._handle(decode_line(line))
+        except (KeyError, TypeError, ValueError):
             data = b""
         self._ended |= not data or len(self._received) > _MAX_MESSAGE_BYTES
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        """Answer a message about a rank that enters; store any other."""
+        if "entering" in message:
+            self._step_is_due, self._entry_change = True, int(message["change"])
+            self.send(call="step", change=self._entry_change, step=self._step)
+        elif "before_step" in message:
+            self._step_is_due, self._entry_step = False, int(message["before_step"])
+        else:
+            if "lost" in message:  # the controller begins the entry again after this change
+                self._step_is_due, self._entry_step = False, _NEVER
+            self._messages.append(message)
 
     def _require_connection(self) -> None:
         """Raise TransportError if the controller has closed the connection, with the reason it gave."""

@@ -24,7 +24,7 @@ from peelsum import buffers
 from peelsum.summation import Part, Words
 from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import BATCH, WorkerEndpoint
-from peelsum.transport.endpoint_state import GATHER, SCATTER, SUM
+from peelsum.transport.endpoint_state import GATHER, SCATTER, SUM, Cursor
 from peelsum.transport.errors import (
     StalledError,
     TransportConfigError,
@@ -75,6 +75,7 @@ class SwitchSummation:
     - `more_planes`: the job as further switches admitted it, and this worker's ports there, the same planes
       in the same order in all workers. Shares of at least 64 chunks of a part go to the planes in turn.
       Errors of a plane begin with its number, from 0.
+    - `enters`: whether this worker enters a run that goes on, in a new generation.
     - `interfaces`: of this host on the switches' wires, one for each plane; by default those on the way to
       the switches. An interface has one worker.
 
@@ -95,6 +96,7 @@ class SwitchSummation:
         held: ExitStack | None = None,
         more_planes: Sequence[tuple[JobConfig, Address]] = (),
         interfaces: Sequence[str] = (),
+        enters: bool = False,
     ) -> None:
         jobs, addresses = zip((config, switch), *more_planes, strict=True)
         if len({(job.workers, job.lanes, job.racks) for job in jobs}) > 1:
@@ -113,6 +115,7 @@ class SwitchSummation:
         self._process_id = os.getpid()
         self._broken = False
         self._closed = self._joined = self._finished = False
+        self._continued = enters
         self._next_plane = 0
         warm_up(config.lanes, len(jobs))
         self._links: list[PortLink] = []
@@ -167,6 +170,11 @@ class SwitchSummation:
         """This worker's leases in the run, one for each plane that has some."""
         return self._leases
 
+    @property
+    def next_chunk(self) -> int:
+        """The id of the first chunk, in the first plane, that this worker has not submitted."""
+        return int(self._endpoints[0].state.cursors[Cursor.END]) % (1 << 32)
+
     def continue_in(self, config: JobConfig, worker_id: int) -> None:
         """Continue in another generation of the job, at the same port, with other workers.
 
@@ -181,6 +189,7 @@ class SwitchSummation:
         self._endpoints[0].limit_window(self._links[0].socket.room)
         self._exchange = Exchange([(self._endpoints[0], self._links[0])])
         self._broken = self._joined = self._finished = False
+        self._continued = True
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`.
@@ -236,7 +245,8 @@ class SwitchSummation:
             ticket = endpoint.submit(joining.words, "add")
             sums.append(_Sum([(plane, ticket)], 1, None, partial(self._check_joined, plane, joining)))
         for endpoint, numbers in zip(self._endpoints, self._results(sums, wait), strict=True):
-            endpoint.start_run(int(np.bitwise_xor.reduce(numbers)))
+            # The chunk ids of a generation that continues a run are new, and must be later than all before.
+            endpoint.start_run(0 if self._continued else int(np.bitwise_xor.reduce(numbers)))
 
     def _check_joined(self, plane: int, joining: JoiningSum, result: Words) -> None:
         with in_plane(plane, self.planes):

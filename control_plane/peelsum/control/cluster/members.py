@@ -7,11 +7,26 @@ parameter.
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from peelsum.control.cluster.requests import ConnectedClient
+
+
+class Report(NamedTuple):
+    """What a rank reports after the loss of another."""
+
+    sums: int
+    """The number of sums that it has completed."""
+    chunk: int
+    """The id of the first chunk that it has not submitted, modulo 2**32."""
+
+
+def latest_chunk(chunks: Sequence[int]) -> int:
+    """Return the latest of chunk ids, which are serial numbers of 32 bits (RFC 1982)."""
+    return max(chunks, key=lambda chunk: (chunk - chunks[0] + (1 << 31)) % (1 << 32)) % (1 << 32)
 
 
 class Members:
@@ -24,13 +39,16 @@ class Members:
     | any             | `leave`                             | no longer a member, but still connected        |
     | ends on a loss  | a rank is lost                      | notify the others, once for each rank          |
     | survives losses | a rank is lost, or has left         | begin change k + 1: notify the others          |
-    | survives losses | `stalled` names members             | send them the reason, and close: they are lost |
+    | survives losses | a rank enters                       | begin change k + 1: ask all for their steps    |
+    | change k        | all members have sent their `step`  | notify them that it is before the next step    |
+    | survives losses | `stalled` names silent members      | send them the reason, and close: they are lost |
     | change k        | `completed` of change k             | store the number of sums                       |
     | change k        | a rank is lost, or has left         | begin change k + 1; earlier reports are void   |
     | change k        | all members have reported           | `agreed` returns their reports                 |
     | change k        | a member takes longer than patience | send it the reason, and close: it is lost      |
 
-    A survivor reports how many sums it has completed. Sums complete in the same order everywhere.
+    A survivor reports how many sums it has completed, which complete in the same order everywhere, and the id
+    of the first chunk that it has not submitted.
     """
 
     def __init__(self, rank_0: ConnectedClient, workers: int, *, survives: bool, patience_s: float) -> None:
@@ -49,8 +67,13 @@ class Members:
         self._lost: list[dict[str, Any]] = []
         #: The number of the last change, and the reports of the one that goes on; None if none does.
         self.change = 0
-        self._reports: dict[int, int] | None = None
+        self._reports: dict[int, Report] | None = None
         self._deadline = 0.0
+        #: The ranks that enter, and the steps that members have sent since; None if they were not asked.
+        self.entering: dict[int, ConnectedClient] = {}
+        self._steps: dict[int, int] | None = None
+        #: Whether the change that goes on is for them.
+        self._admits = False
 
     def is_token(self, token: str) -> bool:
         """Return whether a token is this run's."""
@@ -69,6 +92,18 @@ class Members:
         if self._lost:
             client.outbox.append({"lost": self._lost, "change": self.change})
         return ""
+
+    def enter(self, client: ConnectedClient) -> int | None:
+        """Let a client enter at the next border of a step; return its rank, None if all are taken.
+
+        The run must survive losses. The rank is the lowest that is free.
+        """
+        starting = set() if self.change else set(range(self._workers)) - self._joined
+        taken = self.clients.keys() | self.entering.keys() | starting
+        rank = next((rank for rank in range(self._workers) if rank not in taken), None)
+        if rank is not None:
+            self.entering[rank] = client
+        return rank
 
     def first(self) -> ConnectedClient | None:
         """Return the member of the lowest rank that is connected; None if there is none."""
@@ -91,17 +126,40 @@ class Members:
             del self.clients[rank]
         if departed and (self.survives or lost):
             self._begin_change(lost, now)
+        self._update_entering(now)
         if self._reports is not None and now >= self._deadline:
-            waited = f"no report within {self._patience_s:g} s of the loss of another rank"
+            waited = f"no report within {self._patience_s:g} s of a change of the members"
             self._expel(self.clients.keys() - self._reports.keys(), waited)
         return ["rank {rank}: process {process} of {host} was lost".format_map(item) for item in lost]
 
-    def agreed(self) -> dict[int, int] | None:
-        """Return the number of completed sums of each member once all have reported; None until then."""
+    def agreed(self) -> dict[int, Report] | None:
+        """Return the report of each member once all have reported; None until then."""
         if self._reports is None or self._reports.keys() != self.clients.keys() or not self.clients:
+            return None
+        if self._steps is not None:
             return None
         reports, self._reports = self._reports, None
         return dict(sorted(reports.items()))
+
+    def admit_entering(self) -> list[int]:
+        """Make members of the ranks that enter, if this change is for them; return them."""
+        if not self._admits:
+            return []
+        ranks, self._admits = [*self.entering], False
+        self.clients |= self.entering
+        self.entering = {}
+        return ranks
+
+    def _update_entering(self, now: float) -> None:
+        """Begin a change for ranks that enter, if none goes on; end the first part of such a change."""
+        self.entering = {rank: client for rank, client in self.entering.items() if not client.closed}
+        if self.entering and self._reports is None and self.clients:
+            self.change += 1
+            self._reports, self._steps, self._deadline = {}, {}, math.inf
+            self.notify({"entering": [*self.entering]})
+        elif self._steps is not None and self._steps.keys() == self.clients.keys():
+            self.notify({"before_step": max(self._steps.values()) + 1})
+            self._steps, self._admits, self._deadline = None, True, now + self._patience_s
 
     def notify(self, message: Mapping[str, Any]) -> None:
         """Send a message to all members."""
@@ -114,9 +172,12 @@ class Members:
                 departed[rank] = self.clients[rank]
             case "completed":
                 if self._reports is not None and message["change"] == self.change:
-                    self._reports[rank] = message["sums"]
+                    self._reports[rank] = Report(message["sums"], message["chunk"])
+            case "step":
+                if self._steps is not None and message["change"] == self.change:
+                    self._steps[rank] = message["step"]
             case "stalled" if self.survives:
-                silent = {one for one in message["ranks"] if type(one) is int} & self.clients.keys() - {rank}
+                silent = {one for one in message["silent"] if type(one) is int} & self.clients.keys() - {rank}
                 self._expel(silent, f"a sum of rank {rank} made no progress without this rank")
 
     def _begin_change(self, lost: list[dict[str, Any]], now: float) -> None:
@@ -124,7 +185,8 @@ class Members:
         self.change += 1
         self._lost += lost
         if self.survives:
-            self._reports, self._deadline = {}, now + self._patience_s
+            self._reports, self._steps, self._admits = {}, None, False
+            self._deadline = now + self._patience_s
         self.notify({"lost": lost})
 
     def _expel(self, ranks: set[int], reason: str) -> None:

@@ -1,8 +1,8 @@
 """A server for requests to a controller (`peelsum.requests`). The current time is a parameter.
 
 The response to a request `start` is a lease: on the job, or on a job for a further group of workers. That to
-`join` is the lease of one more rank of a run. A lease lasts until the connection is closed. Until then, the
-rank and the controller can send each other messages.
+`join` is the lease of one more rank of a run that starts, that to `enter` of a run that goes on. A lease
+lasts until the connection is closed. Until then, the rank and the controller can send each other messages.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ _KEEP_ALIVE_OPTIONS = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (soc
 _ROLES = {
     "start": (Role.WORKER, Role.OPERATOR),
     "join": (Role.WORKER, Role.OPERATOR),
+    "enter": (Role.WORKER, Role.OPERATOR),
     "admit": (Role.OPERATOR,),
     "evict": (Role.OPERATOR,),
     "list": (Role.OPERATOR, Role.VIEWER),
 }
 _CONTROLLED = "`peelsum job --controller` and `status --controller`"
 _RANK = "a training's rank 0, by 'switch://HOST:PORT'"
-_EXPECTED_CLIENTS = dict.fromkeys(_ROLES, _CONTROLLED) | {"start": _RANK, "join": _RANK}
 #: The requests whose response is a lease.
-_LEASES = ("start", "join")
+_LEASES = ("start", "join", "enter")
+_EXPECTED_CLIENTS = dict.fromkeys(_ROLES, _CONTROLLED) | dict.fromkeys(_LEASES, _RANK)
 
 
 @dataclass(eq=False)
@@ -85,7 +86,7 @@ class ConnectedClient:
     @property
     def has_joined(self) -> bool:
         """Whether the client is a rank that has joined a run."""
-        return self.answered and self.request["call"] == "join"
+        return self.answered and self.request["call"] in ("join", "enter")
 
     @property
     def needs_main_lease(self) -> bool:
@@ -109,7 +110,7 @@ class RequestServer:
     | waiting       | the lease is free             | start a run for the client that waits longest |
     | waiting       | LEASE_TIMEOUT_S passes        | send an error with the holder, and close      |
     | waiting       | it is for a further group     | start a run with a lease of its own           |
-    | waiting       | it is a request `join`        | let the rank join its run                     |
+    | waiting       | it is `join` or `enter`       | let the rank join its run                     |
     | lease         | a message                     | to its inbox; if it is invalid, close         |
     | any           | the client closes             | close; its lease, if any, is free             |
 

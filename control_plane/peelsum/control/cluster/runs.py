@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from peelsum.control.cluster.jobs import JobController
-from peelsum.control.cluster.members import Members
+from peelsum.control.cluster.members import Members, Report, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
@@ -25,6 +25,8 @@ from peelsum.processes import Child, ProcessError
 from peelsum.processes.children import ADMISSION, RestartableProcess
 from peelsum.wire.datagrams import Address
 
+#: More chunks than the first sum of a generation has, which is of one word for each worker.
+_JOINING_CHUNKS = 64
 #: Seconds that a job's server may take to begin a new generation.
 _SERVER_PATIENCE_S = 10.0
 
@@ -66,10 +68,9 @@ class JobRun:
             run.pop_all()
         described = self.job.job
         self.members = Members(client, described.workers, survives=survives, patience_s=described.timeout_s)
-        client.heir = self.members.first if survives else client.heir
-        wire = {"wire": "ethernet"} if self._ethernet else {}
-        response = {"admission": self._admission, "switch": self._worker_addresses(), **wire}
-        return {**response, "run": self.members.token}
+        if survives:
+            client.heir = self.members.first
+        return {**self._response(), "run": self.members.token}
 
     def update(self, now: float) -> None:
         """Notify the members of a rank that was lost; admit those that are left once they have agreed."""
@@ -80,21 +81,33 @@ class JobRun:
         reports = self.members.agreed()
         if reports is None:
             return
+        entered = self.members.admit_entering()
+        ranks = sorted({*reports, *entered})
         try:
-            self._continue_with(list(reports))
+            self._continue_with(ranks, reports.values())
         except (ControlError, ProcessError) as error:
             self._controller.tell(Event("error", str(error), self.job.job.id))
             self.members.notify({"end": f"those that are left could not be admitted ({error})"})
             return
-        generation = {"admission": self._admission, "members": list(reports)}
-        self.members.notify({**generation, "completed": list(reports.values())})
-        text = f"generation {self._admission['generation']}: continues with ranks {_numbers(reports)}"
+        most = max(report.sums for report in reports.values())
+        completed = [reports[rank].sums if rank in reports else most for rank in ranks]
+        generation = {**self._response(), "members": ranks, "completed": completed, "entered": entered}
+        self.members.notify(generation)
+        text = f"generation {self._admission['generation']}: continues with ranks {_numbers(ranks)}"
         self._controller.tell(Event("run", text, self.job.job.id))
 
-    def _continue_with(self, ranks: Sequence[int]) -> None:
-        """Admit the job in a new generation whose workers are these ranks, and have its server serve that.
+    def _response(self) -> dict[str, Any]:
+        """Return what workers need to connect."""
+        wire = {"wire": "ethernet"} if self._ethernet else {}
+        return {"admission": self._admission, "switch": self._worker_addresses(), **wire}
 
-        The secret remains, so that the switch's ports keep the addresses of the hosts behind them.
+    def _continue_with(self, ranks: Sequence[int], reports: Collection[Report]) -> None:
+        """Admit the job in a new generation of these ranks, and have its server serve that.
+
+        The secret remains, so that the switch's ports keep the addresses of the hosts behind them. No slots
+        are freed, which would take most of the time. Instead, the generation begins after all chunk ids that
+        slots may have. They are at most a window beyond those that a survivor has submitted. Before the first
+        sum, a rank that was lost may have begun at a random id alone, so slots are freed then.
         Raises ControlError or ProcessError.
         """
         assert isinstance(self.job, JobDescription)
@@ -102,7 +115,14 @@ class JobRun:
         ports = self.job.ports
         workers = tuple(ports.workers[rank] for rank in ranks)
         self._admitted_job = _with_ports(self.job, self.job.job.id, ports.server, workers)
-        self._admission = self._controller.admit_job(self._admitted_job, secret=self._admission["secret"])
+        admission = self._controller.admit_job(
+            self._admitted_job,
+            secret=self._admission["secret"],
+            free=any(report.sums == 0 for report in reports),
+        )
+        chunks = [self._admission.get("first_chunk", 0), *(report.chunk for report in reports)]
+        first_chunk = (latest_chunk(chunks) + 2 * admission["window"] + _JOINING_CHUNKS) % (1 << 32)
+        self._admission = {**admission, "first_chunk": first_chunk}
         self._server.child.send(admission=self._admission)
         try:
             self._server.child.next_message(_SERVER_PATIENCE_S)
@@ -193,6 +213,8 @@ class JobRuns:
         """
         if client.request["call"] == "join":
             return self._join(client)
+        if client.request["call"] == "enter":
+            return self._enter(client)
         try:
             if client.ranks is None:
                 response = self._main.start(client)
@@ -212,6 +234,16 @@ class JobRuns:
                 error = run.members.join(rank, client)
                 return {"error": error} if error else {"joined": rank}
         return {"error": f"rank {rank}: its run has ended; start all ranks again"}
+
+    def _enter(self, client: ConnectedClient) -> dict[str, Any]:
+        """Let a client enter the main run; return the response with its rank."""
+        members = self._main.members
+        if members is None or not members.survives or members.first() is None:
+            return {"error": "enter: there is no run that survives losses; start one with on_lost='continue'"}
+        rank = members.enter(client)
+        if rank is None:
+            return {"error": "enter: the run has all its ranks", "full": True}
+        return {"entering": rank}
 
     def update(self) -> None:
         """Handle what has happened to the connections of all runs' ranks."""
