@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -108,7 +109,7 @@ def collectives(group, rank):
         done(f"broadcast {dtype}", group.broadcast_one(tensor, ranks - 1), tensor)
     done("barrier", group.barrier(dist.BarrierOptions()))
     tensor = torch.arange(3.0)
-    if rank < 2:
+    if ranks > 1 and rank < 2:
         work = group.send([tensor], 1, 0) if rank == 0 else group.recv([tensor.zero_()], 0, 0)
         done("send", work, tensor)
     return results
@@ -170,7 +171,7 @@ def failed(group):
     """Sum at one rank; return whether that succeeded, the error, and whether the future has it, too."""
     work = group.allreduce([torch.ones(5000)], dist.ReduceOp.SUM)
     succeeded = work.wait()
-    with pytest.raises(RuntimeError, match=str(work.exception())[:20]):
+    with pytest.raises(RuntimeError, match=re.escape(str(work.exception()))):
         work.get_future().wait()
     return succeeded, str(group.errored())
 
@@ -179,7 +180,10 @@ def test_a_rank_that_does_not_sum_is_an_error_within_the_timeout(quorums):
     def in_time(timeout_s):
         for group in quorums.groups:
             group.set_timeout(timedelta(seconds=timeout_s))
-        quorums.configure(RANKS)
+        try:
+            quorums.configure(RANKS)
+        except HookError as error:
+            raise AssertionError from error  # the machine is too busy
         assert quorums.on_all(
             RANKS, lambda group, _: group.allreduce([torch.ones(1)], dist.ReduceOp.SUM).wait()
         )
