@@ -7,9 +7,9 @@ import socket
 import torch
 from task import CLASSES, LENGTH, RATE, STEPS, WORDS, Classifier, Trained, parameters
 from torch.distributed import TCPStore
-from torchft import DistributedDataParallel, Manager, Optimizer
+from torchft import Manager, Optimizer
 
-from peelsum.torch.torchft import ProcessGroupPeelsum
+from peelsum.torch.torchft import DistributedDataParallel, ProcessGroupPeelsum
 
 
 def train() -> Trained:

@@ -183,6 +183,11 @@ class SwitchProcessGroup(dist.ProcessGroup):
         if self._queue is not None:
             self._queue.close()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of the first call over the switch that failed, after which all fail; else None."""
+        return None if self._queue is None else self._queue.failure
+
     def abort(self, reason: str = "the process group was aborted on this rank; make another") -> None:
         """Fail all calls over the switch, and leave the job, without waiting for other ranks."""
         if self._queue is not None:

@@ -208,6 +208,11 @@ class SumQueue:
         self._check_process()
         self._pool.wait_for(self._pool.submitted)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of the first work that failed, or None."""
+        return self._failure
+
     def abort(self, reason: str) -> None:
         """Fail the work that runs and all later work with `reason`, without waiting for other workers.
 

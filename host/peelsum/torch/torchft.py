@@ -4,7 +4,7 @@ torchft's manager decides which replica groups train, and calls `configure` when
 group then ends without waiting, and the new one requests a job for its ranks from `peelsum job serve`.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: DDP inspects the annotations of its hook as objects.
 
 import concurrent.futures
 import threading
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # not exported, but documented
+from torchft import ddp
 from torchft.process_group import ProcessGroupWrapper
 
 from peelsum.allreduce.history_loops import warm_up
@@ -31,8 +32,7 @@ class ProcessGroupPeelsum(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
 
     PEELSUM_JOB names a `peelsum job serve`, whose description needs spare ports for two groups of all ranks.
 
-    If a call fails, `errored` returns its error, its future raises it, and its `wait` returns False, because
-    torchft's DistributedDataParallel does not survive an error there. The manager does not commit the step.
+    After an error, all calls of the group fail until `configure`. The manager does not commit the step.
     """
 
     def __init__(
@@ -53,8 +53,9 @@ class ProcessGroupPeelsum(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         return "torchft-peelsum"
 
     def errored(self) -> Exception | None:
-        """Return the first error since `configure`: of a call, or that the group was aborted; else None."""
-        return self._error
+        """Return why the calls of this group fail, or None: a call over the switch has failed, or `abort`."""
+        failure = self._pg.failure if isinstance(self._pg, SwitchProcessGroup) else None
+        return failure if isinstance(failure, Exception) else self._error
 
     def abort(self, errored: bool = True) -> None:
         """Fail all calls over the switch, and leave the job, without waiting for other ranks.
@@ -62,7 +63,7 @@ class ProcessGroupPeelsum(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         errored: whether this is an error, which `errored` then returns.
         """
         if errored:
-            self.report(HookFailedError("group: was aborted on this rank; configure it again"))
+            self._error = HookFailedError("group: was aborted on this rank; configure it again")
         super().abort(errored)
 
     def shutdown(self) -> None:
@@ -70,10 +71,6 @@ class ProcessGroupPeelsum(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         group, self._pg = self._pg, None
         if group is not None:
             group.shutdown()
-
-    def report(self, error: Exception) -> None:
-        """Make `errored` return this error, unless there was an earlier one."""
-        self._error = self._error or error.with_traceback(None)  # whose frames have tensors and the group
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> SwitchProcessGroup:
         """Return a group in a job of its own. Raises an error, or HookFailedError after the timeout."""
@@ -110,9 +107,6 @@ class ProcessGroupPeelsum(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         options.reduceOp = opts
         return options
 
-    def _wrap_work(self, work: dist.Work, opts: object) -> dist.Work:
-        return QuorumWork(work, self)
-
 
 def _abort_group(made: Future[SwitchProcessGroup]) -> None:
     """Abort a group that was made too late."""
@@ -120,39 +114,19 @@ def _abort_group(made: Future[SwitchProcessGroup]) -> None:
         made.result().abort()
 
 
-class QuorumWork(dist.Work):
-    """A call of a `ProcessGroupPeelsum`. An error is reported to the group, and `wait` then returns False."""
+class DistributedDataParallel(ddp.DistributedDataParallel):  # type: ignore[misc]  # likewise
+    """torchft's DistributedDataParallel, whose `backward` also returns after an all-reduce has failed.
 
-    def __init__(self, work: dist.Work, group: ProcessGroupPeelsum) -> None:
-        super().__init__()
-        self._work, self._group = work, group
+    The manager then does not commit the step. torchft 0.2's own `backward` raises an AssertionError or
+    AttributeError, with any process group.
+    """
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the call is done, up to `timeout` if it is above zero; return whether it succeeded."""
-        try:
-            return bool(self._work.wait(timeout))
-        except Exception as error:
-            self._group.report(error)
-            return False
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future for the call's tensors, or its error."""
-        future: torch.futures.Future[Any] = self._work.get_future()
+    @staticmethod
+    def _comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket by the manager `state`, which keeps an error for itself."""
+        buffer = bucket.buffer()
+        state.allreduce(buffer).wait()
+        devices = [buffer.device] if buffer.is_cuda else []
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        future.set_result(buffer)
         return future
-
-    def is_completed(self) -> bool:
-        """Return whether `wait` would return at once."""
-        return bool(self._work.is_completed())
-
-    def is_success(self) -> bool:
-        """Return whether the call has succeeded."""
-        return bool(self._work.is_success())
-
-    def exception(self) -> Any:
-        """Return the call's error, or None."""
-        return self._work.exception()
-
-    def result(self) -> list[torch.Tensor]:
-        """Return the call's tensors. Raises its error."""
-        tensors: list[torch.Tensor] = self._work.result()
-        return tensors
