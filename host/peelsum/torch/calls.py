@@ -118,6 +118,8 @@ class GlooWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for gloo's work, then call `finish`. Raises the work's error."""
+        if self._is_finished:  # gloo's sends and receives can be waited for only once
+            return True
         done: bool = self._work.wait(timeout)
         with self._lock:
             if not self._is_finished:

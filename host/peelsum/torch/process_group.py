@@ -88,11 +88,13 @@ class SwitchProcessGroup(dist.ProcessGroup):
         options: SwitchOptions | None = None,
         *,
         further: bool = False,
+        needs_job: bool = False,
     ) -> None:
         """Connect to the switch that the environment names: see `switch_seat`.
 
         further: whether a group of all ranks exists already, so that this group needs a job of its own. A
         group of one rank needs no job. Without a job, gloo executes all calls.
+        needs_job: whether a further group of several ranks that gets no job is an error.
         timeout: how long a call may take. Unless it is torch's default, a sum waits for other ranks up to
         nine tenths of it, not up to the job's limit: the sum's error, which names those ranks, then comes
         first.
@@ -122,6 +124,8 @@ class SwitchProcessGroup(dist.ProcessGroup):
         if size > 1 or not further:
             backend = run_on_all_ranks(store, rank, size, lambda: connect("", rank, size, store, stall_s))
         if isinstance(backend, str):
+            if needs_job:
+                raise HookConfigError(f"group of {size} ranks: has no job at the switch: {backend}")
             _log.warning("group of %d ranks: uses gloo, as %s", size, backend)
             backend = None
         # One thread: calls share one all-reduce, which cannot run two sums at once.
@@ -178,6 +182,16 @@ class SwitchProcessGroup(dist.ProcessGroup):
         """Leave the job; called by `destroy_process_group`."""
         if self._queue is not None:
             self._queue.close()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of the first call over the switch that failed, after which all fail; else None."""
+        return None if self._queue is None else self._queue.failure
+
+    def abort(self, reason: str = "the process group was aborted on this rank; make another") -> None:
+        """Fail all calls over the switch, and leave the job, without waiting for other ranks."""
+        if self._queue is not None:
+            self._queue.abort(reason)
 
     def _reduce(self, name: str, tensors: list[torch.Tensor], opts: Any, *, written: bool) -> Any:
         """Reduce tensors, over the switch if it can, else by gloo; replace them if `written`."""

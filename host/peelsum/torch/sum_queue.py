@@ -23,6 +23,7 @@ from peelsum.allreduce import Part, Summation
 from peelsum.summation import PieceSummation, Words, gather_by_or
 from peelsum.torch.errors import HookError, HookFailedError
 from peelsum.torch.member_changes import RECOVERABLE, MemberChanges, RepeatableWork
+from peelsum.transport import SwitchSummation
 
 T = TypeVar("T")
 
@@ -172,6 +173,7 @@ class SumQueue:
         #: See `ProcessGroupSummation.device`; None with other backends.
         self.device = getattr(backend, "device", None)
         self._failure: BaseException | None = None
+        self._abort_reason = ""
         self._current = _ThreadState()
         #: The ticket of the last work that was submitted, by its key.
         self._last_tickets: dict[Hashable, int] = {}
@@ -259,6 +261,20 @@ class SumQueue:
         self._check_process()
         self._pool.wait_for(self._pool.submitted)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of the first work that failed, or None."""
+        return self._failure
+
+    def abort(self, reason: str) -> None:
+        """Fail the work that runs and all later work with `reason`, without waiting for other workers.
+
+        The backend, which must be a `SwitchSummation`, is closed soon after, in a thread of the queue.
+        """
+        self._abort_reason = reason
+        cast(SwitchSummation, self.backend).abort(reason)
+        self._pool.close()
+
     def close(self) -> None:
         """End the threads once all work is done. Raises what closing the backend raises."""
         self._check_process()
@@ -336,7 +352,8 @@ class SumQueue:
                 "or process group here, for a worker of its own"
             )
         if self._failure is None:
-            return HookError("sum: this worker has left the job; make a new state or process group")
+            left = "this worker has left the job; make a new state or process group"
+            return HookError(f"sum: {self._abort_reason or left}")
         refusal = HookFailedError(
             f"sum: an earlier sum failed ({self._failure}); start training again from a checkpoint"
         )

@@ -17,6 +17,7 @@ from typing import Any
 from peelsum.control.cluster.jobs import JobController
 from peelsum.control.cluster.members import Members, Report, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
+from peelsum.control.cluster.servers import ServerStarter
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
 from peelsum.control.errors import ControlError, LeaseHeldError
@@ -35,13 +36,21 @@ class JobRun:
     """A job, and its current run if there is one."""
 
     def __init__(
-        self, controller: JobController, job: AnyDescription, bases: Sequence[Address], *, ethernet: bool
+        self,
+        controller: JobController,
+        job: AnyDescription,
+        bases: Sequence[Address],
+        *,
+        ethernet: bool,
+        servers: ServerStarter | None = None,
     ) -> None:
         """bases: for each switch, the host and the port number that precedes the UDP ports of switch port 1.
 
         ethernet: whether ports are interfaces; `bases` are then the addresses to which packets are sent.
+        servers: starts the run's server.
         """
         self.job = job
+        self._servers = servers or ServerStarter()
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
         #: The current admission, and its job: the described one, or with the workers that are left.
         self._admission: dict[str, Any] = {}
@@ -162,7 +171,7 @@ class JobRun:
         address = self._port_address(self._bases[0], self.job.server_port)
         wire = ["--ethernet"] if self._ethernet else []
         command = ("server", "run", "--switch", address, *wire)
-        return Child.start_ready("server", *command, environment={ADMISSION: json.dumps(self._admission)})[0]
+        return self._servers.start(*command, environment={ADMISSION: json.dumps(self._admission)})
 
     def _worker_addresses(self) -> list[str]:
         """Return the address of each worker's switch port, in the order of the workers' numbers."""
@@ -197,11 +206,14 @@ class JobRuns:
         # The port that has been free for longest is used first, as late packets of its last user may arrive.
         self._spare_ports = deque(self._job.ports.spare if self._job else ())
         self._groups: dict[ConnectedClient, JobRun] = {}
+        self._servers = ServerStarter()
+        self._load_server_ahead()
 
     def __enter__(self) -> JobRuns:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._servers.close()
         for client in list(self._groups):
             self._end_group(client)
         self._main.end()
@@ -281,9 +293,8 @@ class JobRuns:
         taken_ids = {self._job.job.id, *(run.job.job.id for run in self._groups.values())}
         try:
             for number in (candidate for candidate in range(MAX_JOB_ID, 0, -1) if candidate not in taken_ids):
-                run = JobRun(
-                    self._controller, self._group_job(self._job, number, ports), self._bases, ethernet=False
-                )
+                job = self._group_job(self._job, number, ports)
+                run = JobRun(self._controller, job, self._bases, ethernet=False, servers=self._servers)
                 try:
                     response = run.start(client, is_new=True)
                 except BaseException as error:
@@ -292,11 +303,17 @@ class JobRuns:
                         continue
                     raise
                 self._groups[client] = run
+                self._load_server_ahead()
                 return response
             return {"refused": f"all {MAX_JOB_ID} numbers of jobs are taken at the switch; evict one"}
         finally:
             if client not in self._groups:
                 self._spare_ports.extend(ports)
+
+    def _load_server_ahead(self) -> None:
+        """Have a server loaded for the next group, which then starts sooner."""
+        if self._job is not None and self._job.ports.spare:
+            self._servers.load_ahead(self._job.switch.pipeline_lanes)
 
     def _group_job(self, job: JobDescription, number: int, ports: Sequence[int]) -> JobDescription:
         """Return the job description of a group: the first port is the server's."""
