@@ -361,30 +361,24 @@ def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
         ) from None
 
 
-def peelsum_lanes(session: Session) -> int:
-    """Return the 32-bit values per packet of the running pipeline; 0 if it is another program's.
+def lanes_and_slots(session: Session) -> tuple[int, int]:
+    """Return the 32-bit values per packet, and the number of slots, of the running pipeline.
 
-    Raises SwitchError if the switch has no pipeline.
+    Raises SwitchError if there is no pipeline, or another program's.
     """
-    return _lanes_and_slots(session.running_schema())[0]
-
-
-def lanes(session: Session) -> int:
-    """Return the 32-bit values per packet of the running pipeline. Raises SwitchError for other programs."""
-    if not (count := peelsum_lanes(session)):
+    count, size = _lanes_and_slots(session.running_schema())
+    if not count:
         raise SwitchError(f"switch: the pipeline of {session.address} is not peelsum's; load that first")
-    return count
+    return count, size
 
 
-def slots(session: Session) -> int:
-    """Return the number of slots of the running pipeline. Raises SwitchError for other programs."""
-    lanes(session)
-    return _lanes_and_slots(session.running_schema())[1]
+def peelsum_lanes(session: Session) -> int:
+    """Return the 32-bit values per packet of the running pipeline; 0 if it is another program's."""
+    return _lanes_and_slots(session.running_schema())[0]
 
 
 @lru_cache(maxsize=16)
 def _lanes_and_slots(schema: P4Schema) -> tuple[int, int]:
-    """Return 32-bit values per packet, 0 for other programs, and the number of slots of a pipeline."""
     sizes = {register.name: register.size for register in schema.registers}
     # On a Tofino, each lane's register is in a P4 control of its own, with the name `sums`.
     count = count_lanes([name.removesuffix(".sums") for name in sizes])
