@@ -207,6 +207,8 @@ def admit(
     )
     secret = secrets.token_hex(SECRET_BYTES) if secret is None else secret
     _configure(placements, generation, secret, free)
+    plans = [placement.plan for placement in placements]
+    members = [member for plan in plans for member in plan.members if not member.is_rack]
     return JobAdmission(
         description.job.id,
         generation,
@@ -214,9 +216,9 @@ def admit(
         description.job.window,
         placements[0].lanes,
         min(placement.slots for placement in placements),
-        description.server_port,
-        description.worker_ports,
-        description.rack_sizes,
+        plans[0].up_port,
+        tuple(member.port for member in members),
+        tuple(len(plan.members) for plan in plans[1:]),
         secret,
     )
 
