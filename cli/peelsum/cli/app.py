@@ -15,9 +15,7 @@ from peelsum.cli import (
     doctor,
     job,
     network,
-    plan,
-    server,
-    simulate,
+    predict,
     switch,
     trace,
 )
@@ -34,7 +32,7 @@ app = typer.Typer(
 app.add_typer(switch.app, name="switch")
 app.add_typer(job.app, name="job")
 app.add_typer(job.controller_app, name="controller")
-app.add_typer(server.app, name="server")
+app.add_typer(switch.server_app, name="server")
 app.add_typer(certificates.app, name="certificates")
 app.add_typer(bench.app, name="bench")
 app.add_typer(network.topo_app, name="topo")
@@ -43,8 +41,8 @@ app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo_worker.command)
 app.command("status")(job.status)
 app.command("doctor")(doctor.command)
-app.command("plan")(plan.plan)
-app.command("simulate")(simulate.simulate)
+app.command("plan")(predict.plan)
+app.command("simulate")(predict.simulate)
 app.command("up")(network.up)
 app.command("exec", context_settings={"allow_interspersed_args": False})(network.exec_)
 app.command("readmit")(network.readmit)
