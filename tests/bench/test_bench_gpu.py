@@ -32,6 +32,7 @@ def test_stages_are_measured() -> None:
     assert min(figures[f"{stage}_us"] for stage in ("copy", "index", "numbers", "peel", "results")) > 0
 
 
+@pytest.mark.system
 def test_a_wrong_peeled_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     right = GpuDevice.sketch_decode
 

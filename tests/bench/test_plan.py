@@ -88,6 +88,7 @@ def test_an_impossible_ring_is_refused(arguments: tuple[int, float, float], mess
         NetworkModel.ring(*arguments)
 
 
+@pytest.mark.system
 def test_each_form_s_step_is_said_to_be_predicted_or_measured_and_simulated() -> None:
     request = Point(1 << 14, 0.01, 1, 3e-3, 4, "uniform")
     alone = plan(request)

@@ -71,6 +71,7 @@ def test_the_automatic_form_is_that_of_an_allreduce(point: Point) -> None:
     assert which_form.chosen_form(point) == form
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("forked_children")
 def test_a_step_over_links_is_exact_and_no_quicker_than_they_are() -> None:
     points = [Point(5000, density, gbps=0.1, rtt=20e-3, workers=2) for density in (0.01, 0.1)]

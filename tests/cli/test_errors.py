@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from clusters import job_text
 from command_line import peelsum as run
 from patience import PATIENCE_S
 
@@ -19,18 +20,6 @@ from peelsum.pipelines import artifacts
 DEVICE_ID = "--device-id: {} is out of range; use 0 to 18446744073709551615"
 PEELSUM = [sys.executable, "-m", "peelsum.cli"]
 ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "window": 8, "timeout_s": 3}
-JOB = """\
-[job]
-id = 1
-workers = 2
-
-[switch]
-p4runtime = "{p4runtime}"
-
-[ports]
-workers = [1, 2]
-server = 3
-"""
 
 
 def run_process(*arguments, **options):
@@ -74,7 +63,7 @@ def switch():
 @pytest.fixture
 def job_toml(tmp_path, switch):
     path = tmp_path / "job.toml"
-    path.write_text(JOB.format(p4runtime=f"127.0.0.1:{switch['grpc_port']}"))
+    path.write_text(job_text(1, f"127.0.0.1:{switch['grpc_port']}", ports=(1, 2), up=3))
     return path
 
 

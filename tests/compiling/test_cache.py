@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.compiling import cache, progress
-from peelsum.compiling.fingerprint import fingerprint
+from peelsum.compiling.cache import fingerprint
 
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root gives folders away")
 #: Calls itself and another loop, and is called with several types.

@@ -80,9 +80,9 @@ def test_the_walk_of_an_admission_is_short(controller, description, monkeypatch)
     finally:
         sys.setprofile(None)
     assert requests == ["Write", "Read", "Read", "Write", "Write", "Write"]
-    assert len(calls) <= 175
+    assert len(calls) <= 145
     assert len(set(calls)) <= 8
-    assert sum(one != other for one, other in pairwise(calls)) <= 45
+    assert sum(one != other for one, other in pairwise(calls)) <= 40
 
 
 def test_a_row_that_refuses_to_close_keeps_the_job_as_it_is(controller, device, description, monkeypatch):

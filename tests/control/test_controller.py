@@ -130,7 +130,7 @@ def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
     chunk = next(chunk for chunk in range(4096) if slot_index(salt(3), chunk, 4096) < few)
     contribute(device, controller.admit(description), 0, chunk_id=chunk)
     monkeypatch.setattr(v1model, "slot_owners", lambda session: None)
-    monkeypatch.setattr(v1model, "slots", lambda session: few)
+    monkeypatch.setattr(v1model, "lanes_and_slots", lambda session: (LANES, few))
     controller.admit(description)
     assert freed == set(range(few))
     assert controller.verdicts()[Verdict.RESET_DONE] >= few + 1  # with one to read the clock, before

@@ -17,6 +17,7 @@ from patience import PATIENCE_S
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
+from clusters import job_text
 from command_line import peelsum
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -29,18 +30,6 @@ from peelsum.tls import TlsError
 from peelsum.torch.switch_seat import METRICS, connect_rank
 
 pytestmark = pytest.mark.usefixtures("forked_children")
-
-JOB = """
-[job]
-id = 3
-workers = 2
-[switch]
-p4runtime = "{p4runtime}"
-pipeline_lanes = 32
-[ports]
-workers = [1, 2]
-server = 3
-"""
 
 
 def read(url, parser=parse, accept="text/plain", context=None):
@@ -209,7 +198,7 @@ def test_after_a_run_they_are_what_the_parts_print(tmp_path, monkeypatch, caplog
 
         switch, listening = child("switch", "switch", "run", "--ports", "3", "--p4runtime", "127.0.0.1:0")
         p4runtime, udp = f"127.0.0.1:{listening['grpc_port']}", listening["udp_ports"]
-        (tmp_path / "job.toml").write_text(JOB.format(p4runtime=p4runtime))
+        (tmp_path / "job.toml").write_text(job_text(3, p4runtime, ports=(1, 2), up=3))
         admitted = Child.peelsum(
             "controller", "job", "admit", str(tmp_path / "job.toml"), "--json", "--child"
         )

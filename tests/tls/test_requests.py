@@ -121,13 +121,6 @@ def test_strangers_who_reset_their_connections_end_nothing(serving, ask, said):
     assert ask("worker") == {"welcome": True}
 
 
-def test_silent_strangers_do_not_keep_a_worker_out(serving, ask):
-    strangers = [socket.create_connection(serving.address, PATIENCE_S) for _ in range(MAX_CONNECTIONS + 20)]
-    assert ask("worker") == {"welcome": True}
-    for stranger in strangers:
-        stranger.close()
-
-
 def test_a_handshake_may_last_as_long_as_the_start_of_another_job(serving, identity, monkeypatch):
     monkeypatch.setattr("peelsum.transport.lease.CONNECT_S", 0.2)
     with ThreadPoolExecutor(1) as pool:

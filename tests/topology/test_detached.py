@@ -83,6 +83,7 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) ->
     assert shown == ["starting the network: 0 s"]
 
 
+@pytest.mark.system
 def test_ctrl_c_ends_what_is_not_up_yet(pair) -> None:
     program = (
         "import sys\nfrom peelsum.cli import network\n"

@@ -73,6 +73,7 @@ def test_a_job_that_comes_later_gets_its_share() -> None:
     assert jain(np.array(summed(network)) - before) > 0.95
 
 
+@pytest.mark.system
 def test_a_scene_is_the_same_every_time() -> None:
     scene = replace(SCENE, settle_s=0.005, seconds=0.01, chunks=40)
     row = simulated(scene)
@@ -101,6 +102,7 @@ def test_jain_s_index_is_one_for_equals_and_one_over_n_for_one_who_has_all() -> 
     assert jain([0.0, 0.0]) == 0
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("forked_children")
 def test_the_bench_says_so_in_json(tmp_path: Path) -> None:
     scene = ("--jobs", "2", "--lanes", "32", "--mbit", "100", "--seconds", "0.05")

@@ -202,6 +202,7 @@ def test_the_next_up_ends_what_a_killed_one_left(tmp_path) -> None:
         user.communicate()
 
 
+@pytest.mark.system
 def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path) -> None:
     command = [*PEELSUM, "up", described(tmp_path), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -39,6 +39,7 @@ def at_both(topology: Topology, work: Callable[[str, dict[str, object]], None]) 
             thread.join(PATIENCE_S)
 
 
+@pytest.mark.system
 def test_a_sum_takes_the_latency_of_every_link_there_and_back() -> None:
     racks = two_racks(1)
     slow = {("h1", "s1-p1"): 5.0, ("s1-p2", "s3-p1"): 10.0, ("h3", "s3-p3"): 15.0}

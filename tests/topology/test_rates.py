@@ -28,6 +28,7 @@ def test_contributions_in_memory_are_counted() -> None:
     assert 0 < rate["latency_p50_us"] <= rate["latency_p99_us"]
 
 
+@pytest.mark.system
 def test_contributions_over_udp_go_through_a_process_of_its_own() -> None:
     rate = bench_switch.over_udp(32, 3, 0.05)  # lasts until its first chunk is back, however slow the machine
     assert rate["packets_per_s"] > 0

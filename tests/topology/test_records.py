@@ -89,21 +89,6 @@ def test_a_file_that_is_not_a_record_is_named_with_a_remedy(text) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("up", "star"), ("exec", "h1", "--", "true"), ("readmit",), ("down",)],
-    ids=lambda each: each[0],
-)
-def test_commands_say_in_one_line_that_a_record_is_unreadable(arguments) -> None:
-    records.file().write_text("{")
-    done = peelsum(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"peelsum: {records.file()}: is not a record that this version can read; end its `peelsum up`, and "
-        "remove it\n"
-    )
-
-
-@pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (("up", "star"), "No such file or directory"),

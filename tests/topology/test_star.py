@@ -14,7 +14,6 @@ from peelsum.allreduce import Allreduce, Part, PlanMismatchError
 from peelsum.processes import Child, ProcessError
 from peelsum.processes.children import ADMISSION
 from peelsum.topology import Star
-from peelsum.transport import TransportError
 from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.seats import plug_in
 
@@ -106,9 +105,8 @@ def test_sums_are_exact(loss):
     assert star.report.server["chunks_in_switch"] > 0
 
 
-@pytest.mark.parametrize(
-    ("planes", "loss"), [(2, 0.0), (2, 0.03), pytest.param(3, 0.01, marks=pytest.mark.slow)]
-)
+@pytest.mark.system  # tests/transport/test_planes.py has the same with the specification's switch
+@pytest.mark.parametrize(("planes", "loss"), [(2, 0.0), (3, 0.01)])
 def test_sums_over_planes_are_exact_and_each_plane_gets_its_share(planes, loss):
     lengths, ops = (5, 256 * 64 * planes, 256 * 64 * planes + 1, 1_000_003), ("add", "or")
     drawn = {
@@ -163,43 +161,7 @@ def test_a_plane_whose_switch_ends_ends_the_sum_of_every_worker():
     with_longer_timeouts(named)
 
 
-def test_worker_that_never_arrives_is_named_by_the_others(monkeypatch):
-    monkeypatch.setenv("PEELSUM_JOIN_S", "0.1")
-
-    def named(timeout_s):
-        with Star(WORKERS, timeout_s=timeout_s) as star:
-            outcomes = on_every_worker(
-                star, lambda w, summation: Allreduce(summation).sum({"t": tensor_of(w)}), workers=(0, 2)
-            )
-        assert {type(outcome) for outcome in outcomes.values()} == {StalledError}
-        for outcome in outcomes.values():
-            message = str(outcome)
-            assert "job 1" in message
-            assert "chunk 0" in message
-            assert "1" in message.partition("worker")[2]
-
-    with_longer_timeouts(named)
-
-
-def test_a_run_that_was_cut_off_is_not_continued_under_the_same_generation():
-    """Its sums are still kept by the server; a second run must not take them for its own."""
-    ones = {"t": np.ones(1000, np.float32)}
-    fives = {"t": np.full(1000, 5, np.float32)}
-
-    def cut_off(_, summation):
-        Allreduce(summation).sum(ones)
-        raise ConnectionAbortedError
-
-    with Star(WORKERS) as star:
-        on_every_worker(star, cut_off)
-        outcomes = on_every_worker(star, lambda _, summation: Allreduce(summation).sum(fives))
-    assert {type(outcome) for outcome in outcomes.values()} == {TransportError}
-    assert all(
-        "has run before; admit the job and start its server again" in str(outcome)
-        for outcome in outcomes.values()
-    )
-
-
+@pytest.mark.system
 def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():
     """Workers and server start again under one generation; worker 0's last packets are in slots still."""
     chunks = 100
@@ -239,18 +201,3 @@ def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():
     for sums in outcomes.values():
         for total in sums:
             np.testing.assert_array_equal(total, np.uint32(1000 * (1 + 2 + 3)))
-
-
-def test_a_worker_that_sums_on_alone_is_told():
-    """Its chunk meets the others' last, empty one, and would come back as its own values."""
-    rounds = {0: 1, 1: 2, 2: 1}
-
-    def work(worker, summation):
-        words = np.full(3, worker + 1, np.uint32)
-        return [summation.sum_words([Part(words, "add")])[0].tolist() for _ in range(rounds[worker])]
-
-    with Star(WORKERS) as star:
-        outcomes = on_every_worker(star, work)
-    assert outcomes[0] == outcomes[2] == [[6, 6, 6]]
-    assert isinstance(outcomes[1], TransportError)
-    assert "a worker has left while this one still sums" in str(outcomes[1])

@@ -51,6 +51,7 @@ def sums(star, enough=lambda number, quick: number == SUMS):
     return found.values()
 
 
+@pytest.mark.system
 def test_sums_over_links_that_become_slow_are_exact_and_as_slow_as_the_links(tmp_path):
     schedule = tmp_path / "links.csv"
     schedule.write_text("at_s,mbit,delay_ms\n0,1000,0\n0.3,10,20\n")

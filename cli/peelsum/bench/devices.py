@@ -42,24 +42,23 @@ def cpu_s(pid: int) -> float:
 
 def median_s(run: Callable[[], object], device: torch.device, runs: int = 20, warm_runs: int = 3) -> float:
     """Return the median seconds of some runs: between CUDA events on a GPU, else by the clock."""
-    return median([_seconds(run, device) for _ in range(warm_runs + runs)][warm_runs:])
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one run."""
     import torch
 
-    if device.type != "cuda":
-        started = time.perf_counter()
-        run()
-        return time.perf_counter() - started
-    event: Any = partial(torch.cuda.Event, enable_timing=True)
-    begin, end = event(), event()
-    begin.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+    seconds = []
+    for _ in range(warm_runs + runs):
+        if device.type != "cuda":
+            started = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - started)
+        else:
+            event: Any = partial(torch.cuda.Event, enable_timing=True)
+            begin, end = event(), event()
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            seconds.append(float(begin.elapsed_time(end)) / 1e3)
+    return median(seconds[warm_runs:])
 
 
 def _no_gpu() -> str:

@@ -15,9 +15,8 @@ from peelsum.cli import (
     doctor,
     job,
     network,
-    plan,
+    predict,
     server,
-    simulate,
     switch,
     trace,
 )
@@ -43,8 +42,8 @@ app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo_worker.command)
 app.command("status")(job.status)
 app.command("doctor")(doctor.command)
-app.command("plan")(plan.plan)
-app.command("simulate")(simulate.simulate)
+app.command("plan")(predict.plan)
+app.command("simulate")(predict.simulate)
 app.command("up")(network.up)
 app.command("exec", context_settings={"allow_interspersed_args": False})(network.exec_)
 app.command("readmit")(network.readmit)

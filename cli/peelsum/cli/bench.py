@@ -157,8 +157,8 @@ def switch(settings: _SwitchLoad, runs: _Runs) -> None:
     )
     points = [{**asdict(settings), "lanes": lanes} for lanes in settings.lanes]
     keys = ("lanes", "workers", "target", "ports")
-    measure = lambda seed, **point: measure_switches(**point)  # noqa: E731 - it has no random numbers
-    _measure(measure, points, keys, columns, runs, TopologyError, WrongSumError)
+    errors = (TopologyError, WrongSumError)
+    _measure(lambda seed, **point: measure_switches(**point), points, keys, columns, runs, *errors)
 
 
 @dataclass(frozen=True)

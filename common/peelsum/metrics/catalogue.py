@@ -230,20 +230,22 @@ def _add(values: Values, metric: str, labels: tuple[str, ...], value: float) -> 
 
 
 _DATASOURCE = {"type": "prometheus", "uid": "${source}"}
-_WIDTH, _HEIGHT = 12, 8
 
 
 def dashboard() -> str:
     """Return the dashboard as JSON that Grafana can import."""
     panels: list[dict[str, Any]] = []
     top = 0
+    width, height = 12, 8
     for part, metrics in PARTS.items():
-        panels.append(_placed({"type": "row", "title": part, "collapsed": False}, len(panels), 0, top, 24, 1))
+        row = {"type": "row", "title": part, "collapsed": False}
+        panels.append({"id": len(panels) + 1, **row, "gridPos": {"x": 0, "y": top, "w": 24, "h": 1}})
         top += 1
         for number, metric in enumerate(metrics):
-            x, y = number % 2 * _WIDTH, top + number // 2 * _HEIGHT
-            panels.append(_placed(_panel(metric), len(panels), x, y, _WIDTH, _HEIGHT))
-        top += -(-len(metrics) // 2) * _HEIGHT
+            x, y = number % 2 * width, top + number // 2 * height
+            place = {"x": x, "y": y, "w": width, "h": height}
+            panels.append({"id": len(panels) + 1, **_panel(metric), "gridPos": place})
+        top += -(-len(metrics) // 2) * height
     datasource = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Data source"}
     document = {
         "title": "peelsum",
@@ -282,7 +284,3 @@ def _panel(metric: Metric) -> dict[str, Any]:
             {"refId": "A", "datasource": _DATASOURCE, "expr": expression(metric), "legendFormat": legend}
         ],
     }
-
-
-def _placed(panel: dict[str, Any], number: int, x: int, y: int, width: int, height: int) -> dict[str, Any]:
-    return {"id": number + 1, **panel, "gridPos": {"x": x, "y": y, "w": width, "h": height}}

@@ -108,18 +108,12 @@ class Child:
         return cls(name, command, environment=environment)
 
     @classmethod
-    def start_ready(
-        cls,
-        name: str,
-        *arguments: str,
-        prefix: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-    ) -> tuple[Self, dict[str, Any]]:
+    def start_ready(cls, name: str, *arguments: str, **options: Any) -> tuple[Self, dict[str, Any]]:
         """Start a `peelsum` subcommand as a child, and wait until it is ready; return it and its message.
 
-        If it ends or is not ready in time, stop it and raise ProcessError.
+        options: as for `peelsum`. If it ends or is not ready in time, stop it and raise ProcessError.
         """
-        child = cls.peelsum(name, *arguments, "--json", "--child", prefix=prefix, environment=environment)
+        child = cls.peelsum(name, *arguments, "--json", "--child", **options)
         try:
             return child, child.ready()
         except BaseException:

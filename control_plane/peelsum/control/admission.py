@@ -11,7 +11,7 @@ from finsy.p4entity import P4MulticastGroupEntry
 from peelsum.control.description import AnyDescription, SwitchPlan
 from peelsum.control.drivers import driver_of
 from peelsum.control.errors import ControlError, DescriptionError, UpdateRefusedError
-from peelsum.control.session import Session, lanes, slots
+from peelsum.control.session import Session, lanes_and_slots
 from peelsum.control.tables import (
     FLOOD_GROUP,
     PROBE_GROUP,
@@ -78,15 +78,16 @@ class Placement:
         """
         session, plan = self.session, self.plan
         session.check_lease_is_free(plan.job_id)
-        if plan.switch.pipeline_lanes != (have := lanes(session)):
+        self.lanes, self.slots = lanes_and_slots(session)
+        if plan.switch.pipeline_lanes != self.lanes:
             raise DescriptionError(
-                f"{plan.section}.pipeline_lanes: {plan.switch.pipeline_lanes}: the switch runs {have} lanes; "
-                f"load that pipeline or ask for {have}"
+                f"{plan.section}.pipeline_lanes: {plan.switch.pipeline_lanes}: the switch runs {self.lanes} "
+                f"lanes; load that pipeline or ask for {self.lanes}"
             )
-        if 2 * plan.window > (have := slots(session)):
+        if 2 * plan.window > self.slots:
             raise DescriptionError(
-                f"job.window: {plan.window}: at most half of the switch's {have} slots; "
-                f"use {have // 2} or less"
+                f"job.window: {plan.window}: at most half of the switch's {self.slots} slots; "
+                f"use {self.slots // 2} or less"
             )
         self._driver = driver_of(session)
         self._driver.check(plan)
@@ -206,7 +207,20 @@ def admit(
     )
     secret = secrets.token_hex(SECRET_BYTES) if secret is None else secret
     _configure(placements, generation, secret, free)
-    return admission_of(description, generation, [placement.session for placement in placements], secret)
+    plans = [placement.plan for placement in placements]
+    members = [member for plan in plans for member in plan.members if not member.is_rack]
+    return JobAdmission(
+        description.job.id,
+        generation,
+        description.job.workers,
+        description.job.window,
+        placements[0].lanes,
+        min(placement.slots for placement in placements),
+        plans[0].up_port,
+        tuple(member.port for member in members),
+        tuple(len(plan.members) for plan in plans[1:]),
+        secret,
+    )
 
 
 def restore(placement: Placement, generation: int, secret: str, *, free: bool = True) -> None:
@@ -248,21 +262,3 @@ def next_generation(known: Sequence[int], now: float) -> int:
         return int(now / _GENERATION_S) % _GENERATIONS
     candidates = (max(known) + 1 + step for step in range(len(known) + 1))
     return next(candidate % _GENERATIONS for candidate in candidates if candidate % _GENERATIONS not in known)
-
-
-def admission_of(
-    description: AnyDescription, generation: int, sessions: Sequence[Session], secret: str = ""
-) -> JobAdmission:
-    """Return the `JobAdmission` of a job on the switches of these sessions."""
-    return JobAdmission(
-        description.job.id,
-        generation,
-        description.job.workers,
-        description.job.window,
-        lanes(sessions[0]),
-        min(slots(session) for session in sessions),
-        description.server_port,
-        description.worker_ports,
-        description.rack_sizes,
-        secret,
-    )

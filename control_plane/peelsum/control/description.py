@@ -108,7 +108,31 @@ class PortsSection(Section):
     """Ports for further groups of workers. A group takes one for each of its ranks and one for its server."""
 
 
-class JobDescription(Section):
+class _Described(Section):
+    """What descriptions of both kinds have."""
+
+    def plans(self) -> tuple[SwitchPlan, ...]:
+        """Return the plan of each switch, the spine's first."""
+        raise NotImplementedError
+
+    @property
+    def rack_sizes(self) -> tuple[int, ...]:
+        """Workers per rack; empty for one switch."""
+        return tuple(len(plan.members) for plan in self.plans()[1:])
+
+    @property
+    def server_port(self) -> int:
+        """The port of the aggregation server, at the only switch or at the spine."""
+        return self.plans()[0].up_port
+
+    @property
+    def worker_ports(self) -> tuple[int, ...]:
+        """The workers' ports at their switches, in the order of the workers' numbers."""
+        members = (member for plan in self.plans() for member in plan.members)
+        return tuple(member.port for member in members if not member.is_rack)
+
+
+class JobDescription(_Described):
     """A job on one switch."""
 
     job: JobSection
@@ -130,21 +154,6 @@ class JobDescription(Section):
         check_ports("", [self.ports.server, *self.ports.workers, *self.ports.spare], self.hosts)
         self.switch.check("switch", self.hosts)
         return self
-
-    @property
-    def rack_sizes(self) -> tuple[int, ...]:
-        """Workers per rack: always empty, as one switch has no racks."""
-        return ()
-
-    @property
-    def server_port(self) -> int:
-        """The port of the aggregation server."""
-        return self.ports.server
-
-    @property
-    def worker_ports(self) -> tuple[int, ...]:
-        """The workers' ports, in the order of their numbers."""
-        return self.ports.workers
 
     def plans(self) -> tuple[SwitchPlan, ...]:
         """Return the plan of the only switch, in a tuple."""
@@ -180,7 +189,7 @@ class RackSection(SwitchSection):
     """Addresses of hosts, by the number of the port that leads to them."""
 
 
-class RacksDescription(Section):
+class RacksDescription(_Described):
     """A job on racks below a spine. A worker's number is rack * 32 + its index in the rack's `workers`.
 
     >>> description = parse_description('''
@@ -214,7 +223,7 @@ class RacksDescription(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        port_count = sum(self.rack_sizes)
+        port_count = sum(len(rack.workers) for rack in self.racks)
         if port_count != self.job.workers:
             raise ValueError(
                 f"racks: list {port_count} workers for job.workers = {self.job.workers}; give each worker "
@@ -245,21 +254,6 @@ class RacksDescription(Section):
         for number, rack in enumerate(self.racks):
             check_ports(f"racks.{number}.", [rack.uplink, *rack.workers], rack.hosts)
         return self
-
-    @property
-    def rack_sizes(self) -> tuple[int, ...]:
-        """Workers per rack."""
-        return tuple(len(rack.workers) for rack in self.racks)
-
-    @property
-    def server_port(self) -> int:
-        """The spine's port to the aggregation server."""
-        return self.spine.server
-
-    @property
-    def worker_ports(self) -> tuple[int, ...]:
-        """The workers' ports at their racks' switches, in the order of their numbers."""
-        return tuple(port for rack in self.racks for port in rack.workers)
 
     def plans(self) -> tuple[SwitchPlan, ...]:
         """Return the plan of each switch, the spine's first."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic, sleep
@@ -77,6 +76,8 @@ class Session:
         self._timeout_s = timeout_s
         self._cookie = 0
         self._stream: StreamChannel | None = None
+        #: The election id of a primary; 0 for a backup, whose writes the switch refuses.
+        self._election_id = 0
         self._leases: dict[int, StreamChannel] = {}
         connect_s = timeout_s if connect_s is None else connect_s
         try:
@@ -124,11 +125,6 @@ class Session:
             raise SwitchError(f"switch: not the primary of {self.address}; become it first")
         return self._stream
 
-    @property
-    def _election_id(self) -> int:
-        """The election id of a primary; 0 for a backup, whose writes the switch refuses."""
-        return 0 if self._stream is None else self._stream.election_id
-
     def become_primary(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
         """Become the primary, and read the running pipeline.
 
@@ -141,13 +137,14 @@ class Session:
         self._stream = self._open_elected_stream(
             "", lambda stream: stream.become_primary(election_id, self._timeout_s), patience_s
         )
+        self._election_id = self._stream.election_id
         self.refresh()
 
     def become_backup(self) -> None:
         """Give up the role of primary."""
         if self._stream is not None:
             self._stream.close()
-        self._stream = None
+        self._stream, self._election_id = None, 0
 
     def has_primary(self) -> bool:
         """Return whether the switch has a primary, this controller or another. Raises SwitchError."""
@@ -277,11 +274,13 @@ class Session:
         is invalid for the switch's program.
         """
         schema = self.running_schema()
-        with schema_errors_translated():
+        try:
             encoded = [
                 update if isinstance(update, p4r.Update) else update.encode_update(schema)
                 for update in updates
             ]
+        except ValueError as error:
+            raise schema_error(error) from error
         self.write_raw(encoded)
 
     def write_raw(self, updates: Sequence[Any]) -> None:
@@ -306,8 +305,10 @@ class Session:
     def read(self, *selectors: P4Entity) -> list[p4r.Entity]:
         """Return the entities that `selectors` selects. Raises SwitchError."""
         schema = self.running_schema()
-        with schema_errors_translated():
+        try:
             entities = [entity.encode(schema) for entity in selectors]
+        except ValueError as error:
+            raise schema_error(error) from error
         return self.read_encoded(*entities)
 
     def read_encoded(self, *entities: p4r.Entity) -> list[p4r.Entity]:
@@ -334,16 +335,12 @@ class Session:
         ) from None
 
 
-@contextmanager
-def schema_errors_translated() -> Iterator[None]:
-    """Translate the errors of finsy, if an entity in the body does not fit the switch's program."""
-    try:
-        yield
-    except ValueError as error:
-        raise SwitchError(
-            f"switch: its program does not accept this: {error}; correct the value, or load this version's "
-            "pipeline"
-        ) from error
+def schema_error(error: ValueError) -> SwitchError:
+    """Translate an error of finsy: an entity does not fit the switch's program."""
+    return SwitchError(
+        f"switch: its program does not accept this: {error}; correct the value, or load this version's "
+        "pipeline"
+    )
 
 
 def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
@@ -361,30 +358,24 @@ def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
         ) from None
 
 
-def peelsum_lanes(session: Session) -> int:
-    """Return the 32-bit values per packet of the running pipeline; 0 if it is another program's.
+def lanes_and_slots(session: Session) -> tuple[int, int]:
+    """Return the 32-bit values per packet, and the number of slots, of the running pipeline.
 
-    Raises SwitchError if the switch has no pipeline.
+    Raises SwitchError if there is no pipeline, or another program's.
     """
-    return _lanes_and_slots(session.running_schema())[0]
-
-
-def lanes(session: Session) -> int:
-    """Return the 32-bit values per packet of the running pipeline. Raises SwitchError for other programs."""
-    if not (count := peelsum_lanes(session)):
+    count, size = _lanes_and_slots(session.running_schema())
+    if not count:
         raise SwitchError(f"switch: the pipeline of {session.address} is not peelsum's; load that first")
-    return count
+    return count, size
 
 
-def slots(session: Session) -> int:
-    """Return the number of slots of the running pipeline. Raises SwitchError for other programs."""
-    lanes(session)
-    return _lanes_and_slots(session.running_schema())[1]
+def peelsum_lanes(session: Session) -> int:
+    """Return the 32-bit values per packet of the running pipeline; 0 if it is another program's."""
+    return _lanes_and_slots(session.running_schema())[0]
 
 
 @lru_cache(maxsize=16)
 def _lanes_and_slots(schema: P4Schema) -> tuple[int, int]:
-    """Return 32-bit values per packet, 0 for other programs, and the number of slots of a pipeline."""
     sizes = {register.name: register.size for register in schema.registers}
     # On a Tofino, each lane's register is in a P4 control of its own, with the name `sums`.
     count = count_lanes([name.removesuffix(".sums") for name in sizes])

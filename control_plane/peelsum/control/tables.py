@@ -16,7 +16,7 @@ from finsy.p4entity import P4CounterEntry, P4MulticastGroupEntry, P4TableAction,
 from peelsum.control.description import SwitchPlan
 from peelsum.control.drivers import driver_of
 from peelsum.control.sections import NextHop, Prefix
-from peelsum.control.session import Session, lanes, schema_errors_translated, slots
+from peelsum.control.session import Session, lanes_and_slots, schema_error
 from peelsum.wire import MAX_WORKERS, Level, Verdict
 
 _bytes = methodcaller("SerializeToString")
@@ -224,12 +224,14 @@ def rows_by_key(
     Raises SwitchError for rows that are invalid for the switch's program.
     """
     schema, encoded_rows = session.running_schema(), {}
-    with schema_errors_translated():
-        for row in rows:
+    for row in rows:
+        try:
             entry = row.encode_entry(schema)
-            action = entry.action.action
-            key = (entry.table_id, *sorted(map(_bytes, entry.match)))
-            encoded_rows[key] = row, (action.action_id, *sorted(map(_bytes, action.params)))
+        except ValueError as error:
+            raise schema_error(error) from error
+        action = entry.action.action
+        key = (entry.table_id, *sorted(map(_bytes, entry.match)))
+        encoded_rows[key] = row, (action.action_id, *sorted(map(_bytes, action.params)))
     return encoded_rows
 
 
@@ -289,10 +291,11 @@ class SwitchStatus:
 
 def read_status(session: Session) -> SwitchStatus:
     """Read the state of a switch: jobs, verdict counters and slots. Raises SwitchError."""
+    lanes, slots = lanes_and_slots(session)
     return SwitchStatus(
         address=session.address,
-        lanes=lanes(session),
-        slots=slots(session),
+        lanes=lanes,
+        slots=slots,
         jobs=tuple(read_jobs(session)),
         verdicts=read_verdicts(session),
         slots_in_use=driver_of(session).slots_in_use(),

@@ -17,7 +17,7 @@ from peelsum.control.bfruntime import BfRuntimeSession, default_row, row
 from peelsum.control.description import SwitchPlan
 from peelsum.control.errors import DescriptionError
 from peelsum.control.sections import TofinoPort, TofinoSection
-from peelsum.control.session import lanes
+from peelsum.control.session import lanes_and_slots
 from peelsum.wire import FRAME_HEADER_BYTES, RESERVED_JOB_ID, packet_bytes
 from peelsum.wire.clock import NEVER_TICKS
 
@@ -80,7 +80,7 @@ class Tofino:
             ticks = round(min(age_limit_ms * 1000 / _TOFINO_TICK_US, NEVER_TICKS))
             updates.append(default_row(table, {"value": ticks}))
         if queue_depth is not None:
-            frame = FRAME_HEADER_BYTES + packet_bytes(lanes(self._session))
+            frame = FRAME_HEADER_BYTES + packet_bytes(lanes_and_slots(self._session)[0])
             cells = queue_depth * ceil(frame / self._device.cell_bytes)
             action = P4TableAction("mark_from", depth=min(cells, _MAX_DEPTH))
             updates.append(~P4TableEntry("congestion", action=action, is_default_action=True))

@@ -22,7 +22,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from peelsum.control.description import SwitchPlan
 from peelsum.control.errors import SwitchError, UnsupportedError
 from peelsum.control.sections import TofinoSection
-from peelsum.control.session import Session, lanes, slots
+from peelsum.control.session import Session, lanes_and_slots
 from peelsum.wire import (
     FRAME_HEADER_BYTES,
     RESERVED_JOB_ID,
@@ -79,7 +79,7 @@ class V1Model:
         A new pipeline needs this, too: its slots are free, but with stamp 0, and the switch's clock may have
         run for days. Raises SwitchError if the switch does not acknowledge.
         """
-        size, width = slots(self._session), lanes(self._session)
+        width, size = lanes_and_slots(self._session)
         reset_slots(self._session, slots_to_reset(self._session, plan.job_id, size), width)
         reset_slots(self._session, stale_slots(self._session, size, width), width)
 

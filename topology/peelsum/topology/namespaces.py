@@ -16,8 +16,8 @@ import errno
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from peelsum.processes.children import die_with_parent
@@ -154,10 +154,17 @@ def configure_host(pid: int, address: str, neighbours: Mapping[str, str]) -> Non
     address: the IPv4 address of HOST_INTERFACE, with prefix length. neighbours: the MAC address of each other
     IPv4 address, for permanent neighbour entries and routes.
     """
-    with _inside_namespace(pid):
-        disable_ipv6()
-        # Bursts are segmented before they leave the host, so that a lossy link drops single packets.
-        disable_offloads(HOST_INTERFACE)
+    with Path("/proc/thread-self/ns/net").open() as home, Path(f"/proc/{pid}/ns/net").open() as there:
+        # The calling thread moves there and back.
+        if _libc.setns(there.fileno(), _CLONE_NEWNET):
+            raise TopologyError("network namespace: permission denied; run as root")
+        try:
+            disable_ipv6()
+            # Bursts are segmented before they leave the host, so that a lossy link drops single packets.
+            disable_offloads(HOST_INTERFACE)
+        finally:
+            if _libc.setns(home.fileno(), _CLONE_NEWNET):
+                raise TopologyError("network namespace: permission denied; run as root")
     end = f"dev {HOST_INTERFACE}"
     lines = ["link set lo up", f"address add {address} {end}", f"link set {HOST_INTERFACE} mtu {MTU} up"]
     for ip, mac in neighbours.items():
@@ -196,19 +203,3 @@ def drop_packets(share: float, *interfaces: str) -> None:
     )
     rules = f"table netdev peelsum-{interfaces[0]} {{\n{chains}\n}}\n"
     run(f"loss {share:g}", "nft", "-f", "-", stdin=rules)
-
-
-@contextmanager
-def _inside_namespace(pid: int) -> Iterator[None]:
-    """Move the calling thread into the network namespace of process `pid` during the body."""
-    with Path("/proc/thread-self/ns/net").open() as home, Path(f"/proc/{pid}/ns/net").open() as there:
-        _set_namespace(there.fileno())
-        try:
-            yield
-        finally:
-            _set_namespace(home.fileno())
-
-
-def _set_namespace(namespace: int) -> None:
-    if _libc.setns(namespace, _CLONE_NEWNET):
-        raise TopologyError("network namespace: permission denied; run as root")

@@ -22,7 +22,6 @@ from peelsum.processes.children import ADMISSION, Child, RestartableProcess
 from peelsum.processes.user_errors import ProcessError
 from peelsum.topology import bmv2
 from peelsum.topology.description import (
-    JobNode,
     Link,
     Topology,
     job_description,
@@ -60,6 +59,9 @@ class Network(ABC):
     p4runtime: the P4Runtime address of each switch.
     """
 
+    #: How hosts send packets, as a seat names it.
+    wire: Literal["udp-port", "ethernet"]
+
     def __init__(self, topology: Topology, switch: SwitchKind = "embedded", *, restart: bool = False) -> None:
         """switch: the kind of switches. restart: whether `check` restarts switches and servers that ended."""
         self.topology = topology
@@ -69,6 +71,8 @@ class Network(ABC):
         self.places: dict[str, ExecContext] = {}
         self.p4runtime: dict[str, str] = {}
         self._stack, self._job_stack = ExitStack(), ExitStack()
+        #: The process that holds the network namespace of each host that has its own.
+        self._holders: dict[str, int] = {}
         self._processes: dict[str, RestartableProcess] = {}
         #: A file that exists while workers can join the job; None without a job.
         self.seats_file: Path | None = None
@@ -134,8 +138,8 @@ class Network(ABC):
         """Start the switches and create the links."""
 
     @abstractmethod
-    def _start_job(self) -> None:
-        """Admit the job and start its server, if there is a job, and set `places`."""
+    def _switch_address(self, host: str) -> tuple[str, int]:
+        """Return the address to which a host sends its packets."""
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
@@ -159,60 +163,58 @@ class Network(ABC):
         self._processes[child.name] = process = RestartableProcess(child)
         stack.callback(process.stop)
 
-    def _admit(self, job: JobNode, *, addressed: bool) -> dict[str, Any]:
-        """Start the controller, which admits the job; return the admission.
+    def _start_job(self) -> None:
+        """Admit the job and start its server, if there is a job, and set `places`."""
+        job, numbers, seat = self.topology.job, dict[str, int](), dict[str, Any]()
+        if job is not None:
+            folder = files_of(self.name)  # which `down` removes if this process is killed
+            folder.mkdir()
+            self._job_stack.callback(shutil.rmtree, folder)
+            # Each generation has its own file, so that `exec` does not use seats of the last generation.
+            self._generations += 1
+            self.seats_file = folder / f"seats-{self._generations}"
+            self.seats_file.touch()
+            path, window = folder / "job.toml", job.window or _WINDOWS[self.switch]
+            # Switches must write the hosts' addresses into packets for hosts in networks of their own.
+            addressed = self.wire == "ethernet"
+            path.write_text(job_description(self.topology, job, self.p4runtime, window, addressed=addressed))
+            admission = self._child(self._job_stack, _CONTROLLER, "job", "admit", str(path), "--hold")
+            self._start_server(job.server, admission)
+            numbers = worker_numbers(self.topology, job)
+            seat = {"admission": admission, "wire": self.wire}
+            if self.wire == "udp-port":
+                # All hosts are this machine, so a command can start several workers, and needs all addresses.
+                hosts = sorted(numbers, key=lambda host: numbers[host])
+                seat["switch"] = ["{}:{}".format(*self._switch_address(host)) for host in hosts]
+        for host in self.topology.hosts:
+            environment = {MARKER: self.name}
+            if host in numbers:
+                at = dict(zip(("switch_host", "switch_port"), self._switch_address(host), strict=True))
+                environment[SEAT] = json.dumps({"worker_id": numbers[host], **at, **seat})
+            holder = self._holders.get(host)
+            self.places[host] = ExecContext(None if holder is None else Process.of(holder), environment)
+        here = None if self.wire == "udp-port" else Process.of(os.getpid())
+        for switch in self.topology.switches:
+            self.places[switch] = ExecContext(here, {MARKER: self.name})
 
-        addressed: whether switches must write the hosts' addresses into packets.
-        """
-        folder = files_of(self.name)  # which `down` removes if this process is killed
-        folder.mkdir()
-        self._job_stack.callback(shutil.rmtree, folder)
-        # Each generation has a file of its own, so that `exec` does not use seats of the last generation.
-        self._generations += 1
-        self.seats_file = folder / f"seats-{self._generations}"
-        self.seats_file.touch()
-        path = folder / "job.toml"
-        window = job.window or _WINDOWS[self.switch]
-        path.write_text(job_description(self.topology, job, self.p4runtime, window, addressed=addressed))
-        return self._child(self._job_stack, _CONTROLLER, "job", "admit", str(path), "--hold")
-
-    def _start_server(
-        self, switch: str, admission: Mapping[str, Any], *more: str, pid: int | None = None
-    ) -> None:
-        """Start the aggregation server, at the address `switch`, in the namespace of `pid` if given."""
+    def _start_server(self, host: str, admission: Mapping[str, Any]) -> None:
+        """Start the aggregation server at a host."""
         assert self.seats_file is not None
-        options = ("server", "run", "--switch", switch, *more, "--seats", str(self.seats_file))
-        prefix, environment = () if pid is None else inside(pid), {ADMISSION: json.dumps(admission)}
+        options = ["server", "run", "--switch", "{}:{}".format(*self._switch_address(host))]
+        options += [*(["--ethernet"] if self.wire == "ethernet" else []), "--seats", str(self.seats_file)]
+        prefix = inside(self._holders[host]) if host in self._holders else ()
+        environment = {ADMISSION: json.dumps(admission)}
         start = partial(Child.start_ready, _SERVER, *options, prefix=prefix, environment=environment)
         self._register(self._job_stack, start()[0])
         # When the job ends, this file is removed first, so that `exec` starts no worker without a server.
         self._job_stack.callback(self.seats_file.unlink, missing_ok=True)
         self._processes[_SERVER].again = lambda: start()[0]
 
-    def _environment_of(
-        self, host: str, address: tuple[str, int], wire: str, admission: Mapping[str, Any] | None, **more: Any
-    ) -> dict[str, str]:
-        """Return a host's environment: the marker and, for a worker, its seat.
-
-        address: of the worker's switch port. more: further fields of the seat.
-        """
-        environment = {MARKER: self.name}
-        job = self.topology.job
-        if admission is not None and job is not None and host in job.workers:
-            seat = {
-                "worker_id": worker_numbers(self.topology, job)[host],
-                "switch_host": address[0],
-                "switch_port": address[1],
-                "admission": admission,
-                "wire": wire,
-                **more,
-            }
-            environment[SEAT] = json.dumps(seat)
-        return environment
-
 
 class UdpNetwork(Network):
     """A network over loopback: each port of a switch is a UDP socket."""
+
+    wire = "udp-port"
 
     def _start(self) -> None:
         self._udp_ports: dict[str, dict[int, int]] = {}
@@ -221,24 +223,9 @@ class UdpNetwork(Network):
         for number, name in enumerate(self.topology.switches, 1):
             self._udp_ports[name] = self._start_switch(name, number)
 
-    def _start_job(self) -> None:
-        addresses = {
-            host: (_LOOPBACK, self._udp_ports[switch][port])
-            for host, (switch, port) in self.topology.attachments.items()
-        }
-        job, admission = self.topology.job, None
-        if job is not None:
-            admission = self._admit(job, addressed=False)
-            self._start_server("{}:{}".format(*addresses[job.server]), admission)
-        # All hosts are this machine, so one command can start several workers, and needs all their addresses.
-        numbers = worker_numbers(self.topology, job) if job is not None else {}
-        seats = ["{}:{}".format(*addresses[host]) for host in sorted(numbers, key=lambda host: numbers[host])]
-        for host, address in addresses.items():
-            self.places[host] = ExecContext(
-                None, self._environment_of(host, address, "udp-port", admission, switch=seats)
-            )
-        for switch in self.topology.switches:
-            self.places[switch] = ExecContext(None, {MARKER: self.name})
+    def _switch_address(self, host: str) -> tuple[str, int]:
+        switch, port = self.topology.attachments[host]
+        return _LOOPBACK, self._udp_ports[switch][port]
 
     def _start_switch(self, name: str, device_id: int) -> dict[int, int]:
         """Start a switch; return the UDP port of each of its ports."""
@@ -288,8 +275,9 @@ class VethNetwork(Network):
     for all other hosts and the switches.
     """
 
+    wire = "ethernet"
+
     def _start(self) -> None:
-        self._holders: dict[str, int] = {}
         if self.switch == "bmv2" and not bmv2.available():
             raise TopologyError(f"switch: {bmv2.BINARY}: not found on PATH; install BMv2, or use embedded")
         for tool in ("nsenter", "sleep"):
@@ -342,21 +330,7 @@ class VethNetwork(Network):
         self._processes[name].again = lambda: Child.start_ready(name, *command, "--p4runtime", address)[0]
         return address
 
-    def _start_job(self) -> None:
-        job, admission = self.topology.job, None
-        if job is not None:
-            switch = self._switch_address(job.server)
-            admission = self._admit(job, addressed=True)
-            server = f"{switch[0]}:{switch[1]}"
-            self._start_server(server, admission, "--ethernet", pid=self._holders[job.server])
-        for host, pid in self._holders.items():
-            environment = self._environment_of(host, self._switch_address(host), "ethernet", admission)
-            self.places[host] = ExecContext(Process.of(pid), environment)
-        for switch_name in self.topology.switches:
-            self.places[switch_name] = ExecContext(Process.of(os.getpid()), {MARKER: self.name})
-
     def _switch_address(self, host: str) -> tuple[str, int]:
-        """Return the address to which a host sends its packets: its switch's IPv4 address, and UDP_PORT."""
         switch = self.topology.attachments[host][0]
         return self.topology.address_of(switch)[1].partition("/")[0], UDP_PORT
 

@@ -113,9 +113,11 @@ def folder() -> Path:
     """Return this user's folder for runtime files; create it if needed. Raises TopologyError."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(runtime) / "peelsum" if runtime else Path(tempfile.gettempdir()) / f"peelsum-{os.getuid()}"
-    with _errors_translated(path):
+    try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_foreign = path.stat().st_uid != os.getuid() or path.is_symlink()
+    except OSError as error:
+        raise _folder_error(path, error) from None
     if is_foreign:
         raise TopologyError(f"{path}: belongs to another user; set XDG_RUNTIME_DIR to a folder of yours")
     return path
@@ -139,7 +141,11 @@ def _errors_translated(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise TopologyError(f"{path}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours") from None
+        raise _folder_error(path, error) from None
+
+
+def _folder_error(path: Path, error: OSError) -> TopologyError:
+    return TopologyError(f"{path}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,28 +29,6 @@ _HELLOS = 50
 _HELLO_TIMEOUT_S = 0.1
 #: Maximum of frames that hosts on interfaces send or receive at once.
 _RING_BATCH = 4096
-
-
-class Hosts(Protocol):
-    """A job's workers and its server, each behind a port of the switch."""
-
-    def send(self, worker: int, batch: Batch) -> None:
-        """Send packets from worker `worker` into the switch."""
-
-    def send_results(self, batch: Batch) -> None:
-        """Send packets from the server into the switch."""
-
-    def receive_sums(self, timeout: float) -> Batch | None:
-        """Return the server's received packets, or None after `timeout` seconds of silence.
-
-        The next call may overwrite them.
-        """
-
-    def receive_results(self, expected: int, timeout: float) -> int:
-        """Receive `expected` packets at the workers, or fewer after `timeout` seconds of silence.
-
-        Return their number. With `expected` 0, receive only those that have arrived already.
-        """
 
 
 class UdpHosts:
@@ -87,21 +65,27 @@ class UdpHosts:
             sock.close()
 
     def send(self, worker: int, batch: Batch) -> None:
-        """See `Hosts.send`. Packets that do not fit the kernel's buffer are lost."""
+        """Send packets from a worker into the switch. Those that do not fit the kernel's buffer are lost."""
         self._sockets[worker].send(batch)
 
     def send_results(self, batch: Batch) -> None:
-        """See `Hosts.send_results`."""
+        """Send packets from the server into the switch."""
         self._sockets[-1].send(batch)
 
     def receive_sums(self, timeout: float) -> Batch | None:
-        """See `Hosts.receive_sums`."""
+        """Return the server's received packets, or None after `timeout` seconds of silence.
+
+        The next call may overwrite them.
+        """
         select.select([self._sockets[-1]], [], [], timeout)
         burst = self._sockets[-1].receive()
         return None if burst is None else burst.packets
 
     def receive_results(self, expected: int, timeout: float) -> int:
-        """See `Hosts.receive_results`."""
+        """Receive `expected` packets at the workers, or fewer after `timeout` seconds of silence.
+
+        Return their number. With `expected` 0, receive only those that have arrived already.
+        """
         workers, count = self._sockets[:-1], 0
         while True:
             for sock in workers:
@@ -136,7 +120,7 @@ class RingHosts:
         self._ports.close()
 
     def send(self, worker: int, batch: Batch) -> None:
-        """See `Hosts.send`."""
+        """See `UdpHosts.send`."""
         frames = self._frames[worker][: len(batch)]
         frames[:, FRAME_HEADER_BYTES:] = batch
         length = np.full(len(batch), self._size, np.int32)
@@ -144,23 +128,27 @@ class RingHosts:
         self._ports.send(Frames(frames, length, np.full_like(length, port)))
 
     def send_results(self, batch: Batch) -> None:
-        """See `Hosts.send_results`."""
+        """See `UdpHosts.send_results`."""
         self.send(-1, batch)
 
     def receive_sums(self, timeout: float) -> Batch | None:
-        """See `Hosts.receive_sums`. Frame headers are removed."""
+        """See `UdpHosts.receive_sums`. Frame headers are removed."""
         select.select([self._ports.ports[self._server].socket], [], [], timeout)
         frames = self._ports.receive([self._server])
         return np.ascontiguousarray(frames.data[:, FRAME_HEADER_BYTES : self._size]) if len(frames) else None
 
     def receive_results(self, expected: int, timeout: float) -> int:
-        """See `Hosts.receive_results`."""
+        """See `UdpHosts.receive_results`."""
         count = 0
         while True:
             count += len(self._ports.receive(self._workers))
             sockets = [self._ports.ports[port].socket for port in self._workers]
             if count >= expected or not select.select(sockets, [], [], timeout)[0]:
                 return count
+
+
+#: A job's workers and its server, each behind a port of the switch.
+Hosts = UdpHosts | RingHosts
 
 
 class WrongSumError(AssertionError):

@@ -20,10 +20,10 @@ from multiprocessing import resource_tracker
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch.load import (
-    ChunkLatencies,
     Hosts,
     Load,
     RingHosts,
@@ -36,7 +36,7 @@ from peelsum.control import ControlError, JobDescription
 from peelsum.control.cluster import JobController
 from peelsum.processes import ProcessError
 from peelsum.processes.children import Child
-from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch import Frames
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.runtime.device import Device
@@ -85,21 +85,35 @@ def in_memory(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     server = serve(device, "127.0.0.1:0")
     try:
         load = _load(server.address, lanes, workers, _MEMORY_WINDOW)
-        if device.switch is None:
+        switch, batch, latencies = device.switch, _batch(load), list[float]()
+        if switch is None:
             raise TopologyError("switch: has no pipeline after one was loaded; see its log")
-        latencies = _replay_chunks(device.switch, load, seconds)
-        # The batch's results free the slots, so the switch accepts the same batch again.
-        batch = _batch(load)
-        output = device.switch.process(batch, 0)
+        # First frame by frame, chunk by chunk, to time the call of the last contribution.
+        parts = (slice(i, i + 1) for i in range(len(batch)))
+        frames = [Frames(batch.data[part], batch.length[part], batch.port[part]) for part in parts]
+        started = time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < seconds:
+            now_us = int(elapsed * 1e6)
+            for chunk in range(load.window):
+                *contributions, last, result = frames[chunk :: load.window]
+                for frame in contributions:
+                    switch.process(frame, now_us)
+                sent_at = time.perf_counter()
+                output = switch.process(last, now_us)
+                latencies.append(time.perf_counter() - sent_at)
+                load.check(_packets(load, output))
+                switch.process(result, now_us)
+        # Then whole batches, whose results free the slots, so that the switch accepts the same batch again.
+        output = switch.process(batch, 0)
         sent = np.bincount(output.port, minlength=workers + 2)[1:]
         if (sent != load.window).any():  # each chunk's sum to the server, its result to every worker
             raise WrongSumError(f"frames sent by port: {sent.tolist()} instead of {load.window} each")
         load.check(_packets(load, output))
         rounds, started = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds:
-            device.switch.process(batch, int(elapsed * 1e6))
+            switch.process(batch, int(elapsed * 1e6))
             rounds += 1
-        return _figures(latencies, rounds * load.window * workers / elapsed, 0)
+        return _figures(np.array(latencies) * 1e6, rounds * load.window * workers / elapsed, 0)
     finally:
         server.stop()
         device.close()
@@ -136,15 +150,10 @@ def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
 def _add_wires(workers: int) -> tuple[dict[int, str], dict[int, str]]:
     """Make virtual Ethernet pairs in a new namespace; return the switch's and the hosts' ends, by port."""
     namespaces.enter_own_namespace()
-    ports = _ports(workers)
+    ports = range(1, workers + 2)
     for port in ports:
         namespaces.add_wire(f"switch{port}", f"host{port}")
     return {port: f"switch{port}" for port in ports}, {port: f"host{port}" for port in ports}
-
-
-def _ports(workers: int) -> range:
-    """Return the switch's ports: workers behind ports 1 to n, the server behind port n + 1."""
-    return range(1, workers + 2)
 
 
 def _measure(load: Load, hosts: Hosts, seconds: float, pid: int | None = None) -> dict[str, Any]:
@@ -158,57 +167,34 @@ def _measure(load: Load, hosts: Hosts, seconds: float, pid: int | None = None) -
     cpu_started = 0.0 if pid is None else cpu_s(pid)
     result = drive(load, hosts, seconds, time.perf_counter, first_within=_FIRST_CHUNK_S)
     contributions = result.chunks * load.workers
-    figures = _figures(latencies, contributions / result.seconds, result.lost)
+    figures = _figures(latencies.sum_us, contributions / result.seconds, result.lost)
     if pid is not None:
         figures["packets_per_cpu_s"] = round(contributions / (cpu_s(pid) - cpu_started))
     return figures
 
 
-def _figures(latencies: ChunkLatencies, packets_per_s: float, lost: int) -> dict[str, Any]:
+def _figures(latencies_us: NDArray[np.float64], packets_per_s: float, lost: int) -> dict[str, Any]:
     """Return a row's figures. lost: chunks lost under load."""
-    p50, p99 = np.percentile(latencies.sum_us, (50, 99)).tolist()
+    p50, p99 = np.percentile(latencies_us, (50, 99)).tolist()
     return {
         "packets_per_s": round(packets_per_s),
         "latency_p50_us": round(p50, 1),
         "latency_p99_us": round(p99, 1),
-        "slots_timed": len(latencies.sum_us),
+        "slots_timed": len(latencies_us),
         "lost_chunks": lost,
     }
 
 
-def _replay_chunks(switch: Switch, load: Load, seconds: float) -> ChunkLatencies:
-    """Process the batch's frames one per call, chunk by chunk; time the call of the last contribution."""
-    batch, latencies = _batch(load), []
-    frames = [
-        Frames(batch.data[i : i + 1], batch.length[i : i + 1], batch.port[i : i + 1])
-        for i in range(len(batch))
-    ]
-    started = time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < seconds:
-        now_us = int(elapsed * 1e6)
-        for chunk in range(load.window):
-            *contributions, last, result = frames[chunk :: load.window]
-            for frame in contributions:
-                switch.process(frame, now_us)
-            sent = time.perf_counter()
-            output = switch.process(last, now_us)
-            latencies.append(time.perf_counter() - sent)
-            load.check(_packets(load, output))
-            switch.process(result, now_us)
-    return ChunkLatencies(np.array(latencies) * 1e6, 0)
-
-
 def _batch(load: Load) -> Frames:
-    """Return all contributions and results of a window as frames, worker by worker."""
+    """Return all contributions and results of a window as frames, worker by worker.
+
+    Workers are behind ports 1 to n, the server behind port n + 1.
+    """
     packets = [load.contributions(worker) for worker in range(load.workers)] + [load.results()]
-    size = packets[0].shape[1]
-    data = np.concatenate(
-        [
-            np.hstack([np.broadcast_to(frame_header(port, size), (load.window, FRAME_HEADER_BYTES)), batch])
-            for port, batch in zip(_ports(load.workers), packets, strict=True)
-        ]
-    )
-    ports = np.repeat(np.array(_ports(load.workers), np.int32), load.window)
+    shape = load.window, FRAME_HEADER_BYTES
+    headers = [np.broadcast_to(frame_header(n + 1, load.packet_bytes), shape) for n in range(len(packets))]
+    data = np.concatenate([np.hstack(pair) for pair in zip(headers, packets, strict=True)])
+    ports = np.repeat(np.arange(1, len(packets) + 1, dtype=np.int32), load.window)
     return Frames(data, np.full(len(data), data.shape[1], np.int32), ports)
 
 

@@ -39,7 +39,7 @@ from peelsum.control.bfruntime.rows import (
     table_update,
 )
 from peelsum.control.errors import NotPrimaryError, SwitchError, UnsupportedError
-from peelsum.control.session import Session, schema_errors_translated
+from peelsum.control.session import Session, schema_error
 from peelsum.control.stream import StreamChannel
 from peelsum.tls import TlsIdentity
 
@@ -234,8 +234,10 @@ class BfRuntimeSession(Session):
             if isinstance(update, Update):
                 messages.append(update)
                 continue
-            with schema_errors_translated():
+            try:
                 encoded = update.encode_update(schema)
+            except ValueError as error:
+                raise schema_error(error) from error
             if isinstance(update, P4MulticastGroupEntry):
                 messages += group_updates(encoded, self.tables)
             else:
@@ -259,8 +261,10 @@ class BfRuntimeSession(Session):
         schema, entities = self.running_schema(), []
         for selector in selectors:
             if isinstance(selector, P4TableEntry):
-                with schema_errors_translated():
+                try:
                     query = table_query(selector.encode(schema).table_entry, self.tables)
+                except ValueError as error:
+                    raise schema_error(error) from error
                 rows = self.read_raw(query)  # the response always includes the default row
                 entities += [row_of(row, self.tables) for row in rows if not row.table_entry.is_default_entry]
             elif isinstance(selector, P4MulticastGroupEntry):
