@@ -252,13 +252,10 @@ class StrategyStats:
 
     plan: StepPlan | None
     """Method and ratio of the last step that began; None before the first."""
-
     links: Mapping[Carrier, LinkModel]
     """The estimated link of each carrier that has been measured."""
-
     history: tuple[DecidedStep, ...]
     """The last 10,000 steps; each is added when the next one begins."""
-
     events: tuple[Event, ...]
     """The last 1,000 events."""
 

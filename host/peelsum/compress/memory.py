@@ -44,10 +44,8 @@ class ExactValues:
 
     positions: Positions
     """int64[k]: the elements."""
-
     numbers: Numbers
     """int64[k] in units of 2**-scales."""
-
     scales: Scales
     """int16[k]: exponents of the units' reciprocals."""
 
@@ -90,10 +88,8 @@ class Residual:
 
     numbers: Numbers
     """int64[n] in units of 2**-scales: the values not sent yet."""
-
     scales: Scales
     """int16[n]: exponents of the units' reciprocals."""
-
     velocity: Numbers | None = None
     """int64[n] in units of 2**-scales; None without momentum."""
 
