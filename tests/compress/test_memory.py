@@ -155,7 +155,7 @@ def test_damaged_residuals_are_refused(numbers, scales):
 
 def test_momentum_begins_with_no_velocity_and_ends_without_one():
     """As in a training that goes on from a checkpoint with another momentum."""
-    plain = grown(Residual.zeros(2), np.float32([1, 2]), 0.0)
+    plain = grown(Residual(np.zeros(2, np.int64), np.zeros(2, np.int16)), np.float32([1, 2]), 0.0)
     moving = grown(grown(plain, np.float32([4, 0]), 0.5), np.float32([0, 1]), 0.5)
     assert plain.velocity is None
     assert exactly(moving.velocity, moving.scales) == [2, 1]

@@ -12,12 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, dataclass_transform
+from typing import Any, ClassVar, Literal, dataclass_transform, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.compress.arguments import Argument, CompressConfigError, arguments_of
+from peelsum.compress.arguments import Argument, CompressConfigError
 from peelsum.summation import Words
 
 #: One tensor's or bucket's gradient, flat: float32[n], finite.
@@ -134,7 +134,9 @@ class Compressor(ABC):
         other = _registered.get(name)
         if other and (other.__module__, other.__qualname__) != (cls.__module__, where):
             raise CompressConfigError(f"{where}: {name!r} is the name of {other.__qualname__}; give another")
-        cls.arguments = arguments_of(cls)
+        hints = get_type_hints(cls, include_extras=True)
+        ordered = sorted(fields(cls), key=lambda argument: bool(argument.kw_only))
+        cls.arguments = {item.name: Argument.of(item.name, hints[item.name]) for item in ordered if item.init}
         _registered[name] = cls
 
     def __post_init__(self) -> None:

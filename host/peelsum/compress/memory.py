@@ -93,19 +93,14 @@ class Residual:
     velocity: Numbers | None = None
     """int64[n] in units of 2**-scales; None without momentum."""
 
-    @classmethod
-    def zeros(cls, elements: int) -> Residual:
-        """Return a residual with nothing to send."""
-        return cls(np.zeros(elements, np.int64), np.zeros(elements, np.int16))
-
     @property
     def is_valid(self) -> bool:
         """Whether its arrays have the types, the equal sizes and the ranges that the compiled loops need."""
         integers = [array for array in (self.numbers, self.velocity) if array is not None]
-        arrays: list[tuple[NDArray[Any], type]] = [(array, np.int64) for array in integers]
-        for array, dtype in [*arrays, (self.scales, np.int16)]:
-            if array.dtype != dtype or array.shape != (self.numbers.size,):
-                return False
+        if any(array.shape != (self.numbers.size,) for array in (*integers, self.scales)):
+            return False
+        if self.scales.dtype != np.int16 or any(array.dtype != np.int64 for array in integers):
+            return False
         largest = max(max(int(array.max(initial=0)), -int(array.min(initial=0))) for array in integers)
         max_scale = int(np.abs(self.scales.astype(int)).max(initial=0))
         return largest <= 1 << loops.MAX_BITS and max_scale <= _MAX_SCALE
@@ -229,8 +224,20 @@ class Memory:
         sizes = {name: gradient.size for name, gradient in finite.items()}
         residuals = BucketResiduals(sizes, velocity=bool(momentum))
         for name, gradient in finite.items():
-            before = self._find_residual(name, gradient)
-            residuals[name].set_sum(before, _clip(gradient, max_norm), momentum)
+            before = self.residuals.get(name)
+            if before is None:
+                before = Residual(np.zeros(gradient.size, np.int64), np.zeros(gradient.size, np.int16))
+            if before.numbers.size != gradient.size:
+                raise CompressConfigError(
+                    f"residual: {name} has {before.numbers.size} elements, its gradient {gradient.size}; "
+                    "restore the state of this model, and register the hook on the same modules in the same "
+                    "order"
+                )
+            if max_norm is not None:
+                wide = gradient.astype(np.float64)
+                norm = float(np.linalg.norm(wide))
+                gradient = gradient if norm <= max_norm else (wide * (max_norm / norm)).astype(np.float32)
+            residuals[name].set_sum(before, gradient, momentum)
         return residuals
 
     def store(self, residuals: BucketResiduals, sent: Mapping[str, ExactValues | None], step: int) -> None:
@@ -252,30 +259,6 @@ class Memory:
             for residual, positions, before in reversed(self._sent_parts):
                 residual.assign(positions, before)
             self._sent_parts = []
-
-    def _find_residual(self, name: str, gradient: Floats) -> Residual:
-        """Return a gradient's residual; zeros if there is none.
-
-        Raises CompressConfigError if it has another number of elements.
-        """
-        kept = self.residuals.get(name)
-        if kept is None:
-            return Residual.zeros(gradient.size)
-        if kept.numbers.size != gradient.size:
-            raise CompressConfigError(
-                f"residual: {name} has {kept.numbers.size} elements, its gradient {gradient.size}; "
-                "restore the state of this model, and register the hook on the same modules in the same order"
-            )
-        return kept
-
-
-def _clip(gradient: Floats, max_norm: float | None) -> Floats:
-    """Return the gradient, scaled to a 2-norm of at most `max_norm`."""
-    if max_norm is None:
-        return gradient
-    wide = gradient.astype(np.float64)
-    norm = float(np.linalg.norm(wide))
-    return gradient if norm <= max_norm else (wide * (max_norm / norm)).astype(np.float32)
 
 
 def magnitude(floats: Floats) -> float:
