@@ -65,10 +65,10 @@ class StepDecoder:
         layout, protocol, chooser = self._plan.layout, self._protocol, self._protocol.chooser
         table, counts, selected = layout.table, self._counts, chooser.needs_positions(layout.keys)
         # Count sums that are not 0, not candidates: these depend on seeds, and on the filter's other tensors.
-        counted = np.zeros((len(table), BLOCK_SIZES), np.int64)
+        counted = np.zeros((len(self._fields), BLOCK_SIZES), np.int64)
         if len(protocol.sparse):
             counted = protocol.codec.occupied(protocol.sparse, selected)
-        unions = np.empty((len(table), BLOCK_SIZES))
+        unions = np.empty((len(self._fields), BLOCK_SIZES))
         uncounted = history_loops.unions(
             table.elements, table.dense, self._fields, selected, counts.sums, counted, unions
         )
@@ -77,7 +77,7 @@ class StepDecoder:
             sums = self._device.to_host(protocol.dense)
             for s in np.flatnonzero(unions[:, 0] < 0).tolist():
                 unions[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
-        overflows = np.zeros(len(table))
+        overflows = np.zeros(len(self._fields))
         for s, overflow in self._overflow.items():
             overflows[s] = len(overflow.sums) if s < table.dense else np.count_nonzero(overflow.sums)
         resent = protocol.resent_words(int(overflows.sum()))

@@ -74,6 +74,7 @@ _DENSE = 1 / 4
 _Rows = NDArray[np.int64]
 _Counts = NDArray[np.float64]
 _Flags = NDArray[np.bool_]
+_Fields = NDArray[np.int32]
 
 _compiled = compiler({"nogil": True})
 
@@ -143,18 +144,6 @@ def _misestimates(state: _Counts, rows: _Rows, unions: _Counts, dense: int, exch
 
 
 @_compiled
-def _choose_rules(row: _Counts) -> None:
-    """Set each protocol's estimate to that of the rule with the least mean cost."""
-    for protocol in range(ESTIMATES):
-        best, least = 0, _CHEAPER * row[RULE_COSTS + protocol]
-        for rule in range(1, len(RULES)):
-            cost = row[RULE_COSTS + ESTIMATES * rule + protocol]
-            if cost < least:
-                best, least = rule, cost
-        row[STEPS_BACK + protocol] = _step_back(row, best)
-
-
-@_compiled
 def _has_drifted(row: _Counts) -> bool:
     """Return whether a tensor's statistics have changed so much that its form must be chosen anew."""
     if row[CHOSEN_WITH_UNION] == 0 and row[STEPS] > 0:
@@ -177,16 +166,6 @@ def _has_drifted(row: _Counts) -> bool:
 
 
 @_compiled
-def _update_basis(row: _Counts) -> None:
-    """Keep the current statistics as those of the last choice."""
-    for protocol in range(ESTIMATES):
-        union, chosen = _expected_union(row, protocol), BASIS_UNIONS + BLOCK_SIZES * protocol
-        row[chosen : chosen + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
-    row[CHOSEN_WITH_UNION] = row[STEPS] > 0
-    row[BASIS_FACTS:FACTS] = row[RESEND_RATE:BASIS_FACTS]
-
-
-@_compiled
 def basis(state: _Counts, rows: _Rows, out: _Counts) -> None:
     """Write the statistics from which each tensor's form is chosen, out[rows, BASIS_COLUMNS]; -1 without any.
 
@@ -194,8 +173,12 @@ def basis(state: _Counts, rows: _Rows, out: _Counts) -> None:
     """
     for i in range(rows.size):
         row = state[rows[i]]
-        if _has_drifted(row):
-            _update_basis(row)
+        if _has_drifted(row):  # keep the current statistics as those of the last choice
+            for protocol in range(ESTIMATES):
+                union, chosen = _expected_union(row, protocol), BASIS_UNIONS + BLOCK_SIZES * protocol
+                row[chosen : chosen + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
+            row[CHOSEN_WITH_UNION] = row[STEPS] > 0
+            row[BASIS_FACTS:FACTS] = row[RESEND_RATE:BASIS_FACTS]
         if row[CHOSEN_WITH_UNION] == 0:
             out[i] = -1.0
         else:
@@ -253,19 +236,19 @@ def record_step(
             )
         if union[0] > 0:
             row[LAST_NON_ZEROS] = union[0]
-        _choose_rules(row)
+        for protocol in range(ESTIMATES):  # estimate by the rule with the least mean cost
+            best, least = 0, _CHEAPER * row[RULE_COSTS + protocol]
+            for rule in range(1, len(RULES)):
+                cost = row[RULE_COSTS + ESTIMATES * rule + protocol]
+                if cost < least:
+                    best, least = rule, cost
+            row[STEPS_BACK + protocol] = _step_back(row, best)
         row[STEPS] += 1
 
 
 @_compiled
 def unions(
-    elements: _Rows,
-    dense: int,
-    fields: NDArray[np.int32],
-    selected: _Rows,
-    total: _Rows,
-    counted: NDArray[np.int64],
-    out: _Counts,
+    elements: _Rows, dense: int, fields: _Fields, selected: _Rows, total: _Rows, counted: _Rows, out: _Counts
 ) -> int:
     """Write the union of each segment, out[segments, BLOCK_SIZES]; return how many the caller must count.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,13 +217,7 @@ class Results(Sequence[TensorResult]):
         self._make = make
         self._made: list[TensorResult | None] = [None] * count
 
-    @overload
-    def __getitem__(self, at: int) -> TensorResult: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[TensorResult]: ...
-
-    def __getitem__(self, at: int | slice) -> TensorResult | Sequence[TensorResult]:
+    def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[number] for number in range(*at.indices(len(self)))]
         number = range(len(self))[at]

@@ -97,9 +97,9 @@ class Residual:
     def is_valid(self) -> bool:
         """Whether its arrays have the types, the equal sizes and the ranges that the compiled loops need."""
         integers = [array for array in (self.numbers, self.velocity) if array is not None]
-        if any(array.shape != (self.numbers.size,) for array in (*integers, self.scales)):
+        if self.scales.dtype != np.int16 or self.scales.shape != (self.numbers.size,):
             return False
-        if self.scales.dtype != np.int16 or any(array.dtype != np.int64 for array in integers):
+        if any(array.dtype != np.int64 or array.shape != (self.numbers.size,) for array in integers):
             return False
         largest = max(max(int(array.max(initial=0)), -int(array.min(initial=0))) for array in integers)
         max_scale = int(np.abs(self.scales.astype(int)).max(initial=0))
@@ -135,17 +135,6 @@ class Residual:
         floats = buffers.empty(self.numbers.size, np.float32)
         loops.to_floats(self.numbers, self.scales, floats)
         return floats
-
-    def at(self, positions: Positions) -> Residual:
-        """Return a copy of the elements at these positions."""
-        velocity = None if self.velocity is None else self.velocity[positions]
-        return Residual(self.numbers[positions], self.scales[positions], velocity)
-
-    def assign(self, positions: Positions, elements: Residual) -> None:
-        """Replace the elements at these positions."""
-        self.numbers[positions], self.scales[positions] = elements.numbers, elements.scales
-        if self.velocity is not None and elements.velocity is not None:
-            self.velocity[positions] = elements.velocity
 
     def add(self, other: Residual) -> Residual:
         """Return the sum of two residuals of the same size, as exact as the sum with a gradient."""
@@ -209,8 +198,8 @@ class Memory:
         self.residuals = residuals
         #: The number of the last step, or -1.
         self.step, self._skipped = -1, False
-        #: For each bucket of the step: its residual, the positions sent, and the elements before.
-        self._sent_parts: list[tuple[Residual, Positions, Residual]] = []
+        #: For each array of the step's residuals: the positions that were sent, and their elements before.
+        self._sent_parts: list[tuple[NDArray[Any], Positions, NDArray[Any]]] = []
 
     def add_gradients(
         self, gradients: Mapping[str, Floats], momentum: float = 0.0, max_norm: float | None = None
@@ -251,13 +240,14 @@ class Memory:
         finite = {name: values for name in residuals if (values := sent[name]) is not None}
         self.residuals |= {name: residuals[name] for name in finite}
         all_sent = ExactValues.concatenate(list(finite.values()), [residuals.begins[name] for name in finite])
-        before = residuals.whole.at(all_sent.positions)
-        self._sent_parts.append((residuals.whole, all_sent.positions, before))
+        whole, positions = residuals.whole, all_sent.positions
+        arrays = [array for array in (whole.numbers, whole.scales, whole.velocity) if array is not None]
+        self._sent_parts += [(array, positions, array[positions]) for array in arrays]
         residuals.whole.subtract_sent(all_sent)
         self._skipped |= any(values is None for values in sent.values())
         if self._skipped:
-            for residual, positions, before in reversed(self._sent_parts):
-                residual.assign(positions, before)
+            for array, positions, before in reversed(self._sent_parts):
+                array[positions] = before
             self._sent_parts = []
 
 

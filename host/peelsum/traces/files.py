@@ -64,7 +64,12 @@ def write(trace: Trace, path: Path) -> None:
 def read(path: Path) -> Trace:
     """Read a worker's trace. Raises TraceError if the file is not a trace, or if its parts do not match."""
     try:
-        _check_size(path)
+        with zipfile.ZipFile(path) as file:
+            size = sum(entry.file_size for entry in file.infolist())
+        if size > max(_SMALL, _MOST_RATIO * path.stat().st_size):
+            raise TraceError(
+                f"unpacks to {size:,} bytes, more than {_MOST_RATIO} times its size; pass another file"
+            )
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())
             arrays = {name: file[name] for name in file.files if name != "header"}
@@ -96,16 +101,6 @@ def read_folder(folder: Path) -> list[Trace]:
         if (trace.names, trace.shapes, trace.steps) != (first.names, first.shapes, first.steps):
             raise TraceError(f"{folder}: worker {trace.worker} has other tensors or steps than worker 0")
     return traces
-
-
-def _check_size(path: Path) -> None:
-    """Raise TraceError for a file that would unpack to far more memory than a trace of its size."""
-    with zipfile.ZipFile(path) as file:
-        size = sum(entry.file_size for entry in file.infolist())
-    if size > max(_SMALL, _MOST_RATIO * path.stat().st_size):
-        raise TraceError(
-            f"unpacks to {size:,} bytes, more than {_MOST_RATIO} times its size; pass another file"
-        )
 
 
 def _trace(header: Any, arrays: dict[str, NDArray[Any]]) -> Trace:
