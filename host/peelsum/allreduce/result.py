@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,8 +166,8 @@ class TensorSummary:
 
     elements: int
     """Number of elements."""
-    form: Form
-    """See `TensorResult.form`."""
+    form: Form | Literal["additive", "indexed", "gather"]
+    """See `TensorResult.form`; the kind of a compressor's payloads."""
     index: IndexForm | None
     """See `TensorResult.index`."""
     density: float

@@ -12,8 +12,8 @@ from itertools import chain
 import numpy as np
 
 from peelsum import buffers
-from peelsum.allreduce import Allreduce, Form, IndexForm, StepResult
-from peelsum.allreduce.result import StepSummary, summaries
+from peelsum.allreduce import Allreduce, StepResult
+from peelsum.allreduce.result import StepSummary, TensorSummary, summaries
 from peelsum.allreduce.rounds import Phase
 from peelsum.compress.arguments import CompressError
 from peelsum.compress.arithmetic import from_bytes, from_code, to_bytes, to_code
@@ -29,36 +29,23 @@ _NOT_FINITE_LENGTH = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, eq=False)
-class CompressedTensor:
-    """A tensor's sum, the same on every worker bit for bit, and the values that this worker sent for it."""
+class CompressedTensor(TensorSummary):
+    """A tensor's sum, the same on every worker bit for bit, and the values that this worker sent for it.
+
+    Densities are NaN if some worker's tensor was not finite. `form` is the kind of the payloads; if they were
+    indexed, the form in which the all-reduce sent the values, with an index and an error bound.
+    """
 
     name: str
     """The tensor's name."""
-    form: Kind | Form
-    """The kind of its payloads; if they were indexed, the form in which the all-reduce sent the values."""
     values: Floats
     """float32[shape]: the sum or average; NaN if any worker's tensor was not finite."""
     finite: bool
     """Whether every worker's tensor was finite."""
     sent: ExactValues | None
     """The values that this worker contributed; None without error feedback, and if not finite."""
-    density: float
-    """Share of elements of the sum that are not zero, by the index if there is one; NaN if not finite."""
-    density_worker: float
-    """Share of elements for which this worker sent a value other than zero; NaN if not finite."""
-    index: IndexForm | None = None
-    """The form of the all-reduce's index; None for other kinds than indexed."""
-    error_bound: float = 0.0
-    """The largest error of an indexed sum's elements by the all-reduce's fixed point; 0 for other kinds."""
     words_sent: int = 0
     """32-bit words that each worker sent for an indexed payload; 0 for other kinds."""
-    scale_block: None = None
-    """See `TensorSummary.scale_block`; not known."""
-
-    @property
-    def elements(self) -> int:
-        """Number of elements of the tensor."""
-        return self.values.size
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,13 +234,17 @@ class Unit:
             elements = max(end - begin, 1)
             tensors.append(
                 CompressedTensor(
-                    name=name,
+                    elements=end - begin,
                     form=kind,
+                    index=None,
+                    density=summed_count / elements if self.finite else math.nan,
+                    density_worker=sent_count / elements if self.finite else math.nan,
+                    error_bound=0.0,
+                    scale_block=None,
+                    name=name,
                     values=values[begin:end].reshape(shapes[name]),
                     finite=self.finite,
                     sent=None if sent is None else sent.part(first, first + sent_count, begin),
-                    density=summed_count / elements if self.finite else math.nan,
-                    density_worker=sent_count / elements if self.finite else math.nan,
                 )
             )
             begin, first = end, first + sent_count
@@ -404,23 +395,15 @@ def exchange_indexed(
         contributions = result.contributions() if feedback else {}
         tensors = []
         for name, values in sparse.items():
-            tally, sent = tallies[name], None
-            finite = not math.isnan(tally.density)
+            tally, sent, whole = vars(tallies[name]), None, values.reshape(shapes[name])
+            finite = not math.isnan(tally["density"])
             if finite and feedback:
                 positions, numbers, scales = contributions[name]
                 sent = ExactValues(positions, numbers, scales.astype(np.int16))
+            tally["scale_block"] = None
             tensors.append(
                 CompressedTensor(
-                    name=name,
-                    form=tally.form,
-                    values=values.reshape(shapes[name]),
-                    finite=finite,
-                    sent=sent,
-                    density=tally.density,
-                    density_worker=tally.density_worker,
-                    index=tally.index,
-                    error_bound=tally.error_bound,
-                    words_sent=words[name],
+                    **tally, name=name, values=whole, finite=finite, sent=sent, words_sent=words[name]
                 )
             )
     return tensors

@@ -109,7 +109,19 @@ class LinkEstimate:
             self._word_s.append(words_s / exchange.words)
             self._steps_without_sample, self._probe_requested = 0, False
         elif probe is not None:
-            self._sample_probe(probe, idle=exchange is None)
+            faster = self._is_faster(probe)
+            self._slow_probes = self._slow_probes + 1 if self._is_far_slower(probe) else 0
+            if exchange is None and self._slow_probes >= _FAR_COUNT:
+                # No sums use the link: two such probes in a row replace all earlier samples.
+                self._small = deque([self._small[-1]], _SAMPLES)
+                self._word_s.clear()
+                self._repeats = 0
+            probe_words_s = probe.seconds - probe.messages * self._latency_s
+            self._word_s.append(max(probe_words_s, _LEAST_SHARE * probe.seconds) / probe.words)
+            settled = len(self._word_s) == _SAMPLES and self._word_s[-1] <= _NEAR * min(self._word_s)
+            self._probe_requested = (faster or not settled) and self._repeats < _SAMPLES - 1
+            self._repeats = self._repeats + 1 if self._probe_requested else 0
+            self._steps_without_sample = 0
         elif exchange and self._is_faster(exchange):
             self.request_probe()
         else:
@@ -163,25 +175,6 @@ class LinkEstimate:
             for sample in self._small
         )
         return min(latencies, default=0.0)
-
-    def _sample_probe(self, probe: TimedExchange, *, idle: bool) -> None:
-        """Add a probe's sample of bandwidth, and decide whether to probe again in the next step.
-
-        idle: whether no sums use the link. Then two probes in a row that are far slower than the estimate
-        replace all earlier samples.
-        """
-        faster = self._is_faster(probe)
-        self._slow_probes = self._slow_probes + 1 if self._is_far_slower(probe) else 0
-        if idle and self._slow_probes >= _FAR_COUNT:
-            self._small = deque([self._small[-1]], _SAMPLES)
-            self._word_s.clear()
-            self._repeats = 0
-        latency_s = probe.messages * self._latency_s
-        self._word_s.append(max(probe.seconds - latency_s, _LEAST_SHARE * probe.seconds) / probe.words)
-        settled = len(self._word_s) == _SAMPLES and self._word_s[-1] <= _NEAR * min(self._word_s)
-        self._probe_requested = (faster or not settled) and self._repeats < _SAMPLES - 1
-        self._repeats = self._repeats + 1 if self._probe_requested else 0
-        self._steps_without_sample = 0
 
     def _is_faster(self, exchange: TimedExchange) -> bool:
         """Return whether an exchange took less time than the estimate."""

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from peelsum.compiling import compiled
 
 #: The bits of floats; numbers, positions and counts; scales.
-_Bits, _Numbers, _Scales = NDArray[np.uint32], NDArray[np.int64], NDArray[np.int16]
+_Bits = NDArray[np.uint32]
+_Numbers = NDArray[np.int64]
+_Scales = NDArray[np.int16]
 #: The bits of infinity, which are above those of the magnitudes of all finite floats.
 NOT_FINITE = np.uint32(0x7F800000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)

@@ -145,24 +145,22 @@ class Trace:
         Values that were not recorded are drawn: normally distributed, cut at four deviations, and scaled to
         the largest power of two below the tensor's recorded maximum; never zero. Raises TraceError.
         """
-        parts = [self._tensor(step, tensor, seed) for tensor in range(len(self.names))]
-        return np.concatenate([np.empty(0, np.float32), *parts])
-
-    def _tensor(self, step: int, tensor: int, seed: int) -> NDArray[np.float32]:
-        """Return a tensor's gradient in a step, flat; values that were not recorded are drawn."""
-        dense, at = np.zeros(self.elements[tensor], np.float32), self.positions(step, tensor)
-        if self.values is not None:
-            begin = self._before(self.count, step, tensor)
-            dense[at] = self.values[begin : begin + at.size]
-        elif at.size:
-            random = np.random.default_rng([seed, self.worker, step % self.steps, tensor])
-            drawn = np.clip(random.standard_normal(at.size, np.float32) / 4, -1, 1)
-            drawn[drawn == 0] = 1
-            drawn[0] = 1
-            # As an int32, a float's bits are its exponent field and its fraction.
-            largest = np.array([int(self.exponent[step, tensor]) << 23], np.int32).view(np.float32)[0]
-            dense[at] = drawn * np.maximum(largest, np.float32(2.0**-100))
-        return dense
+        parts = [np.empty(0, np.float32)]
+        for tensor, elements in enumerate(self.elements):
+            dense, at = np.zeros(elements, np.float32), self.positions(step, tensor)
+            parts.append(dense)
+            if self.values is not None:
+                begin = self._before(self.count, step, tensor)
+                dense[at] = self.values[begin : begin + at.size]
+            elif at.size:
+                random = np.random.default_rng([seed, self.worker, step % self.steps, tensor])
+                drawn = np.clip(random.standard_normal(at.size, np.float32) / 4, -1, 1)
+                drawn[drawn == 0] = 1
+                drawn[0] = 1
+                # As an int32, a float's bits are its exponent field and its fraction.
+                largest = np.array([int(self.exponent[step, tensor]) << 23], np.int32).view(np.float32)[0]
+                dense[at] = drawn * np.maximum(largest, np.float32(2.0**-100))
+        return np.concatenate(parts)
 
     def _before(self, sizes: NDArray[np.int64], step: int, tensor: int) -> int:
         """Return the sum of the sizes of all tensors that are stored before this one."""

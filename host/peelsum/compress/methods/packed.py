@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from peelsum.compress.arguments import CompressConfigError, Rank, Seed
 from peelsum.compress.arithmetic import (
-    field_width,
     fixed_values,
     fixed_words,
     pack,
@@ -71,8 +70,8 @@ class Packed(Compressor, abstract=True):
     needs_feedback = False
 
     def field(self, workers: int) -> tuple[int, int]:
-        """Return the width of a field in bits, and h."""
-        return field_width(2 * workers), 1
+        """Return the width of a field in bits, a power of two for numbers 0 to 2 * workers, and h."""
+        return 1 << ((2 * workers).bit_length() - 1).bit_length(), 1
 
     def check(self, workers: int) -> None:
         if workers > _MAX_WORKERS:
