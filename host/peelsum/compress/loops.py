@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.codec.cpu.words import largest_magnitude
 from peelsum.compiling import compiled
 
 #: The bits of floats; numbers, positions and counts; scales.
@@ -31,18 +32,6 @@ _FLOAT64_MANTISSA, _FLOAT64_BIAS = np.int64(52), np.int64(1023)
 _SAMPLE_SIZE = 2048
 #: The size of the array for counts that `largest` needs.
 COUNTS = 2048
-
-
-@compiled
-def float_magnitude(bits: _Bits) -> np.uint32:
-    """Return the bits of the largest magnitude among floats, given by their bits; 0 without floats.
-
-    The result is `NOT_FINITE` or more if a float is not finite.
-    """
-    largest_bits = np.uint32(0)
-    for i in range(np.uint64(bits.size)):
-        largest_bits = max(largest_bits, bits[i] & _MAGNITUDE)
-    return largest_bits
 
 
 @compiled
@@ -275,5 +264,5 @@ def warm_up() -> None:
     add_gradient_with_momentum(bits, 0.5, numbers, numbers, scales, numbers, numbers, scales)
     subtract(numbers, scales, numbers, numbers, scales)
     to_floats(numbers, scales, floats)
-    float_magnitude(bits)
+    largest_magnitude(bits)
     largest(bits, numbers, np.zeros(COUNTS, np.int64), numbers)

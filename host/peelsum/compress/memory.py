@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import buffers
+from peelsum.codec.cpu.words import largest_magnitude
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError
 from peelsum.compress.compressor import Floats, Positions, Values
@@ -253,7 +254,7 @@ class Memory:
 
 def magnitude(floats: Floats) -> float:
     """Return the largest magnitude, 0 without floats; infinity if one of them is not finite."""
-    bits = np.uint32(loops.float_magnitude(floats.view(np.uint32)))
+    bits = np.uint32(largest_magnitude(floats.view(np.uint32)))
     return float(bits.view(np.float32)) if bits < loops.NOT_FINITE else math.inf
 
 
