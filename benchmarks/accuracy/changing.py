@@ -34,7 +34,7 @@ from peelsum.compress import (
 )
 from peelsum.compress.collectives import Bytes, Route, StepExchanges
 from peelsum.compress.costs import direct_cost
-from peelsum.compress.decisions import compressor_of
+from peelsum.compress.reducers import compressor_of
 from peelsum.summation import Part, Words
 from peelsum.training import one_thread
 

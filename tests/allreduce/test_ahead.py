@@ -189,20 +189,6 @@ def test_guesses_that_are_always_wrong_are_given_up(make_workers: Any) -> None:
     assert sum(result.one_round for result in results[given_up:]) < 10, "tried again now and then"
 
 
-def test_a_restored_history_goes_on_with_the_same_bits(make_workers: Any) -> None:
-    (first, saved), (second, restored) = (with_histories(make_workers) for _ in range(2))
-    for step in range(3):
-        checked(first, drawn(step))
-    for there, here in zip(restored, saved, strict=True):
-        there.restore(here.saved())
-    for step in range(3, 6):
-        one, other = (checked(group, drawn(step)) for group in (first, second))
-        assert one.one_round
-        for name in ("d", "s"):
-            assert one[name].values.tobytes() == other[name].values.tobytes()
-            assert (one[name].scales == other[name].scales).all()
-
-
 def table(elements: int, block: int) -> Any:
     return Layout([TensorPlan("g", (elements,), "float32", Choice("dense", scale_block=block))]).table
 

@@ -124,20 +124,6 @@ def test_what_is_asked_for_no_tensor_is_refused_by_all(make_workers: Any) -> Non
             "forms: 'sketch' for g was removed; write 'sparse', with values='sketch'",
         ),
         ({"index": "bloom"}, "index: was removed; leave it out: the index of every tensor is the cheapest"),
-        (
-            {"predict": True},
-            "predict: was removed; leave it out: a step is done in one round where that takes less time",
-        ),
-        (
-            {"sparse": ["g"]},
-            "sparse: was removed; leave it out: the first step of every tensor finds where its non-zeros are",
-        ),
-        ({"limbs": 2}, "limbs: was removed; leave it out: every block of elements has a scale of its own"),
-        (
-            {"estimate": True},
-            "estimate: was removed; leave it out: what peeling leaves is always summed exactly",
-        ),
-        ({"graphs": True}, "graphs: was removed; leave it out: launches are not captured"),
     ],
     ids=str,
 )

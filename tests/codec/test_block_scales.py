@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sums_of_floats import finest, scales_of
 
-from peelsum.allreduce.level_loops import (
+from peelsum.allreduce.history_loops import (
     COARSEST,
     FEWEST_BITS,
     MARGIN,

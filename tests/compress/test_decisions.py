@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.allreduce import LocalSummation
 from peelsum.compress import DENSE, CompressedSum, Flexible, LinkModel, Memory, StepPlan
-from peelsum.compress.decisions import compressor_of
+from peelsum.compress.reducers import compressor_of
 
 WORKERS, ELEMENTS = 2, 60
 SPIKE_AT, LATER, STEPS = 15, 75, 100

@@ -16,7 +16,6 @@ PACKAGES = ("peelsum.codec", "peelsum.allreduce")
 #: Modules of compiled loops: Numba takes NumPy itself, so what these allocate is not poisoned.
 COMPILED = (
     "peelsum.allreduce.history_loops",
-    "peelsum.allreduce.level_loops",
     *(f"peelsum.codec.cpu.{name}" for name in ("index", "scales", "segments", "sketch", "words")),
 )
 

@@ -54,7 +54,7 @@ def scripted(script: Script | None) -> Iterator[None]:
             method, ratio = script[step % len(script)]
             self.next = replace(self.next, method=method, ratio=1.0 if method in DENSE else ratio)
 
-    with patch("peelsum.compress.decisions.Decider", Scripted if script else Decider):
+    with patch("peelsum.compress.reducers.Decider", Scripted if script else Decider):
         yield
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from peelsum.allreduce import BlockIndex, BloomIndex, Choice, PlanSettings
 from peelsum.allreduce.costs import CostEstimate, expected
-from peelsum.allreduce.level_loops import MARGIN
+from peelsum.allreduce.history_loops import MARGIN
 from peelsum.bench.codec.timing import Measured, TimedDevice, fastest, measure_step, require_memory, tensor
 from peelsum.bench.point import Point
 from peelsum.bench.which_form import all_candidates, best_candidate, predict_forms, simulate_forms

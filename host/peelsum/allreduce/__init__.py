@@ -3,7 +3,7 @@
 `Allreduce(summation).sum({"name": array})` returns the sums. The backend, a `Summation`, does the networking.
 """
 
-from peelsum.allreduce.allreduce import Allreduce
+from peelsum.allreduce.allreduce import Allreduce, reduce_scatter
 from peelsum.allreduce.choosing import RequestedForm, RequestedValues
 from peelsum.allreduce.costs import CodecModel, NetworkModel
 from peelsum.allreduce.errors import (
@@ -18,7 +18,6 @@ from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
 from peelsum.allreduce.local import LocalSummation
 from peelsum.allreduce.measuring import measured
 from peelsum.allreduce.plan import Choice, Form, Plan, PlanSettings, TensorPlan
-from peelsum.allreduce.reduce_scatter import reduce_scatter
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.summation import Op, Part, Summation
 

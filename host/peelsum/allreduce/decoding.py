@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,7 @@ from peelsum.allreduce import history_loops
 from peelsum.allreduce.history import StepStatistics
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, SumProtocol
-from peelsum.allreduce.result import Contribution, Results, StepSummary, TensorResult, TensorSummary
+from peelsum.allreduce.result import Contribution, Results, StepSummary, TensorResult, summaries
 from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, CodecDevice, FixedPoint, occupied
 from peelsum.codec.fixed_point import ZERO
 from peelsum.codec.segments import ROW
@@ -38,42 +37,38 @@ class StepDecoder:
 
     def decode(self, protocol: SumProtocol) -> None:
         """Decode the sums of a protocol that has ended, and record the step in its chooser's history."""
-        codec, dense, sparse = protocol.codec, protocol.dense, protocol.sparse
+        codec, overflow, corrected = protocol.codec, protocol.overflow, None
         self._protocol = protocol
-        self._values = list(codec.decode(dense, sparse, self._divisor, self._split_overflow()))
-        self._fields, self._scales = codec.fields, codec.scales
-        self._counts = codec.counts()
+        if overflow is not None and len(overflow.sums):
+            locations, sums, local = overflow
+            begins = np.searchsorted(locations.segments, np.arange(len(codec.fields) + 1))
+            for s in np.flatnonzero(np.diff(begins)).tolist():
+                part = slice(begins[s], begins[s + 1])
+                self._overflow[s] = Overflow(locations.take(part), sums[part], local[part])
+            # Sums of up to 62 bits are rounded to the 53 bits of float64, to odd: of two neighbours, the one
+            # that is odd. The conversion to float32 then rounds as if it were the only rounding.
+            rounded = sums >> 10 << 10 | ((sums & 0x3FF) != 0).astype(np.int64) << 10
+            rounded = np.where(np.abs(sums) < 2**53, sums, rounded)
+            with np.errstate(over="ignore"):
+                results = (
+                    np.ldexp(rounded.astype(np.float64), -codec.scales[locations.blocks]) / self._divisor
+                )
+                corrected = locations.elements, results.astype(np.float32)
+        self._values = list(codec.decode(protocol.dense, protocol.sparse, self._divisor, corrected))
+        self._fields, self._scales, self._counts = codec.fields, codec.scales, codec.counts()
         if protocol.cells:
-            self._sketch = len(sparse), protocol.cells, protocol.left_over
+            self._sketch = len(protocol.sparse), protocol.cells, protocol.left_over
         self._update_history()
-
-    def _split_overflow(self) -> tuple[_Numbers, NDArray[np.float32]] | None:
-        """Split the sums that may need more than 32 bits into `_overflow`; they are in the order of segments.
-
-        Return their elements and float32 results, or None if there are none.
-        """
-        overflow, table = self._protocol.overflow, self._plan.layout.table
-        if overflow is None or not len(overflow.sums):
-            return None
-        locations, sums, local = overflow
-        begins = np.searchsorted(locations.segments, np.arange(len(table) + 1))
-        for s in np.flatnonzero(np.diff(begins)).tolist():
-            part = slice(begins[s], begins[s + 1])
-            self._overflow[s] = Overflow(locations.take(part), sums[part], local[part])
-        with np.errstate(over="ignore"):
-            scales = self._protocol.codec.scales[locations.blocks]
-            results = np.ldexp(_round_to_odd(sums).astype(np.float64), -scales) / self._divisor
-            return locations.elements, results.astype(np.float32)
 
     def _update_history(self) -> None:
         """Record the tensors' unions, exponents and overflow, from which later steps are planned."""
         layout, protocol, chooser = self._plan.layout, self._protocol, self._protocol.chooser
         table, counts, selected = layout.table, self._counts, chooser.needs_positions(layout.keys)
         # Count sums that are not 0, not candidates: these depend on seeds, and on the filter's other tensors.
-        counted = np.zeros((len(table), BLOCK_SIZES), np.int64)
+        counted = np.zeros((len(self._fields), BLOCK_SIZES), np.int64)
         if len(protocol.sparse):
             counted = protocol.codec.occupied(protocol.sparse, selected)
-        unions = np.empty((len(table), BLOCK_SIZES))
+        unions = np.empty((len(self._fields), BLOCK_SIZES))
         uncounted = history_loops.unions(
             table.elements, table.dense, self._fields, selected, counts.sums, counted, unions
         )
@@ -82,7 +77,7 @@ class StepDecoder:
             sums = self._device.to_host(protocol.dense)
             for s in np.flatnonzero(unions[:, 0] < 0).tolist():
                 unions[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
-        overflows = np.zeros(len(table))
+        overflows = np.zeros(len(self._fields))
         for s, overflow in self._overflow.items():
             overflows[s] = len(overflow.sums) if s < table.dense else np.count_nonzero(overflow.sums)
         resent = protocol.resent_words(int(overflows.sum()))
@@ -99,20 +94,14 @@ class StepDecoder:
         """Counts of the step's tensors."""
         return StepSummary(
             self._plan.names,
-            self._words_by_name,
+            lambda: dict(
+                zip(self._plan.names, np.append(self._words, 0)[self._segments].tolist(), strict=True)
+            ),
             int(self._plan.layout.table.begins[-1]),
             int(np.count_nonzero(self._fields == NON_FINITE)),
             *self._sketch,
-            self._tallies,
+            lambda: summaries(self.results),
         )
-
-    def _tallies(self) -> dict[str, TensorSummary]:
-        """Return each tensor's tally, by name."""
-        names = [field.name for field in fields(TensorSummary)]
-        return {
-            result.name: TensorSummary(**{name: getattr(result, name) for name in names})
-            for result in self.results
-        }
 
     def contributions(self) -> dict[str, Contribution]:
         """Return what this worker contributed to the sum of each tensor, by name."""
@@ -151,11 +140,6 @@ class StepDecoder:
         rows = table.rows[table.dense] + positions // ROW
         return np.concatenate([*dense, table.begin_of_row[rows] + positions % ROW])
 
-    def _words_by_name(self) -> dict[str, int]:
-        """Return the words that this worker has sent for each tensor, by name."""
-        words = np.append(self._words, 0)[self._segments].tolist()
-        return dict(zip(self._plan.names, words, strict=True))
-
     @cached_property
     def _words(self) -> _Numbers:
         """The words that this worker has sent for each segment, with its share of the words of several.
@@ -192,8 +176,7 @@ class StepDecoder:
             scales, lowest = self._scales[blocks], int(self._protocol.bounds[blocks].min())
             bound = FixedPoint(lowest).error_bound(plan.workers, self._divisor)
             fixed = FixedPoint(int(scales.min()), scales - scales.min(), int(table.block[s]))
-            sums, local = self._numbers(s)
-            count, local_count = self._occupied(s, local)
+            sums, local, count, local_count = self._numbers(s)
         if index:
             selection = self._selection(s, count)
         if s in self._overflow:
@@ -217,27 +200,33 @@ class StepDecoder:
             local_non_zeros=local_count,
         )
 
-    def _occupied(self, s: int, numbers: Any) -> tuple[int, int]:
-        """Return how many sums of a dense segment are not 0, or a sparse one's candidates; and how many of
-        this worker's numbers are not 0.
-
-        numbers: this worker's numbers of the segment. The codec has counted by the low 32 bits of numbers.
+    def _numbers(self, s: int) -> tuple[Any, Any, int, int]:
+        """Return a segment's sums; this worker's numbers; how many sums of a dense segment are not 0, or how
+        many candidates a sparse one has; and how many of this worker's numbers are not 0.
         """
-        dense, overflow = s < self._plan.layout.table.dense, self._overflow.get(s)
-        count, local = int((self._counts.sums if dense else self._counts.sent)[s]), int(self._counts.local[s])
-        if overflow:
-            local = int((numbers != 0).sum()) + _count_high_only(overflow.local)
-            count += _count_high_only(overflow.sums) if dense else 0
-        return count, local
-
-    def _numbers(self, s: int) -> tuple[Any, Any]:
-        """Return a segment's sums, and this worker's numbers."""
-        protocol, dense = self._protocol, self._plan.layout.table.dense
-        first = int(self._counts.sent[0 if s < dense else dense : s].sum())
-        of_segment = slice(first, first + int(self._counts.sent[s]))
+        protocol, dense, counts = self._protocol, self._plan.layout.table.dense, self._counts
+        first, count = int(counts.sent[0 if s < dense else dense : s].sum()), int(counts.sent[s])
+        part, overflow, local_count = slice(first, first + count), self._overflow.get(s), int(counts.local[s])
         if s < dense:
-            return protocol.dense[of_segment], protocol.local_dense[of_segment]
-        return protocol.sparse[of_segment], protocol.local_sparse[of_segment]
+            sums, local, count = protocol.dense[part], protocol.local_dense[part], int(counts.sums[s])
+        else:
+            sums, local = protocol.sparse[part], protocol.local_sparse[part]
+        if overflow:  # the codec has counted by the low 32 bits of numbers
+            local_count = int((local != 0).sum()) + _count_high_only(overflow.local)
+            count += _count_high_only(overflow.sums) if s < dense else 0
+        return sums, local, count, local_count
+
+    def _selection(self, s: int, count: int) -> Callable[[], _Numbers]:
+        """Return a function that computes the positions of a sparse segment's candidates, `count` of them.
+
+        It keeps the bitmap, and no other array of the step.
+        """
+        table = self._plan.layout.table
+        if not count:
+            return lambda: np.empty(0, np.int64)
+        first, end = table.first_words[s - table.dense :][:2]
+        union, device, elements = self._protocol.union[first:end], self._device, int(table.elements[s])
+        return lambda: HOST.positions(device.to_host(union), elements, count=count)
 
     def _with_overflow(
         self, s: int, selection: Callable[[], _Numbers] | None, sums: Any, local: Any
@@ -255,24 +244,6 @@ class StepDecoder:
                 numbers_64[at] = device.to_device(corrected)
                 results.append(numbers_64)
         return results[0], results[1]
-
-    def _selection(self, s: int, count: int) -> Callable[[], _Numbers]:
-        """Return a function that computes the positions of a sparse segment's candidates, `count` of them."""
-        table = self._plan.layout.table
-        if not count:
-            return lambda: np.empty(0, np.int64)
-        first, end = table.first_words[s - table.dense :][:2]
-        union, device, elements = self._protocol.union[first:end], self._device, int(table.elements[s])
-        return lambda: HOST.positions(device.to_host(union), elements, count=count)
-
-
-def _round_to_odd(sums: _Numbers) -> _Numbers:
-    """Round sums of up to 62 bits to the 53 bits of float64, to odd: of two neighbours, the one that is odd.
-
-    The conversion to float32 that follows then rounds as if it were the only rounding.
-    """
-    rounded = sums >> 10 << 10 | ((sums & 0x3FF) != 0).astype(np.int64) << 10
-    return np.where(np.abs(sums) < 2**53, sums, rounded)
 
 
 def _count_high_only(numbers: _Numbers) -> int:

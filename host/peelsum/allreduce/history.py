@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import history_loops as loops
-from peelsum.allreduce import level_loops
 from peelsum.codec import BLOCK_SIZES
 from peelsum.codec.segments import ROW, SegmentTable
 
@@ -188,7 +187,7 @@ class History:
             loops.record_step(
                 self._state, rows, step.finite, step.unions, step.overflow, resent_words, table.dense, *prices
             )
-            level_loops.update_exponents(self._levels.of(keys, table), step.exponents, table.blocks)
+            loops.update_exponents(self._levels.of(keys, table), step.exponents, table.blocks)
 
     def saved(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return what later choices depend on: `unions` and `levels`, each an array by tensors' names."""

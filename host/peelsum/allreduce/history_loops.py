@@ -1,21 +1,26 @@
-"""Loops over the statistics of tensors, a row of numbers for each: compiled by Numba, and cached on disk.
+"""Loops over the statistics of tensors and the exponents of blocks: compiled by Numba, and cached on disk.
 
-A step reads each row a few times, and NumPy's calls would take longer than a small tensor's sum.
+A step reads each tensor's row a few times, and NumPy's calls would take longer than a small tensor's sum.
 
 The union of a step is where any worker's tensor is not zero, kept as counts of occupied blocks: of 2**b
 elements for each b, so that the first count is the number of non-zeros. From the unions of the last steps,
 the history estimates the next one, for each of the two protocols, by the rule that would have cost least.
+
+An exponent is that of a block's largest value over all workers, as the exponent field of a float32; 0 stands
+for a block without non-zeros. `firsts`, int64[segments + 1], holds each segment's first block, and the end.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import codec
-from peelsum.allreduce import level_loops
+from peelsum.buffers import frozen
 from peelsum.codec import BLOCK_SIZES, NON_FINITE, Implementation
-from peelsum.codec.fixed_point import ZERO
+from peelsum.codec.fixed_point import LARGEST_FINITE, ZERO
 from peelsum.compiling import compiler
 
 #: Steps whose unions are kept.
@@ -70,10 +75,20 @@ _FEW_WORDS = 1000.0
 _OVERFLOW_DRIFT, _FEW_OVERFLOWS = 0.6, 4096.0
 #: Above this density, the positions of the non-zeros do not affect the choice of a form.
 _DENSE = 1 / 4
+#: Octaves by which a block may grow from one step to the next without exceeding its predicted exponent.
+MARGIN = 2
+#: Fewest bits of the largest integer of a block, beside its sign. A block with fewer is sent again.
+FEWEST_BITS = 10
+#: Octaves by which a block's predicted exponent may exceed the largest of its segment. Beyond, the block is
+#: sent again: else a step after much larger ones would lose as many bits more than fixed point has to.
+COARSEST = 6
 
 _Rows = NDArray[np.int64]
+_Words = NDArray[np.uint32]
+_Floats = NDArray[np.float32]
 _Counts = NDArray[np.float64]
 _Flags = NDArray[np.bool_]
+_Fields = NDArray[np.int32]
 
 _compiled = compiler({"nogil": True})
 
@@ -112,21 +127,6 @@ def _misestimate_cost(count: float, room: float, protocol: int, exchange: float)
 
 
 @_compiled
-def _update_rule_costs(row: _Counts, count: float, exchange: float, cells: float) -> None:
-    """Update the mean cost of each rule by a step with `count` non-zeros.
-
-    exchange, cells: as for `record_step`.
-    """
-    for rule in range(len(RULES)):
-        room = row[UNIONS + BLOCK_SIZES * _step_back(row, rule)]
-        for protocol in range(ESTIMATES):
-            column = RULE_COSTS + ESTIMATES * rule + protocol
-            price = _CANDIDATE_WORDS[protocol] + (cells if protocol == ONE_ROUND else 0.0)
-            cost = _misestimate_cost(count, room, protocol, exchange) + price * room
-            row[column] += _RULE_WEIGHT * (cost - row[column])
-
-
-@_compiled
 def _misestimates(state: _Counts, rows: _Rows, unions: _Counts, dense: int, exchange: float) -> _Counts:
     """Return the non-zeros of the sparse tensors, and what wrong estimates cost each protocol: float64[3].
 
@@ -140,18 +140,6 @@ def _misestimates(state: _Counts, rows: _Rows, unions: _Counts, dense: int, exch
     for protocol in range(ESTIMATES):
         total[1 + protocol] = _misestimate_cost(total[0], rooms[protocol], protocol, exchange)
     return total
-
-
-@_compiled
-def _choose_rules(row: _Counts) -> None:
-    """Set each protocol's estimate to that of the rule with the least mean cost."""
-    for protocol in range(ESTIMATES):
-        best, least = 0, _CHEAPER * row[RULE_COSTS + protocol]
-        for rule in range(1, len(RULES)):
-            cost = row[RULE_COSTS + ESTIMATES * rule + protocol]
-            if cost < least:
-                best, least = rule, cost
-        row[STEPS_BACK + protocol] = _step_back(row, best)
 
 
 @_compiled
@@ -177,16 +165,6 @@ def _has_drifted(row: _Counts) -> bool:
 
 
 @_compiled
-def _update_basis(row: _Counts) -> None:
-    """Keep the current statistics as those of the last choice."""
-    for protocol in range(ESTIMATES):
-        union, chosen = _expected_union(row, protocol), BASIS_UNIONS + BLOCK_SIZES * protocol
-        row[chosen : chosen + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
-    row[CHOSEN_WITH_UNION] = row[STEPS] > 0
-    row[BASIS_FACTS:FACTS] = row[RESEND_RATE:BASIS_FACTS]
-
-
-@_compiled
 def basis(state: _Counts, rows: _Rows, out: _Counts) -> None:
     """Write the statistics from which each tensor's form is chosen, out[rows, BASIS_COLUMNS]; -1 without any.
 
@@ -194,8 +172,12 @@ def basis(state: _Counts, rows: _Rows, out: _Counts) -> None:
     """
     for i in range(rows.size):
         row = state[rows[i]]
-        if _has_drifted(row):
-            _update_basis(row)
+        if _has_drifted(row):  # keep the current statistics as those of the last choice
+            for protocol in range(ESTIMATES):
+                union, chosen = _expected_union(row, protocol), BASIS_UNIONS + BLOCK_SIZES * protocol
+                row[chosen : chosen + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
+            row[CHOSEN_WITH_UNION] = row[STEPS] > 0
+            row[BASIS_FACTS:FACTS] = row[RESEND_RATE:BASIS_FACTS]
         if row[CHOSEN_WITH_UNION] == 0:
             out[i] = -1.0
         else:
@@ -242,7 +224,13 @@ def record_step(
             row[RESENT_WORDS] += _STEP_WEIGHT * (resent_words - row[RESENT_WORDS])
         if row[STEPS] > 0:
             share = union[0] / total[0] if total[0] > union[0] and i >= dense else 1.0
-            _update_rule_costs(row, union[0], share * exchange, cells)
+            for rule in range(len(RULES)):
+                room = row[UNIONS + BLOCK_SIZES * _step_back(row, rule)]
+                for protocol in range(ESTIMATES):
+                    column = RULE_COSTS + ESTIMATES * rule + protocol
+                    price = _CANDIDATE_WORDS[protocol] + (cells if protocol == ONE_ROUND else 0.0)
+                    cost = _misestimate_cost(union[0], room, protocol, share * exchange) + price * room
+                    row[column] += _RULE_WEIGHT * (cost - row[column])
             for protocol in range(ESTIMATES):
                 cost = total[1 + protocol] if i >= dense else 0.0
                 row[MISESTIMATE_WORDS + protocol] += _STEP_WEIGHT * (cost - row[MISESTIMATE_WORDS + protocol])
@@ -253,19 +241,19 @@ def record_step(
             )
         if union[0] > 0:
             row[LAST_NON_ZEROS] = union[0]
-        _choose_rules(row)
+        for protocol in range(ESTIMATES):  # estimate by the rule with the least mean cost
+            best, least = 0, _CHEAPER * row[RULE_COSTS + protocol]
+            for rule in range(1, len(RULES)):
+                cost = row[RULE_COSTS + ESTIMATES * rule + protocol]
+                if cost < least:
+                    best, least = rule, cost
+            row[STEPS_BACK + protocol] = _step_back(row, best)
         row[STEPS] += 1
 
 
 @_compiled
 def unions(
-    elements: _Rows,
-    dense: int,
-    fields: NDArray[np.int32],
-    selected: _Rows,
-    total: _Rows,
-    counted: NDArray[np.int64],
-    out: _Counts,
+    elements: _Rows, dense: int, fields: _Fields, selected: _Rows, total: _Rows, counted: _Rows, out: _Counts
 ) -> int:
     """Write the union of each segment, out[segments, BLOCK_SIZES]; return how many the caller must count.
 
@@ -298,13 +286,116 @@ def unions(
     return open_count
 
 
+@_compiled
+def write_exponents(
+    words: _Words,
+    firsts: _Rows,
+    segment_fields: _Fields,
+    scales: _Fields,
+    highest: int,
+    out: _Fields,
+) -> None:
+    """Write the exponents of blocks; 0 also for those of segments that are not finite.
+
+    words: the OR of all workers' words of scales. segment_fields, scales: what `decode_scales` makes of them.
+    """
+    for s in range(segment_fields.size):
+        summed = segment_fields[s] != ZERO and segment_fields[s] != NON_FINITE
+        for b in range(np.uint64(firsts[s]), np.uint64(firsts[s + 1])):
+            out[b] = highest - scales[b] if summed and words[b] else 0
+
+
+@_compiled
+def predict_exponents(exponents: _Fields, firsts: _Rows, out: _Fields) -> None:
+    """Write the exponents that blocks will probably not exceed, from those of earlier steps.
+
+    exponents: as `History.levels` returns them. A block with 0 was always zero, and gets the largest exponent
+    of its segment.
+    """
+    for s in range(firsts.size - 1):
+        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
+        largest = _largest(exponents, begin, end)
+        for b in range(begin, end):
+            exponent = exponents[b] + MARGIN if exponents[b] else largest
+            out[b] = exponent if exponent < LARGEST_FINITE else LARGEST_FINITE
+
+
+@_compiled
+def flag_blocks(
+    words: _Words, firsts: _Rows, exponents: _Fields, expected: _Fields, highest: int, bits: int,
+    scales: _Fields, bounds: _Fields, exceeding: _Flags, resent: _Flags,
+) -> int:  # fmt: skip
+    """Compare the exponents of blocks with those `expected` of them; return how many blocks are `resent`.
+
+    Flag in `exceeding` the blocks whose exponent is larger than expected: their integers need a second word
+    for their high bits. Flag in `resent` the blocks whose numbers must be sent again, by scales that fit:
+    their integers need more than two words, or have fewer than FEWEST_BITS of `bits`, or the expected
+    exponent is above the largest of their segment by more than COARSEST octaves.
+    words: the blocks' words of scales. scales: what `decode_scales` made of these; overwritten by the scales
+    of the step. bounds: the lesser of both.
+    """
+    count = 0
+    for s in range(firsts.size - 1):
+        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
+        coarsest = _largest(exponents, begin, end) + COARSEST
+        for b in range(begin, end):
+            exponent, field, actual = exponents[b], expected[b], scales[b]
+            exceeding[b] = words[b] != 0 and highest - actual > field
+            coarse = exponent > 0 and (exponent < field - bits + FEWEST_BITS or field > coarsest)
+            resent[b] = coarse or exponent > field + bits - 1
+            scales[b] = highest - field if exponent > 0 and not resent[b] else actual
+            bounds[b] = min(scales[b], actual)
+            count += resent[b]
+    return count
+
+
+@_compiled
+def _largest(exponents: _Fields, begin: np.uint64, end: np.uint64) -> np.int32:
+    """Return the largest of exponents[begin:end]."""
+    largest = np.int32(0)
+    for b in range(begin, end):
+        largest = max(largest, exponents[b])
+    return largest
+
+
+@_compiled
+def update_exponents(kept: _Fields, exponents: _Fields, firsts: _Rows) -> None:
+    """Update the exponents that the history has `kept` of blocks by those of a step; see `BlockExponents`."""
+    for s in range(firsts.size - 1):
+        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
+        largest = _largest(exponents, begin, end)
+        for b in range(begin, end):
+            exponent = exponents[b]
+            if exponent > 0:
+                fallen = kept[b] - exponent
+                kept[b] = exponent + (fallen // 2 if fallen > 0 else 0)
+            if largest > 0:
+                kept[b] = min(kept[b], largest + COARSEST - MARGIN)
+
+
+@_compiled
+def quantize_by_block(values: _Floats, blocks: _Rows, scales: _Fields, bits: int, out: _Rows) -> None:
+    """Write rint(value * 2**scale), by the scale of the value's block; 0 if that has over 2 * bits bits."""
+    limit = 2.0 ** (2 * bits - 1)
+    for i in range(values.size):
+        number = np.rint(math.ldexp(np.float64(values[i]), scales[blocks[i]]))
+        out[i] = np.int64(number) if abs(number) < limit else np.int64(0)
+
+
 def warm_up(implementation: Implementation = "cpu") -> None:
     """Compile everything that a sum needs: run `peelsum.codec.warm_up` and the loops over tensors once."""
     codec.warm_up(implementation)
-    level_loops.warm_up()
     state, rows, flags = np.zeros((1, COLUMNS)), np.zeros(1, np.int64), np.zeros(1, np.bool_)
     choice, union, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
     unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), union)
     record_step(state, rows, flags, union, np.zeros(1), -1, 0, 0.0, 0.0)
     basis(state, rows, choice)
     expected(state, rows, union)
+    words, firsts = frozen(np.ones(1, np.uint32)), np.array([0, 1])
+    fields = np.ones(1, np.int32)
+    write_exponents(words, firsts, fields, fields, 1, fields)
+    predict_exponents(fields, firsts, fields)
+    flag_blocks(words, firsts, fields, fields, 1, 1, fields, fields, flags, flags)
+    update_exponents(fields, fields, firsts)
+    blocks, numbers = np.zeros((2, 1), np.int64)
+    quantize_by_block(np.ones(1, np.float32), blocks, fields, 1, numbers)

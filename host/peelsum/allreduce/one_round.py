@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import buffers
-from peelsum.allreduce import level_loops
+from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import TOLERANCE, UnionCounts
 from peelsum.allreduce.costs import expected as index_expected
@@ -83,7 +83,7 @@ class Prediction:
         layout, settings = plan.layout, plan.settings
         keys, table = layout.keys, layout.table
         fields = buffers.empty(int(table.blocks[-1]), np.int32)
-        level_loops.predict_exponents(history.levels(keys, table), table.blocks, fields)
+        history_loops.predict_exponents(history.levels(keys, table), table.blocks, fields)
         unions, last_overflow = history.expected(keys)
         count = 0.0
         for part in layout.parts:
@@ -232,7 +232,7 @@ class OneRound(SumProtocol):
         self._read_scales(words)
         self.bounds = buffers.empty(blocks, np.int32)
         exceeding, resent = buffers.empty(blocks, np.bool), buffers.empty(blocks, np.bool)
-        self._resent_blocks = level_loops.flag_blocks(
+        self._resent_blocks = history_loops.flag_blocks(
             self._block_words, self.layout.table.blocks, self.exponents, self._expected.fields, self._highest,
             self._bits, codec.scales, self.bounds, exceeding, resent,
         )  # fmt: skip
@@ -370,7 +370,7 @@ class OneRound(SumProtocol):
         """Return this worker's numbers of elements, int64[k]; 0 for those of too many bits for two words."""
         numbers = np.empty(len(elements.elements), np.int64)
         values = self.codec.values_at(elements.elements)
-        level_loops.quantize_by_block(values, elements.blocks, self._scales, self._bits, numbers)
+        history_loops.quantize_by_block(values, elements.blocks, self._scales, self._bits, numbers)
         return numbers
 
     def _high_bits(self, numbers: Numbers) -> Integers:

@@ -111,7 +111,7 @@ class IndexPart:
     sent: slice
     """The words of its index in the header."""
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Number of elements, with the padding of rows."""
         return ROW * int(self.words.stop - self.words.start)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import buffers
-from peelsum.allreduce import level_loops
+from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import TOLERANCE, too_many
 from peelsum.allreduce.indexes import BloomIndex
@@ -143,7 +143,7 @@ class SumProtocol(ABC):
         self.exponents = buffers.empty(len(codec.scales), np.int32)
         #: uint32[blocks]: the blocks' words, without those of segments.
         self._block_words = buffers.frozen(words[len(codec.fields) :])
-        level_loops.write_exponents(
+        history_loops.write_exponents(
             self._block_words, self.layout.table.blocks, codec.fields, codec.scales, self._highest,
             self.exponents,
         )  # fmt: skip

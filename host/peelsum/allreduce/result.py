@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,10 +91,7 @@ class TensorResult:
     def scales_at(self, positions: NDArray[np.int64] | None) -> NDArray[np.int32]:
         """Return the scales int32[k] of elements positions[k]; of all if None. `fixed` must not be None."""
         assert self.fixed is not None
-        at = np.arange(self.elements) if positions is None else _on_host(positions)
-        octaves = None if self.fixed.octaves is None else _on_host(self.fixed.octaves)
-        fixed = self.fixed if octaves is self.fixed.octaves else replace(self.fixed, octaves=octaves)
-        return fixed.scales_at(at)
+        return self.fixed.scales_at(np.arange(self.elements) if positions is None else _on_host(positions))
 
     @property
     def elements(self) -> int:
@@ -169,8 +166,8 @@ class TensorSummary:
 
     elements: int
     """Number of elements."""
-    form: Form
-    """See `TensorResult.form`."""
+    form: Form | Literal["additive", "indexed", "gather"]
+    """See `TensorResult.form`; the kind of a compressor's payloads."""
     index: IndexForm | None
     """See `TensorResult.index`."""
     density: float
@@ -181,6 +178,14 @@ class TensorSummary:
     """See `TensorResult.error_bound`."""
     scale_block: int | None
     """Elements in each block that had a scale of its own; None if all had the same, or none was needed."""
+
+
+def summaries(results: Iterable[Any]) -> dict[str, TensorSummary]:
+    """Return each tensor's statistics by name, from its result, which has the same attributes."""
+    names = [field.name for field in fields(TensorSummary)]
+    return {
+        result.name: TensorSummary(**{name: getattr(result, name) for name in names}) for result in results
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,13 +217,7 @@ class Results(Sequence[TensorResult]):
         self._make = make
         self._made: list[TensorResult | None] = [None] * count
 
-    @overload
-    def __getitem__(self, at: int) -> TensorResult: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[TensorResult]: ...
-
-    def __getitem__(self, at: int | slice) -> TensorResult | Sequence[TensorResult]:
+    def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[number] for number in range(*at.indices(len(self)))]
         number = range(len(self))[at]

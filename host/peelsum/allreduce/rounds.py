@@ -229,11 +229,13 @@ class StepExecutor:
                 request.write(device.words(request.or_words), device.words(request.add_words))
             ored, added = sums or self._sum_round(request, device)
             self._enter_phase("decode")
-            if device.is_host:
-                ored, added = self._device.to_host(ored), self._device.to_host(added)
+            if not device.is_host:
+                received = Sums(device.to_device(ored), device.to_device(added), ored)
+            elif self._device.is_host:
                 received = Sums(ored, added, ored)
             else:
-                received = Sums(device.to_device(ored), device.to_device(added), ored)
+                ored, added = self._device.to_host(ored), self._device.to_host(added)
+                received = Sums(ored, added, ored)
             try:
                 request = rounds.send(received)
             except StopIteration:

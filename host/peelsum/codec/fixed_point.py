@@ -64,16 +64,11 @@ class FixedPoint:
     block: int = 2**62
     """Elements in a block, a power of 2."""
 
-    @property
-    def block_bits(self) -> int:
-        """log2 of `block`."""
-        return self.block.bit_length() - 1
-
     def scales_at(self, positions: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the scales int32[k] of elements positions[k]. `octaves` must be on the host."""
         if self.octaves is None:
             return np.full(positions.size, self.scale, np.int32)
-        scales: NDArray[np.int32] = self.scale + self.octaves[positions >> self.block_bits]
+        scales: NDArray[np.int32] = self.scale + self.octaves[positions // self.block]
         return scales
 
     def error_bound(self, fan_in: int, divisor: int = 1) -> float:

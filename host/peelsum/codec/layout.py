@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from peelsum.codec.arrays import CodecError
 
@@ -71,12 +72,12 @@ class SketchLayout:
                 f"segments: {self.segments} is out of range; use a power of two up to {MOST_SEGMENTS}"
             )
 
-    @property
+    @cached_property
     def cells(self) -> int:
         """Cells in all: the sketch is uint32[cells], by segment and sub-table."""
         return self.segments * self.segment_cells
 
-    @property
+    @cached_property
     def segment_cells(self) -> int:
         """Cells of a segment."""
         return SUB_TABLES * self.width

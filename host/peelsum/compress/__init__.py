@@ -28,7 +28,6 @@ from peelsum.compress.costs import (
     costs,
     crossovers,
 )
-from peelsum.compress.decisions import lossy_reducer
 from peelsum.compress.events import (
     DecidedStep,
     Event,
@@ -57,8 +56,8 @@ from peelsum.compress.methods.gathered import (
     NaturalCompression,
     Single,
 )
-from peelsum.compress.methods.packed import Dense, PackedIntegers, SignSGD, TernGrad
-from peelsum.compress.methods.power_sgd import PowerSGD
+from peelsum.compress.methods.packed import Dense, PackedIntegers, PowerSGD, SignSGD, TernGrad
+from peelsum.compress.reducers import lossy_reducer
 from peelsum.compress.sparsifier import DGC, RandomK, Sparsifier, StarTopK, Threshold, TopK, VarTopK
 from peelsum.compress.strategy import Decider, Flexible, candidate_loss, choose_candidate
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 
 class CompressError(Exception):
@@ -97,10 +97,3 @@ class Argument:
 
     def _kind_name(self) -> str:
         return {int: "an integer", float: "a number"}.get(self.kind, f"a {self.kind.__name__}")
-
-
-def arguments_of(compressor: type[Any]) -> dict[str, Argument]:
-    """Return the arguments of a compressor's dataclass by name, positional arguments first."""
-    hints = get_type_hints(compressor, include_extras=True)
-    ordered = sorted(fields(compressor), key=lambda item: bool(item.kw_only))
-    return {item.name: Argument.of(item.name, hints[item.name]) for item in ordered if item.init}

@@ -50,12 +50,6 @@ def round_up(values: NDArray[np.float64], bits: int = UNIT_BITS) -> NDArray[np.f
     return np.asarray(np.ldexp(np.ceil(np.ldexp(mantissas, bits)), exponents - bits))
 
 
-def round_to_bits(values: Values, bits: int) -> Values:
-    """Return values rounded to `bits` significant bits."""
-    mantissas, exponents = np.frexp(values)
-    return np.asarray(np.ldexp(np.rint(np.ldexp(mantissas, bits)), exponents - bits))
-
-
 def round_stochastically(values: Values, units: Values | float, random: Words) -> NDArray[np.int64]:
     """Return values / units as integers, rounded stochastically: up with the probability of the fraction.
 
@@ -87,11 +81,6 @@ def unpack(words: Words, count: int, bits: int) -> NDArray[np.int64]:
     shifts = np.arange(0, _WORD_BITS, bits, dtype=np.uint32)
     fields = (words[:, None] >> shifts) & np.uint32((1 << bits) - 1)
     return fields.reshape(-1)[:count].astype(np.int64)
-
-
-def field_width(largest: int) -> int:
-    """Return the smallest width of a field (1, 2, 4, ... or 32 bits) for the numbers 0 to `largest`."""
-    return 1 << (max(largest.bit_length(), 1) - 1).bit_length()
 
 
 def fixed_words(values: Floats, bound: float, workers: int) -> Words:

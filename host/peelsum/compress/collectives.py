@@ -207,13 +207,13 @@ class Route(SummationCollectives):
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        exchange = self._reduce_over_group if self._by else self._sum_over_backend
-        return self._turns.in_turn(lambda: self._exchanges.attach(parts, exchange))
 
-    def _sum_over_backend(self, parts: Sequence[Part]) -> list[Words]:
-        """Sum parts over the backend, and count the exchange."""
-        backend, words = self._turns.backend, sum(self._path.words(len(part.words)) for part in parts)
-        return self._exchanges.timed(lambda: backend.sum_words(parts), self._path.hops, words)
+        def sum_over_backend(parts: Sequence[Part]) -> list[Words]:
+            backend, words = self._turns.backend, sum(self._path.words(len(part.words)) for part in parts)
+            return self._exchanges.timed(lambda: backend.sum_words(parts), self._path.hops, words)
+
+        exchange = self._reduce_over_group if self._by else sum_over_backend
+        return self._turns.in_turn(lambda: self._exchanges.attach(parts, exchange))
 
     def _reduce_over_group(self, parts: Sequence[Part]) -> list[Words]:
         """Sum parts over the process group, and count the exchanges: one for adjacent parts with one op."""
@@ -254,9 +254,16 @@ class Route(SummationCollectives):
         def gather_timed(data: Bytes) -> list[Bytes]:
             return self._exchanges.timed(lambda: group.gather_equal(data), others, others * data.size / 4)
 
-        return self._turns.in_turn(
-            lambda: gather_unequal(data, lambda equal: self._exchanges.gather(equal, gather_timed))
-        )
+        def gather_unequal() -> list[Bytes]:
+            length = np.array([data.size], np.int64).view(np.uint8)
+            rows = self._exchanges.gather(length, gather_timed)
+            lengths = [int(row.view(np.int64)[0]) for row in rows]
+            padded = np.zeros(max(lengths), np.uint8)
+            padded[: data.size] = data
+            rows = self._exchanges.gather(padded, gather_timed)
+            return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+        return self._turns.in_turn(gather_unequal)
 
 
 def agreement_part(text: str, error_message: Callable[[], str]) -> Part:
@@ -277,12 +284,3 @@ def concatenate(pieces: Sequence[Words]) -> Words:
 def split(words: Words, lengths: Sequence[int]) -> list[Words]:
     """Return the pieces of these lengths that `concatenate` joined."""
     return np.split(words, np.cumsum(lengths[:-1])) if len(lengths) else []
-
-
-def gather_unequal(data: Bytes, gather_equal: Callable[[Bytes], list[Bytes]]) -> list[Bytes]:
-    """Return every worker's bytes, by two calls of `gather_equal`: for the lengths, then for padded bytes."""
-    length = np.array([data.size], np.int64).view(np.uint8)
-    lengths = [int(row.view(np.int64)[0]) for row in gather_equal(length)]
-    padded = np.zeros(max(lengths), np.uint8)
-    padded[: data.size] = data
-    return [row[:length] for row, length in zip(gather_equal(padded), lengths, strict=True)]

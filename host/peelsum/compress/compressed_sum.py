@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +40,9 @@ from peelsum.allreduce.plan import digest_of
 from peelsum.allreduce.rounds import Note, Span, ignore_costs
 from peelsum.compress.arguments import CompressConfigError, CompressError
 from peelsum.compress.collectives import Collectives, SummationCollectives, agreement_part
-from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
+from peelsum.compress.compressor import Compressor, Floats, TensorState
 from peelsum.compress.exchange import (
     CompressedResult,
-    CompressedTensor,
     MeteredCollectives,
     Unit,
     exchange_additive,
@@ -140,20 +140,42 @@ class CompressedSum:
 
     def _sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
         """Return the sums of a step, and update the residuals."""
+        compressor, feedback = self._compressor, self._feedback
         collectives = MeteredCollectives(self._collectives, self._clock, self._span)
-        request = self._agree_on_request(tensors, collectives)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        #: All settings and shapes. Workers check once that they are the same.
+        request = repr((compressor, self._average, feedback, self._workers, list(shapes.items())))
+        if digest_of(request) not in self._agreed:
+            collectives.sum_words([self._agreement(request)])
+            if len(self._agreed) == _AGREED:  # all workers drop the same request, the oldest
+                del self._agreed[next(iter(self._agreed))]
+            self._agreed[digest_of(request)] = None
         with collectives.timed("encode"):
             flat = {name: np.ascontiguousarray(tensor).reshape(-1) for name, tensor in tensors.items()}
-            clip = self._compressor.clip
-            max_norm = None if clip is None else clip / math.sqrt(self._workers)
+            max_norm = None if compressor.clip is None else compressor.clip / math.sqrt(self._workers)
             residuals, offered = None, flat
-            if self._feedback:
-                residuals = self._memory.add_gradients(flat, self._compressor.momentum, max_norm)
+            if feedback:
+                residuals = self._memory.add_gradients(flat, compressor.momentum, max_norm)
                 offered = flat | residuals.to_floats()
             finite = set(finite_names(flat)) if residuals is None else residuals.keys()
             units = self._make_units(offered, shapes, finite, step)
-        summed = self._exchange(units, offered, shapes, collectives, f"{request}/{step}")
+        request = f"{request}/{step}"
+        if compressor.kind == "indexed":
+            summed = exchange_indexed(
+                compressor, units, offered, shapes, collectives, self.allreduce, feedback=feedback
+            )
+        else:
+            if compressor.kind == "gather":
+                exchange_gathered(compressor, units, collectives, digest_of(request))
+            else:
+                agreements = (self._agreement(f"{request}/{number}") for number in range(compressor.rounds))
+                exchange_additive(compressor, units, collectives, agreements)
+            divisor = self._workers if self._average else 1
+            with collectives.timed("decode"):
+                results = (
+                    unit.results(shapes, compressor.kind, divisor, feedback=feedback) for unit in units
+                )
+                summed = list(chain.from_iterable(results))
         by_name = {tensor.name: tensor for tensor in summed}
         if residuals is not None:
             self._memory.store(residuals, {tensor.name: tensor.sent for tensor in summed}, step)
@@ -164,51 +186,6 @@ class CompressedSum:
             sent_energy=ExactValues.concatenate(list(sent.values()), [0] * len(sent)).energy,
         )
 
-    def _exchange(
-        self,
-        units: Sequence[Unit],
-        offered: Mapping[str, Floats],
-        shapes: Mapping[str, tuple[int, ...]],
-        collectives: MeteredCollectives,
-        request: str,
-    ) -> list[CompressedTensor]:
-        """Return the tensors' sums, by the exchange of the compressor's kind."""
-        compressor, feedback = self._compressor, self._feedback
-        if compressor.kind == "indexed":
-            return exchange_indexed(
-                compressor, units, offered, shapes, collectives, self.allreduce, feedback=feedback
-            )
-        if compressor.kind == "gather":
-            exchange_gathered(compressor, units, collectives, digest_of(request))
-        else:
-            exchange_additive(
-                compressor, units, collectives, lambda number: self._agreement(f"{request}/{number}")
-            )
-        divisor = self._workers if self._average else 1
-        with collectives.timed("decode"):
-            return [
-                tensor
-                for unit in units
-                for tensor in unit.results(shapes, compressor.kind, divisor, feedback=feedback)
-            ]
-
-    def _agree_on_request(
-        self, tensors: Mapping[str, NDArray[np.float32]], collectives: MeteredCollectives
-    ) -> str:
-        """Return a text of all settings and shapes; the first time, check that all workers have the same.
-
-        Raises PlanMismatchError if they differ.
-        """
-        shapes = [(name, tensor.shape) for name, tensor in tensors.items()]
-        settings = (self._compressor, self._average, self._feedback, self._workers, shapes)
-        request = repr(settings)
-        if digest_of(request) not in self._agreed:
-            collectives.sum_words([self._agreement(request)])
-            if len(self._agreed) == _AGREED:  # all workers drop the same request, the oldest
-                del self._agreed[next(iter(self._agreed))]
-            self._agreed[digest_of(request)] = None
-        return request
-
     def _make_units(
         self,
         tensors: Mapping[str, Floats],
@@ -218,40 +195,36 @@ class CompressedSum:
     ) -> list[Unit]:
         """Return the units that are compressed as one: each tensor, or all tensors of the bucket.
 
-        finite: the names of the tensors that are finite on this worker.
+        finite: the names of the tensors that are finite on this worker. A unit's seed, and the arrays that
+        are kept for it, depend on its label.
         """
-        if self._compressor.per == "tensor" or not tensors:
-            return [
-                self._make_unit(name, {name: tensor}, shapes[name], step, finite=name in finite)
-                for name, tensor in tensors.items()
-            ]
-        if self._compressor.kind == "indexed":  # elements are chosen from finite tensors only
-            tensors = {name: tensor for name, tensor in tensors.items() if name in finite}
-        shape = (sum(tensor.size for tensor in tensors.values()),)
-        label = f"bucket {digest_of(repr(list(tensors))):016x}"
-        return [self._make_unit(label, tensors, shape, step, finite=tensors.keys() <= finite)]
-
-    def _make_unit(
-        self, label: str, tensors: Mapping[str, Floats], shape: tuple[int, ...], step: int, *, finite: bool
-    ) -> Unit:
-        """Return a unit of these tensors, whose seed and kept arrays depend on its label."""
-        parts = list(tensors.values())
-        tensor = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
-        kept = self._memory.kept.setdefault(label, {})
-        state = TensorState(shape, seed_of(step, label), step, self._worker_id, self._workers, kept=kept)
-        return Unit(list(tensors), [part.size for part in parts], tensor, state, finite)
+        labeled = [(name, {name: tensor}, shapes[name]) for name, tensor in tensors.items()]
+        if self._compressor.per == "bucket" and tensors:
+            if self._compressor.kind == "indexed":  # elements are chosen from finite tensors only
+                tensors = {name: tensor for name, tensor in tensors.items() if name in finite}
+            label = f"bucket {digest_of(repr(list(tensors))):016x}"
+            labeled = [(label, dict(tensors), (sum(tensor.size for tensor in tensors.values()),))]
+        units = []
+        for label, members, shape in labeled:
+            parts = list(members.values())
+            tensor = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
+            kept = self._memory.kept.setdefault(label, {})
+            seed = digest_of(f"{step}/{label}")
+            state = TensorState(shape, seed, step, self._worker_id, self._workers, kept=kept)
+            sizes, is_finite = [part.size for part in parts], members.keys() <= finite
+            units.append(Unit(list(members), sizes, tensor, state, is_finite))
+        return units
 
     def _agreement(self, text: str) -> Part:
         """Return a part whose sum raises PlanMismatchError unless all workers have the same text."""
-
-        def error_message() -> str:
-            return (
+        return agreement_part(
+            text,
+            lambda: (
                 f"plan: not the same on every worker; worker {self._worker_id} has {self._compressor!r} "
                 f"in step {self._steps}; pass the same compressor and tensors, in the same order, on every "
                 "worker"
-            )
-
-        return agreement_part(text, error_message)
+            ),
+        )
 
 
 def uses_feedback(compressor: Compressor, error_feedback: bool | None) -> bool:

@@ -12,13 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, dataclass_transform
+from typing import Any, ClassVar, Literal, dataclass_transform, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.plan import digest_of
-from peelsum.compress.arguments import Argument, CompressConfigError, arguments_of
+from peelsum.compress.arguments import Argument, CompressConfigError
 from peelsum.summation import Words
 
 #: One tensor's or bucket's gradient, flat: float32[n], finite.
@@ -46,34 +45,24 @@ class TensorState:
 
     shape: tuple[int, ...]
     """The tensor's shape before it was made flat."""
-
     seed: int = 0
     """The seed of this tensor and step, 0 to 2**64 - 1."""
-
     step: int = 0
     """Number of the step, from 0."""
-
     worker_id: int = 0
     """This worker's number."""
-
     workers: int = 1
     """Number of workers."""
-
     round: int = 0
     """Number of the round, for compressors with several `rounds`."""
-
     bound: float = 0.0
     """The largest magnitude that any worker announced in this round."""
-
     positions: Positions | None = None
     """int64[k]: the positions of the elements to send, once they have been chosen."""
-
     summed: Words | None = None
     """The sum of the previous round's payloads."""
-
     scratch: dict[str, Any] = field(default_factory=dict)
     """Values that a compressor computes once and uses again within the step."""
-
     kept: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Arrays that a compressor keeps for the tensor's next step; they are part of checkpoints."""
 
@@ -126,8 +115,29 @@ class Compressor(ABC):
         """Make the class a dataclass, and register it. Raises CompressConfigError for missing attributes."""
         documented = bool(vars(cls).get("__doc__"))  # before a dataclass writes one
         dataclass(frozen=True, repr=False)(cls)
-        if not abstract:
-            _register(cls, documented=documented)
+        if abstract:
+            return
+        where, name = cls.__qualname__, vars(cls).get("name")
+        if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+            raise CompressConfigError(f"{where}: name is {name!r}; write name = 'my-own', or abstract=True")
+        missing = [
+            attribute
+            for attribute in dir(cls)
+            if getattr(getattr(cls, attribute, None), "__isabstractmethod__", False)
+        ]
+        missing += [argument.name for argument in fields(cls) if argument.default is MISSING]
+        if missing or not documented:
+            raise CompressConfigError(
+                f"{where}: {missing[0] if missing else 'docstring'} is missing; "
+                "declare kind and docstring, and a default for every argument"
+            )
+        other = _registered.get(name)
+        if other and (other.__module__, other.__qualname__) != (cls.__module__, where):
+            raise CompressConfigError(f"{where}: {name!r} is the name of {other.__qualname__}; give another")
+        hints = get_type_hints(cls, include_extras=True)
+        ordered = sorted(fields(cls), key=lambda argument: bool(argument.kw_only))
+        cls.arguments = {item.name: Argument.of(item.name, hints[item.name]) for item in ordered if item.init}
+        _registered[name] = cls
 
     def __post_init__(self) -> None:
         """Raise CompressConfigError for an argument that is not allowed."""
@@ -177,32 +187,3 @@ class Compressor(ABC):
 def registered() -> Mapping[str, type[Compressor]]:
     """Return all compressors by their names, in the order in which they were defined."""
     return MappingProxyType(_registered)
-
-
-def _register(cls: type[Compressor], *, documented: bool) -> None:
-    """Register a compressor by its name. Raises CompressConfigError for missing attributes."""
-    where = cls.__qualname__
-    name = vars(cls).get("name")
-    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
-        raise CompressConfigError(f"{where}: name is {name!r}; write name = 'my-own', or abstract=True")
-    missing = [
-        attribute
-        for attribute in dir(cls)
-        if getattr(getattr(cls, attribute, None), "__isabstractmethod__", False)
-    ]
-    missing += [argument.name for argument in fields(cls) if argument.default is MISSING]
-    if missing or not documented:
-        raise CompressConfigError(
-            f"{where}: {missing[0] if missing else 'docstring'} is missing; "
-            "declare kind and docstring, and a default for every argument"
-        )
-    other = _registered.get(name)
-    if other and (other.__module__, other.__qualname__) != (cls.__module__, where):
-        raise CompressConfigError(f"{where}: {name!r} is the name of {other.__qualname__}; give another")
-    cls.arguments = arguments_of(cls)
-    _registered[name] = cls
-
-
-def seed_of(step: int, name: str) -> int:
-    """Return the seed of a tensor in a step, 0 to 2**64 - 1."""
-    return digest_of(f"{step}/{name}")

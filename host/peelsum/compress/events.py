@@ -76,14 +76,6 @@ class Measurement:
     gain: float = 0.0
     """Compression gain: the energy of the sent elements over the gradient's, 0 to 1."""
 
-    def small_s(self, carrier: Carrier) -> float:
-        """Return the time of an exchange of a few words over `carrier`."""
-        return self.group_small_s if carrier == "group" else self.switch_small_s
-
-    def probe_s(self, carrier: Carrier) -> float:
-        """Return the time of the probe of `carrier`."""
-        return self.group_probe_s if carrier == "group" else self.switch_probe_s
-
     def words(self) -> Words:
         """Return the measurements as uint32[128]; `agreed` takes the OR of all workers' words."""
         words = np.zeros(_WORDS * len(_SCALES), np.uint32)
@@ -252,13 +244,10 @@ class StrategyStats:
 
     plan: StepPlan | None
     """Method and ratio of the last step that began; None before the first."""
-
     links: Mapping[Carrier, LinkModel]
     """The estimated link of each carrier that has been measured."""
-
     history: tuple[DecidedStep, ...]
     """The last 10,000 steps; each is added when the next one begins."""
-
     events: tuple[Event, ...]
     """The last 1,000 events."""
 
@@ -271,17 +260,14 @@ def describe_event(event: Event) -> str:
         gains = ", ".join(f"{gain:.3g} at {ratio:g}" for ratio, gain in event.gains.items())
         return f"every ratio has been explored; gains: {gains}"
     if isinstance(event, LinkChanged):
-        before, now = _describe_link(event.before), _describe_link(event.now)
+        before, now = (
+            f"{1e3 * link.latency_s:.3g} ms, {link.gbps:.3g} Gbit/s" for link in (event.before, event.now)
+        )
         return f"the {event.carrier}'s link changed from {before} to {now}"
     if isinstance(event, GainChanged):
         return f"the gain of the ratio in use changed from {event.before:.3g} to {event.now:.3g}"
     previous = f"; before: {_describe_candidate(event.before)}" if event.before else ""
     return f"use {_describe_candidate(event.chosen)}{previous}"
-
-
-def _describe_link(link: LinkModel) -> str:
-    """Return latency and rate of a link as text."""
-    return f"{1e3 * link.latency_s:.3g} ms, {link.gbps:.3g} Gbit/s"
 
 
 def _describe_candidate(candidate: MethodCandidate) -> str:
@@ -309,12 +295,8 @@ def draw(figure: Any, history: Sequence[DecidedStep]) -> None:
         links = {step.step: step.links[carrier] for step in history if carrier in step.links}
         rate.plot(list(links), [link.gbps for link in links.values()], label=carrier)
         latency.plot(list(links), [1e3 * link.latency_s for link in links.values()], label=carrier)
-    for axes, label in (
-        (ratio, "ratio"),
-        (time, "exchange (ms)"),
-        (rate, "Gbit/s"),
-        (latency, "latency (ms)"),
-    ):
+    labels = {"ratio": ratio, "exchange (ms)": time, "Gbit/s": rate, "latency (ms)": latency}
+    for label, axes in labels.items():
         axes.set(ylabel=label, yscale="log")
     for axes in figure.axes:
         for step in history:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import cast
 
 import numpy as np
 
 from peelsum import buffers
-from peelsum.allreduce import Allreduce, Form, IndexForm, StepResult
-from peelsum.allreduce.result import StepSummary, TensorSummary
+from peelsum.allreduce import Allreduce, StepResult
+from peelsum.allreduce.result import StepSummary, TensorSummary, summaries
 from peelsum.allreduce.rounds import Phase
 from peelsum.compress.arguments import CompressError
 from peelsum.compress.arithmetic import from_bytes, from_code, to_bytes, to_code
@@ -30,43 +29,23 @@ _NOT_FINITE_LENGTH = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, eq=False)
-class CompressedTensor:
-    """A tensor's sum, the same on every worker bit for bit, and the values that this worker sent for it."""
+class CompressedTensor(TensorSummary):
+    """A tensor's sum, the same on every worker bit for bit, and the values that this worker sent for it.
+
+    Densities are NaN if some worker's tensor was not finite. `form` is the kind of the payloads; if they were
+    indexed, the form in which the all-reduce sent the values, with an index and an error bound.
+    """
 
     name: str
     """The tensor's name."""
-
-    form: Kind | Form
-    """The kind of its payloads; if they were indexed, the form in which the all-reduce sent the values."""
-
     values: Floats
     """float32[shape]: the sum or average; NaN if any worker's tensor was not finite."""
-
     finite: bool
     """Whether every worker's tensor was finite."""
-
     sent: ExactValues | None
     """The values that this worker contributed; None without error feedback, and if not finite."""
-
-    density: float
-    """Share of elements of the sum that are not zero, by the index if there is one; NaN if not finite."""
-
-    density_worker: float
-    """Share of elements for which this worker sent a value other than zero; NaN if not finite."""
-
-    index: IndexForm | None = None
-    """The form of the all-reduce's index; None for other kinds than indexed."""
-
-    error_bound: float = 0.0
-    """The largest error of an indexed sum's elements by the all-reduce's fixed point; 0 for other kinds."""
-
     words_sent: int = 0
     """32-bit words that each worker sent for an indexed payload; 0 for other kinds."""
-
-    @property
-    def elements(self) -> int:
-        """Number of elements of the tensor."""
-        return self.values.size
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,34 +54,26 @@ class CompressedResult(Mapping[str, CompressedTensor]):
 
     tensors: tuple[CompressedTensor, ...]
     """The results, in the order of the tensors."""
-
     payload_bytes: int
     """Bytes of this worker's payloads, by `Payload.nbytes`."""
-
     wire_bytes: int
     """Bytes that this worker contributed: packets with headers and padding, and payloads of all_gathers.
 
     An all_gather sends each worker's bytes to all others, so they count workers - 1 times.
     """
-
     dense_bytes: int
     """Bytes for the same elements sent as they are, 4 bytes each, in packets of the same size."""
-
     encode_s: float
     """Seconds of compressing."""
-
     network_s: float
     """Seconds of waiting for sums."""
-
     decode_s: float
     """Seconds of decompressing."""
-
     offered_energy: float = 0.0
     """Sum of squares of this worker's gradients plus residuals, for tensors that are finite on all workers.
 
     0 without error feedback, as `sent_energy`.
     """
-
     sent_energy: float = 0.0
     """Sum of squares of the values that this worker sent for these tensors."""
 
@@ -122,29 +93,16 @@ class CompressedResult(Mapping[str, CompressedTensor]):
     @property
     def tally(self) -> StepSummary:
         """Statistics of the step's tensors, as an exact sum has them."""
-        names = tuple(tensor.name for tensor in self.tensors)
-        counts = {
-            tensor.name: TensorSummary(
-                tensor.elements,
-                cast(Form, tensor.form),
-                tensor.index,
-                tensor.density,
-                tensor.density_worker,
-                tensor.error_bound,
-                scale_block=None,
-            )
-            for tensor in self.tensors
-        }
         words = {tensor.name: tensor.words_sent for tensor in self.tensors}
         return StepSummary(
-            names,
+            tuple(words),
             words_sent=lambda: words,
             elements=sum(tensor.elements for tensor in self.tensors),
             non_finite=sum(not tensor.finite for tensor in self.tensors),
             candidates=0,
             cells=0,
             unpeeled=0,
-            tensors=lambda: counts,
+            tensors=lambda: summaries(self.tensors),
         )
 
 
@@ -235,24 +193,18 @@ class Unit:
 
     names: Sequence[str]
     """The tensors' names."""
-
     lengths: Sequence[int]
     """The tensors' numbers of elements."""
-
     tensor: Floats
     """float32[n]: the concatenated tensors."""
 
     state: TensorState
-
     finite: bool
     """Whether it is finite: on this worker, or after the exchange on all workers."""
-
     sent: Values | None = None
     """float64[n]: the values that this worker sent; None if it sent nothing."""
-
     total: Values | None = None
     """float64[n]: the sum of the values that all workers sent; None if nothing was sent."""
-
     payload: Payload | None = None
     """This worker's payload of the last round."""
 
@@ -282,13 +234,17 @@ class Unit:
             elements = max(end - begin, 1)
             tensors.append(
                 CompressedTensor(
-                    name=name,
+                    elements=end - begin,
                     form=kind,
+                    index=None,
+                    density=summed_count / elements if self.finite else math.nan,
+                    density_worker=sent_count / elements if self.finite else math.nan,
+                    error_bound=0.0,
+                    scale_block=None,
+                    name=name,
                     values=values[begin:end].reshape(shapes[name]),
                     finite=self.finite,
                     sent=None if sent is None else sent.part(first, first + sent_count, begin),
-                    density=summed_count / elements if self.finite else math.nan,
-                    density_worker=sent_count / elements if self.finite else math.nan,
                 )
             )
             begin, first = end, first + sent_count
@@ -299,18 +255,15 @@ def exchange_additive(
     compressor: Compressor,
     units: Sequence[Unit],
     collectives: MeteredCollectives,
-    agreement: Callable[[int], Part],
+    agreements: Iterable[Part],
 ) -> None:
-    """Set each unit's `sent` and `total` by sums of words.
-
-    agreement: returns the first part of a round, given its number.
-    """
-    for number in range(compressor.rounds):
+    """Set each unit's `sent` and `total` by sums of words. agreements: the first part of each round."""
+    for number, agreement in enumerate(agreements):
         if not units:
             return
         for unit in units:
             unit.state.round = number
-        _exchange_header(compressor, units, collectives, agreement(number))
+        _exchange_header(compressor, units, collectives, agreement)
         units = [unit for unit in units if unit.has_sum]
         with collectives.timed("encode"):
             payloads = [compressor.compress(unit.tensor, unit.state) for unit in units]
@@ -333,42 +286,36 @@ def _exchange_header(
 ) -> None:
     """Exchange bounds, merits and shared indexes; set the units' states by them."""
     elected = compressor if isinstance(compressor, Elected) else None
-    with collectives.timed("encode"):
-        codes = np.array([_bound_and_merit(compressor, unit) for unit in units], np.uint32)
-        slots = np.zeros((*codes.shape, collectives.workers), np.uint32)
-        slots[..., collectives.worker_id] = codes
-        header = [agreement, Part(slots.reshape(-1), "or")]
-        pieces = [_encode_index(elected, unit) for unit in units] if elected else []
+    by_merit = elected is not None and elected.by_merit
+    pieces: list[Words] = []
     indexes: list[Words] = []
-    if elected and not elected.by_merit:
+    with collectives.timed("encode"):
+        #: For each unit, the bounds of all workers, and, if they decide the election, the merits.
+        slots = np.zeros((len(units), 1 + by_merit, collectives.workers), np.uint32)
+        for unit, own in zip(units, slots[..., collectives.worker_id], strict=True):
+            own[:] = to_code(math.inf)
+            if unit.finite:
+                own[0] = to_code(compressor.announced(unit.tensor, unit.state))
+            if elected and by_merit and unit.finite:
+                own[1] = to_code(elected.merit(unit.tensor, unit.state))
+            if elected and unit.finite:
+                pieces.append(elected.encode(unit.tensor, unit.state))
+            elif elected:
+                pieces.append(np.zeros(elected.words(unit.state), np.uint32))
+        header = [agreement, Part(slots.reshape(-1), "or")]
+    if elected and not by_merit:
         results, indexes = collectives.broadcast(pieces, [elected.turn(unit.state) for unit in units], header)
     else:
         results = collectives.sum_words(header)
-    #: For each unit, the bounds of all workers, and perhaps their merits.
     received = results[1].reshape(slots.shape)
     for unit, by_worker in zip(units, received, strict=True):
         unit.state.bound = from_code(int(by_worker[0].max()))
         unit.finite = unit.state.bound < math.inf
-    if elected and elected.by_merit:
+    if by_merit:
         _, indexes = collectives.broadcast(pieces, [int(by_worker[-1].argmax()) for by_worker in received])
     for unit, words in zip(units, indexes, strict=bool(elected)):
         if elected and unit.has_sum:
             unit.state.positions = elected.decode(words, unit.state)
-
-
-def _bound_and_merit(compressor: Compressor, unit: Unit) -> list[int]:
-    """Return a unit's bound and, if it decides the election, its merit, as bit patterns of float32."""
-    values = [compressor.announced(unit.tensor, unit.state) if unit.finite else math.inf]
-    if isinstance(compressor, Elected) and compressor.by_merit:
-        values.append(compressor.merit(unit.tensor, unit.state) if unit.finite else math.inf)
-    return list(map(to_code, values))
-
-
-def _encode_index(compressor: Elected, unit: Unit) -> Words:
-    """Return the index of the elements that this worker chooses; zeros for a unit that is not finite."""
-    if unit.finite:
-        return compressor.encode(unit.tensor, unit.state)
-    return np.zeros(compressor.words(unit.state), np.uint32)
 
 
 def exchange_gathered(
@@ -380,13 +327,13 @@ def exchange_gathered(
     worker's message has another digest.
     """
     with collectives.timed("encode"):
-        payloads = [
-            compressor.compress(tensor.tensor, tensor.state) if tensor.finite else None for tensor in units
-        ]
-        finite_payloads = [payload for payload in payloads if payload is not None]
-        lengths = [_NOT_FINITE_LENGTH if payload is None else payload.nbytes for payload in payloads]
-        message = to_bytes(np.array([digest], np.uint64), np.array(lengths, np.uint32), *finite_payloads)
-    collectives.payload_bytes += sum(payload.nbytes for payload in finite_payloads)
+        payloads, lengths = [], np.full(len(units), _NOT_FINITE_LENGTH, np.uint32)
+        for number, unit in enumerate(units):
+            if unit.finite:
+                payloads.append(compressor.compress(unit.tensor, unit.state))
+                lengths[number] = payloads[-1].nbytes
+        message = to_bytes(np.array([digest], np.uint64), lengths, *payloads)
+    collectives.payload_bytes += sum(payload.nbytes for payload in payloads)
     messages = collectives.gather(message)
     with collectives.timed("decode"):
         for worker, received in enumerate(messages):
@@ -448,23 +395,15 @@ def exchange_indexed(
         contributions = result.contributions() if feedback else {}
         tensors = []
         for name, values in sparse.items():
-            tally, sent = tallies[name], None
-            finite = not math.isnan(tally.density)
+            tally, sent, whole = vars(tallies[name]), None, values.reshape(shapes[name])
+            finite = not math.isnan(tally["density"])
             if finite and feedback:
                 positions, numbers, scales = contributions[name]
                 sent = ExactValues(positions, numbers, scales.astype(np.int16))
+            tally["scale_block"] = None
             tensors.append(
                 CompressedTensor(
-                    name=name,
-                    form=tally.form,
-                    values=values.reshape(shapes[name]),
-                    finite=finite,
-                    sent=sent,
-                    density=tally.density,
-                    density_worker=tally.density_worker,
-                    index=tally.index,
-                    error_bound=tally.error_bound,
-                    words_sent=words[name],
+                    **tally, name=name, values=whole, finite=finite, sent=sent, words_sent=words[name]
                 )
             )
     return tensors

@@ -64,6 +64,8 @@ class LinkEstimate:
 
     def __init__(self, probe: Callable[[int], tuple[float, float]]) -> None:
         self._probe = probe
+        #: The estimate; None before the first sample of latency and of bandwidth.
+        self.link: LinkModel | None = None
         self._small: deque[TimedExchange] = deque(maxlen=_SAMPLES)
         self._word_s: deque[float] = deque(maxlen=_SAMPLES)
         self._steps_without_sample, self._probe_requested = 0, False
@@ -73,12 +75,6 @@ class LinkEstimate:
         self._small_from_step = False
         #: Number of probes, and of steps, in a row that were far slower than the estimate.
         self._slow_probes = self._slow_steps = 0
-        self._link: LinkModel | None = None
-
-    @property
-    def link(self) -> LinkModel | None:
-        """The estimate; None before the first sample of latency and of bandwidth."""
-        return self._link
 
     def plan_probe(self, step_s: float) -> tuple[int, bool]:
         """Return the words of the next step's probe, 0 for none, and whether to measure latency, too.
@@ -86,13 +82,17 @@ class LinkEstimate:
         The latency is measured by an exchange of one word. step_s: how long a step takes. A probe has the
         fewest words whose time is at least half of its latency: a power of two from 256 to 2**18.
         """
-        if self._link is None:
+        if self.link is None:
             return _FIRST_PROBE, True
-        words = next(filter(self._shows_bandwidth, _PROBES), _PROBES[-1])
-        cheap = self._predicted_s(TimedExchange(0.0, *self._probe(words))) <= _CHEAP_SHARE * step_s
-        if self._probe_requested or self._steps_without_sample >= (
-            _PROBE_AFTER if cheap else _PROBE_AFTER_COSTLY
-        ):
+        for words in _PROBES:  # until the time of its words would give a sample of the bandwidth
+            messages, sent = self._probe(words)
+            words_s = sent * _WORD_BITS / (self.link.gbps * 1e9)
+            beyond_jitter = words_s >= _PROBE_S or sent >= _LEAST_WORDS
+            if beyond_jitter and words_s >= _PROBE_SHARE * messages * self.link.latency_s:
+                break
+        cheap = self._predicted_s(TimedExchange(0.0, messages, sent)) <= _CHEAP_SHARE * step_s
+        after = _PROBE_AFTER if cheap else _PROBE_AFTER_COSTLY
+        if self._probe_requested or self._steps_without_sample >= after:
             return words, cheap or not self._small_from_step
         return 0, False
 
@@ -104,15 +104,29 @@ class LinkEstimate:
             self._small.append(small)
         self._small_from_step = exchange is not None and small is not None
         self._slow_steps = self._slow_steps + 1 if exchange and self._is_far_slower(exchange) else 0
-        if exchange and exchange.words >= _LEAST_WORDS and self._sample_step(exchange):
+        words_s = exchange.seconds - exchange.messages * self._latency_s if exchange else 0.0
+        if exchange and exchange.words >= _LEAST_WORDS and words_s > _BANDWIDTH_SHARE * exchange.seconds:
+            self._word_s.append(words_s / exchange.words)
             self._steps_without_sample, self._probe_requested = 0, False
         elif probe is not None:
-            self._sample_probe(probe, idle=exchange is None)
+            faster = self._is_faster(probe)
+            self._slow_probes = self._slow_probes + 1 if self._is_far_slower(probe) else 0
+            if exchange is None and self._slow_probes >= _FAR_COUNT:
+                # No sums use the link: two such probes in a row replace all earlier samples.
+                self._small = deque([self._small[-1]], _SAMPLES)
+                self._word_s.clear()
+                self._repeats = 0
+            probe_words_s = probe.seconds - probe.messages * self._latency_s
+            self._word_s.append(max(probe_words_s, _LEAST_SHARE * probe.seconds) / probe.words)
+            settled = len(self._word_s) == _SAMPLES and self._word_s[-1] <= _NEAR * min(self._word_s)
+            self._probe_requested = (faster or not settled) and self._repeats < _SAMPLES - 1
+            self._repeats = self._repeats + 1 if self._probe_requested else 0
+            self._steps_without_sample = 0
         elif exchange and self._is_faster(exchange):
             self.request_probe()
         else:
             self._steps_without_sample += 1
-        self._link = self._estimate_link()
+        self.link = self._estimate_link()
 
     @property
     def doubtful(self) -> bool:
@@ -143,7 +157,7 @@ class LinkEstimate:
         self._small_from_step, self._steps_without_sample = bool(values["heard"]), int(values["untold"])
         self._repeats, self._probe_requested = int(values["repeated"]), bool(values["asked"])
         self._slow_probes, self._slow_steps = int(values["slow"]), int(values["doubts"])
-        self._link = self._estimate_link()
+        self.link = self._estimate_link()
 
     def _estimate_link(self) -> LinkModel | None:
         """Return the link by the samples so far; None without samples of latency and bandwidth."""
@@ -162,58 +176,17 @@ class LinkEstimate:
         )
         return min(latencies, default=0.0)
 
-    def _shows_bandwidth(self, words: int) -> bool:
-        """Return whether a probe of `words` words would give a sample of the bandwidth, by the estimate."""
-        assert self._link is not None
-        messages, sent = self._probe(words)
-        words_s = sent * _WORD_BITS / (self._link.gbps * 1e9)
-        beyond_jitter = words_s >= _PROBE_S or sent >= _LEAST_WORDS
-        return beyond_jitter and words_s >= _PROBE_SHARE * messages * self._link.latency_s
-
-    def _sample_probe(self, probe: TimedExchange, *, idle: bool) -> None:
-        """Add a probe's sample of bandwidth, and decide whether to probe again in the next step.
-
-        idle: whether no sums use the link. Then two probes in a row that are far slower than the estimate
-        replace all earlier samples.
-        """
-        faster, self._slow_probes = (
-            self._is_faster(probe),
-            self._slow_probes + 1 if self._is_far_slower(probe) else 0,
-        )
-        if idle and self._slow_probes >= _FAR_COUNT:
-            self._small = deque([self._small[-1]], _SAMPLES)
-            self._word_s.clear()
-            self._repeats = 0
-        latency_s = probe.messages * self._latency_s
-        self._word_s.append(max(probe.seconds - latency_s, _LEAST_SHARE * probe.seconds) / probe.words)
-        self._probe_requested = (faster or not self._settled) and self._repeats < _SAMPLES - 1
-        self._repeats = self._repeats + 1 if self._probe_requested else 0
-        self._steps_without_sample = 0
-
     def _is_faster(self, exchange: TimedExchange) -> bool:
         """Return whether an exchange took less time than the estimate."""
-        return self._link is not None and _NEAR * exchange.seconds < self._predicted_s(exchange)
+        return self.link is not None and _NEAR * exchange.seconds < self._predicted_s(exchange)
 
     def _is_far_slower(self, exchange: TimedExchange) -> bool:
         """Return whether an exchange took far longer than the estimate."""
-        return self._link is not None and exchange.seconds > _FAR * self._predicted_s(exchange)
+        return self.link is not None and exchange.seconds > _FAR * self._predicted_s(exchange)
 
     def _predicted_s(self, exchange: TimedExchange) -> float:
         """Return the seconds that an exchange takes by the estimate."""
         return exchange.messages * self._latency_s + exchange.words * min(self._word_s)
-
-    @property
-    def _settled(self) -> bool:
-        """Whether the last sample is near the estimate; if not, the next step probes again."""
-        return len(self._word_s) == _SAMPLES and self._word_s[-1] <= _NEAR * min(self._word_s)
-
-    def _sample_step(self, exchange: TimedExchange) -> bool:
-        """Add a sample of bandwidth if a step's exchanges give one; return whether they do."""
-        words_s = exchange.seconds - exchange.messages * self._latency_s
-        if words_s <= _BANDWIDTH_SHARE * exchange.seconds:
-            return False
-        self._word_s.append(words_s / exchange.words)
-        return True
 
 
 def link_changed(before: LinkModel, now: LinkModel, tolerance: float) -> bool:

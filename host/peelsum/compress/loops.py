@@ -9,8 +9,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.codec.cpu.words import largest_magnitude
 from peelsum.compiling import compiled
 
+#: The bits of floats; numbers, positions and counts; scales.
+_Bits = NDArray[np.uint32]
+_Numbers = NDArray[np.int64]
+_Scales = NDArray[np.int16]
 #: The bits of infinity, which are above those of the magnitudes of all finite floats.
 NOT_FINITE = np.uint32(0x7F800000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -30,24 +35,8 @@ COUNTS = 2048
 
 
 @compiled
-def float_magnitude(bits: NDArray[np.uint32]) -> np.uint32:
-    """Return the bits of the largest magnitude among floats, given by their bits; 0 without floats.
-
-    The result is `NOT_FINITE` or more if a float is not finite.
-    """
-    largest_bits = np.uint32(0)
-    for i in range(np.uint64(bits.size)):
-        largest_bits = max(largest_bits, bits[i] & _MAGNITUDE)
-    return largest_bits
-
-
-@compiled
 def add_gradient(
-    gradient: NDArray[np.uint32],
-    residual: NDArray[np.int64],
-    scales: NDArray[np.int16],
-    out: NDArray[np.int64],
-    out_scales: NDArray[np.int16],
+    gradient: _Bits, residual: _Numbers, scales: _Scales, out: _Numbers, out_scales: _Scales
 ) -> None:
     """Write residual plus gradient. The gradient is given by its floats' bits; all arrays are [n]."""
     for i in range(np.uint64(out.size)):
@@ -57,14 +46,14 @@ def add_gradient(
 
 @compiled
 def add_gradient_with_momentum(
-    gradient: NDArray[np.uint32],
+    gradient: _Bits,
     momentum: float,
-    residual: NDArray[np.int64],
-    velocity: NDArray[np.int64],
-    scales: NDArray[np.int16],
-    out: NDArray[np.int64],
-    out_velocity: NDArray[np.int64],
-    out_scales: NDArray[np.int16],
+    residual: _Numbers,
+    velocity: _Numbers,
+    scales: _Scales,
+    out: _Numbers,
+    out_velocity: _Numbers,
+    out_scales: _Scales,
 ) -> None:
     """Write u = momentum * velocity + gradient, rounded to nearest, and residual + u, with a common scale.
 
@@ -92,11 +81,7 @@ def add_gradient_with_momentum(
 
 @compiled
 def subtract(
-    numbers: NDArray[np.int64],
-    scales: NDArray[np.int16],
-    positions: NDArray[np.int64],
-    sent: NDArray[np.int64],
-    sent_scales: NDArray[np.int16],
+    numbers: _Numbers, scales: _Scales, positions: _Numbers, sent: _Numbers, sent_scales: _Scales
 ) -> None:
     """Subtract the values sent at `positions` in place. A scale increases only if a sent value needs it."""
     for j in range(np.uint64(positions.size)):
@@ -109,12 +94,12 @@ def subtract(
 
 @compiled
 def add(
-    numbers: NDArray[np.int64],
-    velocity: NDArray[np.int64],
-    scales: NDArray[np.int16],
-    other: NDArray[np.int64],
-    other_velocity: NDArray[np.int64],
-    other_scales: NDArray[np.int16],
+    numbers: _Numbers,
+    velocity: _Numbers,
+    scales: _Scales,
+    other: _Numbers,
+    other_velocity: _Numbers,
+    other_scales: _Scales,
 ) -> None:
     """Add another residual in place: numbers and velocities, all [n], which have a common scale."""
     for i in range(np.uint64(numbers.size)):
@@ -131,7 +116,7 @@ def add(
 
 
 @compiled
-def to_floats(numbers: NDArray[np.int64], scales: NDArray[np.int16], out: NDArray[np.float32]) -> None:
+def to_floats(numbers: _Numbers, scales: _Scales, out: NDArray[np.float32]) -> None:
     """Write each value, rounded to a float; magnitudes are limited to `MAX_FLOAT`."""
     for i in range(np.uint64(out.size)):
         unit = np.int64((_FLOAT64_BIAS - np.int64(scales[i])) << _FLOAT64_MANTISSA).view(np.float64)
@@ -186,9 +171,7 @@ def _magnitude_bits(number: np.int64) -> np.int64:
 
 
 @compiled
-def largest(
-    floats: NDArray[np.uint32], above: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[np.int64]
-) -> int:
+def largest(floats: _Bits, above: _Numbers, counts: _Numbers, out: _Numbers) -> int:
     """Write the positions of the k floats with the largest magnitudes, ascending; return their number.
 
     floats: uint32[n], their bits. above: int64[n], scratch. counts: int64[COUNTS], scratch. out: int64[k].
@@ -218,9 +201,7 @@ def largest(
 
 
 @compiled
-def _magnitude_limit(
-    floats: NDArray[np.uint32], every: np.int64, k: np.int64, counts: NDArray[np.int64]
-) -> np.uint32:
+def _magnitude_limit(floats: _Bits, every: np.int64, k: np.int64, counts: _Numbers) -> np.uint32:
     """Return a magnitude, as bits, from which on about k of all floats are expected.
 
     It is estimated from each `every`-th float. If `every` is 1, at least k floats, or all, are not below it.
@@ -240,7 +221,7 @@ def _magnitude_limit(
 
 
 @compiled
-def _positions_above(floats: NDArray[np.uint32], limit: np.uint32, out: NDArray[np.int64]) -> np.int64:
+def _positions_above(floats: _Bits, limit: np.uint32, out: _Numbers) -> np.int64:
     """Write the positions of magnitudes from `limit` on, but not of NaN; return their number."""
     size = np.uint64(0)
     for i in range(np.uint64(floats.size)):
@@ -253,11 +234,7 @@ def _positions_above(floats: NDArray[np.uint32], limit: np.uint32, out: NDArray[
 
 @compiled
 def _kth_largest(
-    floats: NDArray[np.uint32],
-    above: NDArray[np.int64],
-    size: np.int64,
-    k: np.int64,
-    counts: NDArray[np.int64],
+    floats: _Bits, above: _Numbers, size: np.int64, k: np.int64, counts: _Numbers
 ) -> tuple[np.uint32, np.int64]:
     """Return the k-th largest magnitude at above[:size], as bits, and how many equal ones are among the k.
 
@@ -287,5 +264,5 @@ def warm_up() -> None:
     add_gradient_with_momentum(bits, 0.5, numbers, numbers, scales, numbers, numbers, scales)
     subtract(numbers, scales, numbers, numbers, scales)
     to_floats(numbers, scales, floats)
-    float_magnitude(bits)
+    largest_magnitude(bits)
     largest(bits, numbers, np.zeros(COUNTS, np.int64), numbers)

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import buffers
+from peelsum.codec.cpu.words import largest_magnitude
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError
 from peelsum.compress.compressor import Floats, Positions, Values
@@ -44,10 +45,8 @@ class ExactValues:
 
     positions: Positions
     """int64[k]: the elements."""
-
     numbers: Numbers
     """int64[k] in units of 2**-scales."""
-
     scales: Scales
     """int16[k]: exponents of the units' reciprocals."""
 
@@ -90,26 +89,19 @@ class Residual:
 
     numbers: Numbers
     """int64[n] in units of 2**-scales: the values not sent yet."""
-
     scales: Scales
     """int16[n]: exponents of the units' reciprocals."""
-
     velocity: Numbers | None = None
     """int64[n] in units of 2**-scales; None without momentum."""
-
-    @classmethod
-    def zeros(cls, elements: int) -> Residual:
-        """Return a residual with nothing to send."""
-        return cls(np.zeros(elements, np.int64), np.zeros(elements, np.int16))
 
     @property
     def is_valid(self) -> bool:
         """Whether its arrays have the types, the equal sizes and the ranges that the compiled loops need."""
         integers = [array for array in (self.numbers, self.velocity) if array is not None]
-        arrays: list[tuple[NDArray[Any], type]] = [(array, np.int64) for array in integers]
-        for array, dtype in [*arrays, (self.scales, np.int16)]:
-            if array.dtype != dtype or array.shape != (self.numbers.size,):
-                return False
+        if self.scales.dtype != np.int16 or self.scales.shape != (self.numbers.size,):
+            return False
+        if any(array.dtype != np.int64 or array.shape != (self.numbers.size,) for array in integers):
+            return False
         largest = max(max(int(array.max(initial=0)), -int(array.min(initial=0))) for array in integers)
         max_scale = int(np.abs(self.scales.astype(int)).max(initial=0))
         return largest <= 1 << loops.MAX_BITS and max_scale <= _MAX_SCALE
@@ -144,17 +136,6 @@ class Residual:
         floats = buffers.empty(self.numbers.size, np.float32)
         loops.to_floats(self.numbers, self.scales, floats)
         return floats
-
-    def at(self, positions: Positions) -> Residual:
-        """Return a copy of the elements at these positions."""
-        velocity = None if self.velocity is None else self.velocity[positions]
-        return Residual(self.numbers[positions], self.scales[positions], velocity)
-
-    def assign(self, positions: Positions, elements: Residual) -> None:
-        """Replace the elements at these positions."""
-        self.numbers[positions], self.scales[positions] = elements.numbers, elements.scales
-        if self.velocity is not None and elements.velocity is not None:
-            self.velocity[positions] = elements.velocity
 
     def add(self, other: Residual) -> Residual:
         """Return the sum of two residuals of the same size, as exact as the sum with a gradient."""
@@ -218,8 +199,8 @@ class Memory:
         self.residuals = residuals
         #: The number of the last step, or -1.
         self.step, self._skipped = -1, False
-        #: For each bucket of the step: its residual, the positions sent, and the elements before.
-        self._sent_parts: list[tuple[Residual, Positions, Residual]] = []
+        #: For each array of the step's residuals: the positions that were sent, and their elements before.
+        self._sent_parts: list[tuple[NDArray[Any], Positions, NDArray[Any]]] = []
 
     def add_gradients(
         self, gradients: Mapping[str, Floats], momentum: float = 0.0, max_norm: float | None = None
@@ -233,8 +214,20 @@ class Memory:
         sizes = {name: gradient.size for name, gradient in finite.items()}
         residuals = BucketResiduals(sizes, velocity=bool(momentum))
         for name, gradient in finite.items():
-            before = self._find_residual(name, gradient)
-            residuals[name].set_sum(before, _clip(gradient, max_norm), momentum)
+            before = self.residuals.get(name)
+            if before is None:
+                before = Residual(np.zeros(gradient.size, np.int64), np.zeros(gradient.size, np.int16))
+            if before.numbers.size != gradient.size:
+                raise CompressConfigError(
+                    f"residual: {name} has {before.numbers.size} elements, its gradient {gradient.size}; "
+                    "restore the state of this model, and register the hook on the same modules in the same "
+                    "order"
+                )
+            if max_norm is not None:
+                wide = gradient.astype(np.float64)
+                norm = float(np.linalg.norm(wide))
+                gradient = gradient if norm <= max_norm else (wide * (max_norm / norm)).astype(np.float32)
+            residuals[name].set_sum(before, gradient, momentum)
         return residuals
 
     def store(self, residuals: BucketResiduals, sent: Mapping[str, ExactValues | None], step: int) -> None:
@@ -248,43 +241,20 @@ class Memory:
         finite = {name: values for name in residuals if (values := sent[name]) is not None}
         self.residuals |= {name: residuals[name] for name in finite}
         all_sent = ExactValues.concatenate(list(finite.values()), [residuals.begins[name] for name in finite])
-        before = residuals.whole.at(all_sent.positions)
-        self._sent_parts.append((residuals.whole, all_sent.positions, before))
+        whole, positions = residuals.whole, all_sent.positions
+        arrays = [array for array in (whole.numbers, whole.scales, whole.velocity) if array is not None]
+        self._sent_parts += [(array, positions, array[positions]) for array in arrays]
         residuals.whole.subtract_sent(all_sent)
         self._skipped |= any(values is None for values in sent.values())
         if self._skipped:
-            for residual, positions, before in reversed(self._sent_parts):
-                residual.assign(positions, before)
+            for array, positions, before in reversed(self._sent_parts):
+                array[positions] = before
             self._sent_parts = []
-
-    def _find_residual(self, name: str, gradient: Floats) -> Residual:
-        """Return a gradient's residual; zeros if there is none.
-
-        Raises CompressConfigError if it has another number of elements.
-        """
-        kept = self.residuals.get(name)
-        if kept is None:
-            return Residual.zeros(gradient.size)
-        if kept.numbers.size != gradient.size:
-            raise CompressConfigError(
-                f"residual: {name} has {kept.numbers.size} elements, its gradient {gradient.size}; "
-                "restore the state of this model, and register the hook on the same modules in the same order"
-            )
-        return kept
-
-
-def _clip(gradient: Floats, max_norm: float | None) -> Floats:
-    """Return the gradient, scaled to a 2-norm of at most `max_norm`."""
-    if max_norm is None:
-        return gradient
-    wide = gradient.astype(np.float64)
-    norm = float(np.linalg.norm(wide))
-    return gradient if norm <= max_norm else (wide * (max_norm / norm)).astype(np.float32)
 
 
 def magnitude(floats: Floats) -> float:
     """Return the largest magnitude, 0 without floats; infinity if one of them is not finite."""
-    bits = np.uint32(loops.float_magnitude(floats.view(np.uint32)))
+    bits = np.uint32(largest_magnitude(floats.view(np.uint32)))
     return float(bits.view(np.float32)) if bits < loops.NOT_FINITE else math.inf
 
 

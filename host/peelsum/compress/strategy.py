@@ -91,8 +91,11 @@ class Flexible:
             raise CompressConfigError("ratios, methods: are empty; give at least one of each")
         for ratio in self.ratios:
             check_range("ratios", ratio, 1e-9, 1)
-        if self.methods is not None:
-            self._check_methods(self.methods)
+        unknown = set(self.methods or ()) - set(METHODS)
+        if unknown:
+            raise CompressConfigError(f"methods: {min(unknown)!r} is unknown; use {', '.join(METHODS)}")
+        if self.methods is not None and set(self.methods) <= set(DENSE):
+            raise CompressConfigError("methods: has none that selects; give one, e.g. 'ar_top_k_ring'")
         if self.prefer != "knee":
             if not isinstance(self.prefer, int | float):
                 raise CompressConfigError(f"prefer: {self.prefer!r} is unknown; use 'knee' or a number")
@@ -101,19 +104,6 @@ class Flexible:
         check_range("explore_after", self.explore_after, 1, 10**9)
         check_range("tolerance", self.tolerance, 0.01, 100)
         check_range("margin", self.margin, 0, 0.9)
-
-    def _check_methods(self, methods: Sequence[Method]) -> None:
-        """Raise CompressConfigError for unknown methods, or without a sparse method."""
-        unknown = set(methods) - set(METHODS)
-        if unknown:
-            raise CompressConfigError(f"methods: {min(unknown)!r} is unknown; use {', '.join(METHODS)}")
-        if set(methods) <= set(DENSE):
-            raise CompressConfigError("methods: has none that selects; give one, e.g. 'ar_top_k_ring'")
-
-    def over(self, carriers: Sequence[Carrier]) -> tuple[Method, ...]:
-        """Return the methods to choose from over `carriers`, in the order of METHODS."""
-        allowed = self.methods or METHODS
-        return tuple(method for method in METHODS if method in allowed and carrier_of(method) in carriers)
 
 
 def pareto_front(candidates: Sequence[MethodCandidate]) -> list[MethodCandidate]:
@@ -211,7 +201,10 @@ class Decider:
         headers: int = 0,
         few_words: int = 0,
     ) -> None:
-        self._settings, self._methods = settings, settings.over(carriers)
+        allowed = settings.methods or METHODS
+        #: The methods to choose from, in the order of METHODS.
+        self._methods = [name for name in METHODS if name in allowed and carrier_of(name) in carriers]
+        self._settings = settings
         self._sparse = [method for method in self._methods if method not in DENSE]
         if not self._sparse:
             raise CompressConfigError(f"methods: none that selects goes over {', '.join(carriers)}; add one")
@@ -225,7 +218,8 @@ class Decider:
             if carrier in used
         }
         self._state = _DeciderState(elements, unexplored=list(settings.ratios))
-        self._previous: StepPlan | None = None
+        #: The decision for the step before `next`; None for the first step since the start.
+        self.before: StepPlan | None = None
         self.next = self._plan_next()
 
     @property
@@ -251,22 +245,23 @@ class Decider:
         measurements are those of the step before it, which summed `traffic`; None if there was no such step.
         Afterwards `next` describes the following step.
         """
-        done, events = self._previous, list[Event]()
+        done, state, events = self.before, self._state, list[Event]()
         self._update_links(measured, traffic)
         if done is not None and traffic is not None:
-            self._state.observed += 1
-            self._update_work(done, measured, traffic)
-            events = (
-                self._end_explored_step(done, measured) if self._state.unexplored else self._end_used_step()
-            )
-        self._previous = self.next
+            state.observed += 1
+            if (state.elements, state.sums) != (traffic.elements, traffic.sums):
+                state.elements, state.sums = traffic.elements, traffic.sums
+                self._step = replace(self._step, elements=state.elements, sums=state.sums)
+            state.step_s = measured.exchange_s + measured.compress_s + measured.compute_s
+            _append_sample(state.compute_s, measured.compute_s)
+            if done.method not in DENSE:
+                _append_sample(state.select_s, measured.compress_s)
+                if (done.method, done.ratio) == state.chosen:
+                    _append_sample(state.recent_gain, max(measured.gain, _LEAST_GAIN))
+            events = self._end_explored_step(done, measured) if state.unexplored else self._end_used_step()
+        self.before = self.next
         self.next = self._plan_next()
         return events
-
-    @property
-    def before(self) -> StepPlan | None:
-        """The decision for the step before `next`; None for the first step since the start."""
-        return self._previous
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state on which later decisions depend, as plain values, the same on all workers."""
@@ -283,7 +278,7 @@ class Decider:
             estimate.load_state_dict(values["estimates"][carrier])
         self._state = state
         self._step = replace(self._step, elements=state.elements, sums=state.sums)
-        self._previous = None
+        self.before = None
         self.next = self._plan_next()
 
     def _probe_cost(self, carrier: Carrier, words: int) -> tuple[float, float]:
@@ -298,38 +293,23 @@ class Decider:
     def _update_links(self, measured: Measurement, traffic: StepTraffic | None) -> None:
         """Update the estimates of links by the probes, and by the sums of the previous step."""
         plan, used = self.next, None
-        if self._previous is not None and traffic is not None:
-            used = carrier_of(self._previous.method)
+        if self.before is not None and traffic is not None:
+            used = carrier_of(self.before.method)
         for carrier, estimate in self._estimates.items():
-            small_s, words = measured.small_s(carrier), plan.probe_words[carrier]
-            small = exchange = None
+            small_s, probe_s = (getattr(measured, f"{carrier}_{kind}_s") for kind in ("small", "probe"))
+            words, small, exchange = plan.probe_words[carrier], None, None
             if carrier in plan.small:
                 small = TimedExchange(small_s, *self._probe_cost(carrier, 1))
             if carrier == used and traffic is not None:
                 exchange = TimedExchange(measured.exchange_s, traffic.messages, traffic.words)
                 if small is None and traffic.small_messages:
                     small = TimedExchange(small_s, traffic.small_messages, traffic.small_words)
-            probe = (
-                TimedExchange(measured.probe_s(carrier), *self._probe_cost(carrier, words)) if words else None
-            )
+            probe = TimedExchange(probe_s, *self._probe_cost(carrier, words)) if words else None
             estimate.add(small=small, exchange=exchange, probe=probe)
         for carrier, estimate in self._estimates.items():
             others = (self._estimates[other] for other in self._estimates if other != carrier)
             if any(other.doubtful for other in others):
                 estimate.request_probe()
-
-    def _update_work(self, done: StepPlan, measured: Measurement, traffic: StepTraffic) -> None:
-        """Update the gradient's size and gain, and the time that a step takes besides exchanges."""
-        state = self._state
-        if (state.elements, state.sums) != (traffic.elements, traffic.sums):
-            state.elements, state.sums = traffic.elements, traffic.sums
-            self._step = replace(self._step, elements=state.elements, sums=state.sums)
-        state.step_s = measured.exchange_s + measured.compress_s + measured.compute_s
-        _append_sample(state.compute_s, measured.compute_s)
-        if done.method not in DENSE:
-            _append_sample(state.select_s, measured.compress_s)
-            if (done.method, done.ratio) == state.chosen:
-                _append_sample(state.recent_gain, max(measured.gain, _LEAST_GAIN))
 
     def _end_explored_step(self, done: StepPlan, measured: Measurement) -> list[Event]:
         """Store the gain of an explored ratio; after the last ratio, choose a method. Return the events."""
@@ -357,28 +337,25 @@ class Decider:
         ]
         if events or self.links.keys() != state.links.keys():
             events += self._choose_method()
-        elif old and (changed := self._gain_changed()):
-            events.append(changed)
+        elif old:
+            assert state.chosen is not None
+            expected = state.gains.get(state.chosen[1])
+            if expected is not None and len(state.recent_gain) == _RECENT:
+                now = median(state.recent_gain)
+                if not 1 / (1 + tolerance) <= now / expected <= 1 + tolerance:
+                    events.append(GainChanged(state.observed, expected, now))
         if old and events:
             state.unexplored.extend(self._settings.ratios)
             events.append(ExplorationStarted(state.observed))
         return events
 
-    def _gain_changed(self) -> GainChanged | None:
-        """Return an event if the gain of the ratio in use differs from the explored gain, else None."""
-        state, limit = self._state, 1 + self._settings.tolerance
-        assert state.chosen is not None
-        expected = state.gains.get(state.chosen[1])
-        if expected is None or len(state.recent_gain) < _RECENT:
-            return None
-        now = median(state.recent_gain)
-        return None if 1 / limit <= now / expected <= limit else GainChanged(state.observed, expected, now)
-
     def _choose_method(self) -> list[Event]:
         """Choose a candidate by the estimated links; return an event if it is another than before."""
         state = self._state
         state.links = {carrier: (link.latency_s, link.gbps) for carrier, link in self.links.items()}
-        candidates = tuple(self._all_candidates())
+        dense = [method for method in self._methods if method in DENSE]
+        choices = [(self._sparse, ratio) for ratio in self._settings.ratios] + [(dense, 1.0)] * bool(dense)
+        candidates = tuple(self._fastest_candidate(methods, ratio) for methods, ratio in choices)
         before = None
         if state.chosen is not None:
             method, ratio = state.chosen
@@ -389,12 +366,6 @@ class Decider:
             return []
         state.chosen = best.method, best.ratio
         return [MethodChosen(state.observed, best, before, candidates)]
-
-    def _all_candidates(self) -> list[MethodCandidate]:
-        """Return the fastest sparse method at each ratio, and the fastest dense method."""
-        dense = [method for method in self._methods if method in DENSE]
-        candidates = [self._fastest_candidate(self._sparse, ratio) for ratio in self._settings.ratios]
-        return [*candidates, self._fastest_candidate(dense, 1.0)] if dense else candidates
 
     def _fastest_candidate(self, methods: Sequence[Method], ratio: float) -> MethodCandidate:
         """Return the candidate of the fastest of these methods at a ratio."""
@@ -415,24 +386,20 @@ class Decider:
         return min(costs, key=lambda method_cost: method_cost.seconds)
 
     def _plan_next(self) -> StepPlan:
-        """Return the decision for the next step."""
+        """Return the decision for the next step. The step before it has not been observed yet."""
+        state, previous = self._state, self.before
         planned = {
-            carrier: estimate.plan_probe(self._state.step_s) for carrier, estimate in self._estimates.items()
+            carrier: estimate.plan_probe(state.step_s) for carrier, estimate in self._estimates.items()
         }
         probes = {carrier: words for carrier, (words, _) in planned.items()}
         small = frozenset(carrier for carrier, (_, with_small) in planned.items() if with_small)
-        if self._state.unexplored:
-            ratio = self._ratio_to_explore()
-            return StepPlan(self._fastest_cost(ratio, self._sparse).method, ratio, True, probes, small)
-        assert self._state.chosen is not None
-        return StepPlan(*self._state.chosen, False, probes, small)
-
-    def _ratio_to_explore(self) -> float:
-        """Return the ratio that the next step explores. The step before it has not been observed yet."""
-        state, previous = self._state, self._previous
+        if not state.unexplored:
+            assert state.chosen is not None
+            return StepPlan(*state.chosen, False, probes, small)
         pending = previous is not None and previous.exploring and previous.ratio == state.unexplored[0]
         explored = len(state.samples) + pending >= self._settings.explore_steps
-        return state.unexplored[min(explored, len(state.unexplored) - 1)]
+        ratio = state.unexplored[min(explored, len(state.unexplored) - 1)]
+        return StepPlan(self._fastest_cost(ratio, self._sparse).method, ratio, True, probes, small)
 
 
 def _append_sample(samples: list[float], value: float) -> None:

@@ -4,8 +4,7 @@
 """
 
 from peelsum.traces.files import SUFFIX, VERSION, read, read_folder, write
-from peelsum.traces.recorder import TraceRecorder
-from peelsum.traces.trace import Trace, TraceError, union_count
+from peelsum.traces.trace import Trace, TraceError, TraceRecorder, union_count
 
 __all__ = [
     "SUFFIX",

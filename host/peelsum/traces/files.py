@@ -64,12 +64,16 @@ def write(trace: Trace, path: Path) -> None:
 def read(path: Path) -> Trace:
     """Read a worker's trace. Raises TraceError if the file is not a trace, or if its parts do not match."""
     try:
-        _check_size(path)
+        with zipfile.ZipFile(path) as file:
+            size = sum(entry.file_size for entry in file.infolist())
+        if size > max(_SMALL, _MOST_RATIO * path.stat().st_size):
+            raise TraceError(
+                f"unpacks to {size:,} bytes, more than {_MOST_RATIO} times its size; pass another file"
+            )
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())
             arrays = {name: file[name] for name in file.files if name != "header"}
-        trace = _trace(header, arrays)
-        _check(trace)
+        trace = _checked(header, arrays)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     except OSError as error:
@@ -98,18 +102,12 @@ def read_folder(folder: Path) -> list[Trace]:
     return traces
 
 
-def _check_size(path: Path) -> None:
-    """Raise TraceError for a file that would unpack to far more memory than a trace of its size."""
-    with zipfile.ZipFile(path) as file:
-        size = sum(entry.file_size for entry in file.infolist())
-    if size > max(_SMALL, _MOST_RATIO * path.stat().st_size):
-        raise TraceError(
-            f"unpacks to {size:,} bytes, more than {_MOST_RATIO} times its size; pass another file"
-        )
+def _checked(header: Any, arrays: dict[str, NDArray[Any]]) -> Trace:
+    """Return the trace of a file's header and arrays.
 
-
-def _trace(header: Any, arrays: dict[str, NDArray[Any]]) -> Trace:
-    """Return the trace of a file's header and arrays. Raises TraceError for missing or wrong ones."""
+    Raises TraceError for missing or wrong ones, and if they do not match each other. Supports are checked
+    when they are decoded.
+    """
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise TraceError("header: is not a trace's; pass another file")
     if header["version"] != VERSION:
@@ -126,14 +124,10 @@ def _trace(header: Any, arrays: dict[str, NDArray[Any]]) -> Trace:
     names = tuple(str(name) for name in header["names"])
     shapes = tuple(tuple(int(length) for length in shape) for shape in header["shapes"])
     values = arrays.get("values")
-    return Trace(
+    trace = Trace(
         str(header["name"]), worker, workers, names, shapes, values=values, **{n: arrays[n] for n in _ARRAYS}
     )
-
-
-def _check(trace: Trace) -> None:
-    """Raise TraceError if the arrays do not match each other. Supports are checked when they are decoded."""
-    tensors = len(trace.names)
+    tensors = len(names)
     if len(trace.shapes) != tensors or len(set(trace.names)) != tensors:
         raise TraceError("names: do not fit the shapes; record the trace again")
     if any(length < 0 for shape in trace.shapes for length in shape):
@@ -151,3 +145,4 @@ def _check(trace: Trace) -> None:
         raise TraceError("supports: do not fit the counts; record the trace again")
     if trace.values is not None and trace.count.sum() != trace.values.size:
         raise TraceError("values: do not fit the counts; record the trace again")
+    return trace

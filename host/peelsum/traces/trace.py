@@ -1,4 +1,7 @@
-"""A worker's trace in memory, and the encoding of its supports: the positions of a gradient's non-zeros."""
+"""A worker's trace in memory: its recorder, and the encoding of supports.
+
+A support is the positions of a gradient's non-zeros.
+"""
 
 from __future__ import annotations
 
@@ -142,25 +145,111 @@ class Trace:
         Values that were not recorded are drawn: normally distributed, cut at four deviations, and scaled to
         the largest power of two below the tensor's recorded maximum; never zero. Raises TraceError.
         """
-        parts = [self._tensor(step, tensor, seed) for tensor in range(len(self.names))]
-        return np.concatenate([np.empty(0, np.float32), *parts])
-
-    def _tensor(self, step: int, tensor: int, seed: int) -> NDArray[np.float32]:
-        """Return a tensor's gradient in a step, flat; values that were not recorded are drawn."""
-        dense, at = np.zeros(self.elements[tensor], np.float32), self.positions(step, tensor)
-        if self.values is not None:
-            begin = self._before(self.count, step, tensor)
-            dense[at] = self.values[begin : begin + at.size]
-        elif at.size:
-            random = np.random.default_rng([seed, self.worker, step % self.steps, tensor])
-            drawn = np.clip(random.standard_normal(at.size, np.float32) / 4, -1, 1)
-            drawn[drawn == 0] = 1
-            drawn[0] = 1
-            # As an int32, a float's bits are its exponent field and its fraction.
-            largest = np.array([int(self.exponent[step, tensor]) << 23], np.int32).view(np.float32)[0]
-            dense[at] = drawn * np.maximum(largest, np.float32(2.0**-100))
-        return dense
+        parts = [np.empty(0, np.float32)]
+        for tensor, elements in enumerate(self.elements):
+            dense, at = np.zeros(elements, np.float32), self.positions(step, tensor)
+            parts.append(dense)
+            if self.values is not None:
+                begin = self._before(self.count, step, tensor)
+                dense[at] = self.values[begin : begin + at.size]
+            elif at.size:
+                random = np.random.default_rng([seed, self.worker, step % self.steps, tensor])
+                drawn = np.clip(random.standard_normal(at.size, np.float32) / 4, -1, 1)
+                drawn[drawn == 0] = 1
+                drawn[0] = 1
+                # As an int32, a float's bits are its exponent field and its fraction.
+                largest = np.array([int(self.exponent[step, tensor]) << 23], np.int32).view(np.float32)[0]
+                dense[at] = drawn * np.maximum(largest, np.float32(2.0**-100))
+        return np.concatenate(parts)
 
     def _before(self, sizes: NDArray[np.int64], step: int, tensor: int) -> int:
         """Return the sum of the sizes of all tensors that are stored before this one."""
         return int(sizes[:step].sum() + sizes[step, :tensor].sum())
+
+
+@dataclass
+class _RecordedTensor:
+    """A tensor's gradient in one step."""
+
+    bucket: int
+    exponent: int
+    count: int
+    support: NDArray[np.uint8]
+    values: NDArray[np.float32]
+
+
+class TraceRecorder:
+    """Records a trace: `add` records a bucket, `end_step` ends a step, `trace` returns the trace so far.
+
+    values: whether to record values, 4 bytes for each non-zero.
+    """
+
+    def __init__(self, name: str, worker: int, workers: int, *, values: bool = False) -> None:
+        self._name, self._worker, self._workers, self._keep_values = name, worker, workers, values
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        #: For each step, the times at which its buckets were ready, and its tensors by number. The last step
+        #: has not ended.
+        self._steps: list[tuple[list[float], dict[int, _RecordedTensor]]] = [([], {})]
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that have ended."""
+        return len(self._steps) - 1
+
+    def add(
+        self,
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        gradients: Sequence[NDArray[np.float32]],
+        ready_s: float,
+    ) -> None:
+        """Record the next bucket of a step. ready_s: seconds from the step's begin until it was ready."""
+        ready, tensors = self._steps[-1]
+        for name, shape, gradient in zip(names, shapes, gradients, strict=True):
+            self._shapes.setdefault(name, tuple(shape))
+            number, flat = list(self._shapes).index(name), gradient.reshape(-1)
+            positions = np.flatnonzero(flat)
+            values = flat[positions]
+            # As an int32, a float's bits are its exponent field and its fraction.
+            exponent = int(np.abs(values).view(np.int32).max(initial=0)) >> 23
+            tensors[number] = _RecordedTensor(
+                len(ready),
+                exponent,
+                positions.size,
+                encode(positions, flat.size),
+                values if self._keep_values else values[:0],
+            )
+        ready.append(ready_s)
+
+    def end_step(self) -> None:
+        """End a step."""
+        self._steps.append(([], {}))
+
+    def trace(self) -> Trace:
+        """Return the trace of all steps that have ended."""
+        shape, steps = (self.steps, len(self._shapes)), self._steps[:-1]
+        bucket, exponent = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8)
+        count = np.zeros(shape, np.int64)
+        ready_s = np.full((shape[0], max((len(ready) for ready, _ in steps), default=0)), np.nan)
+        recorded: list[_RecordedTensor] = []
+        for step, (ready, tensors) in enumerate(steps):
+            ready_s[step, : len(ready)] = ready
+            for number, tensor in sorted(tensors.items()):
+                at = step, number
+                bucket[at], exponent[at], count[at] = tensor.bucket, tensor.exponent, tensor.count
+                recorded.append(tensor)
+        supports = np.concatenate([np.empty(0, np.uint8), *(tensor.support for tensor in recorded)])
+        values = np.concatenate([np.empty(0, np.float32), *(tensor.values for tensor in recorded)])
+        return Trace(
+            name=self._name,
+            worker=self._worker,
+            workers=self._workers,
+            names=tuple(self._shapes),
+            shapes=tuple(self._shapes.values()),
+            bucket=bucket,
+            ready_s=ready_s,
+            exponent=exponent,
+            count=count,
+            supports=supports,
+            values=values if self._keep_values else None,
+        )

@@ -256,27 +256,6 @@ def _write_bits(word: np.uint32, start: int, out: Numbers, k: np.uint64) -> np.u
 
 
 @compiled
-def _even_bits(word: np.uint32) -> np.uint32:
-    """Pack bits 0, 2, 4, ... of a word into its lower half."""
-    word &= np.uint32(0x55555555)
-    word = np.uint32((word | (word >> _ONE)) & np.uint32(0x33333333))
-    word = np.uint32((word | (word >> np.uint32(2))) & np.uint32(0x0F0F0F0F))
-    word = np.uint32((word | (word >> np.uint32(4))) & np.uint32(0x00FF00FF))
-    return np.uint32((word | (word >> np.uint32(8))) & np.uint32(0x0000FFFF))
-
-
-@compiled
-def _repeat_bits(word: np.uint32) -> np.uint32:
-    """Write each of bits 0 to 15 of a word twice, side by side."""
-    word &= np.uint32(0x0000FFFF)
-    word = np.uint32((word | (word << np.uint32(8))) & np.uint32(0x00FF00FF))
-    word = np.uint32((word | (word << np.uint32(4))) & np.uint32(0x0F0F0F0F))
-    word = np.uint32((word | (word << np.uint32(2))) & np.uint32(0x33333333))
-    word = np.uint32((word | (word << _ONE)) & np.uint32(0x55555555))
-    return np.uint32(word | np.uint32(word << _ONE))
-
-
-@compiled
 def block_encode(index: Words, shift: int, out: Words) -> None:
     """Write the bitmap of the blocks, of 2**shift < 32 elements, that hold a set bit.
 
@@ -289,7 +268,12 @@ def block_encode(index: Words, shift: int, out: Words) -> None:
         squeezed[words.size :] = _ZERO
         for _ in range(shift):
             for w in range(words.size):
-                squeezed[w] = _even_bits(np.uint32(squeezed[w] | (squeezed[w] >> _ONE)))
+                # Pack bits 0, 2, 4, ... of each pair's OR into the lower half.
+                word = np.uint32((squeezed[w] | (squeezed[w] >> _ONE)) & np.uint32(0x55555555))
+                word = np.uint32((word | (word >> _ONE)) & np.uint32(0x33333333))
+                word = np.uint32((word | (word >> np.uint32(2))) & np.uint32(0x0F0F0F0F))
+                word = np.uint32((word | (word >> np.uint32(4))) & np.uint32(0x00FF00FF))
+                squeezed[w] = np.uint32((word | (word >> np.uint32(8))) & np.uint32(0x0000FFFF))
         first, count = np.uint64(start >> shift), np.uint64((words.size + (1 << shift) - 1) >> shift)
         for o in range(count):
             word = _ZERO
@@ -311,7 +295,13 @@ def block_decode(blocks: Words, shift: int, out: Words) -> None:
             words[w] = np.uint32(blocks[first + (w >> np.uint64(shift))] >> np.uint32((w & inside) * width))
         for _ in range(shift):
             for w in range(words.size):
-                words[w] = _repeat_bits(words[w])
+                # Write each of bits 0 to 15 twice, side by side.
+                word = np.uint32(words[w] & np.uint32(0x0000FFFF))
+                word = np.uint32((word | (word << np.uint32(8))) & np.uint32(0x00FF00FF))
+                word = np.uint32((word | (word << np.uint32(4))) & np.uint32(0x0F0F0F0F))
+                word = np.uint32((word | (word << np.uint32(2))) & np.uint32(0x33333333))
+                word = np.uint32((word | (word << _ONE)) & np.uint32(0x55555555))
+                words[w] = np.uint32(word | np.uint32(word << _ONE))
 
 
 @compiled
@@ -507,15 +497,8 @@ def _compress_step(
 
 
 @compiled
-def _shift_down(word: np.uint32, moved: np.uint32, bits: np.uint32) -> np.uint32:
-    """Shift the bits `moved` of a word down, as a step of `_compress_step` says."""
-    shifted = np.uint32(word & moved)
-    return np.uint32((word ^ shifted) | (shifted >> bits))
-
-
-@compiled
 def _shift_up(word: np.uint32, moved: np.uint32, bits: np.uint32) -> np.uint32:
-    """Shift bits up to the bits `moved`: the inverse of `_shift_down`."""
+    """Shift bits up to the bits `moved`, as a step of `_compress_step` says."""
     return np.uint32((word & ~moved) | ((word << bits) & moved))
 
 
@@ -527,7 +510,8 @@ def _compress_bits(words: Words, masks: Words, out: Words) -> None:
         word, gaps = np.uint32(words[w] & mask), np.uint32(~mask << _ONE)
         for step in range(5):
             moved, mask, gaps = _compress_step(mask, gaps, np.uint32(1 << step))
-            word = _shift_down(word, moved, np.uint32(1 << step))
+            shifted = np.uint32(word & moved)
+            word = np.uint32((word ^ shifted) | (shifted >> np.uint32(1 << step)))
         out[w] = word
 
 

@@ -137,7 +137,7 @@ class SegmentCodec:
     def values_at(self, elements: Numbers) -> Floats:
         """Return this worker's values of elements, numbered over all segments. All on the host."""
         values = buffers.empty(len(elements), np.float32)
-        values_at(self._pieces, elements, values)
+        copy_at(self._pieces, _COLUMN.VALUES, elements, values, False)
         return values
 
     def set_candidates(self, union: Words) -> tuple[int, int]:
@@ -185,7 +185,7 @@ class SegmentCodec:
         rest = self.fields, self._union, self._factors()[1], frozen(dense), frozen(sparse), float(divisor)
         each_of(self._pieces, self._elements, write_results, *rest)
         if overflow is not None:
-            write_results_at(self._pieces, *overflow)
+            copy_at(self._pieces, _COLUMN.OUT, *overflow, True)
         self._values = ()  # a caller may keep results for long, and them alone
         return cast("Sequence[Floats]", self._out)
 
@@ -289,27 +289,20 @@ def lay_out(table: Numbers, fields: Integers, union: Words, ends: Numbers) -> No
 
 
 @compiled
-def values_at(table: Numbers, elements: Numbers, out: Floats) -> None:
-    """Write the values of ascending elements, which are counted from the first piece on."""
+def copy_at(table: Numbers, column: int, elements: Numbers, floats: Floats, written: bool) -> None:
+    """Copy floats from the values or to the results of ascending elements, counted from the first piece on.
+
+    column: that of the arrays' addresses. written: whether the floats are written to the arrays.
+    """
     begin = i = 0
     for p in range(table.shape[0]):
         end = begin + table[p, Piece.ELEMENTS]
-        values = array_at(table[p, Piece.VALUES], table[p, Piece.ELEMENTS])
+        array = array_at(table[p, column], table[p, Piece.ELEMENTS])
         while i < elements.size and elements[i] < end:
-            out[i] = values[elements[i] - begin]
-            i += 1
-        begin = end
-
-
-@compiled
-def write_results_at(table: Numbers, elements: Numbers, results: Floats) -> None:
-    """Replace the results of ascending elements, which are counted from the first piece on."""
-    begin = i = 0
-    for p in range(table.shape[0]):
-        end = begin + table[p, Piece.ELEMENTS]
-        out = array_at(table[p, Piece.OUT], table[p, Piece.ELEMENTS])
-        while i < elements.size and elements[i] < end:
-            out[elements[i] - begin] = results[i]
+            if written:
+                array[elements[i] - begin] = floats[i]
+            else:
+                floats[i] = array[elements[i] - begin]
             i += 1
         begin = end
 

@@ -359,19 +359,9 @@ def _candidates(bitmap, bases, tile, rows, ROWS: tl.constexpr):
 
 @triton.jit
 def gather_kernel(
-    values,
-    begins,
-    blocks,
-    segments,
-    scales,
-    positions,
-    out,
-    local_counts,
-    candidates,
-    rows,
-    first,
-    BLOCK: tl.constexpr,
-):
+    values, begins, blocks, segments, scales, positions, out, local_counts, candidates, rows, first,
+    BLOCK: tl.constexpr
+):  # fmt: skip
     """Write the candidates' numbers in order; count the non-zeros of each segment.
 
     positions: of the candidates in the sparse vector's bitmap.

@@ -13,8 +13,6 @@ with a barrier of these between two rounds. One launch peels all segments.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -67,73 +65,41 @@ class GpuSketch:
         k = positions.numel()
         if not k:
             return positions
-        buffers = PeelingBuffers.allocate(k, layout, sketch)
-        _peel(layout, sketch, positions, buffers, out)
-        count = k - int(buffers.peeled)
+        # Working memory, 4 bytes for each candidate and 20 for each cell. Four parts of it are zeroed: of
+        # each cell, the number of candidates times 2**32 plus the sum of their numbers; the progress of each
+        # segment, see `rounds_kernel`; how many candidates it has, if they are counted; how many were peeled.
+        sizes = [layout.cells, 4 * layout.segments, layout.segments, 1]
+        zeroed = empty(sum(sizes), sketch, torch.int64)
+        zeroed.zero_()
+        state, progress, held, peeled = zeroed.split(sizes)
+        sums, waiting = (
+            empty(layout.cells, sketch),
+            empty(k, sketch),
+        )  # waiting: 1 until a candidate is queued
+        sums.copy_(sketch)
+        queue = empty(layout.cells, sketch, torch.int64)
+        seed = launch.seed_on_device(layout.seed, sketch)
+        counted = k > MOST_CANDIDATES  # else no segment has too many
+        launch.run(
+            load_kernel, tiles_of(k, _CANDIDATES),
+            positions, state, held, waiting, out, seed, k, layout.width, layout.segments, counted,
+            _CANDIDATES,
+        )  # fmt: skip
+        programs = _cooperative_programs(sketch.device)
+        groups = min(layout.segments, _SEGMENTS_AT_ONCE, programs)
+        members = min(programs // groups, tiles_of(layout.segment_cells, _CANDIDATES))
+        launch.run(
+            rounds_kernel, groups * members,
+            positions, state, sums, queue, progress, held, peeled, waiting, out, seed, layout.segments,
+            layout.width, members, MOST_CANDIDATES, _CANDIDATES, launch_cooperative_grid=True,
+        )  # fmt: skip
+        count = k - int(peeled)
         unpeeled = empty(count, sketch, torch.int64)
         if count:
             bitmap = empty(index_words(k), sketch)
-            index(buffers.waiting, bitmap)
+            index(waiting, bitmap)
             list_positions(bitmap, k, totals(bitmap, k), unpeeled)
         return unpeeled
-
-
-class PeelingBuffers(NamedTuple):
-    """Working memory of peeling: 4 bytes for each candidate, and 20 for each cell."""
-
-    zeroed: Tensor
-    """int64[cells + 5 * segments + 1]: the next four, which are zeroed together."""
-    state: Tensor
-    """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
-    progress: Tensor
-    """int64[4 * segments], see `rounds_kernel`."""
-    held: Tensor
-    """int64[segments]: how many candidates each segment has, if they are counted."""
-    peeled: Tensor
-    """int64[1]: the number of candidates that were peeled."""
-    sums: Tensor
-    """int32[cells]: the sketch, less the peeled values."""
-    waiting: Tensor
-    """int32[k]: 1 for each candidate that is not queued yet."""
-    queue: Tensor
-    """int64[cells]: each segment's queued candidates, in the order of their rounds."""
-
-    @classmethod
-    def allocate(cls, k: int, layout: SketchLayout, like: Tensor) -> PeelingBuffers:
-        """Allocate buffers for k candidates and a sketch of this layout, on the device of `like`."""
-        sizes = [layout.cells, 4 * layout.segments, layout.segments, 1]
-        zeroed = empty(sum(sizes), like, torch.int64)
-        sums, waiting = empty(layout.cells, like), empty(k, like)
-        state, progress, held, peeled = zeroed.split(sizes)
-        queue = empty(layout.cells, like, torch.int64)
-        return cls(zeroed, state, progress, held, peeled, sums, waiting, queue)
-
-
-def _peel(
-    layout: SketchLayout, sketch: Tensor, positions: Tensor, buffers: PeelingBuffers, out: Tensor
-) -> None:
-    """Peel sketch[cells], with one candidate or more; write the candidates' values into `out`.
-
-    `buffers.peeled` becomes the number of peeled ones, and `buffers.waiting` 1 for each unpeeled one, else 0.
-    """
-    buffers.zeroed.zero_()
-    buffers.sums.copy_(sketch)
-    k, seed = positions.numel(), launch.seed_on_device(layout.seed, sketch)
-    counted = k > MOST_CANDIDATES  # else no segment has too many
-    launch.run(
-        load_kernel, tiles_of(k, _CANDIDATES),
-        positions, buffers.state, buffers.held, buffers.waiting, out, seed, k, layout.width, layout.segments,
-        counted, _CANDIDATES,
-    )  # fmt: skip
-    programs = _cooperative_programs(sketch.device)
-    groups = min(layout.segments, _SEGMENTS_AT_ONCE, programs)
-    members = min(programs // groups, tiles_of(layout.segment_cells, _CANDIDATES))
-    launch.run(
-        rounds_kernel, groups * members,
-        positions, buffers.state, buffers.sums, buffers.queue, buffers.progress, buffers.held, buffers.peeled,
-        buffers.waiting, out, seed, layout.segments, layout.width, members, MOST_CANDIDATES, _CANDIDATES,
-        launch_cooperative_grid=True,
-    )  # fmt: skip
 
 
 def _cooperative_programs(device: torch.device) -> int:

@@ -12,10 +12,6 @@ from peelsum.codec.layout import BLOCK_SIZES, MIX_FIRST, MIX_SECOND, MIX_STEP, W
 class ReferenceIndex:
     """The operations of `CodecDevice` on bitmaps."""
 
-    def count(self, index: Words) -> int:
-        """Return how many bits of a bitmap are set."""
-        return int(np.bitwise_count(index).sum())
-
     def positions(self, index: Words, elements: int, first: int = 0, count: int | None = None) -> Numbers:
         """Return the positions of the set bits, plus `first`, ascending: int64[k]."""
         return np.flatnonzero(bits_of(index, elements)) + first

@@ -15,7 +15,6 @@ from peelsum.compress.arithmetic import (
     pack,
     repeat_blocks,
     round_stochastically,
-    round_to_bits,
     round_up,
     split_blocks,
     split_scales,
@@ -199,7 +198,9 @@ class EFSignSGD(Compressor):
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
         """Return the mean magnitude, and each element's sign in a bit."""
         mean = np.abs(tensor.astype(np.float64)).sum() / max(tensor.size, 1)
-        scale = split_scales(round_to_bits(np.array([mean]), UNIT_BITS))
+        mantissa, exponent = np.frexp(np.array([mean]))
+        mantissa = np.ldexp(np.rint(np.ldexp(mantissa, UNIT_BITS)), -UNIT_BITS)
+        scale = split_scales(np.ldexp(mantissa, exponent))
         return to_bytes(*scale, pack((tensor < 0).astype(np.uint32), 1))
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
