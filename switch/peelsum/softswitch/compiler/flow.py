@@ -187,7 +187,7 @@ def _structured_body(action: ops.Action) -> Block:
 
 
 def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
-    """Return a copy of a statement or expression with nodes replaced by `change(node)`, unless it is None."""
+    """Return a copy of a statement with each node replaced by `replacement_of(node)`, unless that is None."""
     replacement = replacement_of(node)
     if replacement is not None:
         return replacement

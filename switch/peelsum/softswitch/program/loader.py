@@ -50,6 +50,10 @@ def read(document: Json, name: str) -> model.Program:
     if any(not table.get("default_entry") for item in document["pipelines"] for table in item["tables"]):
         actions[NO_ACTION] = ops.Action(NO_ACTION, "NoAction", (), ())
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
+    # P4's core errors have numbers even if the program does not declare them.
+    errors = {str(key): int(value) for key, value in document.get("errors", ())}
+    for core_error in _CORE_ERRORS:
+        errors.setdefault(core_error, max(errors.values(), default=-1) + 1)
     empty = model.PipelineGraph("none", None, {})
     deparser = _single_item(document, "deparsers")
     for primitive in deparser.get("primitives", ()):
@@ -65,7 +69,7 @@ def read(document: Json, name: str) -> model.Program:
         registers=_registers(document),
         counters=_counters(document),
         checksums=tuple(_checksum(item, scope) for item in document.get("checksums", ())),
-        errors=_errors(document),
+        errors=errors,
         aliases=aliases,
         stacks=scope.stacks,
         field_lists={int(item["id"]): _list_fields(item, scope) for item in document.get("field_lists", ())},
@@ -95,14 +99,6 @@ def _headers(document: Json) -> dict[str, model.Header]:
         kind = item["header_type"]
         headers[item["name"]] = model.Header(item["name"], kind, types[kind], bool(item["metadata"]))
     return headers
-
-
-def _errors(document: Json) -> dict[str, int]:
-    """Return error numbers by name; P4's core errors are included even if they were not declared."""
-    errors = {str(key): int(value) for key, value in document.get("errors", ())}
-    for name in _CORE_ERRORS:
-        errors.setdefault(name, max(errors.values(), default=-1) + 1)
-    return errors
 
 
 def _signed_parameters(document: Json) -> frozenset[tuple[int, int]]:
