@@ -54,6 +54,15 @@ def read(document: Json, name: str) -> model.Program:
     errors = {str(key): int(value) for key, value in document.get("errors", ())}
     for core_error in _CORE_ERRORS:
         errors.setdefault(core_error, max(errors.values(), default=-1) + 1)
+    field_lists = {}
+    for item in document.get("field_lists", ()):
+        for element in item["elements"]:
+            if element["type"] != "field":
+                what = f"field list {item['name']}: holds a {element['type']}"
+                raise UnsupportedConstruct(f"{what}; use fields only")
+        refs = (scope.field(element["value"]) for element in item["elements"])
+        # Only metadata: a copy of the packet either keeps all headers or parses them again.
+        field_lists[int(item["id"])] = tuple(ref for ref in refs if headers[ref.header].metadata)
     empty = model.PipelineGraph("none", None, {})
     deparser = _single_item(document, "deparsers")
     for primitive in deparser.get("primitives", ()):
@@ -72,7 +81,7 @@ def read(document: Json, name: str) -> model.Program:
         errors=errors,
         aliases=aliases,
         stacks=scope.stacks,
-        field_lists={int(item["id"]): _list_fields(item, scope) for item in document.get("field_lists", ())},
+        field_lists=field_lists,
     )
     _check(program)
     return program
@@ -112,20 +121,6 @@ def _signed_parameters(document: Json) -> frozenset[tuple[int, int]]:
         for index, value in enumerate(call.get("action_data", ()))
         if value.startswith("-")
     )
-
-
-def _list_fields(item: Json, scope: Scope) -> tuple[ops.FieldRef, ...]:
-    """Return the metadata fields of a field list.
-
-    Its packet fields are left out: a copy of the packet either keeps all headers or parses them again.
-    """
-    for element in item["elements"]:
-        if element["type"] != "field":
-            raise UnsupportedConstruct(
-                f"field list {item['name']}: holds a {element['type']}; use fields only"
-            )
-    refs = [scope.field(element["value"]) for element in item["elements"]]
-    return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
 
 
 def _registers(document: Json) -> dict[str, model.RegisterArray]:
