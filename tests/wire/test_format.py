@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from peelsum import wire
 from peelsum.spec.packet import Packet
-from peelsum.wire import FIELDS, UDP_PORT, Flag, Kind, pack
-from peelsum.wire.format import FRAME_HEADER_BYTES, FrameAddress, encapsulation
+from peelsum.wire import FIELDS, FRAME_HEADER_BYTES, UDP_PORT, Flag, FrameAddress, Kind, encapsulation, pack
 from peelsum.wire.wireshark import dissector
 
 #: One packet of two lanes, written out by hand from the byte table in docs/reference/protocol.md.

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
-from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind
+from peelsum.wire import ALL_FLAGS, FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind
 from peelsum.wire import VERSION as WIRE_VERSION
-from peelsum.wire import format as wire_format
 
 Words = NDArray[np.uint32]
 #: A field's word in the row, its shift in that word, and its mask after shifting.
@@ -40,7 +39,7 @@ GENERATION = _place("generation")
 SENDER = _place("sender")
 CHUNK_ID = _place("chunk_id")
 BITMAP = _place("bitmap")
-_ALL_FLAGS, _RESET = int(wire_format.ALL_FLAGS), int(Kind.RESET)
+_ALL_FLAGS, _RESET = int(ALL_FLAGS), int(Kind.RESET)
 _FIRST_KIND, _LAST_KIND = int(min(Kind)), int(max(Kind))
 
 

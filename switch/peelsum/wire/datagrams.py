@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from peelsum.wire.format import HEADER_BYTES, Batch
+from peelsum.wire import HEADER_BYTES, Batch
 
 Address = tuple[str, int]
 

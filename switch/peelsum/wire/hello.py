@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from peelsum.compiling import compiled
-from peelsum.wire.format import PROOF_BYTES
+from peelsum.wire import PROOF_BYTES
 
 _WORD = np.dtype("<u8")
 

@@ -8,8 +8,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
 from peelsum.wire.datagrams import Address
-from peelsum.wire.format import FRAME_HEADER_BYTES, HEADER_BYTES
 
 ETHERNET_HEADER_BYTES: Final = 14
 _SIOCGIFMTU, _IP_MTU = 0x8921, 14

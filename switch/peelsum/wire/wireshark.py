@@ -6,7 +6,7 @@ any other one, such as those of a softswitch.
 
 from __future__ import annotations
 
-from peelsum.wire.format import EVERYONE, FIELDS, HEADER_BYTES, UDP_PORT, VERSION, Flag, Kind
+from peelsum.wire import EVERYONE, FIELDS, HEADER_BYTES, UDP_PORT, VERSION, Flag, Kind
 
 _NUMBER_BASES = {"flags": "base.HEX", "bitmap": "base.HEX"}
 #: Flags by the letter with which the packet list shows them.

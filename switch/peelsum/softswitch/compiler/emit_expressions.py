@@ -177,7 +177,10 @@ class Expressions:
             case ops.Param():
                 return unsigned(self._emitter.limb(expr, 0) or self._emitter.param(expr), expr.bits)
             case ops.Lookahead(offset, bits):
-                return unsigned(self._emitter.limb(expr, 0) or self._emitter.peek(offset, bits), bits)
+                return unsigned(
+                    self._emitter.limb(expr, 0) or self._emitter.load_bits("(base + parsed)", offset, bits),
+                    bits,
+                )
             case ops.StackCount(stack):
                 size = len(self._emitter.program.stacks[stack])
                 return BoundedValue(self._emitter.stack_count(stack), 0, size)

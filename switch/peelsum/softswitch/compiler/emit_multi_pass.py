@@ -36,11 +36,6 @@ _HEADER_WORDS = (
 )
 
 
-def is_multi_pass(blocks: Blocks) -> bool:
-    """Return whether a program clones, resubmits or recirculates packets."""
-    return any(isinstance(node, (Clone, Resubmit, Recirculate)) for block in blocks for node in walk(block))
-
-
 class MultiPassWriter(SwitchWriter):
     """Writes the function of a program that clones, resubmits or recirculates packets."""
 

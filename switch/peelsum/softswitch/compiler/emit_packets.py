@@ -32,15 +32,11 @@ def extract(emit: Emitter, header: str) -> None:
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(chunk.name)} = {emit.load_bits('at', chunk.offset, chunk.bits)}")
         else:
-            load = f"load{chunk.bits}(data, {_element('at', chunk)})"
+            load = f"load{chunk.bits}(data, at + {chunk.offset // 8} + k * {chunk.bits // 8})"
             emit.nested(f"for k in range({chunk.count}):", f"{emit.name(chunk.name)}[k] = {load}")
     emit.line(
         f"{emit.validity(header)} = True", f"parsed = parsed + {size}", f"remaining = remaining - {size}"
     )
-
-
-def _element(base: str, array: Array) -> str:
-    return f"{base} + {array.offset // 8} + k * {array.bits // 8}"
 
 
 def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
@@ -136,8 +132,11 @@ def deparse(emit: Emitter, header: str) -> None:
         group: list[Variable] = []
         for chunk in emit.storage.chunks[header]:
             if isinstance(chunk, Array):
-                store = f"store{chunk.bits}(out, {_element('to', chunk)}, {emit.name(chunk.name)}[k])"
-                emit.nested(f"for k in range({chunk.count}):", store)
+                place, value = (
+                    f"to + {chunk.offset // 8} + k * {chunk.bits // 8}",
+                    f"{emit.name(chunk.name)}[k]",
+                )
+                emit.nested(f"for k in range({chunk.count}):", f"store{chunk.bits}(out, {place}, {value})")
                 continue
             group.append(chunk)
             if (chunk.offset + chunk.bits) % 8 == 0:

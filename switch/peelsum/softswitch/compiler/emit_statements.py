@@ -183,7 +183,24 @@ class Statements:
         """Write a table's lookup, its direct counter, and its actions: tests of the code in the row."""
         emit, table, plan = self._emit, application.table, self._emit.plans[application.table]
         row, default = emit.temporary("row"), plan.default_row
-        emit.line(f"{row} = {_lookup(emit, plan) if plan.table.keys else default}")
+        lookup = str(default)
+        if plan.table.keys:
+            texts = []  # of the words of the packet's key
+            for key_parts in plan.words:
+                limb_texts = [(_key_limb(emit, plan, part.key, part.limb), part.shift) for part in key_parts]
+                texts.append(
+                    " | ".join(f"({text} << {shift})" if shift else text for text, shift in limb_texts)
+                )
+            texts += [_key_limb(emit, plan, number, 0) for number in plan.ranges]
+            kind, mask = ("exact", f", {plan.capacity - 1}") if plan.exact else ("first", "")
+            place = f"memory, {plan.region}{mask}, {plan.row_words}, {plan.key_offset}"
+            if len(texts) == 1 and not plan.ranges:
+                lookup = f"find_{kind}1({place}, {texts[0]}, {default})"
+            else:
+                emit.line(*(f"keys[{number}] = {text}" for number, text in enumerate(texts)))
+                counts = f"{len(plan.words)}" if plan.exact else f"{len(plan.words)}, {len(plan.ranges)}"
+                lookup = f"find_{kind}({place}, keys, {counts}, {default})"
+        emit.line(f"{row} = {lookup}")
         direct = self._layout.direct.get(table)
         if table in emit.hit_variables or direct is not None:
             emit.line(f"{emit.hit(table)} = {row} != {default}")
@@ -274,24 +291,6 @@ class Statements:
             cell += f" {'-' if register.step < 0 else '+'} {offset}"
         with nullcontext() if test is None else self._emit.block(test):
             self._emit.line(line.format(cell=f"{'wide' if plan.wide else 'regs'}[{cell}]"))
-
-
-def _lookup(emit: Emitter, plan: TablePlan) -> str:
-    """Write code that packs a packet's key and return the text of the lookup."""
-    texts = []
-    for key_parts in plan.words:
-        limb_texts = [(_key_limb(emit, plan, part.key, part.limb), part.shift) for part in key_parts]
-        texts.append(" | ".join(f"({text} << {shift})" if shift else text for text, shift in limb_texts))
-    texts += [_key_limb(emit, plan, number, 0) for number in plan.ranges]
-    lookup = "exact" if plan.exact else "first"
-    place = f"memory, {plan.region}{f', {plan.capacity - 1}' if plan.exact else ''}"
-    row = f"{plan.row_words}, {plan.key_offset}"
-    if len(texts) == 1 and not plan.ranges:
-        return f"find_{lookup}1({place}, {row}, {texts[0]}, {plan.default_row})"
-    for number, text in enumerate(texts):
-        emit.line(f"keys[{number}] = {text}")
-    counts = f"{len(plan.words)}" if plan.exact else f"{len(plan.words)}, {len(plan.ranges)}"
-    return f"find_{lookup}({place}, {row}, keys, {counts}, {plan.default_row})"
 
 
 def _key_limb(emit: Emitter, plan: TablePlan, number: int, limb: int) -> str:

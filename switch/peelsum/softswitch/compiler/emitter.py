@@ -144,10 +144,6 @@ class Emitter:
             text = f"({text} & {(1 << bits) - 1})"
         return text
 
-    def peek(self, offset: int, bits: int) -> str:
-        """Return the text of up to 64 packet bits, `offset` bits after the parsed part."""
-        return self.load_bits("(base + parsed)", offset, bits)
-
     def cell(self, array: Array, start: int, step: int = 0) -> str:
         """Return the text of an array's element: a fixed one or, in a loop, iteration `k`'s."""
         name = self.name(array.name)
@@ -210,7 +206,7 @@ class Emitter:
                 return self.param(source, position)
             case Lookahead(offset, _):
                 width = min(64, bits - 64 * number)
-                return self.peek(offset + bits - 64 * number - width, width)
+                return self.load_bits("(base + parsed)", offset + bits - 64 * number - width, width)
         return self.limb_places(source)[position]
 
     def read(self, target: Target) -> BoundedValue:

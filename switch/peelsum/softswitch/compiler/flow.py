@@ -138,7 +138,7 @@ class _Graph:
 
 def inline(program: model.Program, table: model.TableDeclaration, number: int) -> Block:
     """Return an action's statements in `table`: jumps are replaced by ifs, and parameters are bound."""
-    is_constant = _is_constant(table)
+    is_constant = not table.keys and table.const_default
 
     def bind(node: Any) -> ops.Expr | None:
         """Return what replaces a parameter; None for anything else."""
@@ -152,10 +152,6 @@ def inline(program: model.Program, table: model.TableDeclaration, number: int) -
 
     block = tuple(replace_nodes(part, bind) for part in _structured_body(program.actions[number]))
     return (*block, ExitCheck()) if any(isinstance(node, ops.Exit) for node in ops.walk(block)) else block
-
-
-def _is_constant(table: model.TableDeclaration) -> bool:
-    return not table.keys and table.const_default
 
 
 def _structured_body(action: ops.Action) -> Block:
@@ -187,7 +183,7 @@ def _structured_body(action: ops.Action) -> Block:
 
 
 def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
-    """Return a copy of a statement or expression with nodes replaced by `change(node)`, unless it is None."""
+    """Return a copy of a statement with each node replaced by `replacement_of(node)`, unless that is None."""
     replacement = replacement_of(node)
     if replacement is not None:
         return replacement
@@ -209,7 +205,7 @@ def pipeline_block(program: model.Program, pipeline: model.PipelineGraph) -> Blo
         if isinstance(node, model.Conditional):
             return _if(node.condition, arm(node.if_true), arm(node.if_false))
         number = node.default_action
-        if _is_constant(node):
+        if not node.keys and node.const_default:
             next_node = node.next_by_hit[1] if node.next_by_hit else node.next_by_action.get(number)
             return (*inline(program, node, number), *arm(next_node))
         numbers = [*node.actions, *([] if number in node.actions else [number])]

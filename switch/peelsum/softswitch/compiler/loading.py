@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peelsum.reading import parse_json, read_bytes
-from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, MultiPassWriter, is_multi_pass
+from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, MultiPassWriter
 from peelsum.softswitch.compiler.emit_switch import EGRESS_SPEC, Blocks, SwitchWriter
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.flow import parser_block, pipeline_block
@@ -124,7 +124,8 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
             case ops.ShiftStack(stack) | ops.CopyStack(stack):
                 added.update(program.stacks[stack])
     growth = sum(program.headers[name].bits // 8 for name in added)
-    if not is_multi_pass(blocks):
+    requests = {type(node) for block in blocks for node in ops.walk(block)}
+    if not requests & {ops.Clone, ops.Resubmit, ops.Recirculate}:
         return Generated(SwitchWriter(emit, layout, blocks, queued).source(), tables, layout, growth)
     writer = MultiPassWriter(emit, layout, blocks, queued)
     if any(isinstance(node, ops.Recirculate) for node in ops.walk(blocks.egress)):

@@ -6,7 +6,7 @@ translated types. Byte strings are in canonical form, and numbers must fit the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -275,13 +275,13 @@ def to_frame(packet: p4r.PacketOut, info: PipelineInfo) -> bytes:
         header_number = header_number << field.bits | value
     if values:
         raise invalid(f"packet_out: has no metadata field {min(values)}; use the P4Info's ids")
-    return header_number.to_bytes(_header_bytes(header), "big") + packet.payload
+    return header_number.to_bytes(sum(field.bits for field in header) // 8, "big") + packet.payload
 
 
 def to_packet_in(frame: bytes, info: PipelineInfo) -> p4r.PacketIn:
     """Return the PacketIn of a frame that left on the CPU port, with its `packet_in` header as metadata."""
     header = info.packet_headers.get("packet_in", ())
-    size = _header_bytes(header)
+    size = sum(field.bits for field in header) // 8
     number = int.from_bytes(frame[:size].ljust(size, b"\0"), "big")
     packet = p4r.PacketIn(payload=frame[size:])
     remaining = 8 * size
@@ -290,7 +290,3 @@ def to_packet_in(frame: bytes, info: PipelineInfo) -> p4r.PacketIn:
         value = number >> remaining & ((1 << field.bits) - 1)
         packet.metadata.add(metadata_id=field.id, value=to_bytes(value))
     return packet
-
-
-def _header_bytes(header: Sequence[FieldInfo]) -> int:
-    return sum(field.bits for field in header) // 8

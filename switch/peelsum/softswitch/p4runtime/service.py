@@ -225,7 +225,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._packet_out(stream, request.packet)
         except status.RequestError as error:
             report = p4r.StreamError(
-                canonical_code=status.code_number(error.code), message=error.message, space=status.ERROR_SPACE
+                canonical_code=error.code.value[0], message=error.message, space=status.ERROR_SPACE
             )
             match kind:
                 case "packet":

@@ -91,20 +91,14 @@ class BatchError(RequestError):
 
     def _status(self, messages: bool) -> rpc_status.Status:
         """Return a google.rpc.Status with a detail for each update."""
-        status = rpc_status.Status(code=code_number(self.code), message=self.message[:_LONGEST_MESSAGE])
+        status = rpc_status.Status(code=self.code.value[0], message=self.message[:_LONGEST_MESSAGE])
         for result in self.results:
-            error = p4r.Error(canonical_code=code_number(result.code if result else Code.OK))
+            error = p4r.Error(canonical_code=(result.code if result else Code.OK).value[0])
             if result is not None and messages:
                 error.message = result.message
                 error.space = ERROR_SPACE
             status.details.add().Pack(error)
         return status
-
-
-def code_number(code: grpc.StatusCode) -> int:
-    """Return the number of a canonical code, as in google.rpc.Status."""
-    number: int = code.value[0]
-    return number
 
 
 def invalid(message: str) -> RequestError:

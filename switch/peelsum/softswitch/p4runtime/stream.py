@@ -17,7 +17,6 @@ from finsy.proto import U128, p4r, rpc_status
 from peelsum.softswitch.p4runtime.status import (
     Code,
     RequestError,
-    code_number,
     denied,
     invalid,
     unimplemented,
@@ -202,6 +201,6 @@ class Arbiter:
                 device_id=self._device_id,
                 role=p4r.Role(name=role) if role else None,
                 election_id=U128.encode(election.highest),
-                status=rpc_status.Status(code=code_number(code), message=message),
+                status=rpc_status.Status(code=code.value[0], message=message),
             )
             stream.send(p4r.StreamMessageResponse(arbitration=update))

@@ -222,11 +222,11 @@ class Links:
     def pacer(self, send: Send) -> Pacer:
         """Return a pacer for these links, for a new pipeline."""
         self._next_s: float | None = 0.0
-        return Pacer(self.queues, send, _microseconds(self._delays))
+        return Pacer(self.queues, send, {port: round(1e3 * ms) for port, ms in self._delays.items()})
 
     def arrivals(self, process: Send) -> Pacer:
         """Return a pacer that delays received frames and passes them to `process`."""
-        return Pacer(None, process, _microseconds(self._arrival_delays))
+        return Pacer(None, process, {port: round(1e3 * ms) for port, ms in self._arrival_delays.items()})
 
     def apply_schedule(self, pacer: Pacer, now_us: int) -> None:
         """Apply the schedule's changes that are due. The first call starts the schedule."""
@@ -244,10 +244,6 @@ class Links:
             if state.delay_ms is not None:
                 pacer.set_delay(port, round(1e3 * state.delay_ms))
         self._next_s = self._schedule.next_change(seconds)
-
-
-def _microseconds(delays_ms: Mapping[int, float]) -> dict[int, int]:
-    return {port: round(1e3 * ms) for port, ms in delays_ms.items()}
 
 
 def _check_ports(setting: str, ports: Iterable[int], known_ports: Collection[int]) -> None:

@@ -21,8 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire import FRAME_HEADER_BYTES
-from peelsum.wire.format import UDP_PORT
+from peelsum.wire import FRAME_HEADER_BYTES, UDP_PORT
 from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, mtu_of
 
 #: Frames in each of a socket's four rings; a power of two.

@@ -50,6 +50,19 @@ def read(document: Json, name: str) -> model.Program:
     if any(not table.get("default_entry") for item in document["pipelines"] for table in item["tables"]):
         actions[NO_ACTION] = ops.Action(NO_ACTION, "NoAction", (), ())
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
+    # P4's core errors have numbers even if the program does not declare them.
+    errors = {str(key): int(value) for key, value in document.get("errors", ())}
+    for core_error in _CORE_ERRORS:
+        errors.setdefault(core_error, max(errors.values(), default=-1) + 1)
+    field_lists = {}
+    for item in document.get("field_lists", ()):
+        for element in item["elements"]:
+            if element["type"] != "field":
+                what = f"field list {item['name']}: holds a {element['type']}"
+                raise UnsupportedConstruct(f"{what}; use fields only")
+        refs = (scope.field(element["value"]) for element in item["elements"])
+        # Only metadata: a copy of the packet either keeps all headers or parses them again.
+        field_lists[int(item["id"])] = tuple(ref for ref in refs if headers[ref.header].metadata)
     empty = model.PipelineGraph("none", None, {})
     deparser = _single_item(document, "deparsers")
     for primitive in deparser.get("primitives", ()):
@@ -65,10 +78,10 @@ def read(document: Json, name: str) -> model.Program:
         registers=_registers(document),
         counters=_counters(document),
         checksums=tuple(_checksum(item, scope) for item in document.get("checksums", ())),
-        errors=_errors(document),
+        errors=errors,
         aliases=aliases,
         stacks=scope.stacks,
-        field_lists={int(item["id"]): _list_fields(item, scope) for item in document.get("field_lists", ())},
+        field_lists=field_lists,
     )
     _check(program)
     return program
@@ -97,14 +110,6 @@ def _headers(document: Json) -> dict[str, model.Header]:
     return headers
 
 
-def _errors(document: Json) -> dict[str, int]:
-    """Return error numbers by name; P4's core errors are included even if they were not declared."""
-    errors = {str(key): int(value) for key, value in document.get("errors", ())}
-    for name in _CORE_ERRORS:
-        errors.setdefault(name, max(errors.values(), default=-1) + 1)
-    return errors
-
-
 def _signed_parameters(document: Json) -> frozenset[tuple[int, int]]:
     """Return (action number, index) of each parameter for which the program has a negative argument."""
     tables = [table for pipeline in document["pipelines"] for table in pipeline["tables"]]
@@ -116,20 +121,6 @@ def _signed_parameters(document: Json) -> frozenset[tuple[int, int]]:
         for index, value in enumerate(call.get("action_data", ()))
         if value.startswith("-")
     )
-
-
-def _list_fields(item: Json, scope: Scope) -> tuple[ops.FieldRef, ...]:
-    """Return the metadata fields of a field list.
-
-    Its packet fields are left out: a copy of the packet either keeps all headers or parses them again.
-    """
-    for element in item["elements"]:
-        if element["type"] != "field":
-            raise UnsupportedConstruct(
-                f"field list {item['name']}: holds a {element['type']}; use fields only"
-            )
-    refs = [scope.field(element["value"]) for element in item["elements"]]
-    return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
 
 
 def _registers(document: Json) -> dict[str, model.RegisterArray]:

@@ -168,9 +168,8 @@ class Table:
         code, params = self._action_words(entry.action, entry.params)
         identity, const_entries = self._identity(entry.keys, entry.priority), self._declaration.const_entries
         if identity in self._stored:
-            raise DuplicateEntry(
-                f"table {self.name}: {_format_keys(entry.keys)} already exists; modify it instead"
-            )
+            keys = ", ".join(map(str, entry.keys))
+            raise DuplicateEntry(f"table {self.name}: ({keys}) already exists; modify it instead")
         if len(self._stored) >= (self.size if const_entries is None else len(const_entries)):
             raise TableFull(
                 f"table {self.name}: all {self.size} entries are taken; delete some or enlarge it"
@@ -192,7 +191,8 @@ class Table:
         self._check_keys(keys)
         stored = self._stored.get(self._identity(keys, priority))
         if stored is None:
-            raise NoSuchEntry(f"table {self.name}: no entry {_format_keys(keys)}; insert it first")
+            text = ", ".join(map(str, keys))
+            raise NoSuchEntry(f"table {self.name}: no entry ({text}); insert it first")
         return stored
 
     def _identity(self, keys: Match, priority: int) -> tuple[Match, int]:
@@ -337,7 +337,3 @@ _PAIR_FORMS = {
     "ternary": "(value, mask) for ternary",
     "range": "(low, high) for range",
 }
-
-
-def _format_keys(keys: Match) -> str:
-    return "(" + ", ".join(str(key_value) for key_value in keys) + ")"
