@@ -38,6 +38,7 @@ def answers_may_be_late(monkeypatch):
         session._timeout_s = PATIENCE_S
         _refresh(session)
 
+    monkeypatch.setattr(v1model, "_ATTEMPTS", 200)
     monkeypatch.setattr(Session, "refresh", read_pipeline)
 
 
