@@ -127,22 +127,6 @@ def _misestimate_cost(count: float, room: float, protocol: int, exchange: float)
 
 
 @_compiled
-def _misestimates(state: _Counts, rows: _Rows, unions: _Counts, dense: int, exchange: float) -> _Counts:
-    """Return the non-zeros of the sparse tensors, and what wrong estimates cost each protocol: float64[3].
-
-    The tensors share index and sketch: where one has fewer non-zeros, another has room for more.
-    """
-    total, rooms = np.zeros(1 + ESTIMATES), np.zeros(ESTIMATES)
-    for i in range(dense, rows.size):
-        total[0] += unions[i, 0]
-        for protocol in range(ESTIMATES):
-            rooms[protocol] += state[rows[i], _expected_union(state[rows[i]], protocol)]
-    for protocol in range(ESTIMATES):
-        total[1 + protocol] = _misestimate_cost(total[0], rooms[protocol], protocol, exchange)
-    return total
-
-
-@_compiled
 def _has_drifted(row: _Counts) -> bool:
     """Return whether a tensor's statistics have changed so much that its form must be chosen anew."""
     if row[CHOSEN_WITH_UNION] == 0 and row[STEPS] > 0:
@@ -209,7 +193,15 @@ def record_step(
     that were sent again, or -1 if nothing had been predicted. dense: how many of the tensors, the first ones,
     are dense. exchange, cells: `NetworkModel.prices`.
     """
-    total = _misestimates(state, rows, unions, dense, exchange)
+    # The non-zeros of the sparse tensors, and what wrong estimates cost each protocol. The tensors share
+    # index and sketch: where one has fewer non-zeros, another has room for more.
+    total, rooms = np.zeros(1 + ESTIMATES), np.zeros(ESTIMATES)
+    for i in range(dense, rows.size):
+        total[0] += unions[i, 0]
+        for protocol in range(ESTIMATES):
+            rooms[protocol] += state[rows[i], _expected_union(state[rows[i]], protocol)]
+    for protocol in range(ESTIMATES):
+        total[1 + protocol] = _misestimate_cost(total[0], rooms[protocol], protocol, exchange)
     for i in range(rows.size):
         if not finite[i]:
             continue

@@ -99,16 +99,8 @@ class Measurement:
 
 
 #: The scale of each field, in the order of fields.
-_SCALES = {
-    "group_small_s": _NETWORK_S,
-    "switch_small_s": _NETWORK_S,
-    "group_probe_s": _NETWORK_S,
-    "switch_probe_s": _NETWORK_S,
-    "exchange_s": _NETWORK_S,
-    "compress_s": _WORKER_S,
-    "compute_s": _WORKER_S,
-    "gain": _GAIN,
-}
+_SCALES = dict.fromkeys(Measurement.__dataclass_fields__, _NETWORK_S)
+_SCALES |= {"compress_s": _WORKER_S, "compute_s": _WORKER_S, "gain": _GAIN}
 
 
 @dataclass(frozen=True)

@@ -218,11 +218,11 @@ class Unit:
     ) -> list[CompressedTensor]:
         """Return the result of each tensor: the sum, divided by `divisor`, and the values sent for it."""
         n = self.tensor.size
-        total, sent_values = (np.zeros(n) if array is None else array for array in (self.total, self.sent))
+        total, own = (np.zeros(n) if array is None else array for array in (self.total, self.sent))
         with np.errstate(over="ignore"):
             values = (total / divisor).astype(np.float32) if self.finite else np.full(n, np.nan, np.float32)
-        sent = ExactValues.of(sent_values) if feedback and self.finite else None
-        sent_positions = np.flatnonzero(sent_values) if sent is None else sent.positions
+        sent = ExactValues.of(own) if feedback and self.finite else None
+        sent_positions = np.flatnonzero(own) if sent is None else sent.positions
         ends = np.cumsum(self.lengths, dtype=np.int64)
         #: For each tensor, the number of non-zeros of its sum, and of the values that were sent for it.
         counts = [
@@ -231,7 +231,10 @@ class Unit:
         ]
         tensors, begin, first = [], 0, 0
         for name, end, summed_count, sent_count in zip(self.names, ends.tolist(), *counts, strict=True):
-            elements = max(end - begin, 1)
+            elements, of_tensor, sent_values = max(end - begin, 1), slice(first, first + sent_count), None
+            if sent is not None:
+                positions = sent.positions[of_tensor] - begin
+                sent_values = ExactValues(positions, sent.numbers[of_tensor], sent.scales[of_tensor])
             tensors.append(
                 CompressedTensor(
                     elements=end - begin,
@@ -244,7 +247,7 @@ class Unit:
                     name=name,
                     values=values[begin:end].reshape(shapes[name]),
                     finite=self.finite,
-                    sent=None if sent is None else sent.part(first, first + sent_count, begin),
+                    sent=sent_values,
                 )
             )
             begin, first = end, first + sent_count

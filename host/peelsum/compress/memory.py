@@ -67,12 +67,6 @@ class ExactValues:
             np.concatenate([part.scales for part in parts]),
         )
 
-    def part(self, first: int, end: int, begin: int) -> ExactValues:
-        """Return values first to end - 1, as those of a tensor that begins at element `begin`."""
-        positions = self.positions[first:end]
-        positions = positions - begin if begin else positions
-        return ExactValues(positions, self.numbers[first:end], self.scales[first:end])
-
     @classmethod
     def of(cls, values: Values) -> ExactValues:
         """Return the non-zeros of float64[n], each in the coarsest unit of which it is a multiple."""
@@ -111,11 +105,6 @@ class Residual:
         """Return a residual with uninitialized arrays."""
         numbers, scales = buffers.empty(elements, np.int64), buffers.empty(elements, np.int16)
         return cls(numbers, scales, buffers.empty(elements, np.int64) if velocity else None)
-
-    def part(self, begin: int, end: int) -> Residual:
-        """Return elements begin to end - 1, as views."""
-        velocity = None if self.velocity is None else self.velocity[begin:end]
-        return Residual(self.numbers[begin:end], self.scales[begin:end], velocity)
 
     def set_sum(self, before: Residual, gradient: Floats, momentum: float) -> None:
         """Set this to the residual `before` plus a finite gradient.
@@ -166,9 +155,11 @@ class BucketResiduals(dict[str, Residual]):
         self.whole = Residual.empty(end, velocity=velocity)
         #: The element of `whole` at which each residual begins.
         self.begins = dict(zip(sizes, begins, strict=True))
-        super().__init__(
-            (name, self.whole.part(begin, begin + sizes[name])) for name, begin in self.begins.items()
-        )
+        super().__init__()
+        for name, begin in self.begins.items():
+            part, velocities = slice(begin, begin + sizes[name]), self.whole.velocity
+            views = self.whole.numbers[part], self.whole.scales[part]
+            self[name] = Residual(*views, None if velocities is None else velocities[part])
 
     def to_floats(self) -> dict[str, Floats]:
         """Return each residual as floats, see `Residual.to_floats`."""
