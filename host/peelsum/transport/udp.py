@@ -98,10 +98,10 @@ class SwitchSummation:
         self._endpoints = [WorkerEndpoint(job, worker_id) for job in jobs]
         self._join_s = max(jobs[0].timers.stall, join_limit_s() if join_s is None else join_s)
         self._process_id = os.getpid()
-        self._broken = False
-        self._closed = self._joined = False
         #: Why `abort` was called; "" if it was not.
         self._aborted = ""
+        self._broken = False
+        self._closed = self._joined = False
         self._next_plane = 0
         warm_up(config.lanes, len(jobs))
         self._links: list[PortLink] = []
@@ -292,12 +292,13 @@ class SwitchSummation:
         """
         if self._closed:
             return
+        self._broken |= bool(self._aborted)
         self._closed = True
         if self._inherited:
             self._open.close()
             return
         try:
-            if not (self._broken or self._aborted):
+            if not self._broken:
                 for endpoint in self._endpoints:
                     endpoint.finish(time.monotonic())
                 while not all(endpoint.finished for endpoint in self._endpoints):
