@@ -127,7 +127,7 @@ class DistributedDataParallel(ddp.DistributedDataParallel):  # type: ignore[misc
         """Average a bucket by the manager `state`, which keeps an error for itself."""
         buffer = bucket.buffer()
         state.allreduce(buffer).wait()
-        devices = [buffer.device] if buffer.is_cuda else []
+        devices: list[Any] = [buffer.device] if buffer.is_cuda else []
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         future.set_result(buffer)
         return future
