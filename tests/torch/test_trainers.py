@@ -39,7 +39,10 @@ NEEDS = {
     "with_deepspeed": "deepspeed",
     "with_zero": "deepspeed",
     "with_torchtitan": "torchtitan",
+    "with_torchft": "torchft",
 }
+#: The examples that other tests run.
+RUN_ELSEWHERE = ("with_ddp", "with_zero", "with_torchft")
 #: These take each rank many seconds to import.
 LARGE = ("lightning", "transformers", "deepspeed", "torchtitan")
 
@@ -64,7 +67,7 @@ def _places(*more: dict[str, str]) -> list[dict[str, str]]:
     return trainer_ranks.environments(2, *more)
 
 
-@pytest.mark.parametrize("example", _marked(*(one for one in NEEDS if one not in ("with_ddp", "with_zero"))))
+@pytest.mark.parametrize("example", _marked(*(one for one in NEEDS if one not in RUN_ELSEWHERE)))
 def test_a_trainer_has_the_bits_of_the_plain_hook(example, by_hook):
     skip_without(NEEDS[example])
     for parameters, saving, shown in run_ranks(2, trainer_ranks.trained, example, environments=_places()):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]  # not exported, but documented
+from torch.distributed import GradBucket, Store  # type: ignore[attr-defined]  # not exported, but documented
 from torchft import ddp
 from torchft.process_group import ProcessGroupWrapper
 
@@ -43,6 +43,7 @@ class ProcessGroupPeelsum(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         timeout: how long `configure` and calls may take. options: see `SwitchOptions`.
         """
         super().__init__(timeout)
+        self._pg: Any = None
         warm_up()
         warming.warm_up(_LANES)
         self._options = options
@@ -103,7 +104,7 @@ class ProcessGroupPeelsum(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         """Return the options of an all-reduce if torchft gives the operation only."""
         if not isinstance(opts, dist.ReduceOp | dist.ReduceOp.RedOpType):
             return opts
-        options = dist.AllreduceOptions()
+        options: Any = dist.AllreduceOptions()
         options.reduceOp = opts
         return options
 
@@ -122,11 +123,11 @@ class DistributedDataParallel(ddp.DistributedDataParallel):  # type: ignore[misc
     """
 
     @staticmethod
-    def _comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket by the manager `state`, which keeps an error for itself."""
         buffer = bucket.buffer()
         state.allreduce(buffer).wait()
-        devices = [buffer.device] if buffer.is_cuda else []
+        devices: list[Any] = [buffer.device] if buffer.is_cuda else []
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         future.set_result(buffer)
         return future

@@ -113,11 +113,11 @@ class SwitchSummation:
         self._endpoints = [WorkerEndpoint(job, worker_id) for job in jobs]
         self._join_s = max(jobs[0].timers.stall, join_limit_s() if join_s is None else join_s)
         self._process_id = os.getpid()
+        #: Why `abort` was called; "" if it was not.
+        self._aborted = ""
         self._broken = False
         self._closed = self._joined = self._finished = False
         self._continued = enters
-        #: Why `abort` was called; "" if it was not.
-        self._aborted = ""
         self._next_plane = 0
         warm_up(config.lanes, len(jobs))
         self._links: list[PortLink] = []
@@ -360,12 +360,13 @@ class SwitchSummation:
         """
         if self._closed:
             return
+        self._broken |= bool(self._aborted)
         self._closed = True
         if self._inherited:
             self._open.close()
             return
         try:
-            if not (self._broken or self._aborted or self._finished):
+            if not (self._broken or self._finished):
                 self.finish()
         finally:
             self._open.close()

@@ -207,9 +207,10 @@ class JobRuns:
         self._spare_ports = deque(self._job.ports.spare if self._job else ())
         self._groups: dict[ConnectedClient, JobRun] = {}
         self._servers = ServerStarter()
-        self._load_server_ahead()
 
     def __enter__(self) -> JobRuns:
+        if self._job is not None and self._job.ports.spare:
+            self._servers.load_ahead(self._job.switch.pipeline_lanes)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -303,17 +304,11 @@ class JobRuns:
                         continue
                     raise
                 self._groups[client] = run
-                self._load_server_ahead()
                 return response
             return {"refused": f"all {MAX_JOB_ID} numbers of jobs are taken at the switch; evict one"}
         finally:
             if client not in self._groups:
                 self._spare_ports.extend(ports)
-
-    def _load_server_ahead(self) -> None:
-        """Have a server loaded for the next group, which then starts sooner."""
-        if self._job is not None and self._job.ports.spare:
-            self._servers.load_ahead(self._job.switch.pipeline_lanes)
 
     def _group_job(self, job: JobDescription, number: int, ports: Sequence[int]) -> JobDescription:
         """Return the job description of a group: the first port is the server's."""

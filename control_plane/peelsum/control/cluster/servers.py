@@ -9,17 +9,17 @@ from peelsum.processes import Child
 
 
 class ServerStarter:
-    """Starts aggregation servers as child processes."""
+    """Starts aggregation servers as child processes; after `load_ahead`, the next one is always loaded."""
 
     def __init__(self) -> None:
-        #: The process that is loaded ahead, if there is one.
+        #: For how many lanes servers are loaded ahead; 0 if none is.
+        self._lanes = 0
         self._loaded: Child | None = None
 
     def load_ahead(self, lanes: int) -> None:
-        """Have a process load what a server of so many lanes needs, unless one has done so."""
-        if self._loaded is None or not self._loaded.running:
-            self.close()
-            self._loaded = Child("server", [sys.executable, "-m", "peelsum.cli.ahead", str(lanes)])
+        """Have a process load what a server of so many lanes needs, now and after each start."""
+        self._lanes = lanes
+        self._loaded = Child("server", [sys.executable, "-m", "peelsum.cli.ahead", str(lanes)])
 
     def start(self, *arguments: str, environment: Mapping[str, str]) -> Child:
         """Start `peelsum` with these arguments, in the process that was loaded ahead if there is one.
@@ -35,10 +35,11 @@ class ServerStarter:
         except BaseException:
             child.stop()
             raise
+        finally:
+            self.load_ahead(self._lanes)
         return child
 
     def close(self) -> None:
-        """End the process that was loaded ahead."""
+        """End the process that was loaded ahead, if there is one."""
         if self._loaded is not None:
             self._loaded.stop()
-            self._loaded = None
