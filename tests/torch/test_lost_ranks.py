@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -11,12 +16,14 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import lost_ranks
-from patience import until
+from free_ports import KeptPort
+from patience import PATIENCE_S, until
 from served_job import Controlling, Switch, described, served_to_four
 from torch_ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
+EXAMPLE = Path(__file__).parents[2] / "examples/train_through_failures.py"
 #: Far below the job's timeout, and far above what a busy machine takes.
 SOON_S = 60.0
 
@@ -158,3 +165,28 @@ def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path, joiners
     sums = check_sums([*ranks, *late])
     assert all(records[0][0] > 4 for records, _ in late)
     assert sums[max(sums)][-1][0] == (0, 1, 2, 3)
+
+
+@pytest.mark.system
+def test_the_example_goes_on_without_rank_0_and_lets_another_enter(job):
+    command = [sys.executable, str(EXAMPLE), "--steps", "300"]
+    environment = {**os.environ, **job, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "4"}
+    with KeptPort() as port, ExitStack() as stack:
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.number)}
+
+        def started(*more, **variables):
+            process = subprocess.Popen(
+                [*command, *more], env={**environment, **variables}, stdout=subprocess.PIPE, text=True
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        ranks = [started(RANK=str(rank)) for rank in range(4)]
+        assert "begins at step 0" in ranks[1].stdout.readline()
+        ranks[0].kill()
+        late = started("--enter")
+        assert re.match(r"rank 0, process \d+: begins at step [1-9]", late.stdout.readline())
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in (*ranks[1:], late)]
+    sums = {re.search(r"ends with parameters of sum (\S+)", text)[1] for text in said}
+    assert len(sums) == 1
