@@ -76,6 +76,13 @@ class Weights:
             parameter.data.copy_(values[name])
 
 
+class Killed(Weights):
+    """Parameters whose rank is killed as soon as it has got them."""
+
+    def load_state_dict(self, values: Mapping[str, torch.Tensor]) -> None:
+        die()
+
+
 def train(
     rank: int,
     steps: int,
@@ -95,7 +102,8 @@ def train(
     """
     weights = Weights()
     parameters = weights.parameters
-    state = SwitchAllreduceState(names=weights.named(), shared={"weights": weights}, **options)
+    shared = {"weights": Killed() if options.get("shared") == "killed" else weights}
+    state = SwitchAllreduceState(names=weights.named(), **{**options, "shared": shared})
     records, error, summed = [], ("", "", 0.0), ()
     try:
         state.connect()

@@ -268,6 +268,7 @@ class BucketSums:
         assert changes is not None
         broadcast = StateBroadcast(changes, queue.sum_words, save)
         queue.submit(broadcast, key="state").result()
+        changes.lacking.clear()
         return broadcast
 
     def drain(self) -> None:
