@@ -149,6 +149,72 @@ def test_who_makes_no_progress_is_closed_if_the_run_survives_that(members, survi
     assert {rank for rank, said in heard(members).items() if said} == ({3} if survives else set())
 
 
+def with_a_free_seat():
+    """Return a run of ranks 0 and 1 whose rank 2 was lost."""
+    run = made(survives=True, ranks=3)
+    run.clients[2].closed = True
+    run.update(0.0)
+    report(run, {0: 5, 1: 5}, change=1)
+    run.update(0.0)
+    assert run.agreed().keys() == {0, 1}
+    heard(run)
+    return run
+
+
+def test_a_rank_enters_before_the_step_after_the_last_that_any_is_in():
+    run = with_a_free_seat()
+    late = client(2)
+    assert run.enter(late) == 2
+    assert run.enter(client(3)) is None
+    run.update(1.0)
+    assert heard(run) == {rank: [{"entering": [2], "change": 2}] for rank in (0, 1)}
+    say(run, 0, "step", change=2, step=7)
+    say(run, 1, "step", change=1, step=9)
+    run.update(2.0)
+    assert not any(heard(run).values())
+    say(run, 1, "step", change=2, step=6)
+    run.update(3.0)
+    assert heard(run) == {rank: [{"before_step": 8, "change": 2}] for rank in (0, 1)}
+    report(run, {0: 9, 1: 9}, change=2)
+    run.update(4.0)
+    assert sums_of(run.agreed()) == {0: 9, 1: 9}
+    assert run.admit_entering() == [2]
+    assert run.clients[2] is late
+    run.update(5.0)
+    assert not any(heard(run).values())
+
+
+def test_a_loss_comes_before_an_entry():
+    run = with_a_free_seat()
+    run.enter(client(2))
+    run.update(1.0)
+    run.clients[1].closed = True
+    run.update(2.0)
+    report(run, {0: 9}, change=3)
+    run.update(3.0)
+    assert sums_of(run.agreed()) == {0: 9}
+    assert run.admit_entering() == []
+    heard(run)
+    run.update(4.0)
+    assert heard(run) == {0: [{"entering": [2], "change": 4}]}
+
+
+def test_who_enters_and_ends_is_forgotten():
+    run = with_a_free_seat()
+    late = client(2)
+    run.enter(late)
+    late.closed = True
+    run.update(1.0)
+    assert not any(heard(run).values())
+    assert run.enter(client(2)) == 2
+
+
+def test_a_seat_that_is_still_to_be_taken_is_not_free():
+    run = Members(client(0), 2, survives=True, patience_s=PATIENCE_S)
+    assert run.enter(client(1)) is None
+    assert run.join(1, client(1)) == ""
+
+
 def test_nobody_is_left():
     run = made(survives=True, ranks=2)
     run.clients[0].closed = run.clients[1].closed = True
@@ -170,13 +236,13 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=5,
 )
-_NAMES = st.sampled_from(["change", "sums", "chunk", "silent", "x"])
+_NAMES = st.sampled_from(["change", "sums", "chunk", "silent", "step", "x"])
 _MESSAGES = st.dictionaries(_NAMES, _VALUES | st.integers(-2, 3)).flatmap(
     lambda values: st.sampled_from([*MESSAGE_FIELDS, "start", ""]).map(lambda call: {**values, "call": call})
 )
 
 
-_EVENTS = st.tuples(st.integers(0, 3), _MESSAGES | st.just("close"))
+_EVENTS = st.tuples(st.integers(0, 3), _MESSAGES | st.sampled_from(["close", "enter"]))
 
 
 @given(st.booleans(), st.lists(_EVENTS, max_size=20), st.data())
@@ -188,6 +254,8 @@ def test_no_message_of_a_rank_harms_the_others(survives, events, data):
             continue
         if event == "close":
             run.clients[rank].closed = True
+        elif event == "enter":
+            run.enter(client(9))
         elif (message := parsed_request(json.dumps(event).encode(), MESSAGE_FIELDS)) is not None:
             run.clients[rank].inbox.append(message)
         if data.draw(st.booleans()):
@@ -195,6 +263,8 @@ def test_no_message_of_a_rank_harms_the_others(survives, events, data):
         reports = run.agreed()
         assert reports is None or reports.keys() == run.clients.keys()
         if reports is not None:
+            entered = run.admit_entering()
+            assert run.clients.keys() == reports.keys() | set(entered)
             assert 0 <= latest_chunk([report.chunk for report in reports.values()]) < 1 << 32
 
 

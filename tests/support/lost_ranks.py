@@ -21,6 +21,8 @@ from peelsum.torch import SwitchAllreduceState
 
 #: Elements of each bucket's gradient.
 SIZES = (3000, 40, 20_000)
+#: The steps that a rank which is to be killed takes at most from then on.
+_STEPS_TO_LIVE = 3
 
 
 def gradient(rank: int, step: int, bucket: int) -> np.ndarray:
@@ -76,6 +78,13 @@ class Weights:
             parameter.data.copy_(values[name])
 
 
+class Killed(Weights):
+    """Parameters whose rank is killed as soon as it has got them."""
+
+    def load_state_dict(self, values: Mapping[str, torch.Tensor]) -> None:
+        die()
+
+
 def train(
     rank: int,
     steps: int,
@@ -95,13 +104,16 @@ def train(
     """
     weights = Weights()
     parameters = weights.parameters
-    state = SwitchAllreduceState(names=weights.named(), shared={"weights": weights}, **options)
+    shared = {"weights": Killed() if options.get("shared") == "killed" else weights}
+    state = SwitchAllreduceState(names=weights.named(), **{**options, "shared": shared})
     records, error, summed = [], ("", "", 0.0), ()
     try:
         state.connect()
         rank = rank if state.rank is None else state.rank
         while state.steps < steps or len(summed) < members:
             step = state.steps
+            if rank in kills and step >= kills[rank][0] + _STEPS_TO_LIVE and not options.get("enters"):
+                time.sleep(1000)
             if kills.get(rank, (-1, 0.0))[0] == step and not options.get("enters"):
                 arguments = rank, kills[rank][1], folder
                 threading.Thread(target=_die_soon, args=arguments, daemon=True).start()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -11,21 +16,30 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import lost_ranks
-from patience import until
+import psutil
+from free_ports import KeptPort
+from patience import PATIENCE_S, until
 from served_job import Controlling, Switch, described, served_to_four
 from torch_ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
+EXAMPLE = Path(__file__).parents[2] / "examples/train_through_failures.py"
 #: Far below the job's timeout, and far above what a busy machine takes.
 SOON_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    """The environment of the ranks of a job of four, whose sums wait longer for a rank than a test does."""
-    with served_to_four(tmp_path_factory.mktemp("served"), spare=0, timeout_s=900.0) as (_, _, environment):
-        yield environment
+def served(tmp_path_factory):
+    """A job of four ranks, whose sums wait longer for a rank than a test does."""
+    with served_to_four(tmp_path_factory.mktemp("served"), spare=0, timeout_s=900.0) as served:
+        yield served
+
+
+@pytest.fixture
+def job(served):
+    """The environment of the ranks."""
+    return served[2]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -158,3 +172,71 @@ def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path, joiners
     sums = check_sums([*ranks, *late])
     assert all(records[0][0] > 4 for records, _ in late)
     assert sums[max(sums)][-1][0] == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_rank_that_is_lost_in_the_last_step(job, tmp_path, seed):
+    """Those that are left end in order, with equal results, also if some have completed the last sum."""
+    random = Random(seed)
+    victim, steps = random.randrange(4), 5
+    arguments = steps, {victim: (steps - 1, random.uniform(0, 0.01))}, tmp_path, {"on_lost": "continue"}
+    ranks = run_ranks(4, lost_ranks.train, *arguments, environments=[job] * 4)
+    left = [result for result in ranks if result is not None]
+    assert len(left) == 3
+    assert len(check_sums(left)) == steps
+
+
+def test_a_rank_that_enters_is_lost_while_it_gets_the_state(job, tmp_path):
+    """And another one enters after it."""
+    kills, options = {0: (3, 0.0)}, {"on_lost": "continue"}
+    late = {"enters": True, "shared": "killed"}
+    with ThreadPoolExecutor(2) as pool:
+        arguments = 8, kills, tmp_path, options, {}, 4
+        others = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        until(lambda: lost_ranks.killed_at(tmp_path))
+        arguments = 8, {}, tmp_path, options | late, {}, 4
+        assert run_ranks(1, lost_ranks.train, *arguments, environments=[job]) == [None]
+        arguments = 8, {}, tmp_path, options | {"enters": True}, {}, 4
+        (entered,) = run_ranks(1, lost_ranks.train, *arguments, environments=[job])
+        left = [result for result in others.result() if result is not None]
+    assert check_sums([*left, entered])
+
+
+def test_nothing_is_left_behind(served):
+    """Of all runs so far: one job with one server, and no connection of a rank."""
+    switch, controller, _ = served
+    process = psutil.Process(controller.child.pid)
+    ranks = f":{controller.address[1]}"
+
+    def connections():
+        found = process.net_connections("tcp")
+        return [one for one in found if one.status == "ESTABLISHED" and f":{one.laddr.port}" == ranks]
+
+    until(lambda: not connections())
+    assert len(switch.jobs) == 1
+    assert len(controller.started) == 1
+
+
+@pytest.mark.system
+def test_the_example_goes_on_without_rank_0_and_lets_another_enter(job):
+    command = [sys.executable, str(EXAMPLE), "--steps", "300"]
+    environment = {**os.environ, **job, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "4"}
+    with KeptPort() as port, ExitStack() as stack:
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.number)}
+
+        def started(*more, **variables):
+            process = subprocess.Popen(
+                [*command, *more], env={**environment, **variables}, stdout=subprocess.PIPE, text=True
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        ranks = [started(RANK=str(rank)) for rank in range(4)]
+        assert "begins at step 0" in ranks[1].stdout.readline()
+        ranks[0].kill()
+        late = started("--enter")
+        assert re.match(r"rank 0, process \d+: begins at step [1-9]", late.stdout.readline())
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in (*ranks[1:], late)]
+    sums = {re.search(r"ends with parameters of sum (\S+)", text)[1] for text in said}
+    assert len(sums) == 1

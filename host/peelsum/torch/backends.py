@@ -69,27 +69,30 @@ def connect(
     )
 
 
-def member_changes(backend: Summation) -> MemberChanges:
-    """Return what lets sums go on when ranks are lost. Raises HookConfigError if they cannot."""
+def connect_members(
+    over: str | Summation,
+    process_group: dist.ProcessGroup | None,
+    timeout_s: float | None,
+    prepare: Callable[[], None],
+    *,
+    enters: bool,
+) -> tuple[Summation, MemberChanges]:
+    """Connect a rank in a run that goes on when others are lost; return the backend, and its changes.
+
+    enters: whether this process enters such a run before a later step of the others, instead of starting
+    with them. Other arguments and errors are those of `connect`.
+    """
+    if enters:
+        prepare()  # so that the others do not wait for it
+        assert isinstance(over, str)
+        summation, generation = connect_to_run(over.partition(":")[2], timeout_s)
+        return summation, MemberChanges(summation, generation)
+    backend = connect(over, process_group, timeout_s, prepare, on_lost="continue")
     if not isinstance(backend, SwitchSummation) or len(backend.leases) != 1 or backend.planes != 1:
         raise HookConfigError(
             "on_lost: 'continue' needs one `peelsum job serve`; give over='switch://HOST:PORT'"
         )
-    return MemberChanges(backend)
-
-
-def connect_entering(
-    over: str | Summation, timeout_s: float | None, prepare: Callable[[], None]
-) -> tuple[Summation, MemberChanges]:
-    """Connect this process as a rank that enters a run which goes on; return the backend and its changes.
-
-    It enters before a later step of the others. prepare: is called first, so that they do not wait for it.
-    Raises HookConfigError or TransportError.
-    """
-    prepare()
-    assert isinstance(over, str)
-    summation, generation = connect_to_run(over.partition(":")[2], timeout_s)
-    return summation, MemberChanges(summation, generation)
+    return backend, MemberChanges(backend)
 
 
 def _connect_subgroup(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> Summation:

@@ -28,8 +28,8 @@ from peelsum.allreduce import (
 )
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.reducer import Reducer
-from peelsum.summation import Summation, Words
-from peelsum.torch.backends import connect, connect_entering, member_changes
+from peelsum.summation import Words
+from peelsum.torch.backends import connect, connect_members
 from peelsum.torch.buckets import Bucket, DenseBuckets, Names, SparseGradients, WaitingBuckets, as_array
 from peelsum.torch.errors import HookError
 from peelsum.torch.member_changes import MemberChanges, Members, StateBroadcast
@@ -128,14 +128,11 @@ class BucketSums:
         if self._queue is None:
             settings = self._settings
             compile_kernels = partial(self._warm_up, gradients)
-            backend: Summation
-            if settings.enters:
-                backend, self._changes = connect_entering(settings.over, settings.timeout_s, compile_kernels)
+            arguments = settings.over, self._group, settings.timeout_s, compile_kernels
+            if settings.on_lost == "error":
+                backend = connect(*arguments)
             else:
-                backend = connect(
-                    settings.over, self._group, settings.timeout_s, compile_kernels, on_lost=settings.on_lost
-                )
-                self._changes = member_changes(backend) if settings.on_lost == "continue" else None
+                backend, self._changes = connect_members(*arguments, enters=settings.enters)
             self._queue = SumQueue(
                 backend,
                 owns_backend=settings.owns_backend,
@@ -271,6 +268,7 @@ class BucketSums:
         assert changes is not None
         broadcast = StateBroadcast(changes, queue.sum_words, save)
         queue.submit(broadcast, key="state").result()
+        changes.lacking.clear()
         return broadcast
 
     def drain(self) -> None:

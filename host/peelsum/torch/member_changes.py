@@ -58,8 +58,8 @@ class MemberChanges:
         self._backend, (self._lease, *_) = backend, backend.leases
         #: The ranks that sum, as they were at the start of the run; worker i of the job is members[i].
         self.members = tuple(range(backend.workers)) if generation is None else generation.members
-        #: The ranks that enter in this generation, and lack the state of the others.
-        self.entered = () if generation is None else generation.entered
+        #: The members that have entered, and have not got the state of the others yet.
+        self.lacking = set() if generation is None else set(generation.entered)
         self._rank = self.members[backend.worker_id]
         #: Whether a sum has failed for another reason than a loss.
         self.failed = False
@@ -116,8 +116,8 @@ class MemberChanges:
 
     @property
     def sends_state(self) -> bool:
-        """Whether this rank sends the state to those that enter: the lowest that does not enter itself."""
-        return self._rank == min(set(self.members) - set(self.entered), default=-1)
+        """Whether this rank sends the state to those that lack it: the lowest that has it."""
+        return self._rank == min(set(self.members) - self.lacking, default=-1)
 
     def close(self) -> None:
         """Leave the job, once all members have all results."""
@@ -134,10 +134,11 @@ class MemberChanges:
         lost = sorted(set(self.members) - set(generation.members))
         if self._rank not in generation.members:
             raise TransportError(f"member: rank {self._rank} is no longer a member; start it again")
-        self.members, self.entered = generation.members, generation.entered
+        self.members = generation.members
+        self.lacking = (self.lacking | set(generation.entered)) & set(self.members)
         self._backend.continue_in(job_config(generation.admission), generation.members.index(self._rank))
         happened = [f"rank {rank} was lost, with what it had not sent yet" for rank in lost]
-        happened += [f"rank {rank} enters" for rank in self.entered]
+        happened += [f"rank {rank} enters" for rank in generation.entered]
         members, number = ", ".join(map(str, self.members)), self._backend.config.generation
         _log.warning("%s; ranks %s continue in generation %d", ", ".join(happened), members, number)
 

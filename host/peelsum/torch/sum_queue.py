@@ -254,7 +254,7 @@ class SumQueue:
         with self._begin_lock:
             self._generation += 1
             self._on_change()
-        return bool(changes.entered)
+        return bool(changes.lacking)
 
     def drain(self) -> None:
         """Wait until all submitted work is done or has failed."""

@@ -219,8 +219,8 @@ class Lease:
         deadline = time.monotonic() + patience_s
         while True:
             message = self.next_message(deadline - time.monotonic())
-            if rank in message.get("members", ()):
-                return Generation.of(message)
+            if "members" in message and rank in (generation := Generation.of(message)).members:
+                return generation
 
     def leave(self) -> None:
         """Report that this rank has completed all its sums, so that its end is no loss."""
