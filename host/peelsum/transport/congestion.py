@@ -149,9 +149,7 @@ class CongestionWindow:
         """
         on_results(self.numbers, results, marked, base, end, round_trip)
 
-    def on_losses(
-        self, lost: int, base: int, end: int, round_trip: float = 0.0, late: bool = False
-    ) -> None:
+    def on_losses(self, lost: int, base: int, end: int, round_trip: float = 0.0, late: bool = False) -> None:
         """Adjust to `lost` chunks lost at their first try; otherwise as `on_results`.
 
         late: a timer took them for lost, but they may be late. So they do not end the window's growth.
