@@ -279,6 +279,21 @@ def test_the_first_chunk_of_a_sum_is_probed_after_twice_the_time_of_first_answer
         now += 1.0
 
 
+def test_a_first_answer_that_takes_longer_is_expected_the_next_time() -> None:
+    """The second chunk was not retransmitted and came as late: another worker was late, nothing was lost."""
+    worker, resends = WorkerEndpoint(replace(WORKER_CONFIG, timers=TIMERS), 0), []
+    for number, late in enumerate([0.001, 0.05, 0.05]):
+        worker.submit(np.zeros(2 * LANES, np.uint32), "add")
+        sent(worker, number)
+        while (due := worker.next_timer()) < number + late:
+            worker.expire(due)
+            sent(worker, due)
+        worker.receive(np.concatenate([result(2 * number), result(2 * number + 1)]), number + late)
+        resends.append(worker.stats().resends)
+    assert resends[0] == 0
+    assert resends[2] == resends[1] > 3
+
+
 @pytest.mark.parametrize(
     ("tries", "least", "wait"),
     [(2, 0.01, 0.0015), (4, 0.01, 0.0015), (5, 0.01, 0.01), (6, 0.001, 0.006), (99, 0.01, 0.024)],

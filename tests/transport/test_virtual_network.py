@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -205,6 +206,26 @@ def test_random_loss_costs_round_trips_not_timeouts(
     for actor in actors:
         assert (actor.sums[0] == 7).all()
         assert most_cuts is None or actor.machine.stats().window_cuts <= most_cuts
+
+
+@pytest.mark.parametrize("gap_ms", [0.1, 0.4, 0.5, 1.0, 3.0])
+def test_a_worker_that_submits_slowly_is_not_taken_for_loss(gap_ms: float) -> None:
+    """A round trip takes 0.2 ms. Without loss, the others wait for the slow one's chunks."""
+    network = quiet(1, slots=512)
+    actors = network.admit(replace(QUIET, window=256, timers=Timers()), SERVER_PORT[1])
+    sums = [Round("add", [np.full(chunks * LANES, 1, np.uint32)] * 3) for chunks in (32, *[1] * 200)]
+
+    def submit(actor: Actor, worker: int, sum_: int) -> None:
+        actor.machine.submit(sums[sum_].inputs[worker], "add")
+        network.poke(actor)
+
+    for worker, actor in enumerate(actors):
+        for number in range(len(sums)):
+            late = number * gap_ms / 1000 if worker == 0 else 0.0
+            network.at(0.1 + late if number else 0.0, partial(submit, actor, worker, number))
+    network.run_until(lambda: all(len(one.sums) == len(sums) for one in actors), seconds=10, packets=100_000)
+    assert all((words == 3).all() for actor in actors for words in actor.sums.values())
+    assert max(actor.machine.stats().resends for actor in actors) <= len(sums) / 4
 
 
 def join_and_sum(network: VirtualNetwork, actor: Actor, rounds: list[Round], numbers: np.ndarray) -> None:

@@ -49,8 +49,6 @@ OR, CE, FIN, SPINE, OWNED = map(int, (Flag.OR, Flag.CE, Flag.FIN, Flag.SPINE, Fl
 REORDERING = 3
 #: Usual round-trip times without an answer after which a chunk is retransmitted.
 PROBE_RATIO = 1.5
-#: The share of a silence's length by which the longest expected silence falls.
-FORGOTTEN = 0.5
 #: The same in first answers' times, for the oldest chunk, while nothing has come back since it was sent.
 FIRST_RATIO = 2.0
 #: The share of a longer first answer's time that is expected of the next one.
@@ -289,9 +287,9 @@ def _accept(state: WorkerState, packet: Words, position: int, now: float, limits
     if get(packet, FLAGS) & CE:
         counts[Count.MARKED] += 1
     clock, sent, kind = state.clock, state.sent_at[row], get(state.packets[row], KIND)
-    if clock[Clock.BEGAN] < np.inf:
-        _first_answer(clock, state.tries[row], sent, now)
     _end_silence(clock, now)
+    if clock[Clock.BEGAN] < np.inf and state.tries[row] == 0:
+        _first_answer(clock, sent, now)
     if kind == CONTRIBUTION and not get(state.packets[row], FLAGS) & OWNED:
         cursors[Cursor.HIGHEST] = max(cursors[Cursor.HIGHEST], position)
     if kind == RETRY and state.tries[row] == 0:  # nothing was sent
@@ -440,57 +438,46 @@ def _due(clock: NDArray[np.float64], sent: float, tries: int, pause: float, limi
     quiet = clock[Clock.QUIET_SINCE]
     if tries == 0 and sent >= quiet:
         return float(sent + min(limits.patience, FIRST_RATIO * clock[Clock.FIRST_ANSWER]))
-    if tries <= 1:
-        wait = max(pause, tries * (sent - quiet) / 2)
-        return float(max(sent, quiet) + min(limits.most, wait))
-    wait = max(pause, sent - quiet)
+    wait = max(pause, (sent - quiet) * min(1.0, tries / 2))
     if tries > EAGER_TRIES:
         wait = max(wait, limits.least, pause * 2.0 ** min(tries - EAGER_TRIES, 4))
-    return float(sent + min(limits.most, wait))
+    return float((sent if tries > 1 else max(sent, quiet)) + min(limits.most, wait))
 
 
 @compiled
-def _pause(state: WorkerState, limits: Limits) -> float:
+def _pause(clock: NDArray[np.float64], limits: Limits) -> float:
     """Return how long a chunk may be unanswered before it counts as lost, in seconds.
 
-    That is one and a half usual round trips, or such silences as a slow worker causes. If fewer chunks were
-    answered than the last timeout retransmitted, the silence before it was probably such a one, too.
+    That is one and a half usual round trips, or as many usual silences between two results if those are
+    longer: another worker may submit its chunks slowly.
     """
-    clock, cursors = state.clock, state.cursors
-    answered = state.counts[Count.RESULTS] - cursors[Cursor.RESULTS_BEFORE]
-    silence = clock[Clock.SILENCE]
-    if 0 < answered < cursors[Cursor.PROBES]:
-        silence = max(silence, clock[Clock.DOUBTFUL])
-    usual = clock[Clock.USUAL]
-    return float(PROBE_RATIO * max(silence, usual) if usual >= 0 else limits.patience / 2)
+    usual = max(clock[Clock.USUAL], clock[Clock.SILENCE])
+    return float(PROBE_RATIO * usual if clock[Clock.USUAL] >= 0 else limits.patience / 2)
 
 
 @compiled
 def _end_silence(clock: NDArray[np.float64], now: float) -> None:
-    """Note a new result, and how long there was none if that was not for a loss.
+    """Note that a new result came, and how long there was none before it.
 
-    A result soon after the first retransmission does not answer it; a later one may.
+    A lost chunk causes a silence, too, and waiting longer makes it longer. So the usual silence follows the
+    short ones: it is long only if nearly all are.
     """
-    silence = now - clock[Clock.QUIET_SINCE]
-    expected = max(0.0, clock[Clock.SILENCE] - FORGOTTEN * silence)
-    if now - clock[Clock.RESENT] > SOONEST * clock[Clock.USUAL]:
-        clock[Clock.DOUBTFUL] = silence
-    elif clock[Clock.BEGAN] == np.inf:
-        expected = max(expected, silence)
-    clock[Clock.SILENCE] = expected
-    clock[Clock.QUIET_SINCE], clock[Clock.BEGAN], clock[Clock.RESENT] = now, np.inf, np.inf
+    if clock[Clock.QUIET_SINCE] != clock[Clock.BEGAN]:
+        longer = now - clock[Clock.QUIET_SINCE] - clock[Clock.SILENCE]
+        clock[Clock.SILENCE] += longer / (8 if longer > 0 else 2)
+    clock[Clock.QUIET_SINCE] = now
 
 
 @compiled
-def _first_answer(clock: NDArray[np.float64], tries: int, sent: float, now: float) -> None:
+def _first_answer(clock: NDArray[np.float64], sent: float, now: float) -> None:
     """Note how long the first answer after an idle time took: other workers may have been computing.
 
-    A chunk that was retransmitted shows that, too, unless the answer came a usual round trip after it.
+    It is the first one to a chunk that was not retransmitted, because another may have been lost.
     """
-    soonest, latest = SOONEST * clock[Clock.USUAL], PROBE_RATIO * clock[Clock.USUAL]
-    if tries == 0 or (latest >= 0 and not soonest < now - sent <= latest):
+    if sent == clock[Clock.BEGAN]:
         before = FIRST_KEPT * clock[Clock.FIRST_ANSWER] if clock[Clock.RTT_SAMPLES] else 0.0
-        clock[Clock.FIRST_ANSWER] = max(now - clock[Clock.BEGAN], before)
+        clock[Clock.FIRST_ANSWER] = max(now - sent, before)
+    clock[Clock.BEGAN] = np.inf
 
 
 @compiled
@@ -501,7 +488,7 @@ def next_due(state: WorkerState, limits: Limits) -> float:
     retransmitting a whole window would take all its partial sums out of the switch. Later results reveal
     their losses.
     """
-    cursors, due, pause = state.cursors, np.inf, _pause(state, limits)
+    cursors, due, pause = state.cursors, np.inf, _pause(state.clock, limits)
     stop = min(cursors[Cursor.NEXT], max(cursors[Cursor.BASE] + 1, cursors[Cursor.HIGHEST]))
     for position in range(cursors[Cursor.BASE], stop):
         row = position % state.answered.shape[0]
@@ -515,10 +502,10 @@ def next_due(state: WorkerState, limits: Limits) -> float:
 def expire(state: WorkerState, now: float, limits: Limits) -> None:
     """Queue the chunks whose timer has run out, and probes after the oldest.
 
-    If all chunks that the last timeout retransmitted were answered, and no more than that, the window's tail
-    was lost: `_probes` then doubles the number of probes.
+    If about as many chunks were answered since the last timeout as it retransmitted, the window's tail was
+    lost: `_probes` then doubles the number of probes. Of slow chunks, one is answered at a time.
     """
-    cursors, clock, pause = state.cursors, state.clock, _pause(state, limits)
+    cursors, clock, pause = state.cursors, state.clock, _pause(state.clock, limits)
     queued = probes = lost = 0
     for position in range(cursors[Cursor.BASE], cursors[Cursor.NEXT]):
         row = position % state.answered.shape[0]
@@ -544,10 +531,10 @@ def _probes(state: WorkerState) -> int:
     """Return how many chunks to retransmit now that the oldest one's timer has run out."""
     cursors = state.cursors
     came, before = state.counts[Count.RESULTS] - cursors[Cursor.RESULTS_BEFORE], cursors[Cursor.PROBES]
-    if not came:
-        return 1
+    if not came or state.clock[Clock.QUIET_SINCE] == state.clock[Clock.BEGAN]:
+        return 1  # in silence, and before the first answer after an idle time
     cursors[Cursor.RESULTS_BEFORE] = state.counts[Count.RESULTS]
-    probes = 2 * before if before <= came <= 2 * before else 1
+    probes = 2 * before if before < 2 * came <= 4 * before else 1
     cursors[Cursor.PROBES] = min(probes, state.answered.shape[0])
     return int(cursors[Cursor.PROBES])
 
@@ -586,7 +573,5 @@ def resend(state: WorkerState, now: float, out: Words) -> int:
         state.tries[row] += 1
         state.sent_at[row] = now
         filled += 1
-    if filled:
-        state.clock[Clock.RESENT] = min(state.clock[Clock.RESENT], now)
     state.counts[Count.RESENDS] += filled
     return filled

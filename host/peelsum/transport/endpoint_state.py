@@ -79,9 +79,7 @@ class Clock(IntEnum):
     MOVED = 8  # when a new result last arrived, or chunks were first outstanding; infinity if none are
     BEGAN = 9  # when the first chunk after an idle time was sent; infinity once any is answered
     FIRST_ANSWER = 10  # how long the first answer after an idle time takes
-    SILENCE = 11  # how long no result may come although nothing is lost
-    DOUBTFUL = 12  # the last silence that a retransmission may have ended
-    RESENT = 13  # when, since the last new result, a chunk was first retransmitted; infinity if none was
+    SILENCE = 11  # the usual time between new results; the first after an idle time does not count
 
 
 class Column(IntEnum):
@@ -166,7 +164,7 @@ def new_state(config: JobConfig, worker_id: int, congestion: NDArray[np.float64]
     clock[[Clock.QUIET_SINCE, Clock.ANSWERED]] = -np.inf
     clock[Clock.USUAL] = -1.0
     clock[Clock.FIRST_ANSWER] = config.timers.first_answer
-    clock[[Clock.RTT_LEAST, Clock.MOVED, Clock.BEGAN, Clock.RESENT]] = np.inf
+    clock[[Clock.RTT_LEAST, Clock.MOVED, Clock.BEGAN]] = np.inf
     return WorkerState(
         packets=np.zeros((rows, HEADER_WORDS + config.lanes), np.uint32),
         answered=np.zeros(rows, np.bool_),

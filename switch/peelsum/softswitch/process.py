@@ -189,7 +189,7 @@ class DataPlane:
         wakers = [self._wake_reader.fileno(), self._device.fileno()]
         compiled_loop: CompiledLoop
         match self._ports:
-            case UdpPorts(lossy=False) as ports:
+            case UdpPorts() as ports:
                 compiled_loop = udp_loop.UdpLoop(
                     ports, switch, switch.entry, self._device.queues, wakers, self._started
                 )

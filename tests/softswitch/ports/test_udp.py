@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from softswitch_frames import received
 
-from peelsum.softswitch.ports.udp import Loss, UdpPorts, frame_header
+from peelsum.softswitch.ports import udp_kernels
+from peelsum.softswitch.ports.udp import UdpPorts, frame_header
 from peelsum.wire import FRAME_HEADER_BYTES, UDP_PORT, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 
@@ -149,11 +150,25 @@ def test_busy_ports_share_a_batch() -> None:
 
 def test_loss_is_the_requested_share_and_the_same_for_a_seed() -> None:
     def fates(seed: int) -> np.ndarray:
-        return Loss(0.2, (seed, 1, 0)).survives(5000)
+        with opened(1, loss=0.2, seed=seed) as ports:
+            return np.array([udp_kernels.survives(ports.sockets, 0, 0) for _ in range(5000)])
 
     assert 3800 < np.count_nonzero(fates(1)) < 4200
     assert np.array_equal(fates(1), fates(1))
     assert not np.array_equal(fates(1), fates(2))
+
+
+def test_what_a_port_does_not_lose_arrives_whole_and_in_order() -> None:
+    sent = np.random.default_rng(1).integers(0, 256, (500, SIZE), np.uint8)
+    with opened(1, loss=0.3, seed=2) as ports, host_at(ports, 1) as host:
+        host.send(sent)
+        frames = ports.receive([1])
+    places = [
+        int(np.flatnonzero((sent == data[FRAME_HEADER_BYTES:]).all(1))[0])
+        for data in frames.data[:, : FRAME_HEADER_BYTES + SIZE]
+    ]
+    assert 300 < len(places) < 400
+    assert np.all(np.diff(places) > 0)
 
 
 def test_loss_affects_both_directions_but_not_hellos() -> None:

@@ -22,6 +22,7 @@ from peelsum.softswitch.ports.udp_kernels import (
     Sockets,
     UdpColumn,
     UdpCount,
+    lose_sent,
     new_receive_buffers,
     new_send_buffers,
     new_sockets,
@@ -66,21 +67,6 @@ class PortCounts:
     """Received datagrams that the configured loss dropped."""
     lost_out: int = 0
     """Datagrams that the configured loss dropped before they were sent."""
-
-
-class Loss:
-    """Chooses which datagrams to lose, at random. The seed decides for each datagram, by its number."""
-
-    def __init__(self, share: float, seed: Sequence[int]) -> None:
-        """share: 0 to 1. Raises ValueError otherwise."""
-        if not 0 <= share <= 1:
-            raise ValueError(f"loss: {share} is out of range; use 0 to 1")
-        self._share = share
-        self._random = np.random.default_rng(seed)
-
-    def survives(self, count: int) -> NDArray[np.bool_]:
-        """Return which of the next `count` datagrams are not lost, bool[count]."""
-        return np.asarray(self._random.random(count) >= self._share)
 
 
 class UdpPort:
@@ -170,10 +156,11 @@ class UdpPorts:
             if not 0 <= number < PORTS:
                 raise ValueError(f"port: {number} is out of range; use 0 to {PORTS - 1}")
         self.sockets = new_sockets(numbers)
-        self._losses = {
-            number: (Loss(loss, (seed, number, 0)), Loss(loss, (seed, number, 1))) for number in numbers
-        }
-        self.lossy = loss > 0
+        if not 0 <= loss <= 1:
+            raise ValueError(f"loss: {loss} is out of range; use 0 to 1")
+        self.sockets.loss[0] = loss
+        for row, number in enumerate(numbers):
+            self.sockets.draws[row] = np.random.SeedSequence((seed, number)).generate_state(2, np.uint64)
         #: By switch port number.
         self.ports: dict[int, UdpPort] = {}
         try:
@@ -226,18 +213,16 @@ class UdpPorts:
         count = receive(self.sockets, rows, max(SHARE, self.batch // max(1, len(rows))), batch)
         if count < 0:
             raise OSError(-count, f"udp receive: {errno.errorcode.get(-count)}")
-        frames = Frames(batch.data[:count], batch.length[:count], batch.port[:count])
-        return self._without_losses(frames, UdpCount.RECEIVED, UdpCount.LOST_IN) if self.lossy else frames
+        return Frames(batch.data[:count], batch.length[:count], batch.port[:count])
 
     def send(self, frames: Frames) -> None:
         """Send the packets in `frames` to the peers of their ports, in order per port.
 
         Drop and count them if there is no peer or the send buffer is full.
         """
-        if self.lossy:
-            frames = self._without_losses(frames, None, UdpCount.LOST_OUT)
-        send_buffers = self.send_buffers_for(len(frames))
-        sort(self.sockets, frames.data, frames.length, frames.port, send_buffers, self._frame_bytes)
+        send_buffers, ports = self.send_buffers_for(len(frames)), frames.port.copy()
+        lose_sent(self.sockets, ports)
+        sort(self.sockets, frames.data, frames.length, ports, send_buffers, self._frame_bytes)
         if (row := send(self.sockets, send_buffers)) >= 0:
             self.resend_smaller(row)
 
@@ -259,19 +244,6 @@ class UdpPorts:
         """Free every UDP port."""
         for port in self.ports.values():
             port.socket.close()
-
-    def _without_losses(self, frames: Frames, delivered: UdpCount | None, lost: UdpCount) -> Frames:
-        """Return the frames without those that the configured loss drops, which are counted at their port."""
-        survives = np.ones(len(frames), np.bool_)
-        for number, losses in self._losses.items():
-            rows = np.flatnonzero(frames.port == number)
-            survives[rows] = losses[lost == UdpCount.LOST_OUT].survives(rows.size)
-            lost_count = rows.size - np.count_nonzero(survives[rows])
-            counts = self.sockets.counts[self.sockets.rows[number]]
-            counts[lost] += lost_count
-            if delivered is not None:
-                counts[delivered] -= lost_count
-        return frames.at(survives)
 
 
 def _udp_port(base: int | Mapping[int, int] | None, number: int) -> int:

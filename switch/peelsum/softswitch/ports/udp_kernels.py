@@ -5,6 +5,9 @@ Theory of operation. Each row of a batch has room for headers before its payload
 each. `sort` orders frames by port, and `send` lets the kernel gather their payloads, so this code copies no
 payload. The caller allocates all memory.
 
+To test protocols, ports can lose packets in each direction. A counter's hash (splitmix64) decides for each
+packet, so equal seeds lose the same ones.
+
 A port takes packets from its peer only. A hello (see `peelsum.wire.hello`) makes its source the peer:
 
 | the port | hello | proof |
@@ -31,7 +34,16 @@ from numpy.typing import NDArray
 from peelsum.compiling import compiled
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, PROOF_BYTES
 from peelsum.wire.hello import siphash_2_4
-from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_stale_error, nanoseconds, sendmsg
+from peelsum.wire.system_calls import (
+    AGAIN,
+    NO_BUFFERS,
+    NO_WAIT,
+    errno,
+    is_stale_error,
+    memcpy,
+    nanoseconds,
+    sendmsg,
+)
 from peelsum.wire.system_calls import receive as receive_message
 
 #: v1model's ports have 9 bits.
@@ -52,8 +64,10 @@ _OFFLOAD_REFUSED = (5, 22, 90, 95)  # EIO, EINVAL, EMSGSIZE, EOPNOTSUPP
 #: Results of `row_of` that are no row: the frame is not one whole packet, its port does not exist, it is for
 #: the controller, or it waits in a ring.
 _UNFRAMED, _NO_SUCH_PORT, _FOR_CPU, _HELD = -1, -2, -3, -4
-#: Written over the port of a frame that waits in a ring.
+#: Written over the port of a frame that waits in a ring, or is lost.
 HELD = -1
+#: Columns of `Sockets.draws`.
+_IN, _OUT = 0, 1
 
 
 class UdpCount(IntEnum):
@@ -102,6 +116,8 @@ class Sockets(NamedTuple):
     challenge: NDArray[np.uint64]  # [1]: the one being sent
     challenge_iovec: NDArray[np.int64]  # [2]: struct iovec of that
     clock: NDArray[np.int64]  # [2]: struct timespec
+    loss: NDArray[np.float64]  # [1]: the share of packets that each port loses in each direction
+    draws: NDArray[np.uint64]  # [ports, 2]: the counters that decide which, of received and sent packets
 
 
 class ReceiveBuffers(NamedTuple):
@@ -141,6 +157,8 @@ def new_sockets(numbers: Sequence[int]) -> Sockets:
         challenge=challenge,
         challenge_iovec=np.array([challenge.ctypes.data, challenge.nbytes], np.int64),
         clock=np.zeros(2, np.int64),
+        loss=np.zeros(1),
+        draws=np.zeros((len(numbers), 2), np.uint64),
     )
 
 
@@ -177,6 +195,7 @@ def receive(sockets: Sockets, ready: NDArray[np.int32], share: int, batch: Recei
                 return packets
             if not packets:
                 ignorable -= 1
+            packets = _lose_received(sockets, row, batch, count, packets)
             number = np.int32(sockets.state[row, UdpColumn.NUMBER])
             for frame in range(count, count + packets):
                 batch.port[frame] = number
@@ -211,6 +230,46 @@ def _receive_datagram(sockets: Sockets, row: int, batch: ReceiveBuffers, first: 
         return 0
     counts[row, UdpCount.RECEIVED] += packets
     return int(packets)
+
+
+@compiled
+def survives(sockets: Sockets, row: int, direction: int) -> bool:
+    """Return whether a port does not lose its next packet in a direction, a column of `Sockets.draws`."""
+    draws = sockets.draws[row]
+    draws[direction] += np.uint64(0x9E3779B97F4A7C15)
+    bits = draws[direction]
+    bits = (bits ^ bits >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ bits >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return bool(((bits ^ bits >> np.uint64(31)) >> np.uint64(11)) * 2.0**-53 >= sockets.loss[0])
+
+
+@compiled
+def _lose_received(sockets: Sockets, row: int, batch: ReceiveBuffers, first: int, packets: int) -> int:
+    """Lose some of the packets received into rows from `first` on; return how many are left, in front."""
+    if not sockets.loss[0]:
+        return packets
+    end = first
+    for frame in range(first, first + packets):
+        if survives(sockets, row, _IN):
+            if end < frame:
+                memcpy(batch.iovecs[end, 0], batch.iovecs[frame, 0], batch.iovecs[frame, 1])
+            end += 1
+    left = end - first
+    sockets.counts[row, UdpCount.LOST_IN] += packets - left
+    sockets.counts[row, UdpCount.RECEIVED] -= packets - left
+    return left
+
+
+@compiled
+def lose_sent(sockets: Sockets, port: NDArray[np.int32]) -> None:
+    """Lose some of the frames that leave by these ports: set their port to HELD."""
+    if not sockets.loss[0]:
+        return
+    for frame in range(port.shape[0]):
+        row = sockets.rows[port[frame]] if 0 <= port[frame] < PORTS else -1
+        if row >= 0 and not survives(sockets, row, _OUT):
+            sockets.counts[row, UdpCount.LOST_OUT] += 1
+            port[frame] = HELD
 
 
 @compiled

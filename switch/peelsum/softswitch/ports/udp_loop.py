@@ -41,6 +41,7 @@ from peelsum.softswitch.ports.udp_kernels import (
     ReceiveBuffers,
     SendBuffers,
     Sockets,
+    lose_sent,
     receive,
     send,
     sort,
@@ -175,6 +176,7 @@ def _process_batch(program: Callable[..., tuple[int, int]], memory: _UdpLoopMemo
     )  # fmt: skip
     numbers[LoopField.NEXT], numbers[LoopField.OUTPUT_COUNT] = processed, output_count
     size, length = batch.length[0], output.length[: numbers[LoopField.OUTPUT_COUNT]]
+    lose_sent(sockets, output.port[: length.shape[0]])
     hold(rings, sockets, output.data, length, output.port, output.leave, size)
     for_cpu = sort(sockets, output.data, length, output.port, send_buffers, size)
     row = send(sockets, send_buffers)
