@@ -137,7 +137,7 @@ class ChangingTraining(Training):
         return self._fixed
 
     def step(self) -> bool:
-        """See `Training.step`; add the step's modelled seconds."""
+        """See `Training.step`; add the step's modelled seconds, and let a strategy decide the next step."""
         link, plan = self._network(self.seconds), self.plan
         if self._decider is not None:
             self.seconds += self._measure(self._decider, link)

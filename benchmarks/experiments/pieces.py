@@ -34,7 +34,11 @@ class TimedCall(NamedTuple):
 
 
 def measure(seed: int, collective: str, elements: int, ranks: int, rounds: int, calls: int) -> dict[str, Any]:
-    """Measure a collective over a star. Raises what a rank raises."""
+    """Measure a collective over one switch, beside gloo; return the row. Raises what a rank raises.
+
+    Bytes are those of rank 0, over those of the tensor. Each round, and one before them to warm up, makes
+    `calls` calls.
+    """
     width = ranks * max(1, int(elements**0.5) // ranks)
     results, sent, received = run_ranks(ranks, _rank, collective, width, rounds, calls, seed)
     whole = 4 * width**2 * calls * (rounds + 1)

@@ -34,7 +34,10 @@ class DeviceLhc:
         return out
 
     def encode(self, values: Tensor, fixed: FixedPoint, index: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LhcLayout.encode`."""
+        """See `LhcLayout.encode`; return the sketch, and the number of candidates of each cell, four to a word.
+
+        index: the sum (4 bits for each element) or the OR (1 bit) of all workers' indices.
+        """
         layout, n, device = self.layout, values.numel(), values.device
         sketch = torch.zeros(layout.cells, dtype=torch.int32, device=device)
         counts = torch.zeros(layout.cells // 4, dtype=torch.int32, device=device)

@@ -24,6 +24,10 @@ _Floats = NDArray[np.float32]
 
 @compiled
 def index(bits: Words, out: Words) -> None:
+    """Write four bits for each element: 1 for a non-zero, else 0, so that workers' indices can be added.
+
+    bits: the values' bit patterns. If 8 does not divide their number, the last word of `out` must be 0.
+    """
     whole = bits.size // 8
     for w in range(whole):
         word = _ZERO

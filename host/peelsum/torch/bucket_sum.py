@@ -206,7 +206,10 @@ class BucketSums:
                 self._submit_waiting(group, step)
 
     def _submit_waiting(self, group: WaitingBuckets[Any], step: int) -> None:
-        """Queue one sum of all buckets that wait in a group."""
+        """Queue one sum of all buckets that wait in a group; it completes their common future.
+
+        Work begins when earlier work of the same `key` is done. The reducer may decide before a dense sum.
+        """
         buckets, future = group.take()
         queue, count_sum = self._queue, self._count_sum
         assert queue is not None
@@ -218,7 +221,7 @@ class BucketSums:
             return
         work = _DenseWork(self, queue, buckets, names, step)
         if self._settings.on_lost == "error":
-            work.begin()  # so that its errors are raised here
+            work.begin()  # here, so that the caller gets its errors; the queue calls it again after each loss
         queue.submit(self._reducer.before(work, step), future, key=names)
 
     def average_of(self, names: Names, gradients: torch.Tensor) -> Average:

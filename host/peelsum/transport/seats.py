@@ -46,10 +46,11 @@ def job_config(admission: Mapping[str, Any]) -> JobConfig:
 
 
 def plug_in(seat: Mapping[str, Any]) -> SwitchSummation:
-    """Connect the worker of a seat: `admission`, `worker_id`, `switch_host`, `switch_port`, perhaps `wire`.
+    """Connect a worker to its switches; return its summation. Raises TransportError.
 
-    `more_planes` of a seat are objects with the first, third and fourth of them, one for each further plane,
-    `interfaces` this host's on the switches' wires. Raises TransportError.
+    seat: has `admission`, `worker_id`, `switch_host`, `switch_port`, and perhaps `wire`. It may have
+    `more_planes`: for each further switch, `admission`, `switch_host` and `switch_port`; and `interfaces`,
+    this host's on the switches' wires, one for each plane.
     """
     job, switch = _place(seat)
     return SwitchSummation(

@@ -76,7 +76,10 @@ def compile_for(device: str, out: Path | None = None, *, processor_port: int | N
 
 
 def _compile(device: str, lanes: int, out: Path, processor_port: int | None) -> str:
-    """Compile and assemble for a device into the folder `out`; return the report."""
+    """Compile and assemble for a device into `out`; write Stratum's config there, and return the report.
+
+    Raises PipelineError if a tool fails, a parser compares nothing, or the program needs too many stages.
+    """
     command = [COMPILER, "--std", "p4-16", "--target", device, "--arch", ARCHITECTURES[device]]
     command += [f"-Igenerated/lanes_{lanes}"]
     command += [] if processor_port is None else [f"-DPCIE_PORT={processor_port}"]
@@ -86,7 +89,7 @@ def _compile(device: str, lanes: int, out: Path, processor_port: int | None) -> 
     run_tool([*command, "--bf-rt-schema", str(out / BF_RT), "tofino/peelsum.p4"], P4_SOURCES)
     pipe = out / "pipe"
     assembly = pipe / "peelsum.bfa"
-    check(device, assembly.read_text())
+    check_parsers(device, assembly.read_text())
     run_tool([ASSEMBLER, "--target", device, "-o", str(pipe), str(assembly)], P4_SOURCES)
     profile = Profile("pipe", (pipe / "context.json").read_bytes(), (pipe / f"{device}.bin").read_bytes())
     config = pipeline_config("peelsum", (out / BF_RT).read_bytes(), [profile])
@@ -94,7 +97,7 @@ def _compile(device: str, lanes: int, out: Path, processor_port: int | None) -> 
     return report(device, lanes, pipe, fingerprint(lanes))
 
 
-def check(device: str, assembly: str) -> None:
+def check_parsers(device: str, assembly: str) -> None:
     """Raise PipelineError if a parser in the assembly compares no value: some compilers have that defect."""
     for parser in ("ingress", "egress"):
         section = re.search(rf"^parser {parser}:\n((?: .*\n)*)", assembly, re.MULTILINE)

@@ -184,6 +184,10 @@ class ShapedLan:
             self._run(pid, "tc", "qdisc", "replace", "dev", HOST_INTERFACE, "root", *bucket)
 
     def _start(self) -> None:
+        """Make the namespaces and connect them by the bridge; links have no rate until `shape` sets one.
+
+        Raises TopologyError if a tool is missing or a command fails.
+        """
         missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
         if missing:
             raise TopologyError(f"{missing[0]}: not found on PATH; install iproute2 and util-linux")
@@ -206,6 +210,7 @@ class ShapedLan:
         self._run(pid, "ip", "link", "set", "lo", "up")
 
     def _hold_namespace(self) -> int:
+        """Start a process that holds a new network namespace until exit; return its id."""
         holder = hold_namespace()
         self._stack.callback(holder.wait)
         self._stack.callback(holder.kill)

@@ -141,10 +141,9 @@ class SegmentCodec:
         return values
 
     def set_candidates(self, union: Words) -> tuple[int, int]:
-        """Set the candidates, by a bitmap of the sparse vector; return how many numbers are sent.
+        """Set the candidates to those of a bitmap; return how many dense and sparse integers are sent.
 
-        These are the numbers of the dense vector and those of the sparse vector. It can be called again, with
-        fewer candidates.
+        `write_dense` and `gather` write that many. It can be called again, with other candidates.
         """
         ends, self._union = np.zeros(2, np.int64), frozen(union)
         lay_out(self._pieces, self.fields, self._union, ends)
@@ -290,9 +289,10 @@ def lay_out(table: Numbers, fields: Integers, union: Words, ends: Numbers) -> No
 
 @compiled
 def copy_at(table: Numbers, column: int, elements: Numbers, floats: Floats, written: bool) -> None:
-    """Copy floats from the values or to the results of ascending elements, counted from the first piece on.
+    """Copy the floats of some elements between the pieces' arrays and `floats`.
 
-    column: that of the arrays' addresses. written: whether the floats are written to the arrays.
+    column: VALUES or OUT, which has the arrays' addresses. elements: ascending, numbered over all pieces.
+    written: whether `floats` is copied to the arrays, else from them.
     """
     begin = i = 0
     for p in range(table.shape[0]):

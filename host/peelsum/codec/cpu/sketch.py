@@ -69,9 +69,9 @@ class CpuSketch:
         """Peel: write the values of the candidates positions[k] into out[k]; return the unpeeled candidates.
 
         `sketch` is uint32[layout.cells]. The unpeeled candidates, the left-over, are indices into
-        `positions`, int64[m], ascending: the 2-core, and all candidates of segments with more than 2**16.
-        Their `out` is 0. They depend only on layout and positions, so they are the same on every worker. The
-        candidates must include every element that any worker encoded.
+        `positions`, int64[m], ascending: the 2-core, and every candidate of a segment that has more than
+        MOST_CANDIDATES. Their `out` is 0. They depend only on layout and positions, so they are the same on
+        every worker. The candidates must include every element that any worker encoded.
         """
         positions, sketch, size = frozen(positions), frozen(sketch), layout.segment_cells
         places, _, segment_ids, begins = _group_by_segment(layout, positions)
@@ -89,8 +89,11 @@ class CpuSketch:
         _collect_values(segment_ids, begins, places, out.view(np.uint32))
         if peeled == positions.size:
             return np.empty(0, np.int64)
-        unpeeled = np.flatnonzero(places >= _UNPEELED)
-        return unpeeled if layout.segments == 1 else np.sort(np.argsort(segment_ids, kind="stable")[unpeeled])
+        unpeeled = np.flatnonzero(places >= _UNPEELED)  # a peeled candidate has its value instead
+        if layout.segments == 1:
+            return unpeeled
+        order = np.argsort(segment_ids, kind="stable")  # candidates, in the order of `places`
+        return np.sort(order[unpeeled])
 
 
 def _group_by_segment(

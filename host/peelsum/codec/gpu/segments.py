@@ -144,7 +144,7 @@ class GpuSegments:
         return values
 
     def set_candidates(self, union: Tensor) -> tuple[int, int]:
-        """Set the candidates to those of a bitmap; return how many dense and sparse numbers are sent.
+        """Set the candidates to those of a bitmap; return how many dense and sparse integers are sent.
 
         Waits for the device.
         """

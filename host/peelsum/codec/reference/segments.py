@@ -75,7 +75,10 @@ class ReferenceSegments:
         return values
 
     def set_candidates(self, union: Words) -> tuple[int, int]:
-        """Set the candidates to those of a bitmap; return how many dense and sparse numbers are sent."""
+        """Set the candidates to those of a bitmap; return how many dense and sparse integers are sent.
+
+        `write_dense` and `gather` write that many. It can be called again, with other candidates.
+        """
         self._sent = []
         for s, segment in enumerate(self._table.segments):
             if segment.sparse:

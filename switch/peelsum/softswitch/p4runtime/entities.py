@@ -179,7 +179,7 @@ class ReplicationEntries:
         self._with_egress_port: set[tuple[str, int]] = set()
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.PacketReplicationEngineEntry) -> None:
-        """Insert, modify or delete a group or session. If it raises RequestError, nothing has changed."""
+        """Insert, modify or delete a group or session. Raises RequestError or InvalidEntry, with no change."""
         name, group, number = _split_entry(entry)
         groups = self._groups[name]
         what = f"{groups.what} {number}"
@@ -191,13 +191,13 @@ class ReplicationEntries:
             raise RequestError(Code.NOT_FOUND, f"{what} does not exist; insert it first")
         if kind == p4r.Update.DELETE:
             groups.delete(number)
-        else:
-            replicas = _replicas_of(group, what)
-            unknown = [port for port, _ in replicas if self._ports is not None and port not in self._ports]
-            if unknown:
-                known = ", ".join(map(str, sorted(self._ports or ())))
-                raise invalid(f"port {unknown[0]} is not on this switch; use one of {known}")
-            groups.set(number, replicas)
+            return  # the next INSERT replaces its metadata and its form
+        replicas = _replicas_of(group, what)
+        unknown = [port for port, _ in replicas if self._ports is not None and port not in self._ports]
+        if unknown:
+            known = ", ".join(map(str, sorted(self._ports or ())))
+            raise invalid(f"port {unknown[0]} is not on this switch; use one of {known}")
+        groups.set(number, replicas)
         if name == "multicast_group_entry":
             self._metadata[number] = group.metadata
         self._with_egress_port.discard((name, number))

@@ -85,7 +85,7 @@ class Register(_CellArray):
             return int(self._cells[self._checked(index)])
 
     def write(self, index: int, value: int) -> None:
-        """Set a cell. Raises InvalidEntry for an index out of range or a value that does not fit."""
+        """Set a cell for the control plane. Raises InvalidEntry for an index or a value out of range."""
         if not 0 <= value < 1 << self.bits:
             raise InvalidEntry(
                 f"register {self.name}: {value} does not fit {self.bits} bits; use a smaller value"
