@@ -34,7 +34,7 @@ class DeviceLhc:
         return out
 
     def encode(self, values: Tensor, fixed: FixedPoint, index: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LhcLayout.encode`; return the sketch, and the number of candidates of each cell, four to a word.
+        """See `LhcLayout.encode`; return the sketch, and each cell's number of candidates, four to a word.
 
         index: the sum (4 bits for each element) or the OR (1 bit) of all workers' indices.
         """

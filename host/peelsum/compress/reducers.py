@@ -362,7 +362,7 @@ class StrategyReducer(LossyReducer):
         return repr((_STATE_FORMAT, self._settings, decider.carriers, self.turns.workers))
 
     def _measure(self, decider: Decider, traffic: StepTraffic | None) -> Measurement:
-        """Time the probes that `decider.next` asks for; return these times, and the previous step's measurements.
+        """Time the probes that `decider.next` asks for; return these, and the previous step's measurements.
 
         A carrier, process group or switch, has up to two probes: one word for its latency, more for its rate.
         traffic: that of the previous step; None if there was none.

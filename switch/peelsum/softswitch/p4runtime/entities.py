@@ -179,7 +179,7 @@ class ReplicationEntries:
         self._with_egress_port: set[tuple[str, int]] = set()
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.PacketReplicationEngineEntry) -> None:
-        """Insert, modify or delete a group or session. Raises RequestError or InvalidEntry, with no change."""
+        """Insert, modify or delete a group or session. An error leaves all as it was."""
         name, group, number = _split_entry(entry)
         groups = self._groups[name]
         what = f"{groups.what} {number}"
