@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -200,6 +201,20 @@ def test_a_rank_that_enters_is_lost_while_it_gets_the_state(job, tmp_path):
         (entered,) = run_ranks(1, lost_ranks.train, *arguments, environments=[job])
         left = [result for result in others.result() if result is not None]
     assert check_sums([*left, entered])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.system
+def test_the_server_is_lost_with_a_rank(served, job, tmp_path, number):
+    _, controller, _ = served
+    with ThreadPoolExecutor(1) as pool:
+        arguments = 20, {1: (5, 0.0)}, tmp_path, {"on_lost": "continue"}
+        ranks = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        until(lambda: lost_ranks.killed_at(tmp_path))
+        controller.started[0].send_signal(number)
+        left = [result for result in ranks.result() if result is not None]
+    assert len(left) == 3
+    assert len(check_sums(left)) == 20
 
 
 def test_nothing_is_left_behind(served):
