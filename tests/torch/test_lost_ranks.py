@@ -119,16 +119,23 @@ def check_run(job, folder, seed, world):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_those_that_are_left_go_on(job, tmp_path, seed):
-    for time_s in check_run(job, tmp_path, seed, 4):
-        assert time_s < SOON_S
-        print(f"REPAIR {1000 * time_s:.0f} ms")
+    times = check_run(job, tmp_path, seed, 4)
+    print("ms from the last kill to the step's end:", *(round(1000 * time_s) for time_s in times))
+    assert max(times) < SOON_S
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(2),
+        *(pytest.param(seed, marks=pytest.mark.system) for seed in range(2, 8)),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 36)),
+    ],
+)
 def test_those_that_are_left_of_eight_go_on(job_of_eight, tmp_path, seed):
-    for time_s in check_run(job_of_eight, tmp_path, seed, 8):
-        assert time_s < SOON_S
-        print(f"REPAIR {1000 * time_s:.0f} ms")
+    times = check_run(job_of_eight, tmp_path, seed, 8)
+    print("ms from the last kill to the step's end:", *(round(1000 * time_s) for time_s in times))
+    assert max(times) < SOON_S
 
 
 def test_a_rank_that_is_stopped_for_a_while_goes_on(job, tmp_path):
