@@ -46,6 +46,12 @@ def test_a_killed_child_is_told_of_by_its_signal() -> None:
     child.stop()
 
 
+def test_a_message_to_a_child_that_has_ended_does_not_harm() -> None:
+    child = ended("import os; os.kill(os.getpid(), 9)")
+    child.send(hello=1)
+    assert child.stop() == {}
+
+
 def test_a_signal_is_remembered_until_it_was_waited_for() -> None:
     before = signal.getsignal(signal.SIGUSR2)
     signalled = SignalWaiter(signal.SIGUSR2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -118,16 +119,23 @@ def check_run(job, folder, seed, world):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_those_that_are_left_go_on(job, tmp_path, seed):
-    for time_s in check_run(job, tmp_path, seed, 4):
-        assert time_s < SOON_S
-        print(f"REPAIR {1000 * time_s:.0f} ms")
+    times = check_run(job, tmp_path, seed, 4)
+    print("ms from the last kill to the step's end:", *(round(1000 * time_s) for time_s in times))
+    assert max(times) < SOON_S
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(2),
+        *(pytest.param(seed, marks=pytest.mark.system) for seed in range(2, 8)),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 36)),
+    ],
+)
 def test_those_that_are_left_of_eight_go_on(job_of_eight, tmp_path, seed):
-    for time_s in check_run(job_of_eight, tmp_path, seed, 8):
-        assert time_s < SOON_S
-        print(f"REPAIR {1000 * time_s:.0f} ms")
+    times = check_run(job_of_eight, tmp_path, seed, 8)
+    print("ms from the last kill to the step's end:", *(round(1000 * time_s) for time_s in times))
+    assert max(times) < SOON_S
 
 
 def test_a_rank_that_is_stopped_for_a_while_goes_on(job, tmp_path):
@@ -200,6 +208,20 @@ def test_a_rank_that_enters_is_lost_while_it_gets_the_state(job, tmp_path):
         (entered,) = run_ranks(1, lost_ranks.train, *arguments, environments=[job])
         left = [result for result in others.result() if result is not None]
     assert check_sums([*left, entered])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.system
+def test_the_server_is_lost_with_a_rank(served, job, tmp_path, number):
+    _, controller, _ = served
+    with ThreadPoolExecutor(1) as pool:
+        arguments = 20, {1: (5, 0.0)}, tmp_path, {"on_lost": "continue"}
+        ranks = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        until(lambda: lost_ranks.killed_at(tmp_path))
+        controller.started[0].send_signal(number)
+        left = [result for result in ranks.result() if result is not None]
+    assert len(left) == 3
+    assert len(check_sums(left)) == 20
 
 
 def test_nothing_is_left_behind(served):

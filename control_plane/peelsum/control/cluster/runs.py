@@ -8,10 +8,12 @@ switch, until their leases end.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from signal import SIGKILL
 from typing import Any
 
 from peelsum.control.cluster.jobs import JobController
@@ -132,10 +134,13 @@ class JobRun:
         chunks = [self._admission.get("first_chunk", 0), *(report.chunk for report in reports)]
         first_chunk = (latest_chunk(chunks) + 2 * admission["window"] + _JOINING_CHUNKS) % (1 << 32)
         self._admission = {**admission, "first_chunk": first_chunk}
-        self._server.child.send(admission=self._admission)
-        try:
-            self._server.child.next_message(_SERVER_PATIENCE_S)
-        except ProcessError:
+        child, has_begun = self._server.child, False
+        child.send(admission=self._admission)
+        with suppress(ProcessError):  # it has ended, or is stopped
+            has_begun = child.next_message(_SERVER_PATIENCE_S) is not None
+        if not has_begun:
+            if child.running:
+                os.kill(child.pid, SIGKILL)
             self._controller.tell(Event("server", self._server.restart(), self.job.job.id))
 
     def end(self) -> None:
