@@ -445,14 +445,18 @@ def _due(clock: NDArray[np.float64], sent: float, tries: int, pause: float, limi
 
 
 @compiled
-def _pause(clock: NDArray[np.float64], limits: Limits) -> float:
+def _pause(state: WorkerState, limits: Limits) -> float:
     """Return how long a chunk may be unanswered before it counts as lost, in seconds.
 
     That is one and a half usual round trips, or as many usual silences between two results if those are
-    longer: another worker may submit its chunks slowly.
+    longer: another worker may submit its chunks slowly. While results show losses, silences are due to them.
     """
-    usual = max(clock[Clock.USUAL], clock[Clock.SILENCE])
-    return float(PROBE_RATIO * usual if clock[Clock.USUAL] >= 0 else limits.patience / 2)
+    usual = state.clock[Clock.USUAL]
+    if usual < 0:
+        return float(limits.patience / 2)
+    if state.cursors[Cursor.BASE] >= state.congestion[congestion.Number.LOSSY_UNTIL]:
+        usual = max(usual, state.clock[Clock.SILENCE])
+    return float(PROBE_RATIO * usual)
 
 
 @compiled
@@ -488,7 +492,7 @@ def next_due(state: WorkerState, limits: Limits) -> float:
     retransmitting a whole window would take all its partial sums out of the switch. Later results reveal
     their losses.
     """
-    cursors, due, pause = state.cursors, np.inf, _pause(state.clock, limits)
+    cursors, due, pause = state.cursors, np.inf, _pause(state, limits)
     stop = min(cursors[Cursor.NEXT], max(cursors[Cursor.BASE] + 1, cursors[Cursor.HIGHEST]))
     for position in range(cursors[Cursor.BASE], stop):
         row = position % state.answered.shape[0]
@@ -505,7 +509,7 @@ def expire(state: WorkerState, now: float, limits: Limits) -> None:
     If about as many chunks were answered since the last timeout as it retransmitted, the window's tail was
     lost: `_probes` then doubles the number of probes. Of slow chunks, one is answered at a time.
     """
-    cursors, clock, pause = state.cursors, state.clock, _pause(state.clock, limits)
+    cursors, clock, pause = state.cursors, state.clock, _pause(state, limits)
     queued = probes = lost = 0
     for position in range(cursors[Cursor.BASE], cursors[Cursor.NEXT]):
         row = position % state.answered.shape[0]
