@@ -88,7 +88,7 @@ def row_of(kind, **changes):
 
 
 def simulate(monkeypatch, wrong):
-    jobs = row_of(simulations.JobRow, wrong=wrong), row_of(simulations.JobRow, wrong=0)
+    jobs = row_of(simulations.SimulatedJob, wrong=wrong), row_of(simulations.SimulatedJob, wrong=0)
     monkeypatch.setattr("peelsum.simulation.simulate", lambda *_: row_of(simulations.Report, jobs=jobs))
     return peelsum("simulate", "--json")
 

@@ -10,7 +10,7 @@ import pytest
 from peelsum.simulation import Job, NetworkSection, Scenario, Simulation, Train
 from peelsum.simulation.links import LinkSpec, SimulatedLink
 from peelsum.simulation.scenario import Straggler
-from peelsum.simulation.simulation import JobRow
+from peelsum.simulation.simulation import SimulatedJob
 from peelsum.simulation.trains import ps
 
 LANES, CHUNKS = 32, 1024
@@ -55,7 +55,7 @@ BURSTS = partial(FaultyLink, bursts=(0.0025, 4.0))
 REORDERED = partial(FaultyLink, late=0.01)
 
 
-def summed(loss: float, seed: int, *, link=SimulatedLink, workers: int = 8, **job) -> JobRow:
+def summed(loss: float, seed: int, *, link=SimulatedLink, workers: int = 8, **job) -> SimulatedJob:
     """Simulate a sum at 20 Gbit/s, with the timers by default."""
     network = NetworkSection(gbps=20.0, loss=loss)
     jobs = (Job(workers=workers, **{"elements": LANES * CHUNKS, **job}),)

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
-from peelsum.transport import server_kernels, server_state
+from peelsum.transport import server_kernels
 from peelsum.transport.endpoint_kernels import begin, contribute, expire, gather, next_due, resend, take
 from peelsum.transport.endpoint_state import Count, Cursor, Identity, Limits, WorkerState
 from peelsum.transport.layout import Words
-from peelsum.transport.server_state import JobState, Waits
+from peelsum.transport.server_state import JobState, ServerCursor, ServerIdentity, Waits
 from peelsum.wire import PROOF_BYTES, SECRET_BYTES
 from peelsum.wire.datagrams import ICMP_ERRORS, BatchSocket
 from peelsum.wire.hello import siphash_2_4
@@ -193,13 +193,18 @@ def _receive_all(state: WorkerState, identity: Identity, limits: Limits, wire: W
 
 @compiled
 def serve(
-    state: JobState, identity: server_state.Identity, window: int, waits: Waits, wire: Wire, until: float
+    state: JobState,
+    identity: ServerIdentity,
+    window: int,
+    waits: Waits,
+    wire: Wire,
+    until: float,
 ) -> int:
     """Receive and send until the job finishes, a timer has run out, the waker wakes, or `until`.
 
     Return 0, or the error number of a system call.
     """
-    finished = state.cursors[server_state.Cursor.FINISHED]
+    finished = state.cursors[ServerCursor.FINISHED]
     while True:
         problem = _send_results(state, wire)
         if problem:
@@ -209,7 +214,7 @@ def serve(
             return -arrived
         now = seconds(wire.clock)
         due = min(server_kernels.next_due(state), until)
-        if now >= due or state.cursors[server_state.Cursor.FINISHED] != finished:
+        if now >= due or state.cursors[ServerCursor.FINISHED] != finished:
             return 0
         if not arrived and not waited(wire, due - now):
             return 0
@@ -230,9 +235,7 @@ def _send_results(state: JobState, wire: Wire) -> int:
 
 
 @compiled
-def _receive_parts(
-    state: JobState, identity: server_state.Identity, window: int, waits: Waits, wire: Wire
-) -> int:
+def _receive_parts(state: JobState, identity: ServerIdentity, window: int, waits: Waits, wire: Wire) -> int:
     """Process arrived packets, up to about BURST of them; return how many, or an error, negative."""
     words, total = state.packets.shape[1], 0
     while total < BURST:

@@ -42,13 +42,20 @@ from peelsum.transport import server_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.events import Event, JobFinished, Stalled
 from peelsum.transport.layout import rows_of
-from peelsum.transport.server_state import Clock, Count, Cursor, Identity, Waits, new_state
+from peelsum.transport.server_state import (
+    ServerClock,
+    ServerCount,
+    ServerCursor,
+    ServerIdentity,
+    Waits,
+    new_state,
+)
 from peelsum.transport.stats import ServerStats, counted
 from peelsum.wire import Batch, packet_bytes
 
 BATCH = 64
-_COUNTS = [one for one in Count if one < Count.MALFORMED]
-_DROPS = [one for one in Count if one >= Count.MALFORMED]
+_COUNTS = [one for one in ServerCount if one < ServerCount.MALFORMED]
+_DROPS = [one for one in ServerCount if one >= ServerCount.MALFORMED]
 
 
 class AggregationServer:
@@ -57,7 +64,7 @@ class AggregationServer:
     def __init__(self, config: JobConfig) -> None:
         self.config = config
         self.state = new_state(config)
-        self.identity = Identity(config.job_id, config.generation)
+        self.identity = ServerIdentity(config.job_id, config.generation)
         timers = config.timers
         self.waits = Waits(timers.need, timers.need_most, timers.reply_gap)
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
@@ -71,7 +78,7 @@ class AggregationServer:
 
     def collect(self) -> list[Event]:
         """Return the events of packets processed since the last call."""
-        if self.state.cursors[Cursor.FINISHED] and not self.finished:
+        if self.state.cursors[ServerCursor.FINISHED] and not self.finished:
             self.finished = True
             return [JobFinished(self.config.job_id, confirmed=True)]
         return []
@@ -132,7 +139,7 @@ class AggregationServer:
 
         They may have left: a worker without its result of the FIN chunk does so after `linger`.
         """
-        fin_at = float(self.state.clock[Clock.FIN])
+        fin_at = float(self.state.clock[ServerClock.FIN])
         return np.inf if self.finished or fin_at == -np.inf else fin_at + self.config.timers.stall
 
     def _unseen_for(self, worker: int, now: float) -> float | None:

@@ -28,7 +28,15 @@ from peelsum.transport.layout import (
     well_formed,
 )
 from peelsum.transport.server_rows import ASKS, current, pause, row_of
-from peelsum.transport.server_state import Clock, Count, Cursor, Identity, JobState, Members, Waits
+from peelsum.transport.server_state import (
+    JobState,
+    Members,
+    ServerClock,
+    ServerCount,
+    ServerCursor,
+    ServerIdentity,
+    Waits,
+)
 from peelsum.wire import EVERYONE as EVERYONE_ID
 from peelsum.wire import MAX_WORKERS, Flag, Kind
 
@@ -51,28 +59,28 @@ OWE_SPINE_RESEND, OWE_NEED = 4 << MAX_WORKERS, 8 << MAX_WORKERS
 def take(
     state: JobState,
     rows: Words,
-    identity: Identity,
+    identity: ServerIdentity,
     window: int,
     now: float,
     waits: Waits,
 ) -> None:
     """Process received packets, rows uint32[n, words] of any content."""
-    counts, two_levels = state.counts, state.cursors[Cursor.SUM_FLAG] != 0
-    counts[Count.PACKETS] += rows.shape[0]
+    counts, two_levels = state.counts, state.cursors[ServerCursor.SUM_FLAG] != 0
+    counts[ServerCount.PACKETS] += rows.shape[0]
     for i in range(rows.shape[0]):
         packet = rows[i]
         bitmap = get(packet, BITMAP)
         rack = _rack_of(packet, two_levels)
         if not well_formed(packet):
-            counts[Count.MALFORMED] += 1
+            counts[ServerCount.MALFORMED] += 1
         elif get(packet, JOB_ID) != identity.job_id:
-            counts[Count.FOREIGN_JOB] += 1
+            counts[ServerCount.FOREIGN_JOB] += 1
         elif get(packet, GENERATION) != identity.generation:
-            counts[Count.WRONG_GENERATION] += 1
+            counts[ServerCount.WRONG_GENERATION] += 1
         elif get(packet, KIND) != BYPASS:
-            counts[Count.UNEXPECTED_KIND] += 1
+            counts[ServerCount.UNEXPECTED_KIND] += 1
         elif not bitmap or bitmap & ~_known(state.expected, state.cursors, rack):
-            counts[Count.FOREIGN_WORKER] += 1
+            counts[ServerCount.FOREIGN_WORKER] += 1
         else:
             row = row_of(state, get(packet, CHUNK_ID), window, now, waits.need_most)
             if row < 0:
@@ -83,7 +91,7 @@ def take(
             if state.deadline[row] == np.inf:
                 state.deadline[row] = now + pause(state.asked[row], waits.need, waits.need_most)
             if get(packet, FLAGS) & FIN:
-                state.clock[Clock.FIN] = now
+                state.clock[ServerClock.FIN] = now
             _merge(state, row, packet, Members(bitmap, rack), now, waits.reply_gap)
 
 
@@ -99,7 +107,7 @@ def _rack_of(packet: Words, two_levels: bool) -> int:
 def _known(expected: NDArray[np.int64], cursors: NDArray[np.int64], rack: int) -> int:
     """Return the bits that a bitmap may have: a rack's workers, or the job's racks if it has any."""
     if rack == RACKS:
-        return int(cursors[Cursor.SUM_BITMAP]) if cursors[Cursor.SUM_FLAG] else 0
+        return int(cursors[ServerCursor.SUM_BITMAP]) if cursors[ServerCursor.SUM_FLAG] else 0
     return int(expected[rack]) if rack < expected.shape[0] else 0
 
 
@@ -120,7 +128,7 @@ def _answer(state: JobState, row: int, sender: int, who: Members, now: float, ga
     requested it before. At most one per `gap` goes to all.
     """
     counts = state.counts
-    counts[Count.DUPLICATES] += 1
+    counts[ServerCount.DUPLICATES] += 1
     rack, worker = divmod(sender, MAX_WORKERS)
     if rack >= state.expected.shape[0] or not state.expected[rack] >> worker & 1:
         return
@@ -132,7 +140,7 @@ def _answer(state: JobState, row: int, sender: int, who: Members, now: float, ga
     to_all = to_all and now - state.repeated_at[row] >= gap
     state.asked[row] = state.asked[row] or sender + 1
     if several and not to_all:
-        counts[Count.REPLIES_WITHHELD] += 1
+        counts[ServerCount.REPLIES_WITHHELD] += 1
         return
     if to_all:
         state.repeated_at[row] = now
@@ -157,8 +165,8 @@ def owe(state: JobState, row: int, rack: int, what: int) -> None:
     state.owed[row, rack] |= what
     if not state.queued[row]:
         rows = state.queue.shape[0]
-        state.queue[state.cursors[Cursor.QUEUE_TAIL] % rows] = row
-        state.cursors[Cursor.QUEUE_TAIL] += 1
+        state.queue[state.cursors[ServerCursor.QUEUE_TAIL] % rows] = row
+        state.cursors[ServerCursor.QUEUE_TAIL] += 1
         state.queued[row] = True
 
 
@@ -173,15 +181,15 @@ def _merge(state: JobState, row: int, packet: Words, who: Members, now: float, g
         sticky |= get(kept, FLAGS) & (CE | FIN) if begun else 0
         copy(packet, kept)
     elif contained:
-        state.counts[Count.DUPLICATES] += 1
+        state.counts[ServerCount.DUPLICATES] += 1
         _hasten(state, row, now, gap, True)
         return
     elif not disjoint and not get(packet, FLAGS) & OR:
-        state.counts[Count.OVERLAPS] += 1  # a sum cannot be separated into its contributions
+        state.counts[ServerCount.OVERLAPS] += 1  # a sum cannot be separated into its contributions
         return
     else:
         _combine(kept, packet)
-        state.counts[Count.MERGED] += 1
+        state.counts[ServerCount.MERGED] += 1
     put(kept, FLAGS, get(kept, FLAGS) | sticky)
     complete, complete_on_arrival = _unite(have, expected, who, state.heard_at, now)
     if get(packet, FLAGS) & (OR | OWNED) == OR | OWNED:  # the others contribute nothing
@@ -204,12 +212,12 @@ def _hasten(state: JobState, row: int, now: float, gap: float, again: bool) -> N
     have the rest. With two levels, another switch may still hold a sum.
     """
     cursors = state.cursors
-    overdue = cursors[Cursor.SETTLED] and state.position[row] + OVERDUE <= cursors[Cursor.ANCHOR]
+    overdue = cursors[ServerCursor.SETTLED] and state.position[row] + OVERDUE <= cursors[ServerCursor.ANCHOR]
     first = state.asked[row] == 0
     if not overdue or not (first or (again and now - state.repeated_at[row] >= gap)):
         return
     state.asked[row], state.repeated_at[row] = max(1, state.asked[row]), now
-    if first and cursors[Cursor.SUM_FLAG]:
+    if first and cursors[ServerCursor.SUM_FLAG]:
         _owe_resends(state, row)
         state.deadline[row] = now + gap
     else:
@@ -219,7 +227,7 @@ def _hasten(state: JobState, row: int, now: float, gap: float, again: bool) -> N
 @compiled
 def _owe_resends(state: JobState, row: int) -> None:
     """Queue requests to the switches for their partial sums of a chunk."""
-    if state.cursors[Cursor.SUM_FLAG]:
+    if state.cursors[ServerCursor.SUM_FLAG]:
         owe(state, row, 0, OWE_SPINE_RESEND)
     for rack in range(state.expected.shape[0]):
         owe(state, row, rack, OWE_RESEND)
@@ -283,39 +291,39 @@ def _complete(state: JobState, row: int, in_switch: bool, now: float) -> None:
     cursors, packet = state.cursors, state.packets[row]
     put(packet, KIND, RESULT)
     put(packet, SENDER, EVERYONE)
-    put(packet, BITMAP, state.cursors[Cursor.SUM_BITMAP])
-    put(packet, FLAGS, get(packet, FLAGS) & ~SPINE | state.cursors[Cursor.SUM_FLAG])
-    state.counts[Count.CHUNKS_IN_SWITCH if in_switch else Count.CHUNKS_AT_SERVER] += 1
+    put(packet, BITMAP, state.cursors[ServerCursor.SUM_BITMAP])
+    put(packet, FLAGS, get(packet, FLAGS) & ~SPINE | state.cursors[ServerCursor.SUM_FLAG])
+    state.counts[ServerCount.CHUNKS_IN_SWITCH if in_switch else ServerCount.CHUNKS_AT_SERVER] += 1
     state.done[row] = True
     state.repeated_at[row], state.asked[row] = -np.inf, 0
     state.deadline[row] = np.inf
-    cursors[Cursor.ANCHOR] = max(cursors[Cursor.ANCHOR], state.position[row])
-    if not cursors[Cursor.FIRST] <= state.position[row] < cursors[Cursor.RUN]:
-        cursors[Cursor.SETTLED] = 1
+    cursors[ServerCursor.ANCHOR] = max(cursors[ServerCursor.ANCHOR], state.position[row])
+    if not cursors[ServerCursor.FIRST] <= state.position[row] < cursors[ServerCursor.RUN]:
+        cursors[ServerCursor.SETTLED] = 1
     if get(packet, FLAGS) & FIN:
-        cursors[Cursor.FINISHED] = 1
+        cursors[ServerCursor.FINISHED] = 1
     if not _for_owner(state, row):
         owe(state, row, 0, OWE_ALL)
         return
     owe(state, row, 0, 1 << get(packet, CHUNK_ID) % (state.heard_at.shape[0] - 1))
-    if not cursors[Cursor.UNTOLD]:
-        cursors[Cursor.UNTOLD_FROM] = state.position[row]
-        state.clock[Clock.UNTOLD] = now
-    cursors[Cursor.UNTOLD] += 1
-    cursors[Cursor.UNTOLD_FROM] = min(cursors[Cursor.UNTOLD_FROM], state.position[row])
+    if not cursors[ServerCursor.UNTOLD]:
+        cursors[ServerCursor.UNTOLD_FROM] = state.position[row]
+        state.clock[ServerClock.UNTOLD] = now
+    cursors[ServerCursor.UNTOLD] += 1
+    cursors[ServerCursor.UNTOLD_FROM] = min(cursors[ServerCursor.UNTOLD_FROM], state.position[row])
 
 
 @compiled
 def _for_owner(state: JobState, row: int) -> bool:
     """Return whether a complete chunk's result is for its owner alone; a joining chunk's is for all."""
     alone = get(state.packets[row], FLAGS) & (OR | FIN | SPINE | OWNED) == OWNED
-    return bool(alone and state.position[row] >= state.cursors[Cursor.RUN])
+    return bool(alone and state.position[row] >= state.cursors[ServerCursor.RUN])
 
 
 @compiled
 def next_due(state: JobState) -> float:
     """Return the earliest time at which to request a chunk, or to tell of complete ones; or infinity."""
-    due = state.clock[Clock.UNTOLD] + TOLD_AFTER if state.cursors[Cursor.UNTOLD] else np.inf
+    due = state.clock[ServerClock.UNTOLD] + TOLD_AFTER if state.cursors[ServerCursor.UNTOLD] else np.inf
     for row in range(state.deadline.shape[0]):
         due = min(due, state.deadline[row])
     return float(due)
@@ -325,8 +333,8 @@ def next_due(state: JobState) -> float:
 def expire(state: JobState, now: float, window: int, need: float, most: float) -> None:
     """Queue requests for all chunks whose timer has run out: first to switches, later to workers, too."""
     racks = state.expected.shape[0]
-    if state.cursors[Cursor.UNTOLD] and now >= state.clock[Clock.UNTOLD] + TOLD_AFTER:
-        state.cursors[Cursor.UNTOLD] = max(TOLD_TOGETHER, state.cursors[Cursor.UNTOLD])
+    if state.cursors[ServerCursor.UNTOLD] and now >= state.clock[ServerClock.UNTOLD] + TOLD_AFTER:
+        state.cursors[ServerCursor.UNTOLD] = max(TOLD_TOGETHER, state.cursors[ServerCursor.UNTOLD])
     for row in range(state.position.shape[0]):
         if state.deadline[row] > now:
             continue
@@ -358,8 +366,8 @@ def oldest_incomplete(state: JobState, window: int) -> int:
 def send(state: JobState, out: Words) -> int:
     """Fill out uint32[limit, words] with the rows' packets, oldest first; return their number."""
     cursors, rows, filled = state.cursors, state.queue.shape[0], 0
-    while cursors[Cursor.QUEUE_HEAD] < cursors[Cursor.QUEUE_TAIL]:
-        row = state.queue[cursors[Cursor.QUEUE_HEAD] % rows]
+    while cursors[ServerCursor.QUEUE_HEAD] < cursors[ServerCursor.QUEUE_TAIL]:
+        row = state.queue[cursors[ServerCursor.QUEUE_HEAD] % rows]
         # A result for all shows that chunks before it are overtaken, unless a list has them as complete.
         while state.owed[row, 0] & OWE_ALL and _untold_before(state, state.position[row]):
             if filled == out.shape[0]:
@@ -374,9 +382,9 @@ def send(state: JobState, out: Words) -> int:
                 state.owed[row, rack] ^= debt
                 filled += _pay(state, row, rack, debt, out[filled])
         state.queued[row] = False
-        cursors[Cursor.QUEUE_HEAD] += 1
-    while cursors[Cursor.UNTOLD] >= TOLD_TOGETHER and filled < out.shape[0]:
-        _tell(state, out[filled], cursors[Cursor.ANCHOR] + 1)
+        cursors[ServerCursor.QUEUE_HEAD] += 1
+    while cursors[ServerCursor.UNTOLD] >= TOLD_TOGETHER and filled < out.shape[0]:
+        _tell(state, out[filled], cursors[ServerCursor.ANCHOR] + 1)
         filled += 1
     return filled
 
@@ -384,7 +392,7 @@ def send(state: JobState, out: Words) -> int:
 @compiled
 def _untold_before(state: JobState, position: int) -> bool:
     """Return whether only its owner knows that some chunk before a position is complete."""
-    return bool(state.cursors[Cursor.UNTOLD] and state.cursors[Cursor.UNTOLD_FROM] < position)
+    return bool(state.cursors[ServerCursor.UNTOLD] and state.cursors[ServerCursor.UNTOLD_FROM] < position)
 
 
 @compiled
@@ -395,19 +403,19 @@ def _tell(state: JobState, packet: Words, stop: int) -> None:
     bits, remains untold.
     """
     cursors, most = state.cursors, 32 * (packet.shape[0] - HEADER_WORDS)
-    rows = state.position.shape[0] - (cursors[Cursor.RUN] - cursors[Cursor.FIRST])
+    rows = state.position.shape[0] - (cursors[ServerCursor.RUN] - cursors[ServerCursor.FIRST])
     again = min(TOLD_AGAIN, most - TOLD_TOGETHER)
-    first = max(cursors[Cursor.UNTOLD_FROM] - again, cursors[Cursor.ANCHOR] - rows + 1)
+    first = max(cursors[ServerCursor.UNTOLD_FROM] - again, cursors[ServerCursor.ANCHOR] - rows + 1)
     stop = min(stop, first + most)
-    copy(state.packets[cursors[Cursor.UNTOLD_FROM] % rows], packet)
+    copy(state.packets[cursors[ServerCursor.UNTOLD_FROM] % rows], packet)
     put(packet, KIND, NEED)
     put(packet, SENDER, EVERYONE)
     put(packet, FLAGS, OWNED)
     put(packet, BITMAP, 0)
     put(packet, CHUNK_ID, first & 0xFFFFFFFF)
     packet[HEADER_WORDS:] = 0
-    cursors[Cursor.UNTOLD] = 0
-    for position in range(first, cursors[Cursor.ANCHOR] + 1):
+    cursors[ServerCursor.UNTOLD] = 0
+    for position in range(first, cursors[ServerCursor.ANCHOR] + 1):
         row, i = position % rows, position - first
         if state.position[row] != position or not state.done[row] or not _for_owner(state, row):
             continue
@@ -415,10 +423,10 @@ def _tell(state: JobState, packet: Words, stop: int) -> None:
             word = HEADER_WORDS + i // 32
             packet[word] = swap(np.uint32(swap(packet[word]) | np.uint32(1 << i % 32)))
             continue
-        if not cursors[Cursor.UNTOLD]:
-            cursors[Cursor.UNTOLD_FROM] = position
-        cursors[Cursor.UNTOLD] += 1
-    state.counts[Count.NEEDS] += 1
+        if not cursors[ServerCursor.UNTOLD]:
+            cursors[ServerCursor.UNTOLD_FROM] = position
+        cursors[ServerCursor.UNTOLD] += 1
+    state.counts[ServerCount.NEEDS] += 1
 
 
 @compiled
@@ -429,7 +437,7 @@ def _pay(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
     copy(state.packets[row], packet)
     if debt != OWE_ALL:
         put(packet, SENDER, rack * MAX_WORKERS + _lowest_bit(debt))
-    state.counts[Count.RESULTS if debt == OWE_ALL else Count.REPLIES] += 1
+    state.counts[ServerCount.RESULTS if debt == OWE_ALL else ServerCount.REPLIES] += 1
     return 1
 
 
@@ -447,17 +455,17 @@ def _ask(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
         _name_missing(state, row, packet)
     elif debt == OWE_SPINE_RESEND:
         put(packet, FLAGS, get(packet, FLAGS) | SPINE)
-    elif state.cursors[Cursor.SUM_FLAG]:
+    elif state.cursors[ServerCursor.SUM_FLAG]:
         # The packet in which the rack's switch gives up its sum keeps this sender, and the spine checks it.
         put(packet, SENDER, rack * MAX_WORKERS)
-    state.counts[Count.NEEDS if debt == OWE_NEED else Count.RESENDS] += 1
+    state.counts[ServerCount.NEEDS if debt == OWE_NEED else ServerCount.RESENDS] += 1
     return 1
 
 
 @compiled
 def _name_missing(state: JobState, row: int, packet: Words) -> None:
     """Name the missing workers: in the bitmap; in two levels, racks in the bitmap and workers in lanes."""
-    if not state.cursors[Cursor.SUM_FLAG]:
+    if not state.cursors[ServerCursor.SUM_FLAG]:
         put(packet, BITMAP, state.expected[0] & ~state.have[row, 0])
         return
     put(packet, FLAGS, get(packet, FLAGS) | SPINE)

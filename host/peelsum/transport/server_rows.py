@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
 from peelsum.transport.layout import unwrap
-from peelsum.transport.server_state import Clock, Count, Cursor, JobState
+from peelsum.transport.server_state import JobState, ServerClock, ServerCount, ServerCursor
 
 #: Most requests for a chunk without a packet of it. A worker that waits for it retransmits its own.
 ASKS = 8
@@ -30,26 +30,26 @@ def row_of(state: JobState, chunk_id: int, window: int, now: float, patience: fl
     begun. Once the run is 2^31 chunks away, their ids look like future ones, and the worker must ask twice.
     """
     cursors, ring = state.cursors, 2 * window
-    position = unwrap(chunk_id, cursors[Cursor.ANCHOR])
+    position = unwrap(chunk_id, cursors[ServerCursor.ANCHOR])
     near = _near(cursors, position, window)
-    if not near and not cursors[Cursor.SETTLED]:
-        position = unwrap(chunk_id, cursors[Cursor.FIRST])
-    joining = (chunk_id - cursors[Cursor.FIRST]) & 0xFFFFFFFF
-    again = not near and position == cursors[Cursor.ELSEWHERE]
-    row, first = position % ring, cursors[Cursor.FIRST] + joining
-    if first < cursors[Cursor.RUN] and (position == first or again):
+    if not near and not cursors[ServerCursor.SETTLED]:
+        position = unwrap(chunk_id, cursors[ServerCursor.FIRST])
+    joining = (chunk_id - cursors[ServerCursor.FIRST]) & 0xFFFFFFFF
+    again = not near and position == cursors[ServerCursor.ELSEWHERE]
+    row, first = position % ring, cursors[ServerCursor.FIRST] + joining
+    if first < cursors[ServerCursor.RUN] and (position == first or again):
         row = ring + joining
     kept = row >= ring and state.done[row]
     if not near and not kept and not _followed(cursors, state.clock, position, window, now, patience):
-        ahead = position > cursors[Cursor.ANCHOR]
-        state.counts[Count.AHEAD_OF_WINDOW if ahead else Count.OUT_OF_WINDOW] += 1
+        ahead = position > cursors[ServerCursor.ANCHOR]
+        state.counts[ServerCount.AHEAD_OF_WINDOW if ahead else ServerCount.OUT_OF_WINDOW] += 1
         return -1
     if row >= ring:
         position = first
-    if not cursors[Cursor.SETTLED]:
-        cursors[Cursor.ANCHOR] = position
-    if near or not cursors[Cursor.SETTLED]:
-        state.clock[Clock.HEARD] = now
+    if not cursors[ServerCursor.SETTLED]:
+        cursors[ServerCursor.ANCHOR] = position
+    if near or not cursors[ServerCursor.SETTLED]:
+        state.clock[ServerClock.HEARD] = now
     if position != state.position[row]:
         _hand_over(state, row, position)
     return int(row)
@@ -70,8 +70,8 @@ def _hand_over(state: JobState, row: int, position: int) -> None:
 @compiled
 def _near(cursors: NDArray[np.int64], position: int, window: int) -> bool:
     """Return whether a chunk may be in use, judged by the job's position."""
-    ahead = position - cursors[Cursor.ANCHOR]
-    if cursors[Cursor.SETTLED]:
+    ahead = position - cursors[ServerCursor.ANCHOR]
+    if cursors[ServerCursor.SETTLED]:
         return bool(-window < ahead <= window)
     return bool(-2 * window < ahead < 2 * window)
 
@@ -89,13 +89,13 @@ def _followed(
 
     That is so if the position is unknown, or if for `patience` seconds only chunks near this one arrived.
     """
-    moved = abs(position - cursors[Cursor.ELSEWHERE]) >= 2 * window
-    if moved or clock[Clock.ELSEWHERE] <= clock[Clock.HEARD]:
-        clock[Clock.ELSEWHERE] = now
-    cursors[Cursor.ELSEWHERE] = position
-    if now - clock[Clock.ELSEWHERE] >= patience:
-        cursors[Cursor.SETTLED] = 0
-    return bool(cursors[Cursor.SETTLED] == 0)
+    moved = abs(position - cursors[ServerCursor.ELSEWHERE]) >= 2 * window
+    if moved or clock[ServerClock.ELSEWHERE] <= clock[ServerClock.HEARD]:
+        clock[ServerClock.ELSEWHERE] = now
+    cursors[ServerCursor.ELSEWHERE] = position
+    if now - clock[ServerClock.ELSEWHERE] >= patience:
+        cursors[ServerCursor.SETTLED] = 0
+    return bool(cursors[ServerCursor.SETTLED] == 0)
 
 
 @compiled
@@ -107,5 +107,8 @@ def pause(asked: int, need: float, most: float) -> float:
 @compiled
 def current(cursors: NDArray[np.int64], position: int, window: int) -> bool:
     """Return whether a worker may wait for a chunk: near ones, and the first sum's while workers join."""
-    joining = not cursors[Cursor.SETTLED] and cursors[Cursor.FIRST] <= position < cursors[Cursor.RUN]
+    joining = (
+        not cursors[ServerCursor.SETTLED]
+        and cursors[ServerCursor.FIRST] <= position < cursors[ServerCursor.RUN]
+    )
     return bool(joining or _near(cursors, position, window))

@@ -18,7 +18,7 @@ from peelsum.transport.layout import HEADER_WORDS, SERIAL_BASE
 from peelsum.wire import MAX_WORKERS, Flag
 
 
-class Cursor(IntEnum):
+class ServerCursor(IntEnum):
     """Indices of positions and constants in `JobState.cursors`."""
 
     ANCHOR = 0  # the job's position: the newest complete chunk; until SETTLED, the chunk last received
@@ -35,7 +35,7 @@ class Cursor(IntEnum):
     UNTOLD_FROM = 11  # the oldest of them
 
 
-class Count(IntEnum):
+class ServerCount(IntEnum):
     """Indices of counters in `JobState.counts`."""
 
     CHUNKS_IN_SWITCH = 0
@@ -58,7 +58,7 @@ class Count(IntEnum):
     AHEAD_OF_WINDOW = 17  # too new for any worker
 
 
-class Clock(IntEnum):
+class ServerClock(IntEnum):
     """Indices of times, in seconds, in `JobState.clock`."""
 
     HEARD = 0  # when a chunk near ANCHOR was last received
@@ -67,7 +67,7 @@ class Clock(IntEnum):
     UNTOLD = 3  # when the first of the untold chunks was complete
 
 
-class Identity(NamedTuple):
+class ServerIdentity(NamedTuple):
     """The job, as packets name it."""
 
     job_id: int
@@ -119,11 +119,11 @@ def new_state(config: JobConfig) -> JobState:
     rows, racks = 2 * config.window + config.joining_chunks, len(masks)
     numbers = (racks - 1) * MAX_WORKERS + masks[-1].bit_length()
     first = SERIAL_BASE + config.first_chunk
-    cursors = np.zeros(len(Cursor), np.int64)
-    cursors[Cursor.SUM_BITMAP] = config.expected_mask
-    cursors[Cursor.SUM_FLAG] = Flag.SPINE if config.racks else 0
-    cursors[[Cursor.ANCHOR, Cursor.FIRST]] = first
-    cursors[Cursor.RUN] = first + config.joining_chunks
+    cursors = np.zeros(len(ServerCursor), np.int64)
+    cursors[ServerCursor.SUM_BITMAP] = config.expected_mask
+    cursors[ServerCursor.SUM_FLAG] = Flag.SPINE if config.racks else 0
+    cursors[[ServerCursor.ANCHOR, ServerCursor.FIRST]] = first
+    cursors[ServerCursor.RUN] = first + config.joining_chunks
     return JobState(
         packets=np.zeros((rows, HEADER_WORDS + config.lanes), np.uint32),
         position=np.zeros(rows, np.int64),
@@ -139,6 +139,6 @@ def new_state(config: JobConfig) -> JobState:
         heard_at=np.full(numbers + 1, -np.inf),
         expected=np.array(masks, np.int64),
         cursors=cursors,
-        counts=np.zeros(len(Count), np.int64),
-        clock=np.full(len(Clock), -np.inf),
+        counts=np.zeros(len(ServerCount), np.int64),
+        clock=np.full(len(ServerClock), -np.inf),
     )

@@ -24,8 +24,7 @@ from peelsum.transport import (
 )
 from peelsum.transport.endpoint_state import Count, Identity, Limits, WorkerState
 from peelsum.transport.layout import Words, copy, rows_of
-from peelsum.transport.server_state import Identity as ServerIdentity
-from peelsum.transport.server_state import JobState, Waits
+from peelsum.transport.server_state import JobState, ServerIdentity, Waits
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes, packet_fields
 
 #: The port of a host.
@@ -38,7 +37,7 @@ _S, _PS = 1e-12, 1e12
 OnSum = Callable[[int, NDArray[np.uint32], int], Sequence[NDArray[np.uint32]]]
 
 
-class Cursor(IntEnum):
+class HostCursor(IntEnum):
     """Indices of a host's numbers."""
 
     NEXT = 0
@@ -60,10 +59,10 @@ def _ps(due: float) -> int:
 @compiled
 def drain_worker(state: WorkerState, limits: Limits, cursor: Times, out: Words, out_times: Times) -> bool:
     """Append what the worker has to send to the output; return whether there was room for all."""
-    now = cursor[Cursor.NOW] * _S
+    now = cursor[HostCursor.NOW] * _S
     endpoint_kernels.begin(state, now)
-    while cursor[Cursor.SENT] < out.shape[0]:
-        first = cursor[Cursor.SENT]
+    while cursor[HostCursor.SENT] < out.shape[0]:
+        first = cursor[HostCursor.SENT]
         count = endpoint_kernels.resend(state, now, out[first:])
         count = count or endpoint_kernels.gather(state, now, out[first:])
         if not count:
@@ -72,8 +71,8 @@ def drain_worker(state: WorkerState, limits: Limits, cursor: Times, out: Words, 
                 copy(state.packets[row + k], out[first + k])
         if not count:
             return True
-        out_times[first : first + count] = cursor[Cursor.NOW]
-        cursor[Cursor.SENT] += count
+        out_times[first : first + count] = cursor[HostCursor.NOW]
+        cursor[HostCursor.SENT] += count
     return False
 
 
@@ -97,16 +96,16 @@ def run_worker(
     while drain_worker(state, limits, cursor, out, out_times):
         if state.counts[Count.COMPLETED] != completed:
             return False
-        due = max(_ps(endpoint_kernels.next_due(state, limits)), cursor[Cursor.NOW])
-        i = cursor[Cursor.NEXT]
+        due = max(_ps(endpoint_kernels.next_due(state, limits)), cursor[HostCursor.NOW])
+        i = cursor[HostCursor.NEXT]
         arrives = times[i] if i < times.shape[0] else NEVER
-        cursor[Cursor.DUE] = due
+        cursor[HostCursor.DUE] = due
         if min(due, arrives) >= until:
             return True
-        cursor[Cursor.NOW] = min(due, arrives)
+        cursor[HostCursor.NOW] = min(due, arrives)
         if arrives <= due:
             endpoint_kernels.take(state, rows[i : i + 1], identity, arrives * _S, limits)
-            cursor[Cursor.NEXT] += 1
+            cursor[HostCursor.NEXT] += 1
         else:
             endpoint_kernels.expire(state, due * _S, limits)
     return False
@@ -127,22 +126,22 @@ def run_server(
 ) -> bool:
     """Process arrivals and timers before `until`; return False if the output is full: call again."""
     while True:
-        first = cursor[Cursor.SENT]
+        first = cursor[HostCursor.SENT]
         count = server_kernels.send(state, out[first:])
-        out_times[first : first + count] = cursor[Cursor.NOW]
-        cursor[Cursor.SENT] += count
-        if cursor[Cursor.SENT] == out.shape[0]:
+        out_times[first : first + count] = cursor[HostCursor.NOW]
+        cursor[HostCursor.SENT] += count
+        if cursor[HostCursor.SENT] == out.shape[0]:
             return False
-        due = max(_ps(server_kernels.next_due(state)), cursor[Cursor.NOW])
-        i = cursor[Cursor.NEXT]
+        due = max(_ps(server_kernels.next_due(state)), cursor[HostCursor.NOW])
+        i = cursor[HostCursor.NEXT]
         arrives = times[i] if i < times.shape[0] else NEVER
-        cursor[Cursor.DUE] = due
+        cursor[HostCursor.DUE] = due
         if min(due, arrives) >= until:
             return True
-        cursor[Cursor.NOW] = min(due, arrives)
+        cursor[HostCursor.NOW] = min(due, arrives)
         if arrives <= due:
             server_kernels.take(state, rows[i : i + 1], identity, window, arrives * _S, waits)
-            cursor[Cursor.NEXT] += 1
+            cursor[HostCursor.NEXT] += 1
         else:
             server_kernels.expire(state, due * _S, window, waits.need, waits.need_most)
 
@@ -153,16 +152,16 @@ class _Output:
     def __init__(self, lanes: int, room: int) -> None:
         self.rows: Words = np.zeros((room, packet_bytes(lanes) // 4), np.uint32)
         self.times = np.zeros(room, np.int64)
-        self.cursor = np.zeros(len(Cursor), np.int64)
-        self.cursor[Cursor.DUE] = NEVER
+        self.cursor = np.zeros(len(HostCursor), np.int64)
+        self.cursor[HostCursor.DUE] = NEVER
         self._size = FRAME_HEADER_BYTES + packet_bytes(lanes)
 
     def taken(self) -> list[Train]:
         """Return what was sent since the last call."""
-        count = int(self.cursor[Cursor.SENT])
+        count = int(self.cursor[HostCursor.SENT])
         if not count:
             return []
-        self.cursor[Cursor.SENT] = 0
+        self.cursor[HostCursor.SENT] = 0
         data = self.rows[:count].view(np.uint8).copy()
         return [Train(self.times[:count].copy(), np.full(count, self._size, np.int32), data)]
 
@@ -185,27 +184,27 @@ class WorkerHost:
 
     def next_time(self) -> int:
         """Return when the worker starts, or its next timer."""
-        return self._start if self._words else int(self._out.cursor[Cursor.DUE])
+        return self._start if self._words else int(self._out.cursor[HostCursor.DUE])
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Process results and timers before `until`."""
         cursor = self._out.cursor
         if self._words and self._start < until:
             # No result can be there before the first words are.
-            cursor[Cursor.NOW] = self._start
+            cursor[HostCursor.NOW] = self._start
             for words in self._words:
                 self.endpoint.submit(words, "add")
             self._words.clear()
         rows = self._none if arrivals is None else rows_of(arrivals.train.data)
         times = np.zeros(0, np.int64) if arrivals is None else arrivals.train.times
-        cursor[Cursor.NEXT] = 0
+        cursor[HostCursor.NEXT] = 0
         sent: list[Train] = []
         one, out = self.endpoint, self._out
         while not run_worker(
             one.state, one.identity, one.limits, rows, times, until, out.cursor, out.rows, out.times
         ):
             sent += self._out.taken()
-            self._collect(int(cursor[Cursor.NOW]))
+            self._collect(int(cursor[HostCursor.NOW]))
         sent += self._out.taken()
         return [(PORT, joined(sent))] if sent else []
 
@@ -227,7 +226,7 @@ class ServerHost:
 
     def next_time(self) -> int:
         """Return the next timer of any job."""
-        return min(int(out.cursor[Cursor.DUE]) for out in self._outs.values())
+        return min(int(out.cursor[HostCursor.DUE]) for out in self._outs.values())
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Process sums, contributions and timers before `until`."""
@@ -248,7 +247,7 @@ class ServerHost:
         self, server: AggregationServer, out: _Output, rows: Words, times: Times, until: int
     ) -> list[Train]:
         sent: list[Train] = []
-        out.cursor[Cursor.NEXT] = 0
+        out.cursor[HostCursor.NEXT] = 0
         while not run_server(
             server.state,
             server.identity,

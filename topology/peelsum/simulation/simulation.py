@@ -36,7 +36,7 @@ Words = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
-class JobRow:
+class SimulatedJob:
     """The results of one job."""
 
     job: int
@@ -73,7 +73,7 @@ class JobRow:
 class Report:
     """The results of a simulation. Two runs of one scenario compare equal."""
 
-    jobs: tuple[JobRow, ...]
+    jobs: tuple[SimulatedJob, ...]
     """One row for each job."""
     seconds: float
     """Simulated seconds until the last sum."""
@@ -322,14 +322,14 @@ def _admission(
     )
 
 
-def _row(job: RunningJob) -> JobRow:
+def _row(job: RunningJob) -> SimulatedJob:
     stats = [host.endpoint.stats() for host in job.workers]
     assert job.server is not None
     served = job.server.servers[job.config.job_id].stats()
     sums, chunks = min(job.done), served.chunks_in_switch + served.chunks_at_server
     seconds = max(job.ended) / PS_PER_S - job.job.start_s
     bits = 32 * job.job.elements * sums
-    return JobRow(
+    return SimulatedJob(
         job=job.number,
         workers=job.job.workers,
         elements=job.job.elements,
