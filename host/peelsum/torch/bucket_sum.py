@@ -32,7 +32,7 @@ from peelsum.summation import Words
 from peelsum.torch.backends import connect, connect_members
 from peelsum.torch.buckets import Bucket, DenseBuckets, Names, SparseGradients, WaitingBuckets, as_array
 from peelsum.torch.errors import HookError
-from peelsum.torch.member_changes import MemberChanges, Members, StateBroadcast
+from peelsum.torch.member_changes import MemberChanges, Ranks, StateBroadcast
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.settings import HookSettings, hook_errors
 from peelsum.torch.sparse_sums import SparseTensor, as_words, average_rows
@@ -44,7 +44,7 @@ from peelsum.transport.lease import RankLostError
 Average = Callable[[Mapping[Names, Bucket], int], Any]
 #: Called with the result of a sum, None if another rank has sent it, its number of buckets, the names of its
 #: parameters, and its members.
-CountSum = Callable[[SumCost | None, int, Names, Members], None]
+CountSum = Callable[[SumCost | None, int, Names, Ranks], None]
 _log = logging.getLogger("peelsum.torch")
 
 
@@ -232,7 +232,7 @@ class BucketSums:
         return average_buckets
 
     def count(
-        self, result: SumCost | None, buckets: Mapping[Names, Bucket], names: Names, members: Members
+        self, result: SumCost | None, buckets: Mapping[Names, Bucket], names: Names, members: Ranks
     ) -> None:
         """Count a sum of buckets over these members; its result is None if another rank has sent it."""
         if self._merges and result is not None:
@@ -244,7 +244,7 @@ class BucketSums:
         self._sums, self.history = {}, History()
 
     @property
-    def members(self) -> Members:
+    def members(self) -> Ranks:
         """The ranks that sum now; () before a connection."""
         return () if self._queue is None else self._queue.members
 
@@ -325,7 +325,7 @@ class _DenseWork:
     def result(self) -> Words:
         return np.concatenate([as_words(bucket.tensor.cpu()) for bucket in self._buckets.values()])
 
-    def accept(self, words: Words, members: Members) -> None:
+    def accept(self, words: Words, members: Ranks) -> None:
         for bucket in self._buckets.values():
             size = bucket.tensor.nbytes
             content, words = words.view(np.uint8)[:size], words[-(-size // 4) :]
@@ -359,7 +359,7 @@ class _SparseWork:
     def result(self) -> Words:
         return np.concatenate([SparseTensor(tensor.tensor).content() for tensor in self._tensors])
 
-    def accept(self, words: Words, members: Members) -> None:
+    def accept(self, words: Words, members: Ranks) -> None:
         for tensor in self._tensors:
             words = tensor.replace_content(words)
         self._count_sum(None, len(self._tensors), self._names, members)

@@ -25,7 +25,7 @@ from peelsum.transport.joining import join_limit_s
 from peelsum.transport.lease import Generation, RankLostError
 
 #: The ranks whose gradients a sum has, as they were at the start.
-Members = tuple[int, ...]
+Ranks = tuple[int, ...]
 _log = logging.getLogger("peelsum.torch")
 #: The errors of sums after which those that are left may go on.
 RECOVERABLE = (RankLostError, StalledError, WorkerLeftError)
@@ -43,7 +43,7 @@ class RepeatableWork(Protocol):
     def result(self) -> Words:
         """Return the bits of the averages, uint32[n]."""
 
-    def accept(self, words: Words, members: Members) -> None:
+    def accept(self, words: Words, members: Ranks) -> None:
         """Replace the gradients by averages over `members` with these bits, which another rank has sent."""
 
 
@@ -207,7 +207,7 @@ class StateBroadcast:
         words[1:].view(np.uint8)[: self._content.size] = self._content
         return words
 
-    def accept(self, words: Words, members: Members) -> None:
+    def accept(self, words: Words, members: Ranks) -> None:
         """Take the state that another rank has sent."""
         self._content = words[1:].view(np.uint8)[: int(words[0])]
 

@@ -30,12 +30,12 @@ from peelsum.transport.layout import (
 from peelsum.transport.server_rows import ASKS, current, pause, row_of
 from peelsum.transport.server_state import (
     JobState,
-    Members,
     ServerClock,
     ServerCount,
     ServerCursor,
     ServerIdentity,
     Waits,
+    WorkerSet,
 )
 from peelsum.wire import EVERYONE as EVERYONE_ID
 from peelsum.wire import MAX_WORKERS, Flag, Kind
@@ -86,13 +86,13 @@ def take(
             if row < 0:
                 continue
             if state.done[row]:
-                _answer(state, row, get(packet, SENDER), Members(bitmap, rack), now, waits.reply_gap)
+                _answer(state, row, get(packet, SENDER), WorkerSet(bitmap, rack), now, waits.reply_gap)
                 continue
             if state.deadline[row] == np.inf:
                 state.deadline[row] = now + pause(state.asked[row], waits.need, waits.need_most)
             if get(packet, FLAGS) & FIN:
                 state.clock[ServerClock.FIN] = now
-            _merge(state, row, packet, Members(bitmap, rack), now, waits.reply_gap)
+            _merge(state, row, packet, WorkerSet(bitmap, rack), now, waits.reply_gap)
 
 
 @compiled
@@ -112,7 +112,7 @@ def _known(expected: NDArray[np.int64], cursors: NDArray[np.int64], rack: int) -
 
 
 @compiled
-def _part(who: Members, rack: int, expected: int) -> int:
+def _part(who: WorkerSet, rack: int, expected: int) -> int:
     """Return the bitmap of one rack's workers, of all its workers `expected`, that are in `who`."""
     if who.rack == RACKS:
         return expected if who.bitmap >> rack & 1 else 0
@@ -120,7 +120,7 @@ def _part(who: Members, rack: int, expected: int) -> int:
 
 
 @compiled
-def _answer(state: JobState, row: int, sender: int, who: Members, now: float, gap: float) -> None:
+def _answer(state: JobState, row: int, sender: int, who: WorkerSet, now: float, gap: float) -> None:
     """Queue the result of a complete chunk for the worker that requests it, or for all.
 
     All get it if a switch still held a sum of several, or if the worker in turn sent a RESEND: the RESULT
@@ -148,7 +148,7 @@ def _answer(state: JobState, row: int, sender: int, who: Members, now: float, ga
 
 
 @compiled
-def _several(who: Members, expected: NDArray[np.int64]) -> bool:
+def _several(who: WorkerSet, expected: NDArray[np.int64]) -> bool:
     """Return whether `who` is more than one worker."""
     seen = False
     for rack in range(expected.shape[0]):
@@ -171,7 +171,7 @@ def owe(state: JobState, row: int, rack: int, what: int) -> None:
 
 
 @compiled
-def _merge(state: JobState, row: int, packet: Words, who: Members, now: float, gap: float) -> None:
+def _merge(state: JobState, row: int, packet: Words, who: WorkerSet, now: float, gap: float) -> None:
     """Merge a complete or partial sum into the chunk's H and acc; `who` is P of the theory of operation."""
     have, expected = state.have[row], state.expected
     begun, disjoint, contains, contained = _compare(have, expected, who)
@@ -235,7 +235,7 @@ def _owe_resends(state: JobState, row: int) -> None:
 
 @compiled
 def _compare(
-    have: NDArray[np.int64], expected: NDArray[np.int64], who: Members
+    have: NDArray[np.int64], expected: NDArray[np.int64], who: WorkerSet
 ) -> tuple[bool, bool, bool, bool]:
     """Return whether H is not empty, P and H are disjoint, P contains H, and H contains P."""
     begun, disjoint, contains, contained = False, True, True, True
@@ -252,7 +252,7 @@ def _compare(
 def _unite(
     have: NDArray[np.int64],
     expected: NDArray[np.int64],
-    who: Members,
+    who: WorkerSet,
     heard_at: NDArray[np.float64],
     now: float,
 ) -> tuple[bool, bool]:

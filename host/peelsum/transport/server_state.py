@@ -82,7 +82,7 @@ class Waits(NamedTuple):
     reply_gap: float
 
 
-class Members(NamedTuple):
+class WorkerSet(NamedTuple):
     """A set of workers, as a packet gives it: some of one rack, or all workers of some racks."""
 
     bitmap: int  # bits of the rack's workers; of racks if `rack` is RACKS

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from peelsum.control.cluster.requests import ConnectedClient
 
 
-class Report(NamedTuple):
+class MemberReport(NamedTuple):
     """What a rank reports after the loss of another."""
 
     sums: int
@@ -67,7 +67,7 @@ class Members:
         self._lost: list[dict[str, Any]] = []
         #: The number of the last change, and the reports of the one that goes on; None if none does.
         self.change = 0
-        self._reports: dict[int, Report] | None = None
+        self._reports: dict[int, MemberReport] | None = None
         self._deadline = 0.0
         #: The ranks that enter, and the steps that members have sent since; None if they were not asked.
         self.entering: dict[int, ConnectedClient] = {}
@@ -132,7 +132,7 @@ class Members:
             self._expel(self.clients.keys() - self._reports.keys(), waited)
         return ["rank {rank}: process {process} of {host} was lost".format_map(item) for item in lost]
 
-    def agreed(self) -> dict[int, Report] | None:
+    def agreed(self) -> dict[int, MemberReport] | None:
         """Return the report of each member once all have reported; None until then."""
         if self._reports is None or self._reports.keys() != self.clients.keys() or not self.clients:
             return None
@@ -172,7 +172,7 @@ class Members:
                 departed[rank] = self.clients[rank]
             case "completed":
                 if self._reports is not None and message["change"] == self.change:
-                    self._reports[rank] = Report(message["sums"], message["chunk"])
+                    self._reports[rank] = MemberReport(message["sums"], message["chunk"])
             case "step":
                 if self._steps is not None and message["change"] == self.change:
                     self._steps[rank] = message["step"]

@@ -17,7 +17,7 @@ from signal import SIGKILL
 from typing import Any
 
 from peelsum.control.cluster.jobs import JobController
-from peelsum.control.cluster.members import Members, Report, latest_chunk
+from peelsum.control.cluster.members import MemberReport, Members, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.servers import ServerStarter
 from peelsum.control.cluster.switches import Event
@@ -112,7 +112,7 @@ class JobRun:
         wire = {"wire": "ethernet"} if self._ethernet else {}
         return {"admission": self._admission, "switch": self._worker_addresses(), **wire}
 
-    def _continue_with(self, ranks: Sequence[int], reports: Collection[Report]) -> None:
+    def _continue_with(self, ranks: Sequence[int], reports: Collection[MemberReport]) -> None:
         """Admit the job in a new generation of these ranks, and have its server serve that.
 
         The secret remains, so that the switch's ports keep the addresses of the hosts behind them. No slots

@@ -17,7 +17,7 @@ from peelsum.softswitch.program import operations as ops
 # --- statements -----------------------------------------------------------------------------------
 
 
-class If(ops.Node):
+class If(ops.SyntaxNode):
     """Run `then` if `condition` holds, else `orelse`."""
 
     condition: ops.Expr
@@ -25,7 +25,7 @@ class If(ops.Node):
     orelse: Block = ()
 
 
-class Apply(ops.Node):
+class Apply(ops.SyntaxNode):
     """Look a packet up in `table` and run the statements of the resulting action.
 
     arms: (action number, statements) of each action.
@@ -35,24 +35,24 @@ class Apply(ops.Node):
     arms: tuple[tuple[int, Block], ...]
 
 
-class ExitCheck(ops.Node):
+class ExitCheck(ops.SyntaxNode):
     """End the pipeline if the packet executed an `Exit`."""
 
 
-class Repeat(ops.Node):
+class Repeat(ops.SyntaxNode):
     """Run `body` `count` times; its FieldElements and RegisterElements advance by their step each time."""
 
     count: int
     body: Block
 
 
-class StateMachine(ops.Node):
+class StateMachine(ops.SyntaxNode):
     """Run `states[0]`, then the state that each state's `Goto` names, until one ends the machine."""
 
     states: tuple[Block, ...]
 
 
-class Goto(ops.Node):
+class Goto(ops.SyntaxNode):
     """In a state machine: continue with state number `state`; None ends the machine."""
 
     state: int | None
@@ -189,7 +189,7 @@ def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
         return replacement
     if isinstance(node, tuple):
         return tuple(replace_nodes(part, replacement_of) for part in node)
-    if not isinstance(node, ops.Node):
+    if not isinstance(node, ops.SyntaxNode):
         return node
     return type(node)(**{name: replace_nodes(part, replacement_of) for name, part in vars(node).items()})
 

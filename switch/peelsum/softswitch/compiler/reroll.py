@@ -101,7 +101,7 @@ class Roller:
             return "unique", id(node)  # equal to no other shape: control flow is not rolled
         if isinstance(node, tuple):
             return tuple(self._shape_of(item, places) for item in node)
-        if not isinstance(node, ops.Node):
+        if not isinstance(node, ops.SyntaxNode):
             return node  # type: ignore[no-any-return]
         shape: list[Hashable] = [type(node).__name__]
         for name, value in vars(node).items():
@@ -172,7 +172,7 @@ class Roller:
             return ops.FieldElement(node.header, number, step) if step else node
         if isinstance(node, tuple):
             return tuple(self._with_steps(part, iterations, steps) for part in node)
-        if not isinstance(node, ops.Node):
+        if not isinstance(node, ops.SyntaxNode):
             return node
         values: dict[str, Any] = {}
         for name, value in vars(node).items():

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from peelsum.softswitch.program.operations import Action, Expr, FieldRef, Inputs, Node, Primitive
+from peelsum.softswitch.program.operations import Action, Expr, FieldRef, Inputs, Primitive, SyntaxNode
 
 MatchKind: TypeAlias = Literal["exact", "lpm", "ternary", "range"]
 
 # --- headers --------------------------------------------------------------------------------------
 
 
-class FieldDeclaration(Node):
+class FieldDeclaration(SyntaxNode):
     """A field of a header type. A `signed` field is in two's complement."""
 
     name: str
@@ -24,7 +24,7 @@ class FieldDeclaration(Node):
     signed: bool = False
 
 
-class Header(Node):
+class Header(SyntaxNode):
     """A header instance. If it is `metadata`, it is not part of the packet and is always valid."""
 
     name: str
@@ -45,32 +45,32 @@ class Header(Node):
 # --- parser ---------------------------------------------------------------------------------------
 
 
-class Extract(Node):
+class Extract(SyntaxNode):
     """Extract a header from the packet, or stop with PacketTooShort."""
 
     header: str
 
 
-class ExtractNext(Node):
+class ExtractNext(SyntaxNode):
     """Extract the next element of a header stack from the packet, or stop with StackOutOfBounds."""
 
     stack: str
 
 
-class Require(Node):
+class Require(SyntaxNode):
     """Stop with PacketTooShort unless the packet has `bits` more bits."""
 
     bits: int
 
 
-class Verify(Node):
+class Verify(SyntaxNode):
     """Stop with error number `error` unless `condition` holds."""
 
     condition: Expr
     error: Expr
 
 
-class Advance(Node):
+class Advance(SyntaxNode):
     """Skip `count` whole bytes, or stop with PacketTooShort."""
 
     count: int
@@ -79,7 +79,7 @@ class Advance(Node):
 ParserOp: TypeAlias = Extract | ExtractNext | Require | Verify | Advance | Primitive
 
 
-class Transition(Node):
+class Transition(SyntaxNode):
     """A transition, taken if every masked part of the key equals its value, or always if `values` is None."""
 
     values: tuple[int, ...] | None
@@ -87,7 +87,7 @@ class Transition(Node):
     next_state: str | None
 
 
-class ParserState(Node):
+class ParserState(SyntaxNode):
     """A state's operations and transitions. If no transition matches, the parser ends."""
 
     name: str
@@ -96,7 +96,7 @@ class ParserState(Node):
     transitions: tuple[Transition, ...]
 
 
-class Parser(Node):
+class Parser(SyntaxNode):
     """The parser's states by name; a packet begins in `start`."""
 
     start: str
@@ -109,7 +109,7 @@ class Parser(Node):
 KeyValue: TypeAlias = "int | tuple[int, int]"
 
 
-class TableKey(Node):
+class TableKey(SyntaxNode):
     """A field of a table's key. The packet's value is first ANDed with `mask`, if there is one."""
 
     name: str
@@ -119,7 +119,7 @@ class TableKey(Node):
     mask: int | None = None
 
 
-class TableEntry(Node):
+class TableEntry(SyntaxNode):
     """A table entry. If several match a packet, the largest `priority` wins, then the longest prefix.
 
     Only tables with ternary or range keys use priorities. Of entries with equal rank, the oldest one wins.
@@ -131,7 +131,7 @@ class TableEntry(Node):
     priority: int
 
 
-class TableDeclaration(Node):
+class TableDeclaration(SyntaxNode):
     """A match-action table and its successors.
 
     `next_by_action` is keyed by action number. `next_by_hit` is (hit, miss) and takes precedence if given.
@@ -150,7 +150,7 @@ class TableDeclaration(Node):
     next_by_hit: tuple[str | None, str | None] | None
 
 
-class Conditional(Node):
+class Conditional(SyntaxNode):
     """A two-way branch between tables."""
 
     name: str
@@ -159,7 +159,7 @@ class Conditional(Node):
     if_false: str | None
 
 
-class PipelineGraph(Node):
+class PipelineGraph(SyntaxNode):
     """Tables and conditionals by name; `start` is None if the pipeline is empty."""
 
     name: str
@@ -179,7 +179,7 @@ def successors(node: TableDeclaration | Conditional) -> list[str | None]:
 # --- state and the rest ---------------------------------------------------------------------------
 
 
-class RegisterArray(Node):
+class RegisterArray(SyntaxNode):
     """`size` cells of `bits` bits, initially zero."""
 
     name: str
@@ -187,7 +187,7 @@ class RegisterArray(Node):
     bits: int
 
 
-class CounterArray(Node):
+class CounterArray(SyntaxNode):
     """Cells that count packets and bytes. A direct counter has one cell per entry of `table`."""
 
     name: str
@@ -195,7 +195,7 @@ class CounterArray(Node):
     table: str | None
 
 
-class Checksum(Node):
+class Checksum(SyntaxNode):
     """A 16-bit ones' complement checksum over `inputs`: (field or None, constant value, bits) in order."""
 
     name: str

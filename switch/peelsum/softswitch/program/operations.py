@@ -11,7 +11,7 @@ HASHES = ("crc16", "crc32", "csum16", "xor16", "identity")
 
 
 @dataclass_transform(frozen_default=True)
-class Node:
+class SyntaxNode:
     """A part of a program. Every subclass is a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -20,11 +20,11 @@ class Node:
         dataclass(frozen=True)(cls)
 
 
-class Expr(Node):
+class Expr(SyntaxNode):
     """An expression."""
 
 
-class Primitive(Node):
+class Primitive(SyntaxNode):
     """A primitive of an action, which may be one of a parser state, too."""
 
 
@@ -46,7 +46,7 @@ class FieldElement(Expr):
     step: int
 
 
-class RegisterElement(Node):
+class RegisterElement(SyntaxNode):
     """A register in a loop over lanes: in iteration k, register number `first` + k * `step`."""
 
     first: int
@@ -255,7 +255,7 @@ class JumpIfZero(Primitive):
     to: int
 
 
-class ActionParam(Node):
+class ActionParam(SyntaxNode):
     """A named parameter of an action.
 
     BMv2 JSON does not declare signs: a parameter is `signed` if the program has a negative argument for it.
@@ -266,7 +266,7 @@ class ActionParam(Node):
     signed: bool = False
 
 
-class Action(Node):
+class Action(SyntaxNode):
     """A list of primitives. `number` is unique in the program; `name` is unique only within a table."""
 
     number: int
@@ -280,7 +280,7 @@ def walk(node: Any) -> Iterator[Any]:
     if isinstance(node, tuple):
         for part in node:
             yield from walk(part)
-    elif isinstance(node, Node):
+    elif isinstance(node, SyntaxNode):
         yield node
         for value in vars(node).values():
             yield from walk(value)
