@@ -112,7 +112,7 @@ class Connection:
         ]
 
 
-class _RackStreams:
+class _Connections:
     """All connections of a collective, and what its transfers wait for."""
 
     def __init__(self, transfers: Transfers, lanes: int, job: Job) -> None:
@@ -156,7 +156,7 @@ class _RackStreams:
 class FlowHost:
     """A host that sends its part of a collective's transfers. Times are picoseconds."""
 
-    def __init__(self, streams: _RackStreams, host: int, *, start: int, least: int, gbps: float) -> None:
+    def __init__(self, streams: _Connections, host: int, *, start: int, least: int, gbps: float) -> None:
         self._streams, self._least, self._start = streams, least, start
         self._byte_ps = 8000 / gbps
         self._sending = [each for each in streams.connections if each.source == host]
@@ -326,7 +326,7 @@ def run_collective(
         raise SimulationError(f"algorithm: {name!r} is unknown; use {', '.join(COLLECTIVES)}")
     job, rate = scenario.jobs[0], scenario.network.gbps
     transfers = (collective or COLLECTIVES[name])(job.workers, job.elements)
-    streams, hosts = _RackStreams(transfers, scenario.lanes, job), range(transfers.workers)
+    streams, hosts = _Connections(transfers, scenario.lanes, job), range(transfers.workers)
     engine, least = Engine(scenario.seed), ps(job.timers.resend_least)
     starts, rates = dict.fromkeys(hosts, ps(job.start_s)), dict.fromkeys(hosts, rate)
     for straggler in job.stragglers:
