@@ -417,13 +417,13 @@ def test_an_admission_that_ends_half_way_leaves_nothing(controllers, primary, sw
     jobs = {3: (kept, primary.admit(kept)["generation"])}
     left = iter(range(writes))
 
-    def send(session, request, updates, _send=Session._send):
+    def write(session, updates, _write=Session.write_raw):
         if next(left, None) is None:
             raise KeyboardInterrupt
-        _send(session, request, updates)
+        _write(session, updates)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "_send", send)
+        patched.setattr(Session, "write_raw", write)
         with pytest.raises(KeyboardInterrupt):
             primary.admit(job_text(4, switches[0].address, ports=(7, 8)))
     crash(primary)

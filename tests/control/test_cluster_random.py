@@ -29,16 +29,16 @@ class Life:
         self.jobs = {}
         self.deaths = self.restarts = self.halfway = self.refused = 0
         self._writes_left = None
-        monkeypatch.setattr(Session, "_send", self._sending(Session._send))
+        monkeypatch.setattr(Session, "write_raw", self._writing(Session.write_raw))
         self.begin()
 
-    def _sending(self, send):
-        def dying(session, request, updates):
+    def _writing(self, write):
+        def dying(session, updates):
             if self._writes_left is not None:
                 self._writes_left -= 1
                 if self._writes_left < 0:
                     raise KilledError
-            send(session, request, updates)
+            write(session, updates)
 
         return dying
 

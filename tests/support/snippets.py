@@ -26,6 +26,7 @@ REASONS = (
     "needs files of your own",
     "needs interfaces of your own",
     "needs the SDE",
+    "needs torchft",
     "takes a quarter of an hour",
 )
 #: How long a block may take, in seconds, on a machine that is busy and has nothing compiled.

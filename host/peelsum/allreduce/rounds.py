@@ -272,9 +272,10 @@ class StepExecutor:
             for words, out in zip(written, (ored, added), strict=True):
                 sender.copy_async(sender.to_device(words), out)
             sender.synchronize()
-        leading, self._leading_parts = self._leading_parts, []
+        leading = self._leading_parts
         parts = [*leading, Part(ored, "or"), Part(added, "add")]
         totals = self._sum_words([part for part in parts if len(part.words)])[len(leading) :]
+        self._leading_parts = []  # only now: if the device has no room, the host sends them
         empty: Words = np.empty(0, np.uint32)  # takes no memory of a device, which may be short of it
         sums = totals.pop(0) if len(ored) else empty, totals.pop(0) if len(added) else empty
         if not self._device.is_host:
