@@ -66,6 +66,14 @@ def test_a_committed_page_is_what_its_rows_say(name: str) -> None:
     assert all(part.startswith(begin) for begin, part in zip(begins, parts, strict=True)), parts
 
 
+def without_ids(path: Path) -> str:
+    """Return an SVG with its ids numbered: Matplotlib's depend on addresses of objects, in rare cases."""
+    ids: dict[str, str] = {}
+    return re.sub(
+        r"\b[a-z][0-9a-f]{10}\b", lambda found: ids.setdefault(found[0], f"id{len(ids)}"), path.read_text()
+    )
+
+
 @pytest.mark.parametrize("name", committed.FOLDERS)
 def test_committed_figures_are_what_their_rows_show_and_say_it(name: str, tmp_path: Path) -> None:
     experiment, folder = load(find(name)), committed.FOLDERS[name]
@@ -73,7 +81,7 @@ def test_committed_figures_are_what_their_rows_show_and_say_it(name: str, tmp_pa
     drawn = list(draw(experiment, points, tmp_path, ("svg",)))
     assert {path.name for path in drawn} == {path.name for path in folder.glob("*.svg")}
     for path in drawn:
-        assert (folder / path.name).read_bytes() == path.read_bytes(), DRAW_AGAIN
+        assert without_ids(folder / path.name) == without_ids(path), DRAW_AGAIN
     pages = [path.read_text() for path in committed.DOCS.glob("results/**/*.md")]
     for plot in experiment.plots:
         finding = title(plot, points)
