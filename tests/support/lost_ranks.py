@@ -51,7 +51,9 @@ def killed_at(folder: Path) -> dict[int, float]:
 
 def _die_soon(rank: int, delay_s: float, folder: Path) -> None:
     time.sleep(delay_s)
-    (folder / str(rank)).write_text(str(time.monotonic()))
+    written = folder.parent / f"{folder.name} {rank}"
+    written.write_text(str(time.monotonic()))
+    written.rename(folder / str(rank))  # others read the folder meanwhile
     die()
 
 

@@ -78,8 +78,10 @@ class SparseTensor:
         count, dtype = int(words[0]), self.values.dtype
         rows, rest = np.frombuffer(words[1 : 1 + 2 * count].tobytes(), np.int64), words[1 + 2 * count :]
         size = count * self.width * dtype.itemsize
-        values = torch.from_numpy(rest.view(np.uint8)[:size].copy()).view(dtype)
-        self.write(rows, values.view(count, self.width))
+        values = torch.empty((count, self.width), dtype=dtype)
+        if size:  # torch does not view an empty tensor as one of another type
+            values.view(torch.uint8).view(-1)[:] = torch.from_numpy(rest.view(np.uint8)[:size].copy())
+        self.write(rows, values)
         return rest[-(-size // 4) :]
 
 

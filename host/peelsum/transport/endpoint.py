@@ -106,7 +106,7 @@ class WorkerEndpoint:
         self._pending: list[Event] = []
         self._collected = self._departed = 0
         self._leave_at: float | None = None
-        self._finishing = False
+        self._finishing, self._linger_s = False, 0.0
         self.finished = False
 
     def limit_window(self, chunks: int) -> None:
@@ -177,12 +177,13 @@ class WorkerEndpoint:
             self._pending.append(TensorCompleted(tensor.ticket, tensor.result))
         return tensor.ticket
 
-    def finish(self, now: float) -> None:
+    def finish(self, now: float, linger_s: float | None = None) -> None:
         """Finish once all results are there, by a last chunk with FIN. No tensor can be submitted afterwards.
 
-        JobFinished is reported at most `linger` seconds after this worker's last result.
+        JobFinished is reported at most `linger_s` after this worker's last result; None is `timers.linger`.
         """
         self._finishing = True
+        self._linger_s = self.config.timers.linger if linger_s is None else linger_s
         self._start_leaving(now)
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
@@ -334,4 +335,4 @@ class WorkerEndpoint:
         if self._finishing and self._leave_at is None and not self.outstanding:
             none = np.zeros(0, np.uint32)
             self._append(none, none, 0, Flag.FIN)
-            self._leave_at = now + self.config.timers.linger
+            self._leave_at = now + self._linger_s

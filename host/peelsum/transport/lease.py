@@ -164,14 +164,18 @@ class Lease:
         A rank that has left is reported, too; if `leaving`, that is no error. waiting: what this rank waits
         for, as the begin of the message. It takes a microsecond.
         """
-        if not self._arrived.poll(0) and not self._messages:
-            return
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return  # another thread reads the messages, and this one checks again soon
+        try:
+            if not self._arrived.poll(0) and not self._messages:
+                return
             self._receive(0.0)
             for message in self._messages:
                 if message.get("lost") or ("lost" in message and not leaving):
                     raise RankLostError(_lost_ranks(message), waiting)
             self._require_connection()
+        finally:
+            self._lock.release()
 
     def begin_step(self, step: int, patience_s: float) -> bool:
         """Return whether ranks enter before this step; then call `agree` before its first sum.

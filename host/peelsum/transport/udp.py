@@ -341,11 +341,13 @@ class SwitchSummation:
     def finish(self, *, check_leases: bool = False) -> None:
         """Wait, at most `timers.linger`, until every worker has every result.
 
-        check_leases: whether to raise RankLostError if another worker is lost in this time.
+        check_leases: whether to raise RankLostError if another worker is lost in this time. The wait is then
+        at most `timers.stall`: without its last results, a worker that was stopped would continue alone.
         """
         self._finished = True
+        linger_s = self.config.timers.stall if check_leases else None
         for endpoint in self._endpoints:
-            endpoint.finish(time.monotonic())
+            endpoint.finish(time.monotonic(), linger_s)
         while not all(endpoint.finished for endpoint in self._endpoints):
             self._exchange.run()
             if check_leases:

@@ -153,13 +153,21 @@ class Members:
     def _update_entering(self, now: float) -> None:
         """Begin a change for ranks that enter, if none goes on; end the first part of such a change."""
         self.entering = {rank: client for rank, client in self.entering.items() if not client.closed}
-        if self.entering and self._reports is None and self.clients:
+        if not self.clients:
+            self.end("the run that this rank asked to enter has ended; start it again")
+        elif self.entering and self._reports is None:
             self.change += 1
             self._reports, self._steps, self._deadline = {}, {}, math.inf
             self.notify({"entering": [*self.entering]})
         elif self._steps is not None and self._steps.keys() == self.clients.keys():
             self.notify({"before_step": max(self._steps.values()) + 1})
             self._steps, self._admits, self._deadline = None, True, now + self._patience_s
+
+    def end(self, reason: str) -> None:
+        """Send the reason for the run's end to its members, and to the ranks that wait to enter."""
+        for client in (*self.clients.values(), *self.entering.values()):
+            client.outbox.append({"end": reason})
+        self.entering = {}
 
     def notify(self, message: Mapping[str, Any]) -> None:
         """Send a message to all members."""

@@ -346,7 +346,10 @@ class RequestServer:
         """Close a connection, which frees its lease, or passes it on."""
         client.closed = True
         if client is self._holder:
-            self._holder = client.heir()
+            heir = client.heir()
+            self._holder = None if heir is None or heir.closed else heir
+            if self._holder is not None:
+                self._holder.heir = client.heir
         del self._clients[client.connection]
         self._selector.unregister(client.connection)
         with suppress(OSError):

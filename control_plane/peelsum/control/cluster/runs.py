@@ -144,9 +144,11 @@ class JobRun:
             self._controller.tell(Event("server", self._server.restart(), self.job.job.id))
 
     def end(self) -> None:
-        """End the current run, if there is one: stop the server, then evict the job."""
+        """End the current run, if there is one: tell its members, stop the server, then evict the job."""
         server, self._server = self._server, None
         if server is not None:
+            if self.members is not None:
+                self.members.end("the controller has ended the run; start all ranks again")
             server.stop()
             self._evict()
 
