@@ -17,6 +17,8 @@ import pytest
 from benchmarks.experiment import find, load
 from benchmarks.page import ours, shown, summaries, table
 from benchmarks.page import page as page_of
+from benchmarks.rivals.slot_protocols import ATP_SLOTS
+from benchmarks.rivals.sparse_sums import scenario_of
 from benchmarks.rows import Run, of_plan, read
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +136,7 @@ def loss() -> Iterator[Sequence[Cell]]:
         of = partial(only, "simulation_loss", loss=share)
         mine, slow = (of(algorithm="peelsum", timers=timers) for timers in ("quick", "default"))
         pool, atp, ring = (of(algorithm=way) for way in ("switchml", "atp", "ring"))
-        assert (atp["slots"], mine["slots"], pool["slots"]) == (40_000, 4096, 4096)
+        assert (ATP_SLOTS, scenario_of(8).slots) == (40_000, 4096)
         cells = (mine["goodput_gbps"], 100 * mine["in_switch"], slow["goodput_gbps"], pool["goodput_gbps"])
         yield 100 * share, *cells, atp["goodput_gbps"], 100 * atp["in_switch"], ring["goodput_gbps"]
 
