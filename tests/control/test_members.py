@@ -209,6 +209,18 @@ def test_who_enters_and_ends_is_forgotten():
     assert run.enter(client(2)) == 2
 
 
+def test_who_enters_is_told_that_the_run_has_ended():
+    run = with_a_free_seat()
+    late = client(2)
+    run.enter(late)
+    for rank in (0, 1):
+        say(run, rank, "leave")
+    run.update(1.0)
+    assert [list(message) for message in late.outbox] == [["end"]]
+    run.update(2.0)
+    assert len(late.outbox) == 1
+
+
 def test_a_seat_that_is_still_to_be_taken_is_not_free():
     run = Members(client(0), 2, survives=True, patience_s=PATIENCE_S)
     assert run.enter(client(1)) is None

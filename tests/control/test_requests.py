@@ -326,13 +326,14 @@ def test_the_lease_passes_to_an_heir(requests, link):
     while not (client := requests.next_client(0.0, PATIENCE_S)):
         pass
     requests.respond({"admission": {}})
-    rank, heir = joined(requests, link, 2)
-    client.heir = lambda: heir
+    ranks, heirs = zip(*(joined(requests, link, number) for number in (2, 3)), strict=True)
+    client.heir = lambda: next((heir for heir in heirs if not heir.closed), None)
     first.close()
-    while not client.closed:
-        requests.next_client(0.0, PATIENCE_S)
-    assert requests.holder == "process 2 of 127.0.0.1"
-    rank.close()
-    while not heir.closed:
+    for connection, closed, holder in zip(ranks, (client, *heirs), ("process 2", "process 3"), strict=False):
+        while not closed.closed:
+            requests.next_client(0.0, PATIENCE_S)
+        assert requests.holder == f"{holder} of 127.0.0.1"
+        connection.close()
+    while not heirs[-1].closed:
         requests.next_client(0.0, PATIENCE_S)
     assert requests.holder is None
