@@ -63,8 +63,8 @@ BATCH = 64
 #: All workers contribute one in so many chunks of a GATHER: see `endpoint_kernels.gather`.
 PACE = 16
 _FLAGS = {"add": Flag.NONE, "or": Flag.OR}
-_COUNTS = [one for one in Count if one < Count.MALFORMED]
-_DROPS = [one for one in Count if Count.MALFORMED <= one <= Count.OUT_OF_WINDOW]
+_COUNTS = [count for count in Count if count < Count.MALFORMED]
+_DROPS = [count for count in Count if Count.MALFORMED <= count <= Count.OUT_OF_WINDOW]
 _RECEIVED = [Count.RESULTS, Count.DUPLICATES, Count.NEEDS, *_DROPS]
 
 
@@ -200,8 +200,8 @@ class WorkerEndpoint:
             self._collected = int(counts[Count.COMPLETED])
             if self.outstanding:
                 left = self.state.tensors[:, Column.LEFT]
-                done = [one for one in self._tensors if not left[one.number % len(left)]]
-                self._tensors = deque(one for one in self._tensors if one not in done)
+                done = [tensor for tensor in self._tensors if not left[tensor.number % len(left)]]
+                self._tensors = deque(tensor for tensor in self._tensors if tensor not in done)
             else:
                 done, self._tensors = list(self._tensors), deque()
             events += map(self._completed, done)

@@ -24,7 +24,8 @@ class Exchange:
     def __init__(self, planes: Sequence[tuple[WorkerEndpoint, PortLink]]) -> None:
         self._planes = planes
         self._wires = [
-            new_wire(link.socket, one.state.packets.shape[1], secret=link.secret) for one, link in planes
+            new_wire(link.socket, endpoint.state.packets.shape[1], secret=link.secret)
+            for endpoint, link in planes
         ]
         self._polled = np.zeros(len(planes), np.int64)
 
@@ -42,8 +43,8 @@ class Exchange:
         for endpoint, link in self._planes:
             until = min(until, endpoint.next_report(), link.greet(began))
         stations = tuple(
-            Station(one.state, one.identity, one.limits, wire)
-            for (one, _), wire in zip(self._planes, self._wires, strict=True)
+            Station(endpoint.state, endpoint.identity, endpoint.limits, wire)
+            for (endpoint, _), wire in zip(self._planes, self._wires, strict=True)
         )
         problem, failed = exchange(stations, self._polled, until)
         for i, (endpoint, link) in enumerate(self._planes):
@@ -54,10 +55,10 @@ class Exchange:
         events: list[tuple[int, Event]] = []
         for i, (endpoint, _) in enumerate(self._planes):
             found = endpoint.collect(now)
-            events += [(i, one) for one in found]
+            events += [(i, event) for event in found]
             # Not by `now`: while this thread waited for a processor, results may have come to the socket.
             if endpoint.next_report() <= began:
-                events += [(i, one) for one in endpoint.expire(began)]
+                events += [(i, event) for event in endpoint.expire(began)]
         return events
 
 

@@ -308,6 +308,8 @@ class Lease:
 def _lost_ranks(message: dict[str, Any]) -> list[LostRank]:
     """Return the ranks that a message reports as lost. Raises TransportError if it is malformed."""
     try:
-        return [LostRank(int(one["rank"]), int(one["process"]), str(one["host"])) for one in message["lost"]]
+        return [
+            LostRank(int(rank["rank"]), int(rank["process"]), str(rank["host"])) for rank in message["lost"]
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise TransportError(f"controller: sent a malformed message ({error!r})") from None

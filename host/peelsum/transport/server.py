@@ -54,8 +54,8 @@ from peelsum.transport.stats import ServerStats, counted
 from peelsum.wire import Batch, packet_bytes
 
 BATCH = 64
-_COUNTS = [one for one in ServerCount if one < ServerCount.MALFORMED]
-_DROPS = [one for one in ServerCount if one >= ServerCount.MALFORMED]
+_COUNTS = [count for count in ServerCount if count < ServerCount.MALFORMED]
+_DROPS = [count for count in ServerCount if count >= ServerCount.MALFORMED]
 
 
 class AggregationServer:

@@ -93,8 +93,8 @@ class AggregationService:
 
     def close(self) -> None:
         """Free the port."""
-        for one in (self._link, self._woken, self._waker):
-            one.close()
+        for descriptor in (self._link, self._woken, self._waker):
+            descriptor.close()
 
     def __enter__(self) -> Self:
         return self

@@ -51,20 +51,22 @@ def added(planes: Sequence[WorkerStats]) -> WorkerStats:
     """
     if len(planes) == 1:
         return planes[0]
-    whole = {name: sum(getattr(one, name) for one in planes) for name in _NUMBERS}
-    measured = [one for one in planes if one.rtt_mean is not None]
-    results = sum(one.results for one in measured)
+    whole = {name: sum(getattr(plane, name) for plane in planes) for name in _NUMBERS}
+    measured = [plane for plane in planes if plane.rtt_mean is not None]
+    results = sum(plane.results for plane in measured)
     return WorkerStats(
         **whole,
-        dropped={reason: sum(one.dropped[reason] for one in planes) for reason in planes[0].dropped},
-        rtt_mean=sum((one.rtt_mean or 0.0) * one.results for one in measured) / results if results else None,
-        rtt_least=min((one.rtt_least or 0.0 for one in measured), default=None),
-        rtt_most=max((one.rtt_most or 0.0 for one in measured), default=None),
+        dropped={reason: sum(plane.dropped[reason] for plane in planes) for reason in planes[0].dropped},
+        rtt_mean=sum((plane.rtt_mean or 0.0) * plane.results for plane in measured) / results
+        if results
+        else None,
+        rtt_least=min((plane.rtt_least or 0.0 for plane in measured), default=None),
+        rtt_most=max((plane.rtt_most or 0.0 for plane in measured), default=None),
     )
 
 
 #: The fields of `WorkerStats` that are numbers of packets or chunks.
-_NUMBERS = [one.name for one in fields(WorkerStats) if one.type == "int"]
+_NUMBERS = [field.name for field in fields(WorkerStats) if field.type == "int"]
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,7 @@ class SwitchSummation:
 
         wait: the wait for workers that still start, in the first sum.
         """
-        waiting = {share: one for one in sums for share in one.shares}
+        waiting = {share: pending for pending in sums for share in pending.shares}
         while waiting:
             self._check_aborted()
             events, now = self._exchange.run(), time.monotonic()
@@ -311,13 +311,13 @@ class SwitchSummation:
                     if isinstance(event, WorkerLeft):
                         raise WorkerLeftError(str(event))
                 if isinstance(event, TensorCompleted):
-                    one = waiting.pop((plane, event.ticket))
-                    one.left -= 1
-                    if one.result is None:
-                        one.result = event.words
-                    if not one.left and one.check is not None:
-                        one.check(one.result)
-        return [one.result for one in sums if one.result is not None]
+                    pending = waiting.pop((plane, event.ticket))
+                    pending.left -= 1
+                    if pending.result is None:
+                        pending.result = event.words
+                    if not pending.left and pending.check is not None:
+                        pending.check(pending.result)
+        return [pending.result for pending in sums if pending.result is not None]
 
     def _check_leases(self, *, leaving: bool = False) -> None:
         """Raise RankLostError if another worker was lost; unless `leaving`, also if one has left."""
@@ -328,8 +328,8 @@ class SwitchSummation:
         """Return the counts since the start, in all planes."""
         stats = [endpoint.stats() for endpoint in self._endpoints]
         now = [
-            replace(one, dropped=one.dropped | {"wrong_size": self._exchange.odd(plane)})
-            for plane, one in enumerate(stats)
+            replace(plane_stats, dropped=plane_stats.dropped | {"wrong_size": self._exchange.odd(plane)})
+            for plane, plane_stats in enumerate(stats)
         ]
         return added([*self._earlier_stats, *now])
 

@@ -66,7 +66,7 @@ class _Placed:
                 now, later = whole.split(until)
                 due.append((port, now))
                 trains.insert(0, later)
-        return merged(sorted(due, key=lambda one: one[0])) if due else None
+        return merged(sorted(due, key=lambda item: item[0])) if due else None
 
 
 class Engine:
@@ -157,7 +157,7 @@ class Engine:
         return total(list(self.counts().values()))
 
     def _next_time(self) -> int:
-        times = (min(one.next_time(), one.node.next_time()) for one in self._placed.values())
+        times = (min(placed.next_time(), placed.node.next_time()) for placed in self._placed.values())
         return min(times, default=NEVER)
 
     def _advance(self, end: int = NEVER) -> None:

@@ -199,9 +199,17 @@ class WorkerHost:
         times = np.zeros(0, np.int64) if arrivals is None else arrivals.train.times
         cursor[HostCursor.NEXT] = 0
         sent: list[Train] = []
-        one, out = self.endpoint, self._out
+        endpoint, out = self.endpoint, self._out
         while not run_worker(
-            one.state, one.identity, one.limits, rows, times, until, out.cursor, out.rows, out.times
+            endpoint.state,
+            endpoint.identity,
+            endpoint.limits,
+            rows,
+            times,
+            until,
+            out.cursor,
+            out.rows,
+            out.times,
         ):
             sent += self._out.taken()
             self._collect(int(cursor[HostCursor.NOW]))

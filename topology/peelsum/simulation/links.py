@@ -152,8 +152,8 @@ class SimulatedLink:
 
 def total(counts: Sequence[LinkCounts]) -> LinkCounts:
     """Add up the counts of links; `deepest` and `mean` are the largest."""
-    each = [asdict(one) for one in counts]
-    worst = {name: max((one[name] for one in each), default=0) for name in ("deepest", "mean")}
+    each = [asdict(count) for count in counts]
+    worst = {name: max((count[name] for count in each), default=0) for name in ("deepest", "mean")}
     sums = {one.name: sum(each_one[one.name] for each_one in each) for one in fields(LinkCounts)}
     return LinkCounts(**sums | worst)
 

@@ -188,7 +188,7 @@ class Simulation:
             drops={"queue_full": links.queue_full, "lost": links.lost, **refused(verdicts)},
             marked=links.marked,
             octets=links.octets,
-            deepest=max(one.deepest for one in at_switches),
+            deepest=max(counts.deepest for counts in at_switches),
             wall_s=wall_s,
         )
 
@@ -245,7 +245,7 @@ class Simulation:
         return switch
 
     def _attach_worker(self, job: RunningJob, worker: int, switch: SummingSwitch, port: int) -> None:
-        odd = next((one for one in job.job.stragglers if one.worker == worker), None)
+        odd = next((straggler for straggler in job.job.stragglers if straggler.worker == worker), None)
         start_s = job.job.start_s + (odd.late_s if odd else 0.0)
         endpoint = WorkerEndpoint(job.config, job.config.worker_ids[worker])
         host = WorkerHost(endpoint, job.first_words(worker), job.on_sum(worker), start_s=start_s)
@@ -337,10 +337,10 @@ def _row(job: RunningJob) -> SimulatedJob:
         seconds=seconds / sums if sums else 0.0,
         goodput_gbps=bits / seconds / 1e9 if sums else 0.0,
         in_switch=served.chunks_in_switch / chunks if chunks else 0.0,
-        contributions=sum(one.contributions for one in stats),
-        resends=sum(one.resends for one in stats),
-        results=sum(one.results for one in stats),
-        marked=sum(one.marked for one in stats),
+        contributions=sum(worker.contributions for worker in stats),
+        resends=sum(worker.resends for worker in stats),
+        results=sum(worker.results for worker in stats),
+        marked=sum(worker.marked for worker in stats),
         rtt_us=1e6 * (stats[0].rtt_mean or 0.0),
         window=stats[0].window,
         wrong=job.wrong,

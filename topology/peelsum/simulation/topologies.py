@@ -22,7 +22,7 @@ Switch = TypeVar("Switch", bound=Node)
 def host_links(network: NetworkSection, gbps: float | None = None) -> tuple[LinkSpec, LinkSpec]:
     """Return the link from a host to its switch, and the link back; `gbps` None is the network's rate."""
     own = gbps or network.gbps
-    changes = tuple((one.at_s, one.gbps * own / network.gbps) for one in network.schedule)
+    changes = tuple((change.at_s, change.gbps * own / network.gbps) for change in network.schedule)
     cross = network.cross if network.racks == 1 else 0.0
     down = LinkSpec(
         own, network.delay_us * 1e-6, network.queue, network.mark_from, network.loss, cross, changes
@@ -77,7 +77,7 @@ def build(
     racks; the others are servers of one switch.
     """
     network, job = scenario.network, scenario.jobs[0]
-    odd = {one.worker: one.gbps for one in job.stragglers}
+    odd = {straggler.worker: straggler.gbps for straggler in job.stragglers}
     racks = range(network.racks)
     rack_of = [address * len(racks) // job.workers for address in range(workers)]
     spine, leaves = switch(), [switch() for _ in racks if len(racks) > 1]

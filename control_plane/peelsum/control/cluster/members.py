@@ -185,7 +185,9 @@ class Members:
                 if self._steps is not None and message["change"] == self.change:
                     self._steps[rank] = message["step"]
             case "stalled" if self.survives:
-                silent = {one for one in message["silent"] if type(one) is int} & self.clients.keys() - {rank}
+                silent = {
+                    member for member in message["silent"] if type(member) is int
+                } & self.clients.keys() - {rank}
                 self._expel(silent, f"a sum of rank {rank} made no progress without this rank")
 
     def _begin_change(self, lost: list[dict[str, Any]], now: float) -> None:
