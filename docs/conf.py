@@ -68,7 +68,7 @@ def _api_pages(app: Any) -> None:
         parts = [f"# peelsum.{package}"]
         for name in (f"peelsum.{module}" for module in modules):
             options = [f".. automodule:: {name}"]
-            if _is_package(name):
+            if _exports(name):
                 options.append("   :imported-members:")
             if name == "peelsum.torch":  # described on the page of peelsum.compress
                 options.append("   :exclude-members: RandomK, StrategyStats, Threshold, TopK")
@@ -77,9 +77,11 @@ def _api_pages(app: Any) -> None:
         _write(folder / f"{package}.md", "\n\n".join(parts) + "\n")
 
 
-def _is_package(name: str) -> bool:
+def _exports(name: str) -> bool:
+    """Return whether a package exports what its modules define."""
     spec = find_spec(name)
-    return spec is not None and spec.submodule_search_locations is not None
+    is_package = spec is not None and spec.origin is not None and spec.submodule_search_locations is not None
+    return is_package and "__all__" in Path(spec.origin).read_text()
 
 
 def _command_line(app: Any) -> None:
