@@ -48,9 +48,9 @@ def test_a_child_that_says_what_it_is_busy_with_is_waited_for(child, monkeypatch
     while not told:  # it has started, and beats from now on
         assert busy.running
         time.sleep(0.01)
-    release = threading.Timer(6.0, lambda: busy.send(go_on=True))
+    release = threading.Timer(11.0, lambda: busy.send(go_on=True))
     release.start()
-    assert busy.ready(timeout_s=4.0) == {"ready": True}
+    assert busy.ready(timeout_s=8.0) == {"ready": True}
     assert told[0].startswith("server: compiling loops: ")
     assert len(set(told)) > 1
     busy.send(go_on=True)
