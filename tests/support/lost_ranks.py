@@ -107,7 +107,12 @@ def train(
     weights = Weights()
     parameters = weights.parameters
     shared = {"weights": Killed() if options.get("shared") == "killed" else weights}
-    state = SwitchAllreduceState(names=weights.named(), **{**options, "shared": shared})
+    names = weights.named()
+    if options.get("names") == "other":
+        names[0] = "p0", torch.nn.Parameter(torch.zeros(7))
+    if options.get("shared") == "none":
+        shared = {}
+    state = SwitchAllreduceState(**{**options, "shared": shared, "names": names})
     records, error, summed = [], ("", "", 0.0), ()
     try:
         state.connect()

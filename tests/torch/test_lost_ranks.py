@@ -194,6 +194,35 @@ def test_a_rank_that_is_lost_in_the_last_step(job, tmp_path, seed):
     assert len(check_sums(left)) == steps
 
 
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"forms": "dense"}, "option 'forms' is 'dense' here and 'auto' on the ranks that sum"),
+        ({"shared": "none"}, "object 'weights' is missing here and given on the ranks that sum"),
+        ({"names": "other"}, "parameter 'p0' is torch.float32[7] here and torch.float32["),
+    ],
+    ids=str,
+)
+def test_a_rank_that_enters_with_another_script_fails_alone(job, tmp_path, other, text):
+    kills, options = {0: (3, 0.0)}, {"on_lost": "continue"}
+
+    def entered(extra):
+        arguments = 8, {}, tmp_path, options | {"enters": True} | extra, {}, 4
+        return run_ranks(1, lost_ranks.train, *arguments, environments=[job])[0]
+
+    with ThreadPoolExecutor(1) as pool:
+        arguments = 8, kills, tmp_path, options, {}, 4
+        others = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        until(lambda: lost_ranks.killed_at(tmp_path))
+        _, (name, message, _) = entered(other)
+        assert (name, text in message) == ("HookConfigError", True), message
+        late = entered({})
+        ranks = [result for result in others.result() if result is not None]
+    assert len(ranks) == 3
+    sums = check_sums([*ranks, late])
+    assert sums[max(sums)][-1][0] == (0, 1, 2, 3)
+
+
 def test_a_rank_that_enters_is_lost_while_it_gets_the_state(job, tmp_path):
     """And another one enters after it."""
     kills, options = {0: (3, 0.0)}, {"on_lost": "continue"}

@@ -274,6 +274,16 @@ class BucketSums:
         changes.lacking.clear()
         return broadcast
 
+    def abort(self, reason: str) -> None:
+        """Leave the job as a rank that is lost, without waiting for others; later sums fail with `reason`."""
+        self._closed = True
+        queue, self._queue = self._queue, None
+        assert queue is not None
+        assert self._changes is not None
+        self._changes.failed = True
+        queue.abort(reason)
+        queue.close()
+
     def drain(self) -> None:
         """Wait until all submitted sums are done or have failed."""
         if self._queue is not None:

@@ -196,9 +196,11 @@ class SwitchAllreduceState:
             return
         self._entered = True
         values = self._sums.receive_state()
-        for name, item in self._shared.items():
-            item.load_state_dict(values["shared"][name])
-        self._steps = int(values["steps"])
+        try:
+            self._load_shared(values)
+        except BaseException:  # the others go on without this rank
+            self._sums.abort("this rank has not loaded the state of the others; start it again")
+            raise
         self._begin_step(self._steps)
 
     @property
@@ -222,7 +224,31 @@ class SwitchAllreduceState:
     def _state_to_share(self) -> dict[str, Any]:
         """Return what a rank that enters gets."""
         shared = {name: item.state_dict() for name, item in self._shared.items()}
-        return {"steps": self._steps, "shared": shared}
+        return {"steps": self._steps, "shared": shared, **self._description()}
+
+    def _load_shared(self, values: Mapping[str, Any]) -> None:
+        """Load what another rank has sent. Raises HookConfigError if this rank would sum in another way."""
+        for kind, described in self._description().items():
+            for name in sorted(described.keys() | values[kind].keys()):
+                here, there = described.get(name, "missing"), values[kind].get(name, "missing")
+                if here != there:
+                    raise HookConfigError(
+                        f"enters: {kind.removesuffix('s')} {name!r} is {here} here and {there} on the ranks "
+                        "that sum; start this rank with their script and options"
+                    )
+        for name, item in self._shared.items():
+            item.load_state_dict(values["shared"][name])
+        self._steps = int(values["steps"])
+
+    def _description(self) -> dict[str, dict[str, str]]:
+        """Return what must be the same on all ranks, as texts by name: parameters, options and `shared`."""
+        parameters = {
+            name: f"{parameter.dtype}{list(parameter.shape)}"
+            for name, parameter in self._names.items()
+            if not name.startswith(UNNAMED)  # such a name is assigned with the first gradient
+        }
+        options = {name: repr(getattr(self._settings, name)) for name in ("forms", "values", "network")}
+        return {"parameters": parameters, "options": options, "objects": dict.fromkeys(self._shared, "given")}
 
     def _begin_step(self, step: int) -> None:
         """Let other ranks enter before the first sum of a step. Raises HookConfigError before `connect`."""
@@ -443,6 +469,10 @@ def _warn_unused() -> None:
     )
 
 
+#: The names of parameters without one begin so.
+UNNAMED = "parameter "
+
+
 class ParameterNames:
     """One name for each live parameter. The name of a deleted parameter can be assigned to another."""
 
@@ -493,7 +523,7 @@ class ParameterNames:
             # Torch does not annotate it.
             name: str | None = self._names.get(parameter)  # type: ignore[no-untyped-call]
             while name is None:
-                candidate = f"parameter {self._unnamed}"
+                candidate = f"{UNNAMED}{self._unnamed}"
                 self._unnamed += 1  # names of deleted modules are not reused
                 if candidate not in self._owners:
                     self._assign(candidate, parameter)
