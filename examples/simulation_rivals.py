@@ -26,14 +26,14 @@ from peelsum.simulation import Job, Scenario
 
 def chain(workers: int, words: int) -> Transfers:
     """Return an all_reduce along a chain and back, in 16 pieces that follow each other."""
-    found = Transfers(workers, parts=16)
+    transfers = Transfers(workers, parts=16)
     for part, size in enumerate(shares(words, 16)):
         last: tuple[int, ...] = ()
         for worker in range(workers - 1):
-            last = (found.add(worker, worker + 1, size, last, part, True),)
+            last = (transfers.add(worker, worker + 1, size, last, part, True),)
         for worker in reversed(range(1, workers)):
-            last = (found.add(worker, worker - 1, size, last, part, False),)
-    return found
+            last = (transfers.add(worker, worker - 1, size, last, part, False),)
+    return transfers
 
 
 class Eager(Worker):

@@ -212,7 +212,7 @@ def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> TimedSum:
         copied = [Sums(ored, added, ored) for ored, added in copies]
         following = [_timed(seconds, "decode", advanced, workers[0][1], copied[0])]
         following += [
-            advanced(rounds, own) for (_, rounds, _), own in zip(workers[1:], copied[1:], strict=True)
+            advanced(rounds, copies) for (_, rounds, _), copies in zip(workers[1:], copied[1:], strict=True)
         ]
         requests = [request for request in following if request is not None]
     first = workers[0][0]

@@ -218,11 +218,11 @@ class Unit:
     ) -> list[CompressedTensor]:
         """Return the result of each tensor: the sum, divided by `divisor`, and the values sent for it."""
         n = self.tensor.size
-        total, own = (np.zeros(n) if array is None else array for array in (self.total, self.sent))
+        total, sent_array = (np.zeros(n) if array is None else array for array in (self.total, self.sent))
         with np.errstate(over="ignore"):
             values = (total / divisor).astype(np.float32) if self.finite else np.full(n, np.nan, np.float32)
-        sent = ExactValues.of(own) if feedback and self.finite else None
-        sent_positions = np.flatnonzero(own) if sent is None else sent.positions
+        sent = ExactValues.of(sent_array) if feedback and self.finite else None
+        sent_positions = np.flatnonzero(sent_array) if sent is None else sent.positions
         ends = np.cumsum(self.lengths, dtype=np.int64)
         #: For each tensor, the number of non-zeros of its sum, and of the values that were sent for it.
         counts = [
@@ -295,12 +295,12 @@ def _exchange_header(
     with collectives.timed("encode"):
         #: For each unit, the bounds of all workers, and, if they decide the election, the merits.
         slots = np.zeros((len(units), 1 + by_merit, collectives.workers), np.uint32)
-        for unit, own in zip(units, slots[..., collectives.worker_id], strict=True):
-            own[:] = to_code(math.inf)
+        for unit, codes in zip(units, slots[..., collectives.worker_id], strict=True):
+            codes[:] = to_code(math.inf)
             if unit.finite:
-                own[0] = to_code(compressor.announced(unit.tensor, unit.state))
+                codes[0] = to_code(compressor.announced(unit.tensor, unit.state))
             if elected and by_merit and unit.finite:
-                own[1] = to_code(elected.merit(unit.tensor, unit.state))
+                codes[1] = to_code(elected.merit(unit.tensor, unit.state))
             if elected and unit.finite:
                 pieces.append(elected.encode(unit.tensor, unit.state))
             elif elected:

@@ -352,8 +352,8 @@ class SumQueue:
                 "or process group here, for a worker of its own"
             )
         if self._failure is None:
-            left = "this worker has left the job; make a new state or process group"
-            return HookError(f"sum: {self._abort_reason or left}")
+            default_reason = "this worker has left the job; make a new state or process group"
+            return HookError(f"sum: {self._abort_reason or default_reason}")
         refusal = HookFailedError(
             f"sum: an earlier sum failed ({self._failure}); start training again from a checkpoint"
         )

@@ -163,16 +163,16 @@ class WorkerEndpoint:
         if root is not None and not 0 <= root < workers:
             raise TransportConfigError(f"root: {root} is no worker; give a number from 0 to {workers - 1}")
         pieces = 1 if collective == SUM or root is not None else workers
-        size, left = divmod(words.size, pieces if collective == SCATTER else 1)
-        if left or (collective == GATHER and op != "or"):
+        size, remainder = divmod(words.size, pieces if collective == SCATTER else 1)
+        if remainder or (collective == GATHER and op != "or"):
             raise TransportConfigError(
                 f"words: {words.size} words, {op!r}: pass a reduce-scatter a piece of equal length for each "
                 f"of {pieces} workers, and an all-gather or broadcast the op 'or'"
             )
         if result is None:
             result = buffers.empty(size * pieces if collective == GATHER else size, np.uint32)
-        mine = self._mine if root is None else 0 if root == self._mine else -1
-        tensor = self._append(words, result, size, _FLAGS[op], urgent, collective, pieces, mine)
+        piece = self._mine if root is None else 0 if root == self._mine else -1
+        tensor = self._append(words, result, size, _FLAGS[op], urgent, collective, pieces, piece)
         if tensor.number < 0:
             self._pending.append(TensorCompleted(tensor.ticket, tensor.result))
         return tensor.ticket
@@ -199,8 +199,8 @@ class WorkerEndpoint:
         if counts[Count.COMPLETED] > self._collected:
             self._collected = int(counts[Count.COMPLETED])
             if self.outstanding:
-                left = self.state.tensors[:, Column.LEFT]
-                done = [tensor for tensor in self._tensors if not left[tensor.number % len(left)]]
+                unfinished = self.state.tensors[:, Column.LEFT]
+                done = [tensor for tensor in self._tensors if not unfinished[tensor.number % len(unfinished)]]
                 self._tensors = deque(tensor for tensor in self._tensors if tensor not in done)
             else:
                 done, self._tensors = list(self._tensors), deque()
@@ -298,7 +298,7 @@ class WorkerEndpoint:
         urgent: bool = False,
         collective: int = SUM,
         pieces: int = 1,
-        mine: int = 0,
+        piece: int = 0,
     ) -> _Tensor:
         """Append a tensor to those to be sent; the last three are as in `Column`."""
         tensor = _Tensor(self._tickets, -1, words, result)
@@ -317,7 +317,7 @@ class WorkerEndpoint:
         pace = PACE if window >= 4 * PACE else 1
         reach = window // 2 - pace if pace > 1 else window
         turn = serial % pieces
-        row = start, start + chunks, chunks, flags, size, *addresses, urgent, collective, pieces, mine, turn
+        row = start, start + chunks, chunks, flags, size, *addresses, urgent, collective, pieces, piece, turn
         state.tensors[tensor.number % len(state.tensors)] = (*row, pace, reach)
         cursors[Cursor.END] += chunks
         cursors[Cursor.TENSOR_END] += 1

@@ -82,18 +82,18 @@ def contribute(state: WorkerState, window: int, limit: int, now: float) -> tuple
     room = min(cursors[Cursor.BASE] + window, cursors[Cursor.END]) - cursors[Cursor.NEXT]
     unanswered = cursors[Cursor.BEGUN] - counts[Count.RESULTS]
     room = min(room, congestion.size(state.congestion) - unanswered, limit, rows - first)
-    left = count = max(0, room)
-    if left and cursors[Cursor.BASE] == cursors[Cursor.NEXT]:
+    remaining = count = max(0, room)
+    if remaining and cursors[Cursor.BASE] == cursors[Cursor.NEXT]:
         state.clock[Clock.QUIET_SINCE] = state.clock[Clock.BEGAN] = now
-    while left:
+    while remaining:
         tensor = state.tensors[cursors[Cursor.TENSOR_PACKED] % state.tensors.shape[0]]
         if tensor[Column.COLLECTIVE] == GATHER:
             break
-        packed = min(left, tensor[Column.STOP] - cursors[Cursor.NEXT])
+        packed = min(remaining, tensor[Column.STOP] - cursors[Cursor.NEXT])
         _pack(state, tensor, packed, now)
-        left -= packed
-    counts[Count.CONTRIBUTIONS] += count - left
-    return first, count - left
+        remaining -= packed
+    counts[Count.CONTRIBUTIONS] += count - remaining
+    return first, count - remaining
 
 
 @compiled
@@ -110,7 +110,7 @@ def gather(state: WorkerState, now: float, out: Words) -> int:
     while cursors[Cursor.NEXT] < cursors[Cursor.END] and filled < out.shape[0]:
         tensor = state.tensors[cursors[Cursor.TENSOR_PACKED] % state.tensors.shape[0]]
         position, base = cursors[Cursor.NEXT], cursors[Cursor.BASE]
-        of_all, own = _contributes(tensor, position)
+        of_all, is_owner = _contributes(tensor, position)
         if tensor[Column.COLLECTIVE] != GATHER or position - base >= tensor[Column.REACH]:
             break
         unanswered = cursors[Cursor.BEGUN] - state.counts[Count.RESULTS]
@@ -122,9 +122,9 @@ def gather(state: WorkerState, now: float, out: Words) -> int:
         _pack(state, tensor, 1, now)
         packet = state.packets[row]
         if not of_all:
-            put(packet, KIND, BYPASS if own else RETRY)
-            put(packet, FLAGS, OR | OWNED if own else OR)
-        if of_all or own:
+            put(packet, KIND, BYPASS if is_owner else RETRY)
+            put(packet, FLAGS, OR | OWNED if is_owner else OR)
+        if of_all or is_owner:
             copy(packet, out[filled])
             filled += 1
         if state.early[row] == position:
@@ -305,8 +305,8 @@ def _accept(state: WorkerState, packet: Words, position: int, now: float, limits
 def _accept_early(state: WorkerState, packet: Words, position: int, row: int, now: float) -> bool:
     """Return whether a RESULT of a chunk that this worker has not begun is new; if so, update the state."""
     tensor = state.tensors[_tensor_of(state, position)]
-    of_all, own = _contributes(tensor, position)
-    others = tensor[Column.COLLECTIVE] == GATHER and not of_all and not own
+    of_all, is_owner = _contributes(tensor, position)
+    others = tensor[Column.COLLECTIVE] == GATHER and not of_all and not is_owner
     if not others or get(packet, FLAGS) & FIN or state.early[row] == position:
         state.counts[Count.OUT_OF_WINDOW] += 1
         return False
@@ -377,9 +377,9 @@ def _need(
             state.missing[rack] = _missing(packet, rack)
     # The joining chunks have the rows of the chunks before the run's first.
     joining = cursors[Cursor.FIRST] <= position < cursors[Cursor.JOINED]
-    own = position + (cursors[Cursor.RUN] - cursors[Cursor.JOINED] if joining else 0)
+    sent_position = position + (cursors[Cursor.RUN] - cursors[Cursor.JOINED] if joining else 0)
     sent = joining or cursors[Cursor.RUN] <= position < cursors[Cursor.NEXT]
-    kept = sent and own >= cursors[Cursor.BASE] - window
+    kept = sent and sent_position >= cursors[Cursor.BASE] - window
     if kept and _missing(packet, max(0, own_rack)) & worker_mask:
         _enqueue(state, position, NEEDED)
 

@@ -54,15 +54,15 @@ class Exchange:
         now = time.monotonic()
         events: list[tuple[int, Event]] = []
         for i, (endpoint, _) in enumerate(self._planes):
-            found = endpoint.collect(now)
-            events += [(i, event) for event in found]
+            collected = endpoint.collect(now)
+            events += [(i, event) for event in collected]
             # Not by `now`: while this thread waited for a processor, results may have come to the socket.
             if endpoint.next_report() <= began:
                 events += [(i, event) for event in endpoint.expire(began)]
         return events
 
 
-def settled(wire: Wire, link: PortLink, problem: int, own: Words) -> Wire:
+def settled(wire: Wire, link: PortLink, problem: int, sender_rows: Words) -> Wire:
     """Return the wire for the next loop, after one that ended with an error number or 0.
 
     Packets that could not be sent are sent again, which may reduce the size of sends. Raises
@@ -73,7 +73,7 @@ def settled(wire: Wire, link: PortLink, problem: int, own: Words) -> Wire:
         return wire
     if not wire.unsent[Unsent.COUNT]:
         link.fail(problem)
-    rows = wire.scratch if wire.unsent[Unsent.SCRATCH] else own
+    rows = wire.scratch if wire.unsent[Unsent.SCRATCH] else sender_rows
     first, count = wire.unsent[Unsent.FIRST], wire.unsent[Unsent.COUNT]
     taken = link.send(rows[first : first + count].view(np.uint8))
     wire.unsent[Unsent.FIRST] += taken

@@ -251,12 +251,12 @@ def _receive_parts(state: JobState, identity: ServerIdentity, window: int, waits
 
 
 @compiled
-def sent(wire: Wire, own: Words) -> int:
+def sent(wire: Wire, sender_rows: Words) -> int:
     """Send the unsent packets, rows of `own` or of the scratch, until the kernel's buffer is full.
 
     Return 0, or the error number of a system call.
     """
-    rows = wire.scratch if wire.unsent[Unsent.SCRATCH] else own
+    rows = wire.scratch if wire.unsent[Unsent.SCRATCH] else sender_rows
     while wire.unsent[Unsent.COUNT]:
         count = min(wire.unsent[Unsent.COUNT], wire.segments)
         packets = rows[wire.unsent[Unsent.FIRST] :]

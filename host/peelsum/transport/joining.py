@@ -29,13 +29,13 @@ def join_limit_s() -> float:
 
     Raises TransportConfigError unless the variable is a number of seconds above 0.
     """
-    given = os.environ.get(JOIN, str(_JOIN_S))
+    text = os.environ.get(JOIN, str(_JOIN_S))
     try:
-        limit_s = float(given)
+        limit_s = float(text)
     except ValueError:
         limit_s = math.nan
     if not 0 < limit_s < math.inf:
-        raise TransportConfigError(f"{JOIN}: {given!r} is not a time to wait; give seconds above 0")
+        raise TransportConfigError(f"{JOIN}: {text!r} is not a time to wait; give seconds above 0")
     return limit_s
 
 

@@ -127,23 +127,23 @@ class Lease:
         TlsError if an identity is missing.
         """
         require_tls("controller", controller[0], identity, "set PEELSUM_TLS to a folder")
-        given = {name: value for name, value in request.items() if value is not None}
+        fields = {name: value for name, value in request.items() if value is not None}
         values = {
-            "call": "join" if "run" in given else "start",
+            "call": "join" if "run" in fields else "start",
             "process": os.getpid(),
-            **given,
+            **fields,
             **({"token": token} if token else {}),
         }
         waiting = "controller %s:%d: admits the job; waiting up to %g s"
-        told = threading.Timer(_TELL_AFTER_S, _log.warning, (waiting, *controller, patience_s))
-        told.daemon = True
-        told.start()
+        waiting_timer = threading.Timer(_TELL_AFTER_S, _log.warning, (waiting, *controller, patience_s))
+        waiting_timer.daemon = True
+        waiting_timer.start()
         try:
             self._link, response = ask(
                 controller, values, connect_s=connect_s, answer_s=patience_s, identity=identity
             )
         finally:
-            told.cancel()
+            waiting_timer.cancel()
         self.response = response.decode()
         self._received = b""
         self._messages: list[dict[str, Any]] = []

@@ -276,13 +276,13 @@ def _unite(
 @compiled
 def _combine(kept: Words, packet: Words) -> None:
     """Do kept += packet, or kept |= packet, lane by lane; both are in wire order."""
-    left, right = kept[HEADER_WORDS:], packet[HEADER_WORDS:]
+    kept_lanes, packet_lanes = kept[HEADER_WORDS:], packet[HEADER_WORDS:]
     if get(packet, FLAGS) & OR:
-        for lane in range(left.shape[0]):
-            left[lane] |= right[lane]
+        for lane in range(kept_lanes.shape[0]):
+            kept_lanes[lane] |= packet_lanes[lane]
     else:
-        for lane in range(left.shape[0]):
-            left[lane] = swap(np.uint32(swap(left[lane]) + swap(right[lane])))
+        for lane in range(kept_lanes.shape[0]):
+            kept_lanes[lane] = swap(np.uint32(swap(kept_lanes[lane]) + swap(packet_lanes[lane])))
 
 
 @compiled

@@ -52,7 +52,7 @@ class _Sum:
 
     shares: list[tuple[int, int]]
     """Planes and tickets of the shares."""
-    left: int
+    missing: int
     """Number of shares without their results."""
     result: Words | None
     """Memory of the results of several shares; the result, once it is complete."""
@@ -206,8 +206,8 @@ class SwitchSummation:
 
         Results come to their owners alone; with racks, to all workers.
         """
-        (own,) = self._summed(lambda: [self._submitted(Part(words, "add"), SCATTER)])
-        return own
+        (piece,) = self._summed(lambda: [self._submitted(Part(words, "add"), SCATTER)])
+        return piece
 
     def all_gather(self, words: Words) -> Words:
         """See `PieceSummation.all_gather`. Raises what `sum_words` raises.
@@ -312,10 +312,10 @@ class SwitchSummation:
                         raise WorkerLeftError(str(event))
                 if isinstance(event, TensorCompleted):
                     pending = waiting.pop((plane, event.ticket))
-                    pending.left -= 1
+                    pending.missing -= 1
                     if pending.result is None:
                         pending.result = event.words
-                    if not pending.left and pending.check is not None:
+                    if not pending.missing and pending.check is not None:
                         pending.check(pending.result)
         return [pending.result for pending in sums if pending.result is not None]
 

@@ -233,11 +233,11 @@ def _transmit(
         if end < 0:
             n[State.QUEUE_FULL] += 1
             continue
-        found = n[State.WAITING] - 1
-        n[State.FOUND] += found
+        ahead = n[State.WAITING] - 1
+        n[State.FOUND] += ahead
         n[State.DEEPEST] = max(n[State.DEEPEST], n[State.WAITING])
         n[State.BYTES] += sizes[i]
-        if found >= mark_from:
+        if ahead >= mark_from:
             marked[i] = True
             n[State.MARKED] += 1
         arrive[i] = end + delay

@@ -21,11 +21,11 @@ Switch = TypeVar("Switch", bound=Node)
 
 def host_links(network: NetworkSection, gbps: float | None = None) -> tuple[LinkSpec, LinkSpec]:
     """Return the link from a host to its switch, and the link back; `gbps` None is the network's rate."""
-    own = gbps or network.gbps
-    changes = tuple((change.at_s, change.gbps * own / network.gbps) for change in network.schedule)
+    rate_gbps = gbps or network.gbps
+    changes = tuple((change.at_s, change.gbps * rate_gbps / network.gbps) for change in network.schedule)
     cross = network.cross if network.racks == 1 else 0.0
     down = LinkSpec(
-        own, network.delay_us * 1e-6, network.queue, network.mark_from, network.loss, cross, changes
+        rate_gbps, network.delay_us * 1e-6, network.queue, network.mark_from, network.loss, cross, changes
     )
     return replace(down, queue=HOST_QUEUE, mark_from=HOST_QUEUE, cross=0.0), down
 

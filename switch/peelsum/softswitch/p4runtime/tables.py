@@ -132,9 +132,9 @@ class TableEntries:
             )
         if action.id not in allowed:
             raise denied(f"table {table.name}: {action.name} cannot be {where}'s action")
-        given = entry.action.action.params
-        values_by_id = {param.param_id: param.value for param in given}
-        if len(values_by_id) != len(given):
+        params = entry.action.action.params
+        values_by_id = {param.param_id: param.value for param in params}
+        if len(values_by_id) != len(params):
             raise invalid(f"action {action.name}: a parameter is given twice; give each once")
         values: list[int] = []
         for param in action.params:
@@ -278,8 +278,8 @@ def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Match:
         matches_by_id[match.field_id] = match
     key: list[KeyValue] = []
     for field in table.fields:
-        given = matches_by_id.pop(field.id, None)
-        key_part = wildcard(field) if given is None else decode_match(given, field)
+        match_field = matches_by_id.pop(field.id, None)
+        key_part = wildcard(field) if match_field is None else decode_match(match_field, field)
         if key_part is None:
             raise invalid(f"table {table.name}: exact field {field.name} is missing; give its value")
         key.append(key_part)
