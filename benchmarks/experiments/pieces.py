@@ -93,6 +93,17 @@ def join(path: str, seats: list[str], rank: int) -> dict[str, Any]:
     return {"peelsum": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
 
 
+#: The columns of `compared`.
+COMPARED = {
+    "time_ms": "milliseconds a call, of the slowest rank",
+    "gloo_time_ms": "the same with gloo, in the same round",
+    "time_ratio": "`time_ms` over gloo's",
+    "cpu_ms": "milliseconds of a rank's processor time a call, of the rank that takes most",
+    "gloo_cpu_ms": "the same with gloo",
+    "cpu_ratio": "`cpu_ms` over gloo's",
+}
+
+
 def compared(results: list[dict[str, Any]]) -> dict[str, float]:
     """Return the medians over rounds of the slowest rank, by backend, and peelsum's over gloo's."""
     each = {
@@ -226,12 +237,7 @@ EXPERIMENT = Experiment(
         "sent": "bytes that rank 0 sends to the switch, over those of the whole tensor",
         "received": "bytes that rank 0 gets from the switch, over those of the whole tensor",
         "ring": "what a ring sends, and receives, without headers",
-        "time_ms": "milliseconds a call, of the slowest rank",
-        "gloo_time_ms": "the same with gloo, in the same round",
-        "time_ratio": "`time_ms` over gloo's",
-        "cpu_ms": "milliseconds of a rank's processor time a call, of the rank that takes most",
-        "gloo_cpu_ms": "the same with gloo",
-        "cpu_ratio": "`cpu_ms` over gloo's",
+        **COMPARED,
         "wrong": "elements with another value than an independent sum, over all ranks",
     },
     defaults={"collective": tuple(RING)},

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import Experiment, Plot, Series, Size
-from benchmarks.experiments.pieces import TimedCall, compared, join, run_ranks, timed_rounds
+from benchmarks.experiments.pieces import COMPARED, TimedCall, compared, join, run_ranks, timed_rounds
 
 _ROWS, _WIDTH = 10**7, 64
 #: Of the power law by which clicks fall on rows.
@@ -122,12 +122,7 @@ EXPERIMENT = Experiment(
         "received_mb": "MB that rank 0 gets from the switch in a call",
         "gloo_mb": "MB that rank 0 sends in a call with gloo, by formula, without headers",
         "union": "rows that any rank has",
-        "time_ms": "milliseconds a call, of the slowest rank",
-        "gloo_time_ms": "the same with gloo, in the same round",
-        "time_ratio": "`time_ms` over gloo's",
-        "cpu_ms": "milliseconds of a rank's processor time a call, of the rank that takes most",
-        "gloo_cpu_ms": "the same with gloo",
-        "cpu_ratio": "`cpu_ms` over gloo's",
+        **COMPARED,
         "wrong": "elements with another value than an independent sum, over all ranks",
     },
     modelled_columns=("gloo_mb",),
