@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace, texts: dict[str, str]) -> None:
-    """Measure what is missing of each experiment."""
+    """Measure the rows that each experiment does not have yet."""
     runs = [_run(name, options, texts) for name in options.names]
     if not runs:
         raise ExperimentError(f"NAME: is missing; use the path of a file, or some of {', '.join(known())}")

@@ -52,7 +52,7 @@ class Claim(NamedTuple):
         return f"{self.least:g} to {self.most:g}" if math.isfinite(self.least) else f"{self.most:g} or less"
 
     def verdict(self, measured: float | None, verdict: str) -> dict[str, Any]:
-        """Return the row of a claim: what was measured, None if there is no value, and the verdict."""
+        """Return the row of a claim. measured: the measured value; None if the command gave none."""
         return {
             "claim": self.name,
             "text": self.text,

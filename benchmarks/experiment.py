@@ -51,7 +51,7 @@ COLOURS = {
 
 
 def colour(name: str) -> str:
-    """Return a colour as it is on a light page."""
+    """Return the colour of this name for light pages, as #rrggbb."""
     return COLOURS[name][0]
 
 
@@ -132,7 +132,7 @@ def at(points: Any, where: Point) -> Any:
 
 
 def text(value: Any) -> str:
-    """Return a value as it is written; equal values have equal texts, and None is ""."""
+    """Return the text of a value in files and commands. Equal values have equal texts; None has ""."""
     if isinstance(value, tuple):
         return ",".join(map(text, value))
     return "" if value is None else " ".join(str(value).split())

@@ -79,7 +79,7 @@ def draw(
 
 
 def new_figure(title: str, setting: str, height: float) -> Figure:
-    """Return an empty figure with its title and the line below it, which says what was measured and how."""
+    """Return an empty figure with its title, and the setting below it. height: of the axes, in inches."""
     titles, settings = wrap(title, 76), wrap(setting, 118)
     height += 0.19 * len(titles) + 0.15 * len(settings)
     figure = Figure(figsize=(_WIDTH_IN, height), facecolor=colour("paper"), layout="constrained")

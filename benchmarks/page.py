@@ -1,6 +1,6 @@
-"""What is made of rows: medians with intervals, tables, the page of an experiment, comparisons.
+"""Make medians with intervals, tables, comparisons and the page of an experiment from its rows.
 
-Equal rows make equal pages.
+Equal rows give equal pages.
 """
 
 from __future__ import annotations
@@ -148,7 +148,10 @@ class Medians(Formatter):
 
 
 def title(plot: Plot, points: pd.DataFrame) -> str:
-    """Return a plot's finding, if these points show it, or else what is drawn, along what, and where."""
+    """Return a plot's finding with the figures of these points.
+
+    If they lack a point that the finding names, return the quantities of both axes instead.
+    """
     medians = Medians(plot, points)
     try:
         sentence = plot.finding if isinstance(plot.finding, str) else plot.finding(medians)

@@ -187,7 +187,7 @@ class ChangingTraining(Training):
         self.gained += self._gains[0]
 
     def _measure(self, decider: Decider, link: LinkModel) -> float:
-        """Send all workers' measurements with the step's sums; return the seconds of what was asked for."""
+        """Send all workers' measurements with the step's sums; return the seconds of the probes."""
         asked = {}
         for carrier, probe in decider.next.probe_words.items():
             for kind, count in (("small", int(carrier in decider.next.small)), ("probe", probe)):

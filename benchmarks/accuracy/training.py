@@ -140,7 +140,7 @@ class Training:
         return True
 
     def run(self, curve: list[tuple[int, float | None]]) -> TrainingRun:
-        """Return what was measured so far, with its curve."""
+        """Return the run so far: the counts, the times, and the curve of the metric by step."""
         subject, compressor = self.subject, self.method.compressor
         return TrainingRun(
             setting=self.setting,
@@ -242,10 +242,10 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
 
 
 def train(setting: TrainingSetting) -> TrainingRun:
-    """Train and measure.
+    """Train as the setting says; return the curve of the metric and what workers sent.
 
-    Raises MethodError, SharesError and TrainingDataError. Training ends early where a gradient, or what is
-    measured, is no longer finite.
+    Training ends early if a gradient or the metric is no longer finite.
+    Raises MethodError, SharesError or TrainingDataError.
     """
     with one_thread(), Training(setting) as training:
         curve: list[tuple[int, float | None]] = [(0, _finite(training.measure()))]

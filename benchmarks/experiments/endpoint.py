@@ -1,8 +1,10 @@
 """Packets that one core of a worker sends and takes results for, beside bare sockets.
 
-One worker; a second process returns its contributions as results. `memory` is the endpoint alone, of which
-only its own calls count, a window at a time; `sockets` the endpoint with socket and clock, as in training;
-`bare` sockets that send and receive as many bytes without reading them, in the same process.
+There is one worker, and a second process that returns its contributions as results. Rows are of three kinds:
+
+- `memory` is the endpoint without sockets. It gets a window of packets at a time; only its calls are timed.
+- `sockets` is the endpoint with its socket and clock, as in training.
+- `bare` is a socket in the same process that sends and receives as many bytes, and does not read them.
 """
 
 from __future__ import annotations

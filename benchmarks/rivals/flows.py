@@ -213,7 +213,7 @@ class FlowHost:
         return [(PORT, Train(np.array(times, np.int64), np.array(sizes, np.int32), data))]
 
     def _occupy(self, size: int) -> None:
-        """Let the link send so many bytes after what it has to send."""
+        """Occupy the host's link for the time of `size` bytes, after what it has to send already."""
         self._free_at = max(self._free_at, self._now) + int(size * self._byte_ps)
 
     def _send(self, connection: Connection, number: int) -> None:

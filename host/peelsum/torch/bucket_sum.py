@@ -359,7 +359,7 @@ class _SparseWork:
         self._names, self._step = names, step
 
     def begin(self) -> None:
-        pass
+        """Do nothing: sums by rows learn nothing from earlier ones."""
 
     def __call__(self) -> None:
         with _naming_sums(self._names, self._step):
