@@ -13,12 +13,12 @@ import numpy as np
 
 from peelsum.allreduce.allreduce import Allreduce
 from peelsum.allreduce.costs import SKETCH_CALLS, CodecModel, NetworkModel
-from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
+from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.local import LocalSummation
-from peelsum.allreduce.plan import Form, agreed, agreement_words
+from peelsum.allreduce.plan import Form, agreement_part
 from peelsum.codec import MIN_CELLS_PER_CANDIDATE, CodecError, Implementation
 from peelsum.codec.layout import WORD_BITS
-from peelsum.summation import Part, Summation, Words, gather_by_or
+from peelsum.summation import Part, Summation, gather_by_or
 
 #: Lengths of the long sums, in words. The first that takes _LONGER round trips more than a sum of one word
 #: gives the rate; if there is none, the last does.
@@ -47,16 +47,11 @@ def measured(
     Raises PlanMismatchError if others do not measure, CodecError for "gpu" without a GPU,
     InvalidRequestError if another worker has none, and the summation's errors.
     """
-
-    def check(words: Words) -> None:
-        if not agreed(words):
-            raise PlanMismatchError(
-                f"network: worker {summation.worker_id} measures it, and others do not; "
-                "give all of them the same"
-            )
-
+    message = (
+        f"network: worker {summation.worker_id} measures it, and others do not; give all of them the same"
+    )
     # Others' words could be added to the zeros of a measurement, and nobody would notice.
-    summation.sum_words([Part(agreement_words(_MEASURING), "or", check)])
+    summation.sum_words([agreement_part(_MEASURING, lambda: message)])
 
     def slowest_s(words: int) -> float:
         """Return the seconds of a sum: the shortest of some sums, on the worker where that is longest."""

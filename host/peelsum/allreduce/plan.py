@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -15,11 +15,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from peelsum.allreduce.errors import InvalidRequestError
+from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.indexes import Index
 from peelsum.codec import MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, ROW, SPARE_CELLS
 from peelsum.codec.segments import Segment, SegmentTable
-from peelsum.summation import Words
+from peelsum.summation import Part, Words
 from peelsum.wire import packet_bytes
 
 #: How a tensor's values are sent: all, those at the index's positions, or a sketch of the latter.
@@ -235,6 +235,16 @@ def agreed(words: Words) -> bool:
     """
     half = AGREEMENT_WORDS // 2
     return bool((words[:half] ^ words[half:AGREEMENT_WORDS] == 0xFFFFFFFF).all())
+
+
+def agreement_part(digest: int, error_message: Callable[[], str]) -> Part:
+    """Return a part whose sum raises PlanMismatchError, on every worker, unless all have the same digest."""
+
+    def check(words: Words) -> None:
+        if not agreed(words):
+            raise PlanMismatchError(error_message())
+
+    return Part(agreement_words(digest), "or", check)
 
 
 def unsupported_dtype(name: str, dtype: str) -> InvalidRequestError:

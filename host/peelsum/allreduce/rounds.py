@@ -16,9 +16,9 @@ import numpy as np
 
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.decoding import StepDecoder
-from peelsum.allreduce.errors import DeviceMemoryError, PlanMismatchError
+from peelsum.allreduce.errors import DeviceMemoryError
 from peelsum.allreduce.one_round import OneRound, Prediction
-from peelsum.allreduce.plan import Plan, agreed, agreement_words, digest_of
+from peelsum.allreduce.plan import Plan, agreement_part, digest_of
 from peelsum.allreduce.protocol import Round, Rounds, Sums
 from peelsum.allreduce.result import StepResult
 from peelsum.allreduce.two_rounds import TwoRounds
@@ -72,7 +72,7 @@ class StepExecutor:
         # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
         digest = digest_of(f"{plan.digest}/{number}/{agreed_on}")
         #: The parts that are sent with the first round, in front of it.
-        self._leading_parts = [Part(agreement_words(digest), "or", self._check_agreement)]
+        self._leading_parts = [agreement_part(digest, self._describe_mismatch)]
         self._clock, self._span, self._note = clock, None if span is nullcontext else span, note
         #: The OR-ed and the added words of each round so far, kept if the host may have to repeat the rounds.
         self._round_sums: list[tuple[Words, Words]] = []
@@ -114,15 +114,14 @@ class StepExecutor:
                 raise
         raise DeviceMemoryError(f"{message}. Start again with a new summation.")
 
-    def _check_agreement(self, words: Words) -> None:
-        """Raise PlanMismatchError unless all workers have the same plan, given the OR of their digests."""
-        if not agreed(words):
-            raise PlanMismatchError(
-                f"plan: not the same on every worker; worker {self._summation.worker_id} has {self._plan} "
-                f"in step {self._number}; pass the same names, shapes, dtypes and settings, in the same "
-                "order, and the same version of peelsum, on every worker, and make a new Allreduce, or "
-                "restore the history of the same step, on all of them or on none"
-            )
+    def _describe_mismatch(self) -> str:
+        """Return the message for workers whose plans differ."""
+        return (
+            f"plan: not the same on every worker; worker {self._summation.worker_id} has {self._plan} "
+            f"in step {self._number}; pass the same names, shapes, dtypes and settings, in the same order, "
+            "and the same version of peelsum, on every worker, and make a new Allreduce, or restore the "
+            "history of the same step, on all of them or on none"
+        )
 
     def _sum_on(self, device: CodecDevice, named: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
         """Run the rounds of a protocol whose arrays lie on `device`, and decode their sums."""

@@ -14,8 +14,6 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import PlanMismatchError
-from peelsum.allreduce.plan import agreed, agreement_words, digest_of
 from peelsum.allreduce.reducer import SumScheduler
 from peelsum.compress.costs import Method, SwitchPath, all_reduce_cost, carrier_of, tree_rounds
 from peelsum.compress.events import StepTraffic
@@ -216,7 +214,10 @@ class Route(SummationCollectives):
         return self._turns.in_turn(lambda: self._exchanges.attach(parts, exchange))
 
     def _reduce_over_group(self, parts: Sequence[Part]) -> list[Words]:
-        """Sum parts over the process group, and count the exchanges: one for adjacent parts with one op."""
+        """Sum parts over the process group, and count the exchanges: one for adjacent parts with one op.
+
+        The callers of `sum_words` run the parts' checks.
+        """
         group, results = self._group, list[Words]()
         assert group is not None
         for op, adjacent in groupby(parts, key=lambda part: part.op):
@@ -228,9 +229,6 @@ class Route(SummationCollectives):
                 *all_reduce_cost(self.workers, words.size, tree=self._by == "tree", few=few),
             )
             results += split(total, list(map(len, pieces)))
-        for part, result in zip(parts, results, strict=True):
-            if part.check is not None:
-                part.check(result)
         return results
 
     def broadcast(
@@ -264,16 +262,6 @@ class Route(SummationCollectives):
             return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
         return self._turns.in_turn(gather_unequal)
-
-
-def agreement_part(text: str, error_message: Callable[[], str]) -> Part:
-    """Return a part whose sum raises PlanMismatchError, on every worker, unless all have the same text."""
-
-    def check(words: Words) -> None:
-        if not agreed(words):
-            raise PlanMismatchError(error_message())
-
-    return Part(agreement_words(digest_of(text)), "or", check)
 
 
 def concatenate(pieces: Sequence[Words]) -> Words:

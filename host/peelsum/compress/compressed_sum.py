@@ -36,10 +36,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce
-from peelsum.allreduce.plan import digest_of
+from peelsum.allreduce.plan import agreement_part, digest_of
 from peelsum.allreduce.rounds import Note, Span, ignore_costs
 from peelsum.compress.arguments import CompressConfigError, CompressError
-from peelsum.compress.collectives import Collectives, SummationCollectives, agreement_part
+from peelsum.compress.collectives import Collectives, SummationCollectives
 from peelsum.compress.compressor import Compressor, Floats, TensorState
 from peelsum.compress.exchange import (
     CompressedResult,
@@ -218,7 +218,7 @@ class CompressedSum:
     def _agreement(self, text: str) -> Part:
         """Return a part whose sum raises PlanMismatchError unless all workers have the same text."""
         return agreement_part(
-            text,
+            digest_of(text),
             lambda: (
                 f"plan: not the same on every worker; worker {self._worker_id} has {self._compressor!r} "
                 f"in step {self._steps}; pass the same compressor and tensors, in the same order, on every "

@@ -26,14 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.allreduce import Tensor
-from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
+from peelsum.allreduce.plan import SUPPORTED_DTYPES, agreement_part, digest_of, unsupported_dtype
 from peelsum.allreduce.reducer import BucketSum, ExactSum, Reducer, SumScheduler
 from peelsum.allreduce.rounds import Note, Span, ignore_costs
 from peelsum.codec import BFloat16
 from peelsum.codec.arrays import to_float32
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError
-from peelsum.compress.collectives import GroupSummation, Route, StepExchanges, agreement_part
+from peelsum.compress.collectives import GroupSummation, Route, StepExchanges
 from peelsum.compress.compressed_sum import CompressedSum, uses_feedback
 from peelsum.compress.compressor import Compressor
 from peelsum.compress.costs import DENSE, METHODS, Carrier, Method, SwitchPath, carrier_of
@@ -354,7 +354,7 @@ class StrategyReducer(LossyReducer):
             f"strategy: not the same on every worker; worker {backend.worker_id} has {self._settings!r}; "
             "pass the same settings, and restore the same step, on every worker"
         )
-        backend.sum_words([agreement_part(text, lambda: message)])
+        backend.sum_words([agreement_part(digest_of(text), lambda: message)])
         return decider
 
     def _identity(self, decider: Decider) -> str:
