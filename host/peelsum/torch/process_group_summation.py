@@ -118,19 +118,13 @@ class ProcessGroupSummation:
         over gloo by direct messages, others by all_reduce. The results are the same.
         """
         results: list[Words] = []
-        if any(isinstance(part.words, torch.Tensor) for part in parts):
-            self._open_group()
-            try:
-                part_buffers = [self._allocate(part) for part in parts]  # before the first is sent
-            except torch.OutOfMemoryError as error:
-                raise NotBegunError(str(error)) from error
-            for buffers in part_buffers:
-                results += self._run_exchange(partial(self._reduce_one, buffers))
-                if buffers.part.check is not None:
-                    buffers.part.check(results[-1])
-            return results
-        for batch in batches(parts) if by is None and self._direct_sum else [[part] for part in parts]:
-            results += self._run_exchange(partial(self._reduce_batch, batch, by))
+        together = batches(parts) if by is None and self._direct_sum else [[part] for part in parts]
+        try:
+            exchanges = [self._prepare(batch, by) for batch in together]  # before the first is sent
+        except torch.OutOfMemoryError as error:
+            raise NotBegunError(str(error)) from error
+        for batch, exchange in zip(together, exchanges, strict=True):
+            results += self._run_exchange(exchange)
             if batch[-1].check is not None:
                 batch[-1].check(results[-1])
         return results
@@ -170,13 +164,17 @@ class ProcessGroupSummation:
         with suppress(Exception):  # the group may have failed, or its parent may have been destroyed
             dist.destroy_process_group(group)
 
-    def _reduce_batch(self, parts: Sequence[Part], by: Algorithm | None) -> list[Words]:
-        """Return the results of parts that are exchanged together, by the algorithm `by`."""
+    def _prepare(self, parts: Sequence[Part], by: Algorithm | None) -> Callable[[], list[Words]]:
+        """Return the function that exchanges parts together by the algorithm `by`, and returns their sums.
+
+        What a ring needs is allocated here.
+        """
         if by == "tree":
-            return [self._reduce_by_tree(part) for part in parts]
+            return lambda: [self._reduce_by_tree(part) for part in parts]
         if by is None and self._direct_sum and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
-            return self._direct_sum.sum_words(parts)
-        return [self._reduce_one(self._allocate(part))[0] for part in parts]
+            return partial(self._direct_sum.sum_words, parts)
+        part_buffers = [self._allocate(part) for part in parts]
+        return lambda: [self._reduce_one(buffers) for buffers in part_buffers]
 
     def _allocate(self, part: Part) -> _ReduceBuffers:
         """Copy a part's words to the device that reduces them, and allocate what else the reduction needs.
@@ -203,13 +201,13 @@ class ProcessGroupSummation:
             bits[begin : begin + _UNPACK_WORDS] = unpacked.bitwise_and_(1)
         return _ReduceBuffers(part, words, bits, (scratch, shifts))
 
-    def _reduce_one(self, buffers: _ReduceBuffers) -> list[Words]:
-        """Return a list of the part's result, on the device of its words."""
+    def _reduce_one(self, buffers: _ReduceBuffers) -> Words:
+        """Return a part's result, on the device of its words."""
         if buffers.words.numel():
             self._reduce(buffers)
         if isinstance(buffers.part.words, torch.Tensor):
-            return [cast(Words, buffers.words)]
-        return [buffers.words.cpu().numpy().view(np.uint32)]
+            return cast(Words, buffers.words)
+        return buffers.words.cpu().numpy().view(np.uint32)
 
     def _reduce(self, buffers: _ReduceBuffers) -> None:
         """Reduce the words in place; every backend adds int32 modulo 2**32."""
