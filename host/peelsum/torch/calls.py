@@ -54,14 +54,27 @@ def new_future(tensors: Sequence[torch.Tensor]) -> torch.futures.Future[list[tor
     return torch.futures.Future(devices=sorted(devices, key=str))
 
 
-class SwitchWork(dist.Work):
+class TensorWork(dist.Work):
+    """A call whose results are these tensors. Subclasses implement `wait`."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = list(tensors)
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors, once the call is done."""
+        self.wait()
+        return self._tensors
+
+
+class SwitchWork(TensorWork):
     """A call over the switch, for which Python or C++ can wait. Its time limit begins now."""
 
     def __init__(
         self, done: Future[None], tensors: Sequence[torch.Tensor], name: str, limit: timedelta
     ) -> None:
-        super().__init__()
-        self._done, self._tensors, self._name, self._limit = done, list(tensors), name, limit
+        super().__init__(tensors)
+        self._done, self._name, self._limit = done, name, limit
         self._deadline = time.monotonic() + limit.total_seconds()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -94,11 +107,6 @@ class SwitchWork(dist.Work):
         """Return the call's error, or None."""
         return self._done.exception() if self._done.done() else None
 
-    def result(self) -> list[torch.Tensor]:
-        """Return the tensors, once the call is done."""
-        self.wait()
-        return self._tensors
-
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future for the tensors."""
         future = new_future(self._tensors)
@@ -106,21 +114,21 @@ class SwitchWork(dist.Work):
         return future
 
 
-class GlooWork(dist.Work):
+class GlooWork(TensorWork):
     """A work of gloo. After it, `finish` runs once, in the first thread that waits."""
 
     def __init__(
-        self, work: Any, tensors: Sequence[torch.Tensor], finish: Callable[[], None] = lambda: None
+        self, work: dist.Work, tensors: Sequence[torch.Tensor], finish: Callable[[], None] = lambda: None
     ) -> None:
-        super().__init__()
-        self._work, self._tensors, self._finish = work, list(tensors), finish
+        super().__init__(tensors)
+        self._work, self._finish = work, finish
         self._lock, self._is_finished = threading.Lock(), False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for gloo's work, then call `finish`. Raises the work's error."""
         if self._is_finished:  # gloo's sends and receives can be waited for only once
             return True
-        done: bool = self._work.wait(timeout)
+        done = self._work.wait(timeout)
         with self._lock:
             if not self._is_finished:
                 self._finish()
@@ -129,26 +137,18 @@ class GlooWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Return whether the work is done, so that `wait` does not wait."""
-        done: bool = self._work.is_completed()
-        return done
+        return self._work.is_completed()
 
     def is_success(self) -> bool:
         """Return whether the work has succeeded."""
-        success: bool = self._work.is_success()
-        return success
+        return self._work.is_success()
 
     def exception(self) -> Any:
         """Return the work's error, or None."""
         return self._work.exception()
 
-    def result(self) -> list[torch.Tensor]:
-        """Return the tensors, once the work is done."""
-        self.wait()
-        return self._tensors
-
     def _source_rank(self) -> int:
-        rank: int = self._work._source_rank()
-        return rank
+        return self._work._source_rank()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future for the tensors."""

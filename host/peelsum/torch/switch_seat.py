@@ -117,20 +117,10 @@ def connect_to_run(source: str, timeout_s: float | None) -> tuple[SwitchSummatio
             raise HookConfigError(f"over: controller {source[2:]}: {values.get('error', values)}")
         rank = int(values["entering"])
         generation = lease.enter(rank, join_limit_s())
-        job, worker = job_config(generation.admission), generation.members.index(rank)
-        host, port = _parse_address(generation.switch[rank])
-        resources.enter_context(hold_seat(f"worker {rank} of job {job.job_id} at {host}:{port}"))
-        summation = SwitchSummation(
-            job,
-            job.worker_ids[worker],
-            (host, port),
-            timeout_s=timeout_s,
-            join_s=0.0,
-            wire="ethernet" if generation.wire == "ethernet" else "udp-port",
-            leases=[lease],
-            held=resources,
-            enters=True,
-        )
+        addresses = [generation.switch[member] for member in generation.members]
+        plane = {"admission": generation.admission, "switch": addresses, "wire": generation.wire}
+        place = generation.members.index(rank), len(addresses)
+        summation = _connect([plane | {"lease": lease}], *place, timeout_s, resources, enters=True)
     except BaseException as error:
         resources.close()
         if isinstance(error, TlsError | OSError | UnicodeError):
@@ -177,17 +167,26 @@ def check_size(workers: int, ranks: int) -> None:
 
 
 def _connect(
-    planes: list[dict[str, Any]], rank: int, ranks: int, timeout_s: float | None, resources: ExitStack
+    planes: list[dict[str, Any]],
+    rank: int,
+    ranks: int,
+    timeout_s: float | None,
+    resources: ExitStack,
+    *,
+    enters: bool = False,
 ) -> SwitchSummation:
     """Connect the rank to its seat in each plane.
 
     planes: each plane's admission, and the rank's address or those of all ranks. resources: is closed with
-    the connection.
+    the connection. enters: whether the other ranks sum already.
     """
     jobs = [job_config(_require(values, "admission")) for values in planes]
     for job in jobs:
         check_size(job.workers, ranks)
-    seats = [_with_address(values, rank) for values in planes]
+    seats = [
+        values | _address_of_rank(values["switch"], rank) if "switch" in values else values
+        for values in planes
+    ]
     job, seat = jobs[0], seats[0]
     worker_id = seat.get("worker_id", job.worker_ids[rank])
     addresses = [(_require(values, "switch_host"), _require(values, "switch_port")) for values in seats]
@@ -204,6 +203,7 @@ def _connect(
         held=resources,
         more_planes=list(zip(jobs, addresses, strict=True))[1:],
         interfaces=seat.get("interfaces") or _local_interfaces(len(jobs)),
+        enters=enters,
     )
 
 
@@ -290,11 +290,6 @@ def _requested_jobs(
         else _job_from_file(plane)
         for number, plane in enumerate(planes)
     ]
-
-
-def _with_address(values: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Return a job's description with the rank's address, if it has the switch's address for all ranks."""
-    return values | _address_of_rank(values["switch"], rank) if "switch" in values else values
 
 
 def _seat_of_environment(seat: dict[str, Any]) -> dict[str, Any]:
