@@ -140,13 +140,6 @@ def gain(method: Method, ratio: float) -> float:
     return 1.0 if method in DENSE else ratio**0.2
 
 
-def test_dense_is_used_where_it_is_fastest() -> None:
-    world = World(lambda _: LinkModel(1e-5, 100.0), select_s=0.02)
-    world.run(Flexible(), 40)
-    assert {method for method, _, _ in world.used[EXPLORING:]} <= set(DENSE)
-    assert {ratio for _, ratio, _ in world.used[EXPLORING:]} == {1.0}
-
-
 def test_every_ratio_is_explored_first_and_its_gain_learned() -> None:
     world = World(lambda _: SLOW)
     world.run(Flexible(explore_steps=2), 12)

@@ -44,12 +44,6 @@ def check(folder: Path) -> None:
         np.testing.assert_array_equal(np.load(folder / f"trained{rank}.npy"), parameters)
 
 
-@pytest.mark.slow
-def test_over_gloo(tmp_path):
-    torchrun(tmp_path, "gloo")
-    check(tmp_path)
-
-
 @pytest.mark.system
 def test_over_a_switch_whose_job_is_admitted_again(tmp_path):
     with (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 
 import numpy as np
@@ -12,8 +11,6 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_training as training
 from torch_ranks import run_at_switch, run_ranks, run_several
-
-from peelsum.topology import Star
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -46,24 +43,9 @@ def test_switch_and_gloo_give_the_same_bits(steps, loss, seed, order, by_server,
         assert report.server["chunks_at_server"] >= by_server
 
 
-def test_gloo_without_the_hook_gives_nearly_the_same(over_gloo):
-    np.testing.assert_allclose(run_ranks(2, training.by_ddp, STEPS)[0], over_gloo(STEPS), rtol=0, atol=1e-5)
-
-
 def test_every_way_to_or_gives_the_same_bits():
     works = {or_by: (training.by_or, 6, or_by) for or_by in ("bor", "gather", "max")}
     trained = run_several(3, {"hook": (training.by_hook, 6, {"over": "gloo"}, {}), **works})
     for or_by, ranks in trained.items():
         for parameters in ranks:
             np.testing.assert_array_equal(parameters, trained["hook"][0], or_by)
-
-
-def test_a_job_in_a_file_and_a_switch_address(tmp_path):
-    with Star(2) as star:
-        job = {"admission": star.seats[0].admission, "switch_host": star.seats[0].switch_host}
-        paths = [tmp_path / f"seat{seat.worker_id}.json" for seat in star.seats]
-        for seat, path in zip(star.seats, paths, strict=True):
-            path.write_text(json.dumps(job | {"switch_port": seat.switch_port}))
-        environments = [{"PEELSUM_JOB": str(path)} for path in paths]
-        trained = run_ranks(2, training.by_hook, 3, {"over": "switch"}, {}, environments=environments)
-    np.testing.assert_array_equal(trained[0], run_ranks(2, training.by_hook, 3, {"over": "gloo"}, {})[0])

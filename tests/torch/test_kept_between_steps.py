@@ -139,41 +139,6 @@ class SlowSums(Sums):
         threading.Timer(0.2, self._gone.set_result, [None]).start()
 
 
-def test_restored_residuals_replace_others_and_steps_go_on():
-    training = Training(RandomK(0.3))
-    for seed in range(3):
-        training.step(eighths(seed), "abc")
-    taken = training.state.state_dict()
-    assert taken["steps"] == 3
-    other = Training(RandomK(0.3))
-    other.step(eighths(7), "abc")
-    other.state.load_state_dict(taken | {"residuals": {}})
-    assert other.state.state_dict()["residuals"] == {}
-    other.state.load_state_dict(taken)
-    np.testing.assert_equal(other.step(eighths(3), "abc"), training.step(eighths(3), "abc"))
-
-
-@pytest.mark.parametrize("overflows", ["a", "c"])
-def test_a_step_that_is_skipped_leaves_all_as_if_nothing_had_been_sent(overflows):
-    """In the first or the last of its buckets; velocities go on. The next sends again, restored or not."""
-    training, restored = (Training(TopK(0.5, momentum=0.5)) for _ in range(2))
-    largest = eighths(1)
-    training.step(eighths(0), "a", "b", "c")
-    velocity = residual_of(training, "b", "velocity")
-    kept = residual_of(training, "b", "numbers")
-    gradients = {name: one.copy() for name, one in largest.items()}
-    gradients[overflows][1] = math.inf
-    training.step(gradients, "a", "b", "c")
-    velocity = 0.5 * velocity + largest["b"]
-    np.testing.assert_array_equal(residual_of(training, "b", "velocity"), velocity)
-    np.testing.assert_array_equal(residual_of(training, "b", "numbers"), kept + velocity)
-    restored.state.load_state_dict(training.state.state_dict())
-    nothing = {name: np.zeros_like(one) for name, one in largest.items()}
-    sent = training.step(nothing, "a", "b", "c")
-    assert np.count_nonzero(sent["b"]) == 6
-    np.testing.assert_equal(restored.step(nothing, "a", "b", "c"), sent)
-
-
 def residual_of(training, name, field):
     """The residual or the velocity, in the gradient's units."""
     one = training.state.state_dict()["residuals"][name]
