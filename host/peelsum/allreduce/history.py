@@ -29,13 +29,6 @@ _Counts = NDArray[np.float64]
 _Exponents = NDArray[np.int32]
 
 
-class _TensorExponents(NamedTuple):
-    block: int
-    """Elements of a block."""
-    fields: _Exponents
-    """int32[blocks]: their exponent fields."""
-
-
 class BlockExponents:
     """For each tensor, its blocks' exponent fields in their last steps with a non-zero, or 0: int32[blocks].
 
@@ -44,8 +37,9 @@ class BlockExponents:
     """
 
     def __init__(self) -> None:
-        #: The fields of each tensor: a view of the array of the step with which it was last summed.
-        self._parts: dict[Key, _TensorExponents] = {}
+        #: For each tensor, the elements of a block, and the fields of its blocks: a view of the array of the
+        #: step with which it was last summed.
+        self._parts: dict[Key, tuple[int, _Exponents]] = {}
         #: The arrays of steps, by the keys of their tensors.
         self._steps: dict[tuple[Key, ...], tuple[SegmentTable, _Exponents]] = {}
 
@@ -60,14 +54,14 @@ class BlockExponents:
         fields = np.zeros(int(table.blocks[-1]), np.int32)
         self._steps = {others: step for others, step in self._steps.items() if set(others).isdisjoint(keys)}
         for s, key in enumerate(keys):
-            part = _TensorExponents(int(table.block[s]), fields[table.blocks[s] : table.blocks[s + 1]])
+            block, part = int(table.block[s]), fields[table.blocks[s] : table.blocks[s + 1]]
             if key in self._parts:
-                block, kept = self._parts[key]
-                if part.block >= block:  # the largest field of each new block
-                    part.fields[:] = np.maximum.reduceat(kept, np.arange(0, len(kept), part.block // block))
+                kept_block, kept = self._parts[key]
+                if block >= kept_block:  # the largest field of each new block
+                    part[:] = np.maximum.reduceat(kept, np.arange(0, len(kept), block // kept_block))
                 else:
-                    part.fields[:] = kept[np.arange(len(part.fields)) // (block // part.block)]
-            self._parts[key] = part
+                    part[:] = kept[np.arange(len(part)) // (kept_block // block)]
+            self._parts[key] = block, part
         self._steps[keys] = table, fields
         return fields
 
@@ -79,9 +73,9 @@ class BlockExponents:
     def saved(self) -> dict[str, NDArray[np.int32]]:
         """Return an array for each name: for each of its sizes the elements, those of a block, and fields."""
         arrays: dict[str, list[NDArray[np.int32]]] = {}
-        for (name, elements), part in self._parts.items():
-            head = np.array([elements, part.block], np.int64).view(np.int32)
-            arrays.setdefault(name, []).append(np.concatenate([head, part.fields]))
+        for (name, elements), (block, fields) in self._parts.items():
+            head = np.array([elements, block], np.int64).view(np.int32)
+            arrays.setdefault(name, []).append(np.concatenate([head, fields]))
         return {name: np.concatenate(sizes) for name, sizes in arrays.items()}
 
     @classmethod
@@ -100,7 +94,7 @@ class BlockExponents:
                 valid = fields.size > 0 and int(fields.min()) >= 0 and int(fields.max()) <= 255
                 if elements < 1 or block & block - 1 or rest.size < end or not valid:
                     raise ValueError(f"{name!r} has {rest.size} fields that are not those of its blocks")
-                levels._parts[name, elements] = _TensorExponents(block, fields.copy())
+                levels._parts[name, elements] = block, fields.copy()
                 rest = rest[end:]
         return levels
 

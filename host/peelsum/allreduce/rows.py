@@ -154,24 +154,17 @@ def _gather_messages(summation: GatheringSummation, message: Words, what: str) -
     return [np.concatenate([packet, rest])[:length] for packet, rest, length in pairs]
 
 
-class RowSums(NamedTuple):
-    """Sums of floats, and the scales by which they were quantized."""
-
-    values: Sequence[Floats]
-    """Each tensor's sum or average, float32[n]; NaN if it was not finite on some worker."""
-    scales: Sequence[int]
-    """The smallest scale of each tensor's blocks; 0 for an empty tensor."""
-
-
-def sum_floats(summation: Summation, tensors: Sequence[Floats], *, average: bool) -> RowSums:
+def sum_floats(summation: Summation, tensors: Sequence[Floats], *, average: bool) -> list[tuple[Floats, int]]:
     """Sum float32[n] tensors over workers in fixed point, as the dense form of `Allreduce` does.
 
+    Return each tensor's sum or average, float32[n], which is NaN if it was not finite on some worker; and the
+    smallest scale of its blocks, 0 for an empty tensor.
     Tensors may be empty. The caller ensures that their number and sizes are the same on all workers.
     """
     no_numbers = np.empty(0, np.int32)
     filled = [tensor for tensor in tensors if tensor.size]
     if not filled:
-        return RowSums(list(tensors), [0] * len(tensors))
+        return [(tensor, 0) for tensor in tensors]
     table = SegmentTable([Segment(tensor.size, sparse=False) for tensor in filled])
     codec = HOST.segments(table, filled, [None] * len(filled), summation.workers)
     header = np.zeros(table.scale_words, np.uint32)
@@ -186,5 +179,4 @@ def sum_floats(summation: Summation, tensors: Sequence[Floats], *, average: bool
         numbers = total.view(np.int32)
     sums = iter(codec.decode(numbers, no_numbers, summation.workers if average else 1))
     lowest = iter(np.minimum.reduceat(codec.scales, table.blocks[:-1]).tolist())
-    pairs = [(next(sums), next(lowest)) if tensor.size else (tensor, 0) for tensor in tensors]
-    return RowSums(*map(list, zip(*pairs, strict=True)))
+    return [(next(sums), next(lowest)) if tensor.size else (tensor, 0) for tensor in tensors]

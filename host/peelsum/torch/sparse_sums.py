@@ -182,8 +182,7 @@ def sum_rows(
     ]
     fixed = [row_sum for row_sum in sums if row_sum.fixed]
     floats = [_multiply(row_sum.shared.float(), factor).view(-1).numpy() for row_sum in fixed]
-    totals = sum_floats(summation, floats, average=average)
-    for row_sum, total, scale in zip(fixed, totals.values, totals.scales, strict=True):
+    for row_sum, (total, scale) in zip(fixed, sum_floats(summation, floats, average=average), strict=True):
         row_sum.write_shared(torch.from_numpy(total))
         row_sum.scale = scale
     for row_sum in sums:
