@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import tracemalloc
 
@@ -79,31 +78,6 @@ def test_densities_of_a_sum(form):
             assert each.form == {"sparse": "compact"}.get(form, form)
             assert each.density == np.count_nonzero(each.values) / max(each.elements, 1)
             assert each.density_worker == len(each.sent.positions) / max(each.elements, 1)
-
-
-def test_restored_memories_go_on_bit_for_bit_in_other_calls():
-    """If forms and scales do not depend on earlier steps. Calls differ as DDP's buckets do."""
-    settings = {"forms": "dense", "values": "compact"}
-    rng, through = np.random.default_rng(4), Workers(TopK(0.5), 2, kind=Memory, allreduce=settings)
-    spread = {"many": (3000,), "more": (700,), "few": (60,)}
-    steps = [
-        [
-            {name: rng.lognormal(0, 3, shape).astype(np.float32) for name, shape in spread.items()}
-            for _ in range(2)
-        ]
-        for _ in range(5)
-    ]
-    for tensors in steps[:3]:
-        through.step(tensors)
-    apart = {name: Workers(TopK(0.5), 2, kind=Memory, allreduce=settings) for name in spread}
-    for name, workers in apart.items():
-        for one, other in zip(workers.sums, through.sums, strict=True):
-            one.memory.restore({name: copy.deepcopy(other.memory.residuals[name])})
-    for tensors in steps[3:]:
-        uninterrupted = through.step(tensors)[0]
-        for name, workers in apart.items():
-            restored = workers.step([{name: one[name]} for one in tensors])[0]
-            assert restored[name].values.tobytes() == uninterrupted[name].values.tobytes()
 
 
 def test_the_energy_of_what_was_offered_and_sent():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -152,17 +151,6 @@ def test_a_compiled_module_trains_with_the_same_bits(outside):
     for compiled, plain in ranks:
         np.testing.assert_array_equal(compiled, ranks[0][0])
         np.testing.assert_array_equal(compiled, plain)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("outside", [True, False], ids=["around DDP", "in DDP"])
-def test_a_module_compiled_by_inductor(outside):
-    """Its kernels round in their own way, alike on all ranks."""
-    ranks = run_ranks(2, training.compiled, "inductor", outside, patience_s=COMPILING_S)
-    for compiled, plain in ranks:
-        np.testing.assert_array_equal(compiled, ranks[0][0])
-        np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-5)
 
 
 # versions

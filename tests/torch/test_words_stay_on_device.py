@@ -244,18 +244,3 @@ def test_several_tensors_wait_together(
         with counted() as counts:
             reduce.sum([torch.from_numpy(one).to(DEVICE, copy=True) for one in pieces])
     assert counts.waits.total() <= waits, str(counts)
-
-
-@pytest.mark.parametrize(
-    ("refused", "op"),
-    [
-        (torch.zeros(3, dtype=torch.int32), dist.ReduceOp.BOR),
-        (torch.zeros(3, dtype=torch.uint32), dist.ReduceOp.SUM),
-        (torch.from_numpy(np.zeros(3, np.int32)), dist.ReduceOp.SUM),
-        (torch.zeros((3, 2), dtype=torch.int32).t(), dist.ReduceOp.SUM),
-    ],
-    ids=["BOR", "uint32", "host", "strided"],
-)
-def test_the_stand_in_refuses_what_nccl_refuses(refused: torch.Tensor, op: Any) -> None:
-    with pytest.raises(AssertionError, match=r"NCCL|cpu|contiguous"):
-        Nccl(Crew(), 0).all_reduce(refused, op)
