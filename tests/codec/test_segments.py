@@ -169,7 +169,8 @@ def test_pieces_over_several_cores_change_nothing(
     calls, work = [], cpu_segments.write_magnitudes
     monkeypatch.setattr(cpu_segments, "write_magnitudes", lambda *given: [calls.append(1), work(*given)])
     compare(device("cpu"), table, seed, 3)
-    assert len(calls) == max(min(cores, int(table.begins[-1]) // 2**13, pieces), 1)
+    assert len(calls) == len(threads.slices(pieces, int(table.begins[-1])))
+    assert (len(calls) > 1) == (cores > 1 and int(table.begins[-1]) >= 2 * 2**13)
 
 
 def test_a_table_has_the_begins_of_rows_and_blocks() -> None:

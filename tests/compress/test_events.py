@@ -12,7 +12,6 @@ import pytest
 from network_model import World
 
 from peelsum.compress import (
-    CompressConfigError,
     DecidedStep,
     ExplorationEnded,
     ExplorationStarted,
@@ -116,8 +115,3 @@ def test_zero_and_values_beyond_the_scale_are_kept_in_order() -> None:
     both = Measurement.agreed(zero.words() | Measurement(group_small_s=1.0, compute_s=1.0).words())
     assert both.group_small_s == 0
     assert both.compute_s == pytest.approx(1.0, rel=0.05)
-
-
-def test_other_words_are_refused() -> None:
-    with pytest.raises(CompressConfigError, match="words: "):
-        Measurement.agreed(np.zeros(7, np.uint32))

@@ -41,15 +41,8 @@ def each(
 
 
 def each_of(table: NDArray[np.int64], elements: int, loop: Callable[..., None], *rest: Any) -> None:
-    """Call loop(table, first, last, *rest) for consecutive ranges of a table's rows, on several cores if the
-    rows have enough `elements` in all."""
-    rows = len(table)
-    cores = min(_CORES, elements // PER_CORE, rows)
-    if cores < 2:
-        loop(table, 0, rows, *rest)
-        return
-    bounds = [rows * core // cores for core in range(cores + 1)]
-    list(_pool(os.getpid()).map(lambda a, b: loop(table, a, b, *rest), bounds[:-1], bounds[1:]))
+    """Call loop(table, first, last, *rest) for consecutive ranges of a table's rows, as `each` does."""
+    each(len(table), lambda first, last: loop(table, first, last, *rest), elements)
 
 
 def slices(items: int, elements: int | None = None, *, copies_of: int = 0) -> list[tuple[int, int]]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from peelsum.compress.arguments import CompressConfigError
 from peelsum.compress.costs import CARRIERS, METHODS, Carrier, LinkModel, Method
 from peelsum.summation import Words
 
@@ -89,10 +88,7 @@ class Measurement:
         """Return the measurements on which workers agree, given the OR of their `words`, uint32[128].
 
         These are the smallest network times and gain, and the largest times of computation and compression.
-        Raises CompressConfigError for another shape.
         """
-        if words.shape != (_WORDS * len(_SCALES),):
-            raise CompressConfigError(f"words: {words.shape} is not the shape of a measurement's words")
         data, size = words.astype("<u4").tobytes(), 4 * _WORDS
         levels = (int.from_bytes(data[begin : begin + size], "little") for begin in range(0, len(data), size))
         return cls(*(scale.value(bits) for scale, bits in zip(_SCALES.values(), levels, strict=True)))
