@@ -169,7 +169,7 @@ class ChangingTraining(Training):
         if key not in self._by_method:
             member, exchanges = self._threads.members[rank], self._exchanges[rank]
             group = cast(Any, _Group(member))
-            route = Route.of(plan.method, group, exchanges, self._path, group)
+            route = Route(group, exchanges, self._path, group, plan.method)
             self._by_method[key] = CompressedSum(
                 route,
                 compressor_of(plan.method, plan.ratio),

@@ -24,12 +24,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce.choosing import DEFAULT_NETWORK, Chooser, RequestedForm, RequestedValues, require_names
 from peelsum.allreduce.costs import NetworkModel
-from peelsum.allreduce.errors import (
-    DeviceMemoryError,
-    InvalidRequestError,
-    PlanMismatchError,
-    refuse_arguments,
-)
+from peelsum.allreduce.errors import REMOVED, DeviceMemoryError, InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.history import History
 from peelsum.allreduce.plan import (
     AGREEMENT_WORDS,
@@ -103,7 +98,10 @@ class Allreduce:
         note: Note = ignore_costs,
         **removed: Never,
     ) -> None:
-        refuse_arguments(removed)
+        for name in removed:
+            if name not in REMOVED:
+                raise TypeError(f"{name!r} is not an argument")
+            raise InvalidRequestError(f"{name}: was removed; {REMOVED[name]}")
         self._summation = summation
         if not isinstance(average, bool):
             raise InvalidRequestError(f"average: {average!r} is not a bool; use True or False")

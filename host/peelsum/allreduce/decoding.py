@@ -16,7 +16,7 @@ from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, SumProtocol
 from peelsum.allreduce.result import Contribution, Results, StepSummary, TensorResult, summaries
 from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, CodecDevice, FixedPoint, occupied
-from peelsum.codec.fixed_point import ZERO
+from peelsum.codec.fixed_point import ZERO, error_bound
 from peelsum.codec.segments import ROW
 
 _Numbers = NDArray[np.int64]
@@ -174,7 +174,7 @@ class StepDecoder:
         if field not in (ZERO, NON_FINITE):
             blocks = slice(table.blocks[s], table.blocks[s + 1])
             scales, lowest = self._scales[blocks], int(self._protocol.bounds[blocks].min())
-            bound = FixedPoint(lowest).error_bound(plan.workers, self._divisor)
+            bound = error_bound(lowest, plan.workers, self._divisor)
             fixed = FixedPoint(int(scales.min()), scales - scales.min(), int(table.block[s]))
             sums, local, count, local_count = self._numbers(s)
         if index:

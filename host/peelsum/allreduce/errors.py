@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,14 +29,6 @@ REMOVED = {
     "predict": "leave it out: a step is done in one round where that takes less time",
     "graphs": "leave it out: launches are not captured",
 }
-
-
-def refuse_arguments(names: Iterable[str], removed: Mapping[str, str] = REMOVED) -> None:
-    """Raise InvalidRequestError for an argument of an earlier version, and TypeError for any other name."""
-    for name in names:
-        if name not in removed:
-            raise TypeError(f"{name!r} is not an argument")
-        raise InvalidRequestError(f"{name}: was removed; {removed[name]}")
 
 
 class SummationStalledError(AllreduceError, TimeoutError):

@@ -71,18 +71,14 @@ class FixedPoint:
         scales: NDArray[np.int32] = self.scale + self.octaves[positions // self.block]
         return scales
 
-    def error_bound(self, fan_in: int, divisor: int = 1) -> float:
-        """Return a bound on |result - sum of `fan_in` floats / divisor| that holds for every element.
-
-        The result is number * 2**-scale / divisor, rounded to float32. It counts half of 2**-scale for each
-        worker, and the rounding of the largest possible sum. Infinite if a sum can be too large for float32.
-        """
-        return _error_bound(self.scale, fan_in, divisor)
-
 
 @lru_cache(1024)  # scales of a model's tensors seldom change
-def _error_bound(scale: int, fan_in: int, divisor: int) -> float:
-    """Do what `FixedPoint.error_bound` does."""
+def error_bound(scale: int, fan_in: int, divisor: int) -> float:
+    """Return a bound on |result - sum of `fan_in` floats / divisor| that holds for every element.
+
+    The result is number * 2**-scale / divisor, rounded to float32. It counts half of 2**-scale for each
+    worker, and the rounding of the largest possible sum. Infinite if a sum can be too large for float32.
+    """
     largest = np.ldexp(1.0, _SUM_BITS - scale) / divisor
     if largest > np.finfo(np.float32).max:
         return float("inf")

@@ -69,12 +69,17 @@ class SummationCollectives:
         return results, split(received, list(map(len, pieces)))
 
     def gather(self, data: Bytes) -> list[Bytes]:
-        """See `Collectives.gather`; each worker writes its bytes to a row, and the rows are ORed."""
-        lengths = gather_by_or(self, np.array([data.size], np.uint32))[:, 0]
-        padded = np.zeros(-(-int(lengths.max()) // 4) * 4, np.uint8)
+        """See `Collectives.gather`; lengths are gathered first, then bytes, padded to the longest."""
+        rows = self._gather_equal(np.array([data.size], np.uint32).view(np.uint8))
+        lengths = [int(row.view(np.uint32)[0]) for row in rows]
+        padded = np.zeros(-(-max(lengths) // 4) * 4, np.uint8)
         padded[: data.size] = data
-        rows = gather_by_or(self, padded.view(np.uint32)).view(np.uint8)
-        return [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
+        rows = self._gather_equal(padded)
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+    def _gather_equal(self, data: Bytes) -> list[Bytes]:
+        """Return every worker's bytes, a multiple of 4, and equally many on all: each ORs them into a row."""
+        return list(gather_by_or(self, data.view(np.uint32)).view(np.uint8))
 
 
 @runtime_checkable
@@ -172,9 +177,10 @@ class StepExchanges:
 class Route(SummationCollectives):
     """The collectives of a hook's sum, which run at its turn in `turns`, and are counted by `exchanges`.
 
-    Words are summed over the backend, whose path through a switch is `path`; or, with `by`, over a process
-    group by a ring or trees. There, few words take direct messages instead, which need less time and less of
-    the processor. If there is a group, gathers take it, and so do broadcasts if the group also sums.
+    Words are summed over the backend, whose path through a switch is `path`; or, if `method` sums over the
+    process group, there, by a ring or trees. Few words then take direct messages instead, which need less
+    time and less of the processor. If there is a group, gathers take it, except by a method that sums over a
+    switch. Broadcasts take it if the group also sums.
     """
 
     def __init__(
@@ -183,25 +189,16 @@ class Route(SummationCollectives):
         exchanges: StepExchanges,
         path: SwitchPath,
         group: GroupSummation | None = None,
-        by: Algorithm | None = None,
+        method: Method | None = None,
     ) -> None:
+        by: Algorithm | None = None
+        if method is not None and carrier_of(method) == "switch":
+            group = None
+        elif method is not None:
+            by = "tree" if method.endswith("_tree") else "ring"
         super().__init__(group if by and group else turns)
         self._turns, self._exchanges, self._path = turns, exchanges, path
         self._group, self._by = group, by
-
-    @classmethod
-    def of(
-        cls,
-        method: Method,
-        turns: SumScheduler,
-        exchanges: StepExchanges,
-        path: SwitchPath,
-        group: GroupSummation | None,
-    ) -> Route:
-        """Return the route by which a method sums."""
-        if carrier_of(method) == "switch":
-            return cls(turns, exchanges, path)
-        return cls(turns, exchanges, path, group, "tree" if method.endswith("_tree") else "ring")
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
@@ -243,25 +240,16 @@ class Route(SummationCollectives):
         timed = partial(self._exchanges.timed, exchange, messages * len(set(sources)), messages * words)
         return results, self._turns.in_turn(timed)
 
-    def gather(self, data: Bytes) -> list[Bytes]:
-        """See `Collectives.gather`; over a process group, an all_gather of lengths, then one of bytes."""
+    def _gather_equal(self, data: Bytes) -> list[Bytes]:
+        """Return every worker's bytes, equally many on all: over a process group by an all_gather."""
         group, others = self._group, self.workers - 1
         if group is None:
-            return super().gather(data)
+            return super()._gather_equal(data)
 
         def gather_timed(data: Bytes) -> list[Bytes]:
             return self._exchanges.timed(lambda: group.gather_equal(data), others, others * data.size / 4)
 
-        def gather_unequal() -> list[Bytes]:
-            length = np.array([data.size], np.int64).view(np.uint8)
-            rows = self._exchanges.gather(length, gather_timed)
-            lengths = [int(row.view(np.int64)[0]) for row in rows]
-            padded = np.zeros(max(lengths), np.uint8)
-            padded[: data.size] = data
-            rows = self._exchanges.gather(padded, gather_timed)
-            return [row[:length] for row, length in zip(rows, lengths, strict=True)]
-
-        return self._turns.in_turn(gather_unequal)
+        return self._turns.in_turn(lambda: self._exchanges.gather(data, gather_timed))
 
 
 def concatenate(pieces: Sequence[Words]) -> Words:

@@ -96,7 +96,8 @@ class CompressedSum:
                 f"allreduce: its average is {allreduce.average}; give one with {average}"
             )
         self._compressor, self._average = compressor, average
-        self._memory = memory or Memory()
+        #: This worker's residuals and other state between steps.
+        self.memory = memory or Memory()
         self._feedback = uses_feedback(compressor, error_feedback)
         #: Sums indexed payloads.
         self.allreduce = allreduce or Allreduce(summation, forms="sparse", average=average)
@@ -106,11 +107,6 @@ class CompressedSum:
         #: The last requests that all workers have agreed on.
         self._agreed: dict[int, None] = {}
         self._steps, self._failed = 0, False
-
-    @property
-    def memory(self) -> Memory:
-        """This worker's residuals and other state between steps."""
-        return self._memory
 
     def sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int | None = None) -> CompressedResult:
         """Return the sum of the values that workers sent for each tensor; block until all have contributed.
@@ -131,7 +127,7 @@ class CompressedSum:
         self._failed = True
         with self._span("step"):
             # Another sum may have the same memory, and be in a later step.
-            step = max(self._steps, self._memory.step + 1) if step is None else step
+            step = max(self._steps, self.memory.step + 1) if step is None else step
             result = self._sum(tensors, step)
             self._note({"step": self._steps, "worker": self._worker_id, "bytes": result.wire_bytes})
         self._failed = False
@@ -155,7 +151,7 @@ class CompressedSum:
             max_norm = None if compressor.clip is None else compressor.clip / math.sqrt(self._workers)
             residuals, offered = None, flat
             if feedback:
-                residuals = self._memory.add_gradients(flat, compressor.momentum, max_norm)
+                residuals = self.memory.add_gradients(flat, compressor.momentum, max_norm)
                 offered = flat | residuals.to_floats()
             finite = set(finite_names(flat)) if residuals is None else residuals.keys()
             units = self._make_units(offered, shapes, finite, step)
@@ -178,7 +174,7 @@ class CompressedSum:
                 summed = list(chain.from_iterable(results))
         by_name = {tensor.name: tensor for tensor in summed}
         if residuals is not None:
-            self._memory.store(residuals, {tensor.name: tensor.sent for tensor in summed}, step)
+            self.memory.store(residuals, {tensor.name: tensor.sent for tensor in summed}, step)
         sent = {tensor.name: tensor.sent for tensor in summed if tensor.sent is not None}
         return replace(
             collectives.result([by_name[name] for name in tensors]),
@@ -208,7 +204,7 @@ class CompressedSum:
         for label, members, shape in labeled:
             parts = list(members.values())
             tensor = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
-            kept = self._memory.kept.setdefault(label, {})
+            kept = self.memory.kept.setdefault(label, {})
             seed = digest_of(f"{step}/{label}")
             state = TensorState(shape, seed, step, self._worker_id, self._workers, kept=kept)
             sizes, is_finite = [part.size for part in parts], members.keys() <= finite

@@ -236,7 +236,7 @@ class StrategyReducer(LossyReducer):
             assert self._decider is not None
             key = method, ratio = self._decider.next.method, self._decider.next.ratio
             if key not in sums:
-                route = Route.of(method, self.turns, self._exchanges, self._path, self._group)
+                route = Route(self.turns, self._exchanges, self._path, self._group, method)
                 sums[key] = self._new_sum(compressor_of(method, ratio), route, exact, error_feedback=True)
             result = sums[key].sum(tensors, step)
             self._sums += 1

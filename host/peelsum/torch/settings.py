@@ -66,32 +66,22 @@ class HookSettings:
     """The settings of a `SwitchAllreduceState`, under the names of its arguments; see there."""
 
     over: str | Summation
-    """The backend: its name, or an object."""
     forms: RequestedForm | Mapping[str, RequestedForm]
-    """The form of all tensors, or of each by name."""
     values: RequestedValues
-    """How the non-zeros of sparse tensors are sent."""
     network: NetworkModel | Literal["measured"]
     """The network model by which forms are compared, or "measured" until ranks have connected."""
     compressor: Compressor | None
-    """The method of compression; None has none."""
     strategy: Flexible | None
-    """The strategy that chooses method and ratio in every step, or None."""
     error_feedback: bool | None
-    """Whether elements that are not sent are kept for later steps; None as the compressor needs it."""
     implementation: Literal["cpu", "gpu"] | None
     """Where gradients are encoded and decoded; with a compressor or a strategy, always on the host.
 
     None until `for_device_of` knows their device.
     """
     timeout_s: float | None
-    """Seconds that a sum waits for other ranks; None for the backend's."""
     log_every: int
-    """Steps between two lines of statistics; 0 for none."""
     on_lost: OnLost = "error"
-    """What happens when a rank is lost."""
     enters: bool = False
-    """Whether this rank enters a run that goes on."""
 
     def __post_init__(self) -> None:
         """Raise HookConfigError for values, and combinations of values, that are not allowed."""

@@ -20,7 +20,8 @@ from peelsum.allreduce import InvalidRequestError
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
 from peelsum.allreduce.result import StepSummary
 from peelsum.allreduce.rows import GatheringSummation, RowUnion, sum_floats, unite_rows
-from peelsum.codec import ROW, FixedPoint
+from peelsum.codec import ROW
+from peelsum.codec.fixed_point import error_bound
 from peelsum.summation import Part, Words
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.stats import SparseResult, TensorStats
@@ -279,7 +280,7 @@ def _stats(row_sum: RowSum, summation: GatheringSummation) -> TensorStats:
     """Return the statistics of a tensor that was summed by rows."""
     tensor, workers, bound = row_sum.tensor, summation.workers, 0.0
     if row_sum.scale is not None and row_sum.shared.numel():
-        bound = FixedPoint(row_sum.scale).error_bound(workers, workers)
+        bound = error_bound(row_sum.scale, workers, workers)
     length = max(tensor.length, 1)
     return TensorStats(
         elements=tensor.length * tensor.width,

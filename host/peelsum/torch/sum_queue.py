@@ -172,7 +172,8 @@ class SumQueue:
         self._generation, self._begin_lock = 0, threading.Lock()
         #: See `ProcessGroupSummation.device`; None with other backends.
         self.device = getattr(backend, "device", None)
-        self._failure: BaseException | None = None
+        #: The error of the first work that failed, or None.
+        self.failure: BaseException | None = None
         self._abort_reason = ""
         self._current = _ThreadState()
         #: The ticket of the last work that was submitted, by its key.
@@ -261,11 +262,6 @@ class SumQueue:
         self._check_process()
         self._pool.wait_for(self._pool.submitted)
 
-    @property
-    def failure(self) -> BaseException | None:
-        """The error of the first work that failed, or None."""
-        return self._failure
-
     def abort(self, reason: str) -> None:
         """Fail the work that runs and all later work with `reason`, without waiting for other workers.
 
@@ -285,7 +281,7 @@ class SumQueue:
         """Wait until it is the ticket's turn. Raises HookFailedError after an earlier failure."""
         if self._pool.turn < ticket:
             self._pool.wait_for(ticket)
-        if self._failure is not None:
+        if self.failure is not None:
             raise self._refusal()
 
     def _run(self, ticket: int, starts_at: int, work: Callable[[], object], future: Future[None]) -> None:
@@ -303,7 +299,7 @@ class SumQueue:
         if self._pool.turn < ticket:
             self._pool.wait_for(ticket)
         if failure is not None:
-            self._failure = self._failure or failure
+            self.failure = self.failure or failure
             if self._changes is not None:
                 self._changes.failed = True
             self._pool.close()
@@ -351,13 +347,13 @@ class SumQueue:
                 "sum: this process was forked from the one that is connected; sum there, or make a new state "
                 "or process group here, for a worker of its own"
             )
-        if self._failure is None:
+        if self.failure is None:
             default_reason = "this worker has left the job; make a new state or process group"
             return HookError(f"sum: {self._abort_reason or default_reason}")
         refusal = HookFailedError(
-            f"sum: an earlier sum failed ({self._failure}); start training again from a checkpoint"
+            f"sum: an earlier sum failed ({self.failure}); start training again from a checkpoint"
         )
-        refusal.__cause__ = self._failure
+        refusal.__cause__ = self.failure
         return refusal
 
 
