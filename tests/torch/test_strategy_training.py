@@ -18,8 +18,8 @@ from peelsum.torch import HookConfigError, SwitchAllreduceState
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
-#: Every method after every other carrier, at two ratios.
-BY_SWITCH = [(method, ratio) for ratio in (0.1, 0.02) for method in METHODS]
+#: Every method; the carriers alternate.
+BY_SWITCH = [(method, 0.1) for method in METHODS]
 #: What holds over a switch whose links lose packets is hardly wrong over one that loses none.
 LOSSES = [pytest.param(0.0, marks=pytest.mark.slow), 0.05]
 BY_GROUP = [one for one in BY_SWITCH if carrier_of(one[0]) == "group"]
@@ -40,12 +40,12 @@ def all_equal(ranks):
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_books_close_over_every_method_and_a_checkpoint(world):
     """Residuals go from method to method, rebuilt buckets and a restored state; nothing is lost."""
-    works = {at: (flexible.audited, "gloo", BY_GROUP, 12, at) for at in (7, 99)}
+    works = {at: (flexible.audited, "gloo", BY_GROUP, 8, at) for at in (5, 99)}
     restored, through = run_several(world, works).values()
     all_equal(restored)
     assert {method for method, _ in restored[0]["used"]} == {method for method, _ in BY_GROUP}
     expected = [(method, 1.0 if method.startswith("dense") else ratio) for method, ratio in BY_GROUP]
-    assert through[0]["used"] == (expected * 2)[:12]
+    assert through[0]["used"] == (expected * 2)[:8]
     all_equal(through)
 
 
