@@ -37,7 +37,7 @@ from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:
     from peelsum.control import SwitchStatus
-    from peelsum.control.cluster import ClusterReport, ControllerClient, Event, JobController
+    from peelsum.control.cluster import ControllerClient, Event, JobController
     from peelsum.control.description import AnyDescription
     from peelsum.control.session import Session
     from peelsum.wire import Verdict
@@ -261,7 +261,10 @@ def status(
             from peelsum.control.cluster import observe_cluster
 
             report = observe_cluster(_client(cluster.controller, tls).list(), read_identity(tls))
-            (_print_cluster_json if json else _print_cluster)(report)
+            if json:
+                print_message(**report)
+            else:
+                _print_cluster(report)
             return
         with switch.connect(tls) as session:
             state = read_status(session)
@@ -304,33 +307,19 @@ def _read_token(path: Path | None) -> str:
     return "" if path is None else read_token(path)
 
 
-def _print_cluster_json(report: ClusterReport) -> None:
-    switches = [
-        {
-            **{name: value for name, value in asdict(switch).items() if name != "status"},
-            "lanes": switch.status.lanes if switch.status else None,
-            "slots_in_use": switch.status.slots_in_use if switch.status else None,
-        }
-        for switch in report.switches
-    ]
-    jobs = [{**asdict(job), "agrees": job.agrees} for job in report.jobs]
-    print_message(primary=report.address, epoch=report.epoch, switches=switches, jobs=jobs)
-
-
-def _print_cluster(report: ClusterReport) -> None:
+def _print_cluster(report: Mapping[str, Any]) -> None:
     """Print a cluster's switches and jobs as tables."""
     switches, jobs = [], []
-    for switch in report.switches:
-        status = switch.status
-        answer = f"{status.lanes} lanes, {status.slots} slots" if status else switch.trouble
-        switches.append((switch.p4runtime, str(switch.device_id), switch.state, answer))
-    for job in report.jobs:
-        state = job.state or "not admitted by this controller"
-        generations = ("-" if number is None else str(number) for number in (job.desired, job.actual))
-        state = state if job.agrees else f"differs: {state}"
-        jobs.append((str(job.job_id), job.p4runtime, *generations, state))
+    for switch in report["switches"]:
+        answer = switch["trouble"] or f"{switch['lanes']} lanes, {switch['slots']} slots"
+        switches.append((switch["p4runtime"], str(switch["device_id"]), switch["state"], answer))
+    for job in report["jobs"]:
+        state = job["state"] or "not admitted by this controller"
+        generations = ("-" if number is None else str(number) for number in (job["desired"], job["actual"]))
+        state = state if job["agrees"] else f"differs: {state}"
+        jobs.append((str(job["job_id"]), job["p4runtime"], *generations, state))
     print_tables(
-        f"{report.address}: primary, epoch {report.epoch}",
+        f"{report['primary']}: primary, epoch {report['epoch']}",
         (("switch", "device_id", "controller reports", "switch reports"), switches),
         (("job", "switch", "desired generation", "actual generation", "state"), jobs) if jobs else "no jobs",
     )

@@ -224,22 +224,20 @@ def examine_cluster(controllers: Sequence[str], identity: TlsIdentity | None = N
         yield Finding("cluster", "no primary answers", "a primary", remedy, "failed")
         return
     report = observe_cluster(primary, identity)
-    for switch in report.switches:
-        state = switch.trouble.partition("; ")[0] or switch.state
+    for switch in report["switches"]:
+        state = switch["trouble"].partition("; ")[0] or switch["state"]
         remedy = "start the switch, or see what the controller prints"
-        is_up = switch.state == "up" and not switch.trouble
-        yield _check_result(f"switch {switch.p4runtime}", state, "up", remedy, is_up)
-    for job in report.jobs:
+        is_up = switch["state"] == "up" and not switch["trouble"]
+        yield _check_result(f"switch {switch['p4runtime']}", state, "up", remedy, is_up)
+    for job in report["jobs"]:
         desired, actual = (
             "not admitted" if generation is None else f"generation {generation}"
-            for generation in (job.desired, job.actual)
+            for generation in (job["desired"], job["actual"])
         )
-        remedy = (
-            job.state
-            if job.state.startswith("waits")
-            else "look again after a poll; the controller repairs it"
-        )
-        yield _check_result(f"job {job.job_id} on {job.p4runtime}", actual, desired, remedy, job.agrees)
+        waits = job["state"].startswith("waits")
+        remedy = job["state"] if waits else "look again after a poll; the controller repairs it"
+        name = f"job {job['job_id']} on {job['p4runtime']}"
+        yield _check_result(name, actual, desired, remedy, job["agrees"])
 
 
 _REFUSING_VERDICTS = (
