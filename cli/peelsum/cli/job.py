@@ -16,12 +16,12 @@ import typer
 from peelsum.cli.options import (
     CHECK_INTERVAL_S,
     ClusterSettings,
+    Description,
     JobRequestSettings,
     Json,
     Service,
     Tls,
     address,
-    addresses,
     job_metrics,
     parse_address,
     read_identity,
@@ -29,11 +29,11 @@ from peelsum.cli.options import (
     with_settings,
 )
 from peelsum.cli.output import print_tables
+from peelsum.cli.serve import serve
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
-from peelsum.processes.progress import compile_progress_reporter, progress_reporter, reporting_progress
+from peelsum.processes.progress import progress_reporter, reporting_progress
 from peelsum.tls import read_token
-from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:
     from peelsum.control import SwitchStatus
@@ -47,7 +47,6 @@ controller_app = typer.Typer(help="The controller of a cluster of switches and j
 #: How long to wait while another controller is the primary, for example to admit or restore a job.
 _PRIMARY_TIMEOUT_S = 10.0
 
-Description = Annotated[Path, typer.Argument(help="The job's description, TOML.")]
 JobId = Annotated[int, typer.Argument(help="The job's number.")]
 
 
@@ -157,68 +156,7 @@ def _print_admission(admission: Mapping[str, object], service: Service) -> None:
     service.announce("\n".join(lines), **admission)
 
 
-@dataclass(frozen=True)
-class _Serving(CommandSettings):
-    """The ports of a job's switches, and where its workers request it."""
-
-    udp: Annotated[
-        tuple[str, ...],
-        Option(
-            "The switch's host:port, with the port of its --udp-base. With racks, repeat it for each "
-            "switch: the spine, then the racks in order.",
-            parse=addresses("the switch"), repeated=True,
-        ),
-    ] = ()  # fmt: skip
-    ethernet: Annotated[
-        bool,
-        Option(
-            "The switch's ports are interfaces, and the server's port is linked to this host; packets go to "
-            "switch.address of the description."
-        ),
-    ] = False
-    listen: Annotated[
-        str,
-        Option(
-            "Address at which rank 0 requests the job, host:port (TCP).",
-            parse=address("the address to listen at"),
-        ),
-    ] = "127.0.0.1:9560"
-    token: Annotated[
-        Path | None, Option("File with the job's token, which requests must contain; needed with --tls.")
-    ] = None
-
-
-@app.command()
-@with_settings
-def serve(description: Description, settings: _Serving, service: Service) -> None:
-    """Serve a job until Ctrl-C: admit it, with a new aggregation server, each time its workers start."""
-    from peelsum.control import read_description
-    from peelsum.tls import require_tls
-    from peelsum.topology.serving import ServeError, addresses_of, serve_job
-
-    if service.child:
-        terminate_with_parent()
-    tell = compile_progress_reporter(child=service.child)
-    listen = parse_address(settings.listen)
-    with report_errors(ServeError, TopologyError), ExitStack() as stack:
-        identity, token = service.identity, _read_token(settings.token)
-        require_tls("--listen", listen[0], identity)
-        if identity is not None and not token:
-            raise ServeError(
-                "token: is missing; give --token FILE (peelsum certificates token FILE makes it)"
-            )
-        job = read_description(description)
-        show = service.job_event_logger(job=job.job.id)
-
-        def announce(host: str, port: int, jobs: JobController) -> None:
-            url = service.serve_metrics(stack, "controller", partial(job_metrics, jobs, job.job.id))
-            line = f"job {job.job.id}: asked for at {host}:{port}"
-            service.announce(line, host=host, port=port, **url)
-
-        ethernet = settings.ethernet
-        bases = addresses_of(job, [parse_address(base) for base in settings.udp], ethernet=ethernet)
-        reports: dict[str, Any] = {"show": show, "tell": tell, "announce": announce}
-        serve_job(job, bases, listen, ethernet=ethernet, identity=identity, token=token, **reports)
+app.command()(serve)
 
 
 @app.command()

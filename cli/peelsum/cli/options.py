@@ -33,6 +33,7 @@ Tls = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help=_TLS),
 ]
+Description = Annotated[Path, typer.Argument(help="The job's description, TOML.")]
 Topology = Annotated[
     str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
 ]
