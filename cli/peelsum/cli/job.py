@@ -25,6 +25,7 @@ from peelsum.cli.options import (
     job_metrics,
     parse_address,
     read_identity,
+    read_token,
     report_errors,
     with_settings,
 )
@@ -33,7 +34,6 @@ from peelsum.cli.serve import serve
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
 from peelsum.processes.progress import progress_reporter, reporting_progress
-from peelsum.tls import read_token
 
 if TYPE_CHECKING:
     from peelsum.control import SwitchStatus
@@ -102,7 +102,7 @@ def admit(description: Description, settings: _Admission, service: Service) -> N
         with report_errors():
             client, text = _client(settings.controller, service.tls), file_text(description)
             with reporting_progress("waiting for the controller", progress_reporter()):
-                admission = client.admit(text, str(description), _read_token(settings.token))
+                admission = client.admit(text, str(description), read_token(settings.token))
         _print_admission(admission, service)
         return
     if service.child:
@@ -167,7 +167,7 @@ def evict(job_id: JobId, switch: _SwitchAddress, request: JobRequestSettings, tl
 
     if request.controller:
         with report_errors():
-            for name in _client(request.controller, tls).evict(job_id, _read_token(request.token))["waiting"]:
+            for name in _client(request.controller, tls).evict(job_id, read_token(request.token))["waiting"]:
                 print(f"switch: {name} is away; the job is removed from it when it is up")
         return
     with report_errors(), switch.connect(tls) as session:
@@ -239,10 +239,6 @@ def _client(controllers: Sequence[str], tls: Path | None) -> ControllerClient:
     from peelsum.control.cluster import ControllerClient
 
     return ControllerClient(controllers, read_identity(tls))
-
-
-def _read_token(path: Path | None) -> str:
-    return "" if path is None else read_token(path)
 
 
 def _print_cluster(report: Mapping[str, Any]) -> None:

@@ -31,13 +31,13 @@ from peelsum.cli.options import (
     addresses,
     job_metrics,
     parse_address,
+    read_token,
     report_errors,
     with_settings,
 )
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import SignalWaiter, terminate_with_parent
 from peelsum.processes.progress import compile_progress_reporter, reporting_progress
-from peelsum.tls import read_token
 from peelsum.topology import TopologyError
 from peelsum.wire import UDP_PORT
 
@@ -97,7 +97,7 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
     tell = compile_progress_reporter(child=service.child)
     listen, ethernet = parse_address(settings.listen), settings.ethernet
     with report_errors(TopologyError), ExitStack() as stack:
-        identity, token = service.identity, "" if settings.token is None else read_token(settings.token)
+        identity, token = service.identity, read_token(settings.token)
         require_tls("--listen", listen[0], identity)
         if identity is not None and not token:
             raise OptionError(

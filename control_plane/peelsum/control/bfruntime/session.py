@@ -247,7 +247,7 @@ class BfRuntimeSession(Session):
             self._set_target(request, pipe)
             self._call("Write", request, "writing", updates=batch)
 
-    def read(self, *selectors: P4Entity) -> list[p4r.Entity]:
+    def read(self, *selectors: P4Entity | p4r.Entity) -> list[p4r.Entity]:
         """Return the entities that `selectors` selects. Raises SwitchError."""
         schema, entities = self.running_schema(), []
         for selector in selectors:

@@ -69,7 +69,8 @@ class ClusterDescription(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for number, switch in enumerate(self.switches):
-            switch.check_program(f"switches.{number}")
+            if switch.tofino is not None:
+                switch.tofino.check(f"switches.{number}.tofino")
         for (address, device_id), count in Counter(switch.place for switch in self.switches).items():
             if count > 1:
                 raise ValueError(
@@ -186,7 +187,8 @@ class Cluster(JobController):
         if self._may_take_over(resigned=not leader.address):
             self._epoch = self._file.take_over(self.address, list(self._switches))
             self.tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
-            self._wake_threads()
+            with self._polls:
+                self._polls.notify_all()
         elif not self._role_reported:
             self.tell(Event("backup", f"controller: is a backup; {self._describe_primary(leader.address)}"))
         self._role_reported = True
@@ -238,10 +240,6 @@ class Cluster(JobController):
             with self._polls:
                 if not self._ended:
                     self._polls.wait(self._poll_s)
-
-    def _wake_threads(self) -> None:
-        with self._polls:
-            self._polls.notify_all()
 
     # Jobs
 

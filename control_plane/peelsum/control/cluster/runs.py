@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from signal import SIGKILL
 from typing import Any
@@ -104,7 +104,8 @@ class JobRun:
         completed = [reports[rank].sums if rank in reports else most for rank in ranks]
         generation = {**self._response(), "members": ranks, "completed": completed, "entered": entered}
         self.members.notify(generation)
-        text = f"generation {self._admission['generation']}: continues with ranks {_numbers(ranks)}"
+        numbers = ", ".join(map(str, ranks))
+        text = f"generation {self._admission['generation']}: continues with ranks {numbers}"
         self._controller.tell(Event("run", text, self.job.job.id))
 
     def _response(self) -> dict[str, Any]:
@@ -301,7 +302,8 @@ class JobRuns:
         taken_ids = {self._job.job.id, *(run.job.job.id for run in self._groups.values())}
         try:
             for number in (candidate for candidate in range(MAX_JOB_ID, 0, -1) if candidate not in taken_ids):
-                job = self._group_job(self._job, number, ports)
+                # The first port is the group's server's.
+                job = _with_ports(self._job, number, ports[0], tuple(ports[1:]))
                 run = JobRun(self._controller, job, self._bases, ethernet=False, servers=self._servers)
                 try:
                     response = run.start(client, is_new=True)
@@ -316,11 +318,6 @@ class JobRuns:
         finally:
             if client not in self._groups:
                 self._spare_ports.extend(ports)
-
-    def _group_job(self, job: JobDescription, number: int, ports: Sequence[int]) -> JobDescription:
-        """Return the job description of a group: the first port is the server's."""
-        server, *workers = ports
-        return _with_ports(job, number, server, tuple(workers))
 
     def _end_group(self, client: ConnectedClient) -> None:
         """End the run of a group, and free its ports."""
@@ -340,10 +337,6 @@ def _with_ports(job: JobDescription, number: int, server: int, workers: tuple[in
         ports=PortsSection(server=server, workers=workers),
         hosts={name: host for name, host in job.hosts.items() if int(name) in (server, *workers)},
     )
-
-
-def _numbers(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, ranks))
 
 
 def _event_text(response: dict[str, Any], client: ConnectedClient) -> str:

@@ -26,7 +26,7 @@ from peelsum.control.errors import (
     SwitchError,
 )
 from peelsum.control.sections import PlacedSwitch
-from peelsum.control.session import Session, peelsum_lanes
+from peelsum.control.session import Session, lanes_and_slots_of
 from peelsum.control.tables import (
     AdmittedJob,
     TableSnapshot,
@@ -382,7 +382,7 @@ class SharedSwitch(ManagedSwitch):
         """
         if session.runs(self._pipeline):
             return
-        lanes = peelsum_lanes(session) if session.schema is not None else 0
+        lanes = 0 if session.schema is None else lanes_and_slots_of(session.schema)[0]
         others = [job.job_id for job in read_jobs(session) if job.job_id != plan.job_id] if lanes else []
         if others:
             raise DescriptionError(
@@ -428,9 +428,8 @@ class SharedSwitch(ManagedSwitch):
             try:
                 self._ensure_pipeline(session, job_id)
                 if job_id in self._partly_restored or not self._has_job(session, job_id, job):
-                    self._partly_restored.add(
-                        job_id
-                    )  # a job that was only half put back looks like an evicted one
+                    # A job that was only half put back looks like an evicted one.
+                    self._partly_restored.add(job_id)
                     yield self._restore_job(session, job_id, job)
                 self._partly_restored.discard(job_id)
             except SwitchError:
