@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from signal import SIGKILL
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 from peelsum.control.cluster.jobs import JobController
 from peelsum.control.cluster.members import MemberReport, Members, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
-from peelsum.control.cluster.servers import ServerStarter
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
 from peelsum.control.errors import ControlError, LeaseHeldError
@@ -32,6 +32,43 @@ from peelsum.wire.datagrams import Address
 _JOINING_CHUNKS = 64
 #: Seconds that a job's server may take to begin a new generation.
 _SERVER_PATIENCE_S = 10.0
+
+
+class ServerStarter:
+    """Starts aggregation servers as child processes; after `load_ahead`, the next one is always loaded."""
+
+    def __init__(self) -> None:
+        #: For how many lanes servers are loaded ahead; 0 if none is.
+        self._lanes = 0
+        self._loaded: Child | None = None
+
+    def load_ahead(self, lanes: int) -> None:
+        """Have a process load what a server of so many lanes needs, now and after each start."""
+        self._lanes = lanes
+        self._loaded = Child("server", [sys.executable, "-m", "peelsum.cli.ahead", str(lanes)])
+
+    def start(self, *arguments: str, environment: Mapping[str, str]) -> Child:
+        """Start `peelsum` with these arguments, in the process that was loaded ahead if there is one.
+
+        Raises ProcessError.
+        """
+        child, self._loaded = self._loaded, None
+        if child is None:
+            return Child.start_ready("server", *arguments, environment=environment)[0]
+        try:
+            child.send(arguments=[*arguments, "--json", "--child"], environment=dict(environment))
+            child.ready()
+        except BaseException:
+            child.stop()
+            raise
+        finally:
+            self.load_ahead(self._lanes)
+        return child
+
+    def close(self) -> None:
+        """End the process that was loaded ahead, if there is one."""
+        if self._loaded is not None:
+            self._loaded.stop()
 
 
 class JobRun:
