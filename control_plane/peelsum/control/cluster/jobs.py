@@ -91,7 +91,13 @@ class JobController:
             if not epoch or self._store.leader().epoch != epoch:
                 return
             # Read the store under the lock: an admission writes it before it releases the lock.
-            for event in switch.reconcile(epoch, self._desired_jobs(switch)):
+            desired = {
+                job.job_id: DesiredJob(plan, job.generation, job.secret)
+                for job in self._store.jobs()
+                for plan in plans_of(job)
+                if plan.switch.place == switch.described.place
+            }
+            for event in switch.reconcile(epoch, desired):
                 if event.kind == "ended" and event.job_id is not None:
                     self._store.evict(epoch, event.job_id)
                 self.tell(event)
@@ -239,15 +245,6 @@ class JobController:
             pipeline = pipeline_schema(*program_files(plan.switch.pipeline_lanes, plan.switch.tofino))
             self._switches[place] = SharedSwitch(plan.switch, pipeline, self._identity)
         return self._switches[place]
-
-    def _desired_jobs(self, switch: ManagedSwitch) -> dict[int, DesiredJob]:
-        """Return the jobs that should be on a switch, by number."""
-        return {
-            job.job_id: DesiredJob(plan, job.generation, job.secret)
-            for job in self._store.jobs()
-            for plan in plans_of(job)
-            if plan.switch.place == switch.described.place
-        }
 
     def _require_primary(self) -> int:
         """Return the epoch. Raises BackupError if this controller is a backup."""

@@ -146,9 +146,13 @@ class JobRun:
         self._controller.tell(Event("run", text, self.job.job.id))
 
     def _response(self) -> dict[str, Any]:
-        """Return what workers need to connect."""
+        """Return what workers need to connect; `switch` has the address of each worker's switch port."""
+        sizes = self.job.rack_sizes or (self.job.job.workers,)
+        racks = zip(self._bases[-len(sizes) :], sizes, strict=True)
+        bases = [base for base, size in racks for _ in range(size)]
+        addresses = [*map(self._port_address, bases, self.job.worker_ports)]
         wire = {"wire": "ethernet"} if self._ethernet else {}
-        return {"admission": self._admission, "switch": self._worker_addresses(), **wire}
+        return {"admission": self._admission, "switch": addresses, **wire}
 
     def _continue_with(self, ranks: Sequence[int], reports: Collection[MemberReport]) -> None:
         """Admit the job in a new generation of these ranks, and have its server serve that.
@@ -217,15 +221,6 @@ class JobRun:
         wire = ["--ethernet"] if self._ethernet else []
         command = ("server", "run", "--switch", address, *wire)
         return self._servers.start(*command, environment={ADMISSION: json.dumps(self._admission)})
-
-    def _worker_addresses(self) -> list[str]:
-        """Return the address of each worker's switch port, in the order of the workers' numbers."""
-        sizes = self.job.rack_sizes or (self.job.job.workers,)
-        racks = zip(self._bases[-len(sizes) :], sizes, strict=True)
-        bases = [base for base, size in racks for _ in range(size)]
-        return [
-            self._port_address(base, port) for base, port in zip(bases, self.job.worker_ports, strict=True)
-        ]
 
     def _port_address(self, base: Address, port: int) -> str:
         return f"{base[0]}:{base[1] if self._ethernet else base[1] + port}"

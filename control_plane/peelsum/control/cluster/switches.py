@@ -258,8 +258,11 @@ class OwnedSwitch(ManagedSwitch):
 
     def _reconcile(self, epoch: int, desired: Mapping[int, DesiredJob]) -> Iterator[Event]:
         session, pipeline_is_new = self._ensure_primary(epoch)
-        if self._verified and jobs_agree(session, desired):
-            return
+        if self._verified:
+            open_jobs = [row for row in session.entries("jobs") if not is_closed(row)]
+            expected = [job_entry(job.plan, job.generation) for job in desired.values()]
+            if encoded_rows(session, open_jobs) == encoded_rows(session, expected):
+                return
         restored = 0
         for event in self._repair(session, desired, pipeline_is_new):
             restored += event.kind == "restored"
@@ -464,12 +467,6 @@ class SharedSwitch(ManagedSwitch):
         """Close the connection, and yield an event if the failure was not reported yet."""
         if not isinstance(error, NotPrimaryError):
             yield from super()._report_failure(error)
-
-
-def jobs_agree(session: Session, desired: Mapping[int, DesiredJob]) -> bool:
-    """Read the table `jobs`; return whether the desired jobs are open and no others. Raises SwitchError."""
-    expected = encoded_rows(session, [job_entry(job.plan, job.generation) for job in desired.values()])
-    return encoded_rows(session, [row for row in session.entries("jobs") if not is_closed(row)]) == expected
 
 
 def is_complete(
