@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from peelsum.control.cluster.jobs import JobController, plans_of, token_digest
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
-from peelsum.control.cluster.switches import Event, ManagedSwitch, OwnedSwitch
+from peelsum.control.cluster.switches import Event, OwnedSwitch, SharedSwitch
 from peelsum.control.description import SwitchPlan, file_text, parse_description, parsed_toml, validated
 from peelsum.control.drivers import program_files
 from peelsum.control.errors import ControlError, DescriptionError
@@ -321,7 +321,7 @@ class Cluster(JobController):
         problem = switch.problem or switch.refused.get(job_id)
         return f"waits: {problem}" if problem else ""
 
-    def _prepare_switch(self, switch: ManagedSwitch, plan: SwitchPlan) -> None:
+    def _prepare_switch(self, switch: SharedSwitch, plan: SwitchPlan) -> None:
         if switch.problem:  # it may be up since the last poll
             self.reconcile(switch)
 
@@ -338,7 +338,7 @@ class Cluster(JobController):
             raise ControlError(f"job: {job_id}: was admitted with a token; give --token FILE with the same")
         return known
 
-    def _switch_of(self, plan: SwitchPlan) -> ManagedSwitch:
+    def _switch_of(self, plan: SwitchPlan) -> SharedSwitch:
         try:
             return self._switches[plan.switch.place]
         except KeyError:

@@ -23,7 +23,6 @@ from peelsum.control.cluster.switches import (
     KINDS,
     DesiredJob,
     Event,
-    ManagedSwitch,
     SharedSwitch,
 )
 from peelsum.control.description import AnyDescription, JobDescription, SwitchPlan, parse_description
@@ -61,7 +60,7 @@ class JobController:
         self._store = store or MemoryStore()
         self._identity, self._clock = identity, clock
         self._on_event = tell
-        self._switches: dict[tuple[str, int], ManagedSwitch] = {}
+        self._switches: dict[tuple[str, int], SharedSwitch] = {}
         self._epoch = 1
         self._change_lock = RLock()
         self._counts: Counter[tuple[str, int | None]] = Counter()
@@ -84,7 +83,7 @@ class JobController:
         for switch in list(self._switches.values()):
             self.reconcile(switch)
 
-    def reconcile(self, switch: ManagedSwitch) -> None:
+    def reconcile(self, switch: SharedSwitch) -> None:
         """Make a switch's tables agree with the desired jobs, if this controller is the primary."""
         with switch.lock:
             epoch = self._epoch
@@ -232,13 +231,13 @@ class JobController:
                 switch.load_pipeline(sessions[switch], plan)
             yield [sessions[switch] for switch in switches]
 
-    def _prepare_switch(self, switch: ManagedSwitch, plan: SwitchPlan) -> None:
+    def _prepare_switch(self, switch: SharedSwitch, plan: SwitchPlan) -> None:
         switch.acquire_lease(plan.job_id)
 
-    def _switches_of(self, plans: Sequence[SwitchPlan]) -> list[ManagedSwitch]:
+    def _switches_of(self, plans: Sequence[SwitchPlan]) -> list[SharedSwitch]:
         return [self._switch_of(plan) for plan in plans]
 
-    def _switch_of(self, plan: SwitchPlan) -> ManagedSwitch:
+    def _switch_of(self, plan: SwitchPlan) -> SharedSwitch:
         """Return the switch of a plan; add it if it is new."""
         place = plan.switch.place
         if place not in self._switches:
@@ -274,7 +273,7 @@ def token_digest(token: str) -> str:
 
 
 @contextmanager
-def _locked(switches: Iterable[ManagedSwitch]) -> Iterator[None]:
+def _locked(switches: Iterable[SharedSwitch]) -> Iterator[None]:
     """Hold the locks of several switches."""
     with ExitStack() as stack:
         for switch in sorted(switches, key=lambda switch: switch.described.place):
