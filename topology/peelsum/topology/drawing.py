@@ -31,10 +31,9 @@ def _below(topology: Topology, switch: str, indent: str, seen: set[str]) -> Iter
         text += f", loses {link.loss:.3g}" if link.loss else ""
         for end, other in (link.ends, link.ends[::-1]):
             far = (switch_port(other) or (other,))[0]
-            if (port := switch_port(end)) and port[0] == switch and far not in seen:
-                branches.append((port[1], far, text))
-    branches.sort()
-    for number, (port, far, properties) in enumerate(branches, 1):
+            if (near := switch_port(end)) and near[0] == switch and far not in seen:
+                branches.append((near[1], far, text))
+    for number, (port, far, properties) in enumerate(sorted(branches), 1):
         last = number == len(branches)
         yield f"{indent}{'└─ ' if last else '├─ '}p{port}{properties}: {far}{_role(topology, far)}"
         if far in topology.switches:
