@@ -71,18 +71,6 @@ def test_unknown_command():
     assert refused(run_process("nonsense")) == "No such command 'nonsense'."
 
 
-def test_description_that_is_not_there():
-    assert refused(run("job", "admit", "nowhere.toml")).startswith(
-        "nowhere.toml: No such file or directory; "
-    )
-
-
-def test_description_that_is_wrong(job_toml):
-    job_toml.write_text(job_toml.read_text().replace("workers = 2", "workers = 200"))
-    line = refused(run("job", "admit", str(job_toml)))
-    assert line.startswith(f"{job_toml}: job.workers: 200 is out of range; use 32 or less")
-
-
 def test_switch_that_does_not_run():
     done = run("status", "--p4runtime", "127.0.0.1:1")
     line = refused(done)

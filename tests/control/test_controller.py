@@ -17,7 +17,7 @@ from peelsum.control.tables import FLOOD_GROUP, bridge_entries, salt
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
-from peelsum.wire.clock import DEFAULT_AGE_TICKS
+from peelsum.wire.clock import DEFAULT_AGE_TICKS, TICK_US
 
 LANES = 32
 
@@ -111,11 +111,14 @@ def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_loo
     server, device, files, description
 ):
     """The stamps are 0, and the switch's clock, which wraps after 76 hours, is far from that."""
-    now_us = 40 * 3600 * 1_000_000
+    now_us, fresh = 40 * 3600 * 1_000_000, 512
+    chunks = [chunk for chunk in range(4096) if slot_index(salt(3), chunk, 4096) < fresh][:64]
     with forwarding([device], now_us), Primary(server.address) as controller:
         controller.load_pipeline(*files)
+        for slot in range(fresh, 4096):  # as freed just now, so that this is quick
+            stamps(device).write(slot, round(now_us / TICK_US) & 0xFFFFFFFF)
         job = controller.admit(description)
-        for chunk in range(64):
+        for chunk in chunks:
             assert contribute(device, job, 0, chunk_id=chunk, now_us=now_us) == []
         verdicts = controller.verdicts()
     assert (verdicts[Verdict.ABSORBED], verdicts[Verdict.COLLIDED]) == (64, 0)

@@ -199,16 +199,6 @@ def test_a_killed_controller_goes_on_where_it_was_and_its_backup_sooner(start, s
     assert have(switches, {})
 
 
-def test_a_stopped_primary_that_goes_on_is_a_backup(start, folder, switches):
-    running = start()
-    running.until_up()
-    os.kill(running.child.pid, signal.SIGSTOP)
-    with Store(folder / "cluster.sqlite") as store:  # as a primary that is elected meanwhile
-        store.take_over("elsewhere:1", [(switch.address, 1) for switch in switches])
-    os.kill(running.child.pid, signal.SIGCONT)
-    assert running.until("backup") == "controller: is a backup; the primary is at elsewhere:1"
-
-
 @pytest.fixture
 def cluster(tmp_path, switches):
     """A controller in this process that is not polled."""

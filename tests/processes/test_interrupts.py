@@ -11,6 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.cli.demo.command import Processes
+from peelsum.processes import Child
 from peelsum.processes.user_errors import SIGNALS, InterruptContext, Interrupted
 
 DEMO = [sys.executable, "-m", "peelsum.cli", "demo", "--workers", "2", "--steps", "100000"]
@@ -105,7 +106,8 @@ def test_a_signal_that_c_has_swallowed_is_raised_again():
             interruption.check()
         with ExitStack() as stack:
             processes = Processes(stack, interruption, timeout_s=PATIENCE_S)
-            processes.start_worker(0, "--help")
+            processes._workers.append(Child.peelsum("worker 0", "demo-worker", "--help"))
+            stack.callback(processes._workers[0].stop)
             with pytest.raises(Interrupted, match="SIGTERM"):
                 processes.gather_reports()
 

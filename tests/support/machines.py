@@ -20,9 +20,6 @@ def machines(*names: str) -> Iterator[dict[str, int]]:
     with ExitStack() as stack:
         found = {}
         for name in names:
-            process = hold_namespace()
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            found[name] = process.pid
-            ip(process.pid, "link", "set", "lo", "up")
+            found[name] = hold_namespace(stack)
+            ip(found[name], "link", "set", "lo", "up")
         yield found

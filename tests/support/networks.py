@@ -179,11 +179,10 @@ def said(process: subprocess.Popen[str]) -> str:
 class RawInterface:
     """A non-blocking AF_PACKET socket on one interface."""
 
-    def __init__(self, name, *, receives=True):
-        """name: the interface. receives: whether frames are read; if not, the kernel queues none."""
+    def __init__(self, name):
         self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
-        self._sock.bind((name, 3 if receives else 0))
+        self._sock.bind((name, 3))
         self._sock.setblocking(False)
 
     def fileno(self):

@@ -22,7 +22,7 @@ def test_an_identity_has_its_role_and_a_key_that_only_its_owner_reads(folders, r
     assert ("DNS", "localhost") in names or not role.is_server
     assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
     assert stat.S_IMODE((folder.parent / "ca-key.pem").stat().st_mode) == 0o600
-    assert TlsIdentity.read(folder).ca == (folder.parent / "ca.pem").read_bytes()
+    assert TlsIdentity.read(folder).read_file("ca.pem") == (folder.parent / "ca.pem").read_bytes()
     assert not (folder / "ca-key.pem").exists()
 
 

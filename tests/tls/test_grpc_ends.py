@@ -35,7 +35,7 @@ def stub(server, identity):
 
     def connected(name):
         who = identity(name)
-        credentials = grpc.ssl_channel_credentials(who.ca, who.key, who.certificate)
+        credentials = grpc.ssl_channel_credentials(*map(who.read_file, ("ca.pem", "key.pem", "cert.pem")))
         channels.append(grpc.secure_channel(server.address, credentials))
         return p4r_grpc.P4RuntimeStub(channels[-1])
 
@@ -128,7 +128,7 @@ def test_a_ca_that_the_switch_does_not_trust(server, folders, identity, tmp_path
 def test_no_certificate(server, identity):
     with grpc.insecure_channel(server.address) as plain:
         assert refusal(calls(p4r_grpc.P4RuntimeStub(plain))["get"])[0] == grpc.StatusCode.UNAVAILABLE
-    only_ca = grpc.ssl_channel_credentials(identity("operator").ca)
+    only_ca = grpc.ssl_channel_credentials(identity("operator").read_file("ca.pem"))
     with grpc.secure_channel(server.address, only_ca) as nameless:
         assert refusal(calls(p4r_grpc.P4RuntimeStub(nameless))["get"])[0] == grpc.StatusCode.UNAVAILABLE
     with pytest.raises(SwitchError, match=r"nothing answers P4Runtime at .*with TLS there, give --tls here"):

@@ -138,7 +138,7 @@ def test_an_address_that_is_taken(switch, refused, tmp_path):
 def test_it_compiles_before_it_is_asked_if_no_other_holds_its_job(
     switch, controller, refused, tmp_path, monkeypatch, job_id
 ):
-    monkeypatch.setattr("peelsum.topology.serving.warm_up", Mock(side_effect=TopologyError("compiled")))
+    monkeypatch.setattr("peelsum.transport.warming.warm_up", Mock(side_effect=TopologyError("compiled")))
     monkeypatch.setattr("peelsum.control.session._RELEASE_S", 0.0)
     (path := tmp_path / "job.toml").write_text(described(switch, job_id=job_id))
     said = refused(str(path), "--udp", f"127.0.0.1:{switch.base}", "--listen", "127.0.0.1:0")

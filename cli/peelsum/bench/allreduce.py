@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -212,19 +212,13 @@ def measure(summation: Summation, case: Case, *, iterations: int, warmups: int) 
     }
 
 
-def run(
-    seat: Mapping[str, Any], cases: Iterable[Mapping[str, Any]], *, iterations: int, warmups: int
-) -> None:
-    """Join the job of `seat`, measure the cases in order, and print each measurement."""
-    with plug_in(seat) as summation:
-        print_message(ready=True)
-        for case in cases:
-            print_message(**measure(summation, Case(**case), iterations=iterations, warmups=warmups))
-
-
 if __name__ == "__main__":
     terminate_with_parent()
     compile_progress_reporter(child=True)
     warm_up()
-    with exit_on_errors(AllreduceError, TraceError, TransportError):
-        run(**json.loads(sys.argv[1]))
+    arguments = json.loads(sys.argv[1])
+    seat, described_cases = arguments.pop("seat"), arguments.pop("cases")
+    with exit_on_errors(AllreduceError, TraceError, TransportError), plug_in(seat) as worker_summation:
+        print_message(ready=True)
+        for described in described_cases:
+            print_message(**measure(worker_summation, Case(**described), **arguments))

@@ -16,28 +16,28 @@ import typer
 from peelsum.cli.options import (
     CHECK_INTERVAL_S,
     ClusterSettings,
+    Description,
     JobRequestSettings,
     Json,
     Service,
     Tls,
     address,
-    addresses,
     job_metrics,
     parse_address,
     read_identity,
+    read_token,
     report_errors,
     with_settings,
 )
 from peelsum.cli.output import print_tables
+from peelsum.cli.serve import serve
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
-from peelsum.processes.progress import compile_progress_reporter, progress_reporter, reporting_progress
-from peelsum.tls import read_token
-from peelsum.topology import TopologyError
+from peelsum.processes.progress import progress_reporter, reporting_progress
 
 if TYPE_CHECKING:
     from peelsum.control import SwitchStatus
-    from peelsum.control.cluster import ClusterReport, ControllerClient, Event, JobController
+    from peelsum.control.cluster import ControllerClient, Event, JobController
     from peelsum.control.description import AnyDescription
     from peelsum.control.session import Session
     from peelsum.wire import Verdict
@@ -47,7 +47,6 @@ controller_app = typer.Typer(help="The controller of a cluster of switches and j
 #: How long to wait while another controller is the primary, for example to admit or restore a job.
 _PRIMARY_TIMEOUT_S = 10.0
 
-Description = Annotated[Path, typer.Argument(help="The job's description, TOML.")]
 JobId = Annotated[int, typer.Argument(help="The job's number.")]
 
 
@@ -103,7 +102,7 @@ def admit(description: Description, settings: _Admission, service: Service) -> N
         with report_errors():
             client, text = _client(settings.controller, service.tls), file_text(description)
             with reporting_progress("waiting for the controller", progress_reporter()):
-                admission = client.admit(text, str(description), _read_token(settings.token))
+                admission = client.admit(text, str(description), read_token(settings.token))
         _print_admission(admission, service)
         return
     if service.child:
@@ -157,68 +156,7 @@ def _print_admission(admission: Mapping[str, object], service: Service) -> None:
     service.announce("\n".join(lines), **admission)
 
 
-@dataclass(frozen=True)
-class _Serving(CommandSettings):
-    """The ports of a job's switches, and where its workers request it."""
-
-    udp: Annotated[
-        tuple[str, ...],
-        Option(
-            "The switch's host:port, with the port of its --udp-base. With racks, repeat it for each "
-            "switch: the spine, then the racks in order.",
-            parse=addresses("the switch"), repeated=True,
-        ),
-    ] = ()  # fmt: skip
-    ethernet: Annotated[
-        bool,
-        Option(
-            "The switch's ports are interfaces, and the server's port is linked to this host; packets go to "
-            "switch.address of the description."
-        ),
-    ] = False
-    listen: Annotated[
-        str,
-        Option(
-            "Address at which rank 0 requests the job, host:port (TCP).",
-            parse=address("the address to listen at"),
-        ),
-    ] = "127.0.0.1:9560"
-    token: Annotated[
-        Path | None, Option("File with the job's token, which requests must contain; needed with --tls.")
-    ] = None
-
-
-@app.command()
-@with_settings
-def serve(description: Description, settings: _Serving, service: Service) -> None:
-    """Serve a job until Ctrl-C: admit it, with a new aggregation server, each time its workers start."""
-    from peelsum.control import read_description
-    from peelsum.tls import require_tls
-    from peelsum.topology.serving import ServeError, addresses_of, serve_job
-
-    if service.child:
-        terminate_with_parent()
-    tell = compile_progress_reporter(child=service.child)
-    listen = parse_address(settings.listen)
-    with report_errors(ServeError, TopologyError), ExitStack() as stack:
-        identity, token = service.identity, _read_token(settings.token)
-        require_tls("--listen", listen[0], identity)
-        if identity is not None and not token:
-            raise ServeError(
-                "token: is missing; give --token FILE (peelsum certificates token FILE makes it)"
-            )
-        job = read_description(description)
-        show = service.job_event_logger(job=job.job.id)
-
-        def announce(host: str, port: int, jobs: JobController) -> None:
-            url = service.serve_metrics(stack, "controller", partial(job_metrics, jobs, job.job.id))
-            line = f"job {job.job.id}: asked for at {host}:{port}"
-            service.announce(line, host=host, port=port, **url)
-
-        ethernet = settings.ethernet
-        bases = addresses_of(job, [parse_address(base) for base in settings.udp], ethernet=ethernet)
-        reports: dict[str, Any] = {"show": show, "tell": tell, "announce": announce}
-        serve_job(job, bases, listen, ethernet=ethernet, identity=identity, token=token, **reports)
+app.command()(serve)
 
 
 @app.command()
@@ -229,7 +167,7 @@ def evict(job_id: JobId, switch: _SwitchAddress, request: JobRequestSettings, tl
 
     if request.controller:
         with report_errors():
-            for name in _client(request.controller, tls).evict(job_id, _read_token(request.token))["waiting"]:
+            for name in _client(request.controller, tls).evict(job_id, read_token(request.token))["waiting"]:
                 print(f"switch: {name} is away; the job is removed from it when it is up")
         return
     with report_errors(), switch.connect(tls) as session:
@@ -261,7 +199,10 @@ def status(
             from peelsum.control.cluster import observe_cluster
 
             report = observe_cluster(_client(cluster.controller, tls).list(), read_identity(tls))
-            (_print_cluster_json if json else _print_cluster)(report)
+            if json:
+                print_message(**report)
+            else:
+                _print_cluster(report)
             return
         with switch.connect(tls) as session:
             state = read_status(session)
@@ -300,37 +241,19 @@ def _client(controllers: Sequence[str], tls: Path | None) -> ControllerClient:
     return ControllerClient(controllers, read_identity(tls))
 
 
-def _read_token(path: Path | None) -> str:
-    return "" if path is None else read_token(path)
-
-
-def _print_cluster_json(report: ClusterReport) -> None:
-    switches = [
-        {
-            **{name: value for name, value in asdict(switch).items() if name != "status"},
-            "lanes": switch.status.lanes if switch.status else None,
-            "slots_in_use": switch.status.slots_in_use if switch.status else None,
-        }
-        for switch in report.switches
-    ]
-    jobs = [{**asdict(job), "agrees": job.agrees} for job in report.jobs]
-    print_message(primary=report.address, epoch=report.epoch, switches=switches, jobs=jobs)
-
-
-def _print_cluster(report: ClusterReport) -> None:
+def _print_cluster(report: Mapping[str, Any]) -> None:
     """Print a cluster's switches and jobs as tables."""
     switches, jobs = [], []
-    for switch in report.switches:
-        status = switch.status
-        answer = f"{status.lanes} lanes, {status.slots} slots" if status else switch.trouble
-        switches.append((switch.p4runtime, str(switch.device_id), switch.state, answer))
-    for job in report.jobs:
-        state = job.state or "not admitted by this controller"
-        generations = ("-" if number is None else str(number) for number in (job.desired, job.actual))
-        state = state if job.agrees else f"differs: {state}"
-        jobs.append((str(job.job_id), job.p4runtime, *generations, state))
+    for switch in report["switches"]:
+        answer = switch["trouble"] or f"{switch['lanes']} lanes, {switch['slots']} slots"
+        switches.append((switch["p4runtime"], str(switch["device_id"]), switch["state"], answer))
+    for job in report["jobs"]:
+        state = job["state"] or "not admitted by this controller"
+        generations = ("-" if number is None else str(number) for number in (job["desired"], job["actual"]))
+        state = state if job["agrees"] else f"differs: {state}"
+        jobs.append((str(job["job_id"]), job["p4runtime"], *generations, state))
     print_tables(
-        f"{report.address}: primary, epoch {report.epoch}",
+        f"{report['primary']}: primary, epoch {report['epoch']}",
         (("switch", "device_id", "controller reports", "switch reports"), switches),
         (("job", "switch", "desired generation", "actual generation", "state"), jobs) if jobs else "no jobs",
     )

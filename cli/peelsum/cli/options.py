@@ -18,6 +18,7 @@ from peelsum.options import CommandSettings, Option, OptionError, options_of, ta
 from peelsum.processes import print_message
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.tls import TlsError, TlsIdentity
+from peelsum.tls import read_token as read_token_file
 
 if TYPE_CHECKING:
     from peelsum.control.cluster import Event, JobController
@@ -33,6 +34,7 @@ Tls = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help=_TLS),
 ]
+Description = Annotated[Path, typer.Argument(help="The job's description, TOML.")]
 Topology = Annotated[
     str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
 ]
@@ -219,6 +221,11 @@ def report_errors(*more: type[Exception]) -> AbstractContextManager[None]:
 def job_metrics(jobs: JobController, job_id: int) -> Values:
     """Return the metrics of a controller of one job."""
     return controller_values(job_id, jobs.generation(job_id), jobs.counts(job_id))
+
+
+def read_token(path: Path | None) -> str:
+    """Return the token in a file; an empty text for None. Raises TlsError."""
+    return "" if path is None else read_token_file(path)
 
 
 def read_identity(folder: Path | None) -> TlsIdentity | None:

@@ -21,7 +21,7 @@ from threading import Thread
 import grpc
 
 from peelsum.tls.acceptor import MAX_PENDING, Acceptor
-from peelsum.tls.identity import TlsIdentity, require_tls, role_of_peer
+from peelsum.tls.identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, require_tls, role_of_peer
 
 #: The time limit of HTTP/2's first frames, in milliseconds.
 HANDSHAKE_MS = 5000
@@ -174,5 +174,7 @@ def open_channel(
     if identity is None:
         return grpc.insecure_channel(address, options=options)
     identity.check_tls(name, address, timeout_s)
-    credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+    credentials = grpc.ssl_channel_credentials(
+        *map(identity.read_file, (CA_FILE, KEY_FILE, CERTIFICATE_FILE))
+    )
     return grpc.secure_channel(address, credentials, options=options)

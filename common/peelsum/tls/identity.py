@@ -55,24 +55,9 @@ class TlsIdentity:
         """Read the identity in a folder. Raises TlsError, with the name of the file that is unusable."""
         identity = cls(folder)
         for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE):
-            identity._read_file(name)
+            identity.read_file(name)
         identity.context(server=False)
         return identity
-
-    @property
-    def ca(self) -> bytes:
-        """The CA's certificate, PEM."""
-        return self._read_file(CA_FILE)
-
-    @property
-    def certificate(self) -> bytes:
-        """The certificate, PEM."""
-        return self._read_file(CERTIFICATE_FILE)
-
-    @property
-    def key(self) -> bytes:
-        """The certificate's private key, PEM."""
-        return self._read_file(KEY_FILE)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """Return a TLS 1.3 context for a server or a client, which requires the other end's certificate."""
@@ -143,8 +128,8 @@ class TlsIdentity:
             f"valid today, and the {name}'s for this host"
         )
 
-    def _read_file(self, name: str) -> bytes:
-        """Read a file of the identity. Raises TlsError."""
+    def read_file(self, name: str) -> bytes:
+        """Return one of the identity's files, PEM. Raises TlsError."""
         try:
             return read_bytes(self.folder / name)
         except OSError as error:

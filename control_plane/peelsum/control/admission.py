@@ -207,8 +207,6 @@ def admit(
     )
     secret = secrets.token_hex(SECRET_BYTES) if secret is None else secret
     _configure(placements, generation, secret, free)
-    plans = [placement.plan for placement in placements]
-    members = [member for plan in plans for member in plan.members if not member.is_rack]
     return JobAdmission(
         description.job.id,
         generation,
@@ -216,9 +214,9 @@ def admit(
         description.job.window,
         placements[0].lanes,
         min(placement.slots for placement in placements),
-        plans[0].up_port,
-        tuple(member.port for member in members),
-        tuple(len(plan.members) for plan in plans[1:]),
+        description.server_port,
+        description.worker_ports,
+        description.rack_sizes,
         secret,
     )
 

@@ -25,23 +25,18 @@ class LeaseHeldError(DescriptionError):
 class SwitchError(ControlError):
     """The switch is unreachable, refused a request, or does not run the expected program."""
 
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        #: The switch's own error message; empty if it is not known.
+        self.reason = reason
+
 
 class NotPrimaryError(SwitchError):
     """Another controller is the switch's primary."""
 
-    def __init__(self, message: str, reason: str = "") -> None:
-        super().__init__(message)
-        #: The switch's error message; may be empty.
-        self.reason = reason
-
 
 class UpdateRefusedError(SwitchError):
     """The switch refused an update of a Write."""
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        #: The switch's error message.
-        self.reason = reason
 
 
 class UnsupportedError(SwitchError):

@@ -13,6 +13,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -75,6 +76,12 @@ def _prefix(value: Any) -> Any:
     except ValueError:
         raise ValueError("must be an IPv4 prefix without host bits, as 10.0.1.0/24") from None
     return int(network.network_address), network.prefixlen
+
+
+def _compiled_lanes(value: int) -> int:
+    if value not in COMPILED_LANES:
+        raise ValueError(f"is not compiled; use {', '.join(map(str, COMPILED_LANES))}")
+    return value
 
 
 def _check_distinct(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -163,7 +170,7 @@ class PlacedSwitch(Section):
     """The address of the P4Runtime server, or of a Tofino's BF Runtime server, `host:port`."""
     device_id: int = Field(default=1, ge=0, lt=1 << 64)
     """The switch's device_id at that server."""
-    pipeline_lanes: int = DEFAULT_LANES
+    pipeline_lanes: Annotated[int, AfterValidator(_compiled_lanes)] = DEFAULT_LANES
     """32-bit values per packet of the pipeline that must run."""
     tofino: TofinoSection | None = None
     """The settings of a Tofino; None for a switch with the v1model program."""
@@ -172,14 +179,6 @@ class PlacedSwitch(Section):
     def place(self) -> tuple[str, int]:
         """The address and device_id, which identify the switch."""
         return self.p4runtime, self.device_id
-
-    def check_program(self, where: str) -> None:
-        """Raise ValueError if there is no such program. where: the name of the switch's section."""
-        if self.pipeline_lanes not in COMPILED_LANES:
-            have = ", ".join(map(str, COMPILED_LANES))
-            raise ValueError(f"{where}.pipeline_lanes: {self.pipeline_lanes}: is not compiled; use {have}")
-        if self.tofino is not None:
-            self.tofino.check(f"{where}.tofino")
 
 
 class SwitchSection(PlacedSwitch):
@@ -205,11 +204,12 @@ class SwitchSection(PlacedSwitch):
     """For other traffic: the next hop by IPv4 prefix. If it is empty, the switch's routes do not change."""
 
     def check(self, where: str, hosts: Mapping[str, HostAddress]) -> None:
-        """Raise ValueError if the program does not exist or the source address is missing.
+        """Raise ValueError if a port of a Tofino is no number, or the source address is missing.
 
         where: the name of the switch's section.
         """
-        self.check_program(where)
+        if self.tofino is not None:
+            self.tofino.check(f"{where}.tofino")
         if (hosts or self.routes) and self.address is None:
             what = "hosts" if hosts else "routes"
             raise ValueError(

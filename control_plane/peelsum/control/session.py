@@ -302,17 +302,16 @@ class Session:
                         self._raise(error, "writing", batch)
                     sleep(_RETRY_S)
 
-    def read(self, *selectors: P4Entity) -> list[p4r.Entity]:
+    def read(self, *selectors: P4Entity | p4r.Entity) -> list[p4r.Entity]:
         """Return the entities that `selectors` selects. Raises SwitchError."""
         schema = self.running_schema()
         try:
-            entities = [entity.encode(schema) for entity in selectors]
+            entities = [
+                selector if isinstance(selector, p4r.Entity) else selector.encode(schema)
+                for selector in selectors
+            ]
         except ValueError as error:
             raise schema_error(error) from error
-        return self.read_encoded(*entities)
-
-    def read_encoded(self, *entities: p4r.Entity) -> list[p4r.Entity]:
-        """Return the entities that `entities` select, like `read`, but as P4Runtime messages."""
         request = p4r.ReadRequest(device_id=self._device_id, entities=entities)
         matches: list[p4r.Entity] = []
         try:
@@ -363,20 +362,16 @@ def lanes_and_slots(session: Session) -> tuple[int, int]:
 
     Raises SwitchError if there is no pipeline, or another program's.
     """
-    count, size = _lanes_and_slots(session.running_schema())
-    if not count:
+    lanes, slots = lanes_and_slots_of(session.running_schema())
+    if not lanes:
         raise SwitchError(f"switch: the pipeline of {session.address} is not peelsum's; load that first")
-    return count, size
-
-
-def peelsum_lanes(session: Session) -> int:
-    """Return the 32-bit values per packet of the running pipeline; 0 if it is another program's."""
-    return _lanes_and_slots(session.running_schema())[0]
+    return lanes, slots
 
 
 @lru_cache(maxsize=16)
-def _lanes_and_slots(schema: P4Schema) -> tuple[int, int]:
+def lanes_and_slots_of(schema: P4Schema) -> tuple[int, int]:
+    """Return the 32-bit values per packet, and the number of slots, of a pipeline; 0 lanes of another's."""
     sizes = {register.name: register.size for register in schema.registers}
     # On a Tofino, each lane's register is in a P4 control of its own, with the name `sums`.
-    count = count_lanes([name.removesuffix(".sums") for name in sizes])
-    return count, min(sizes.values(), default=0)
+    lanes = count_lanes([name.removesuffix(".sums") for name in sizes])
+    return lanes, min(sizes.values(), default=0)

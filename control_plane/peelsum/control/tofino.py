@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from finsy.p4entity import P4TableAction, P4TableEntry
 
-from peelsum.control.bfruntime import BfRuntimeSession, default_row, row
+from peelsum.control.bfruntime import BfRuntimeSession, row
 from peelsum.control.description import SwitchPlan
 from peelsum.control.errors import DescriptionError
 from peelsum.control.sections import TofinoPort, TofinoSection
@@ -78,7 +78,7 @@ class Tofino:
         if age_limit_ms is not None:
             table = self._session.tables.table("owner.age_limit")
             ticks = round(min(age_limit_ms * 1000 / _TOFINO_TICK_US, NEVER_TICKS))
-            updates.append(default_row(table, {"value": ticks}))
+            updates.append(row("MODIFY", table, None, {"value": ticks}))
         if queue_depth is not None:
             frame = FRAME_HEADER_BYTES + packet_bytes(lanes_and_slots(self._session)[0])
             cells = queue_depth * ceil(frame / self._device.cell_bytes)
@@ -108,10 +108,9 @@ class Tofino:
 
     def slots_in_use(self) -> dict[int, int]:
         """Return the number of slots in use by each job, in all pipes together."""
-        table, counts = self._session.tables.table("owner.owner"), Counter[int]()
-        # Reading a register gives a value for each pipe.
-        (data,) = self._session.values(table, key=0).values()
-        for pipe in range(sum(field.field_id == table.data["tag"].number for field in data.fields)):
+        counts = Counter[int]()
+        (first_slot,) = self._session.values(self._session.tables.table("owner.owner"), key=0).values()
+        for pipe in range(len(first_slot["tag"])):
             counts.update(tag & _JOB_OF_TAG for tag, _ in self._owners(pipe).values())
         return {job_id: count for job_id, count in counts.items() if job_id != RESERVED_JOB_ID}
 
@@ -154,24 +153,22 @@ class Tofino:
 
     def _port(self, port: int) -> dict[str, str]:
         """Return speed and FEC of a port; an empty dictionary if the port has not been added."""
-        table = self._session.tables.table("$PORT")
-        numbers = {table.data[name].number: name for name in ("$SPEED", "$FEC")}
         return {
-            numbers[field.field_id]: field.str_val
-            for data in self._session.values(table, key=port).values()
-            for field in data.fields
-            if field.field_id in numbers
+            name: data[name][0].str_val
+            for data in self._session.values(self._session.tables.table("$PORT"), key=port).values()
+            for name in ("$SPEED", "$FEC")
         }
 
     def _owners(self, pipe: int) -> dict[int, tuple[int, int]]:
         """Return the tag and the expiry time of each slot of a pipe."""
-        table = self._session.tables.table("owner.owner")
-        names = {table.data[name].number: name for name in ("tag", "expiry")}
-        owners = {}
-        for slot, data in self._session.values(table, pipe=pipe).items():
-            pair = {names[field.field_id]: int.from_bytes(field.stream, "big") for field in data.fields}
-            owners[slot] = (pair["tag"], pair["expiry"])
-        return owners
+        slots = self._session.values(self._session.tables.table("owner.owner"), pipe=pipe)
+        return {
+            slot: (
+                int.from_bytes(data["tag"][0].stream, "big"),
+                int.from_bytes(data["expiry"][0].stream, "big"),
+            )
+            for slot, data in slots.items()
+        }
 
 
 def _settings(port: TofinoPort) -> Mapping[str, object]:

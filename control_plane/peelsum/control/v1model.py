@@ -87,7 +87,7 @@ class V1Model:
         """Return the ports with a secret; None if the switch's ports are not UDP sockets."""
         wildcard = p4r.Entity(extern_entry=p4r.ExternEntry(extern_type_id=SECRETS_EXTERN))
         try:
-            return {entity.extern_entry.extern_id for entity in self._session.read_encoded(wildcard)}
+            return {entity.extern_entry.extern_id for entity in self._session.read(wildcard)}
         except UnsupportedError:
             return None
 

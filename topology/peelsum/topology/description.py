@@ -77,10 +77,8 @@ class HostNode(_Section):
 
     ip: Address | None = None
     """The IPv4 address with prefix length; by default it is assigned."""
-
     mac: Mac | None = None
     """The MAC address; by default it is assigned."""
-
     commands: tuple[str, ...] = ()
     """Shell commands that run once in the host's namespace."""
 
@@ -90,10 +88,8 @@ class SwitchNode(_Section):
 
     ip: Address | None = None
     """The IPv4 address with prefix length; by default it is assigned."""
-
     mac: Mac | None = None
     """The MAC address; by default it is assigned."""
-
     mark_from: int = Field(default=64, ge=0, lt=1 << 19)
     """The number of packets in the queue of a port with a rate from which packets get an ECN mark."""
 
@@ -103,13 +99,10 @@ class Link(_Section):
 
     ends: tuple[str, str]
     """The two ends, each a host or `<switch>-p<port>`."""
-
     latency_ms: Annotated[float, BeforeValidator(_milliseconds)] = Field(default=0.0, ge=0, le=60_000)
     """The latency in milliseconds."""
-
     rate_mbit: float | None = Field(default=None, ge=0.01, le=34_000)
     """The rate in Mbit/s; None for no limit."""
-
     loss: float = Field(default=0.0, ge=0, lt=1)
     """The share of packets that are lost, from 0 to less than 1."""
 

@@ -8,9 +8,8 @@ import resource
 import select
 import shutil
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -29,20 +28,16 @@ from peelsum.wire.mtu import mtu_of, required_mtu
 
 State = Literal["ok", "note", "failed"]
 _UDP_SEGMENT, _UDP_GRO = 103, 104
-#: Datagrams in one segmented send, and their size.
-_SEGMENTS, _SIZE = 4, 1000
+#: The size of datagrams that are sent as a test.
+_SIZE = 1000
 _RECEIVE_TIMEOUT_S = 1.0
 #: The time limit of a switch's answers. On a busy machine, the softswitch takes a second.
 _ANSWER_S = 3.0
 #: What is needed: memory for compiling a program, disk space for machine code, and file descriptors.
 _MEMORY, _CODE, _DESCRIPTORS = 1 << 30, 100 << 20, 256
-_REQUIRED_PACKAGES = ("numpy", "numba", "grpcio", "finsy", "pydantic")
-_OPTIONAL_PACKAGES = {
-    "torch": "torch",
-    "cryptography": "ops",
-    "prometheus_client": "ops",
-    "structlog": "ops",
-}
+#: Packages, each with the extra that has it if it is optional.
+_PACKAGES = dict.fromkeys(("numpy", "numba", "grpcio", "finsy", "pydantic")) | {"torch": "torch"}
+_PACKAGES |= dict.fromkeys(("cryptography", "prometheus_client", "structlog"), "ops")
 _PROGRAMS = {
     "p4c-bm2-ss": "only `peelsum switch compile` needs p4c",
     "simple_switch_grpc": "only BMv2 as a switch needs it",
@@ -75,9 +70,7 @@ class Finding:
 
 def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
     """Check this machine, for packets of `lanes` lanes and a window of `window` chunks. Yield findings."""
-    for name in _REQUIRED_PACKAGES:
-        yield _package(name, None)
-    for name, extra in _OPTIONAL_PACKAGES.items():
+    for name, extra in _PACKAGES.items():
         yield _package(name, extra)
     cores, limit = len(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     remedy = "a switch, a server and workers share one core: expect a fraction of the figures in the docs"
@@ -187,9 +180,7 @@ def examine_job(
         )
         if status is None:
             continue
-        admitted = next(
-            (admitted_job for admitted_job in status.jobs if admitted_job.job_id == job.job.id), None
-        )
+        admitted = {row.job_id: row for row in status.jobs}.get(job.job.id)
         what = f"{switch}: job {job.job.id}"
         text = "not admitted"
         if admitted is not None:
@@ -224,22 +215,20 @@ def examine_cluster(controllers: Sequence[str], identity: TlsIdentity | None = N
         yield Finding("cluster", "no primary answers", "a primary", remedy, "failed")
         return
     report = observe_cluster(primary, identity)
-    for switch in report.switches:
-        state = switch.trouble.partition("; ")[0] or switch.state
+    for switch in report["switches"]:
+        state = switch["trouble"].partition("; ")[0] or switch["state"]
         remedy = "start the switch, or see what the controller prints"
-        is_up = switch.state == "up" and not switch.trouble
-        yield _check_result(f"switch {switch.p4runtime}", state, "up", remedy, is_up)
-    for job in report.jobs:
+        is_up = switch["state"] == "up" and not switch["trouble"]
+        yield _check_result(f"switch {switch['p4runtime']}", state, "up", remedy, is_up)
+    for job in report["jobs"]:
         desired, actual = (
             "not admitted" if generation is None else f"generation {generation}"
-            for generation in (job.desired, job.actual)
+            for generation in (job["desired"], job["actual"])
         )
-        remedy = (
-            job.state
-            if job.state.startswith("waits")
-            else "look again after a poll; the controller repairs it"
-        )
-        yield _check_result(f"job {job.job_id} on {job.p4runtime}", actual, desired, remedy, job.agrees)
+        waits = job["state"].startswith("waits")
+        remedy = job["state"] if waits else "look again after a poll; the controller repairs it"
+        name = f"job {job['job_id']} on {job['p4runtime']}"
+        yield _check_result(name, actual, desired, remedy, job["agrees"])
 
 
 _REFUSING_VERDICTS = (
@@ -302,54 +291,40 @@ def _compiled_code() -> Finding:
 def _loopback() -> Iterator[Finding]:
     """Check that UDP works between two sockets on loopback, and then both UDP offloads."""
     offload = "needs Linux 5.0 or later; without it, peelsum sends and receives packets one by one"
-    attempts: tuple[tuple[str, Callable[[socket.socket, socket.socket], str], str, State], ...] = (
-        ("loopback", _plain, "as root: ip link set lo up", "failed"),
-        ("UDP_SEGMENT on loopback", _segmented, offload, "note"),
-        ("UDP_GRO on loopback", _merged, offload, "note"),
+    # Options of the sender and of the receiver, datagrams that are sent at once, and sizes that must arrive.
+    attempts: tuple[tuple[str, dict[int, int], dict[int, int], int, list[int], str, State], ...] = (
+        ("loopback", {}, {}, 1, [_SIZE], "as root: ip link set lo up", "failed"),
+        ("UDP_SEGMENT on loopback", {_UDP_SEGMENT: _SIZE}, {}, 4, [_SIZE] * 4, offload, "note"),
+        ("UDP_GRO on loopback", {_UDP_SEGMENT: _SIZE}, {_UDP_GRO: 1}, 4, [4 * _SIZE], offload, "note"),
     )
-    for name, attempt, remedy, otherwise in attempts:
+    for name, sender_options, receiver_options, count, expected, remedy, otherwise in attempts:
         sender, receiver = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
         with sender, receiver:
             try:
                 receiver.bind(("127.0.0.1", 0))
                 sender.connect(receiver.getsockname())
-                outcome = attempt(sender, receiver)
+                for end, options in ((sender, sender_options), (receiver, receiver_options)):
+                    for option, value in options.items():
+                        end.setsockopt(socket.SOL_UDP, option, value)
+                data = os.urandom(count * _SIZE)
+                sender.send(data)
+                received = [_receive(receiver) for _ in expected]
+                sizes = [len(datagram) for datagram in received]
+                outcome = "works" if sizes == expected else f"arrived as {sizes}"
+                if outcome == "works" and b"".join(received) != data:
+                    outcome = "changes datagrams"
             except OSError as error:
                 outcome = error.strerror or str(error)
         yield _check_result(name, outcome, "works", remedy, outcome == "works", otherwise)
-        if outcome != "works" and attempt is _plain:
+        if outcome != "works" and not sender_options:
             return
 
 
-def _plain(sender: socket.socket, receiver: socket.socket) -> str:
-    """Send a datagram; return `works`, or what is wrong."""
-    sender.send(b"peelsum")
-    return "works" if _receive(receiver)[0] == b"peelsum" else "changes datagrams"
-
-
-def _segmented(sender: socket.socket, receiver: socket.socket) -> str:
-    """Try UDP_SEGMENT; return `works`, or the sizes that arrived."""
-    sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
-    sender.send(bytes(_SEGMENTS * _SIZE))
-    sizes = [len(_receive(receiver)[0]) for _ in range(_SEGMENTS)]
-    return "works" if sizes == [_SIZE] * _SEGMENTS else f"arrived as {sizes}"
-
-
-def _merged(sender: socket.socket, receiver: socket.socket) -> str:
-    """Try UDP_GRO; return `works`, or what is wrong."""
-    receiver.setsockopt(socket.SOL_UDP, _UDP_GRO, 1)
-    sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
-    sender.send(bytes(_SEGMENTS * _SIZE))
-    data, ancillary = _receive(receiver)
-    sizes = [struct.unpack("i", value[:4])[0] for _, kind, value in ancillary if kind == _UDP_GRO]
-    return "works" if len(data) == _SEGMENTS * _SIZE and sizes == [_SIZE] else "packets are not merged"
-
-
-def _receive(receiver: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+def _receive(receiver: socket.socket) -> bytes:
+    """Return the next datagram, or several that the kernel has merged. Raises OSError if nothing arrives."""
     if not select.select([receiver], [], [], _RECEIVE_TIMEOUT_S)[0]:
         raise OSError(f"nothing arrived within {_RECEIVE_TIMEOUT_S:g} s")
-    data, ancillary, _, _ = receiver.recvmsg(1 << 16, socket.CMSG_SPACE(4))
-    return data, ancillary
+    return receiver.recv(1 << 16)
 
 
 def _buffers(lanes: int, window: int) -> Finding:

@@ -24,26 +24,20 @@ def as_text(topology: Topology) -> str:
 def _below(topology: Topology, switch: str, indent: str, seen: set[str]) -> Iterator[str]:
     """Yield a line for each host and switch below a switch, recursively. Add visited switches to `seen`."""
     seen.add(switch)
-    branches = [branch for branch in _neighbours(topology, switch) if branch[1] not in seen]
-    for number, (port, far, properties) in enumerate(branches, 1):
-        last = number == len(branches)
-        yield f"{indent}{'└─ ' if last else '├─ '}p{port}{properties}: {far}{_role(topology, far)}"
-        if far in topology.switches:
-            yield from _below(topology, far, indent + ("   " if last else "│  "), seen)
-
-
-def _neighbours(topology: Topology, switch: str) -> list[tuple[int, str, str]]:
-    """Return (port, neighbour, text of the link's properties) for each link of a switch, by port."""
-    neighbours = []
+    branches = []
     for link in topology.links:
         text = f", {link.rate_mbit:g} Mbit/s" if link.rate_mbit is not None else ""
         text += f", {link.latency_ms:g} ms" if link.latency_ms else ""
         text += f", loses {link.loss:.3g}" if link.loss else ""
         for end, other in (link.ends, link.ends[::-1]):
-            if (port := switch_port(end)) and port[0] == switch:
-                far = switch_port(other)
-                neighbours.append((port[1], far[0] if far else other, text))
-    return sorted(neighbours)
+            far = (switch_port(other) or (other,))[0]
+            if (near := switch_port(end)) and near[0] == switch and far not in seen:
+                branches.append((near[1], far, text))
+    for number, (port, far, properties) in enumerate(sorted(branches), 1):
+        last = number == len(branches)
+        yield f"{indent}{'└─ ' if last else '├─ '}p{port}{properties}: {far}{_role(topology, far)}"
+        if far in topology.switches:
+            yield from _below(topology, far, indent + ("   " if last else "│  "), seen)
 
 
 def _role(topology: Topology, node: str) -> str:

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from peelsum.processes.children import die_with_parent
@@ -39,10 +39,11 @@ _LOSS_DENOMINATOR = 1_000_000_000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def hold_namespace() -> subprocess.Popen[bytes]:
-    """Start an idle process in a new network namespace. The kernel kills it when this process ends.
+def hold_namespace(stack: ExitStack) -> int:
+    """Start an idle process in a new network namespace; return its id. It is killed when `stack` ends.
 
-    Call it before this process has other threads. Raises TopologyError without root privileges.
+    The kernel kills it when this process ends. Call this before this process has other threads. Raises
+    TopologyError without root privileges.
     """
 
     def enter() -> None:
@@ -51,7 +52,7 @@ def hold_namespace() -> subprocess.Popen[bytes]:
             raise OSError(ctypes.get_errno(), "unshare")
 
     try:
-        return subprocess.Popen(
+        holder = subprocess.Popen(
             ["sleep", "infinity"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -60,6 +61,9 @@ def hold_namespace() -> subprocess.Popen[bytes]:
         )
     except subprocess.SubprocessError:
         raise TopologyError("network namespace: refused; run as root") from None
+    stack.callback(holder.wait)
+    stack.callback(holder.kill)
+    return holder.pid
 
 
 def enter_own_namespace() -> None:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -158,9 +158,9 @@ class Network(ABC):
         self._register(stack, child)
         return message
 
-    def _register(self, stack: ExitStack, child: Child) -> None:
-        """Add a child to the network's processes. It is stopped when `stack` ends."""
-        self._processes[child.name] = process = RestartableProcess(child)
+    def _register(self, stack: ExitStack, child: Child, again: Callable[[], Child] | None = None) -> None:
+        """Add a child to the network's processes. It is stopped when `stack` ends. `again` restarts it."""
+        self._processes[child.name] = process = RestartableProcess(child, again)
         stack.callback(process.stop)
 
     def _start_job(self) -> None:
@@ -204,11 +204,13 @@ class Network(ABC):
         options += [*(["--ethernet"] if self.wire == "ethernet" else []), "--seats", str(self.seats_file)]
         prefix = inside(self._holders[host]) if host in self._holders else ()
         environment = {ADMISSION: json.dumps(admission)}
-        start = partial(Child.start_ready, _SERVER, *options, prefix=prefix, environment=environment)
-        self._register(self._job_stack, start()[0])
+
+        def start() -> Child:
+            return Child.start_ready(_SERVER, *options, prefix=prefix, environment=environment)[0]
+
+        self._register(self._job_stack, start(), start)
         # When the job ends, this file is removed first, so that `exec` starts no worker without a server.
         self._job_stack.callback(self.seats_file.unlink, missing_ok=True)
-        self._processes[_SERVER].again = lambda: start()[0]
 
 
 class UdpNetwork(Network):
@@ -284,11 +286,7 @@ class VethNetwork(Network):
             if shutil.which(tool) is None:
                 raise TopologyError(f"{tool}: not found on PATH; install util-linux and coreutils")
         enter_own_namespace()
-        for host in self.topology.hosts:
-            holder = hold_namespace()
-            self._stack.callback(holder.wait)
-            self._stack.callback(holder.kill)
-            self._holders[host] = holder.pid
+        self._holders = {host: hold_namespace(self._stack) for host in self.topology.hosts}
         for link in self.topology.links:
             _create_link(self.topology, link, self._holders)
         for host, pid in self._holders.items():
@@ -316,11 +314,9 @@ class VethNetwork(Network):
         """Start a switch on its interfaces; return its P4Runtime address."""
         interfaces = {port: f"{name}-p{port}" for port in self.topology.ports(name)}
         if self.switch == "bmv2":
-            address, child = bmv2.start(interfaces, name=name, device_id=device_id)
-            self._register(self._stack, child)
-            self._processes[name].again = lambda: bmv2.start(
-                interfaces, name=name, device_id=device_id, address=address
-            )[1]
+            start = partial(bmv2.start, interfaces, name=name, device_id=device_id)
+            address, child = start()
+            self._register(self._stack, child, lambda: start(address=address)[1])
             return address
         # Frames that are sent by AF_XDP would bypass the rates and delays, which `tc` applies.
         command = ["switch", "run", "--device-id", str(device_id), "--ports-by", "packet"]

@@ -57,7 +57,6 @@ class ExecContext:
 
     namespace_of: Process | None = None
     """A process in the network namespace of the host; None for the machine's own namespace."""
-
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables in addition to those of `exec`."""
 
@@ -68,13 +67,10 @@ class Record:
 
     network: str
     """The network's unique name."""
-
     up: Process
     """The process of `peelsum up`."""
-
     places: Mapping[str, ExecContext] = field(default_factory=dict)
     """The place of each host and switch; empty until the network is up."""
-
     seats_file: str = ""
     """The path of a file that exists while workers can join the job; empty without a job."""
 

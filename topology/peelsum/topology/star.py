@@ -23,16 +23,12 @@ class Seat:
 
     worker_id: int
     """The worker's number in the job."""
-
     switch_host: str
     """The host of the worker's switch port."""
-
     switch_port: int
     """The UDP port of the worker's switch port."""
-
     admission: Mapping[str, Any]
     """The job's admission, as `peelsum job admit --json` prints it."""
-
     more_planes: Sequence[Mapping[str, Any]] = ()
     """`switch_host`, `switch_port` and `admission` in each further plane."""
 
@@ -43,13 +39,10 @@ class StarReport:
 
     verdicts: Mapping[str, int]
     """The number of packets with each verdict of the switch program."""
-
     server: Mapping[str, Any]
     """The aggregation server's statistics."""
-
     ports: Mapping[str, Any]
     """The counters of the switch's ports."""
-
     queues: Mapping[str, Any] = field(default_factory=dict)
     """The counters of the queues of ports with a rate."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, WorkerOption
 from peelsum.processes import Child
 from peelsum.processes.children import gather_reports
 from peelsum.topology import Star, TopologyError
-from peelsum.topology.namespaces import HOST_INTERFACE, hold_namespace, inside
+from peelsum.topology.namespaces import HOST_INTERFACE, hold_namespace, inside, run
 
 #: Seconds that a sum waits for a worker. At the published sizes, steps take minutes and differ by as much.
 _TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
@@ -157,14 +156,17 @@ class ShapedLan:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._stack = ExitStack()
-        self._pids: list[int] = []
 
     def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
+        for tool in _TOOLS:
+            if shutil.which(tool) is None:
+                raise TopologyError(f"{tool}: not found on PATH; install iproute2 and util-linux")
+        with self._stack:
+            self._bridge, *self._pids = [hold_namespace(self._stack) for _ in range(self._workers + 1)]
+            _ip(self._bridge, "link add bridge type bridge", f"link set bridge mtu {_MTU} up")
+            for worker, pid in enumerate(self._pids):
+                self._connect(worker, pid)
+            self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -179,45 +181,22 @@ class ShapedLan:
         rate_bit = int(gbps * 1e9)
         burst = str(_SEGMENT_BYTES + rate_bit // 8000)
         bucket = ["tbf", "rate", f"{rate_bit}bit", "burst", burst, "latency", f"{_QUEUE_MS}ms"]
-        for worker, pid in enumerate(self._pids):
-            self._run(self._bridge, "tc", "qdisc", "replace", "dev", f"w{worker}", "root", *bucket)
-            self._run(pid, "tc", "qdisc", "replace", "dev", HOST_INTERFACE, "root", *bucket)
-
-    def _start(self) -> None:
-        """Make the namespaces and connect them by the bridge; links have no rate until `shape` sets one.
-
-        Raises TopologyError if a tool is missing or a command fails.
-        """
-        missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
-        if missing:
-            raise TopologyError(f"{missing[0]}: not found on PATH; install iproute2 and util-linux")
-        self._bridge = self._hold_namespace()
-        self._pids = [self._hold_namespace() for _ in range(self._workers)]
-        self._run(self._bridge, "ip", "link", "add", "bridge", "type", "bridge")
-        self._run(self._bridge, "ip", "link", "set", "bridge", "mtu", str(_MTU), "up")
-        for worker, pid in enumerate(self._pids):
-            self._connect(worker, pid)
+        ends = [(self._bridge, f"w{worker}") for worker in range(self._workers)]
+        for pid, name in [*ends, *((pid, HOST_INTERFACE) for pid in self._pids)]:
+            run(f"link {name}", *inside(pid, "tc", "qdisc", "replace", "dev", name, "root", *bucket))
 
     def _connect(self, worker: int, pid: int) -> None:
-        """Connect a worker's HOST_INTERFACE to the bridge."""
-        name = f"w{worker}"
-        ends = ["type", "veth", "peer", "name", HOST_INTERFACE, "netns", str(pid)]
-        self._run(self._bridge, "ip", "link", "add", name, *ends)
-        self._run(self._bridge, "ip", "link", "set", name, "mtu", str(_MTU), "up")
-        self._run(self._bridge, "ip", "link", "set", name, "master", "bridge")
-        self._run(pid, "ip", "address", "add", f"10.0.0.{worker + 1}/24", "dev", HOST_INTERFACE)
-        self._run(pid, "ip", "link", "set", HOST_INTERFACE, "mtu", str(_MTU), "up")
-        self._run(pid, "ip", "link", "set", "lo", "up")
+        """Connect a worker's HOST_INTERFACE to the bridge; links have no rate until `shape` sets one."""
+        name, end = f"w{worker}", HOST_INTERFACE
+        _ip(
+            self._bridge,
+            f"link add {name} type veth peer name {end} netns {pid}",
+            f"link set {name} mtu {_MTU} master bridge up",
+        )
+        address = f"address add 10.0.0.{worker + 1}/24 dev {end}"
+        _ip(pid, address, f"link set {end} mtu {_MTU} up", "link set lo up")
 
-    def _hold_namespace(self) -> int:
-        """Start a process that holds a new network namespace until exit; return its id."""
-        holder = hold_namespace()
-        self._stack.callback(holder.wait)
-        self._stack.callback(holder.kill)
-        return holder.pid
 
-    @staticmethod
-    def _run(pid: int, *command: str) -> None:
-        result = subprocess.run(inside(pid, *command), capture_output=True, text=True, check=False)
-        if result.returncode:
-            raise TopologyError(f"{' '.join(command)}: {result.stderr.strip()}; run as root")
+def _ip(pid: int, *commands: str) -> None:
+    """Run commands of `ip` in the namespace of process `pid`. Raises TopologyError."""
+    run("links of gloo", *inside(pid, "ip", "-batch", "-"), stdin="\n".join(commands))

@@ -69,7 +69,10 @@ class Processes:
         loss = options.pop("loss")
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         for worker in range(settings.workers):  # workers prepare their models while the star starts
-            self.start_worker(worker, *arguments)
+            name = f"worker {worker}"
+            child = Child.peelsum(name, "demo-worker", "--worker-id", str(worker), *arguments)
+            self._workers.append(child)
+            self._stack.callback(child.stop)
         star = Star(settings.workers, loss=loss, seed=settings.seed)
         self._star = self._stack.enter_context(star)
         self.gather_reports()
@@ -77,13 +80,6 @@ class Processes:
             child.send(**asdict(seat))
         self.gather_reports()
         return self._star
-
-    def start_worker(self, worker_id: int, *arguments: str) -> None:
-        """Start one worker, which gets its seat later."""
-        name = f"worker {worker_id}"
-        child = Child.peelsum(name, "demo-worker", "--worker-id", str(worker_id), *arguments)
-        self._workers.append(child)
-        self._stack.callback(child.stop)
 
     def gather_reports(self) -> list[dict[str, Any]]:
         """Return the next report of every worker.

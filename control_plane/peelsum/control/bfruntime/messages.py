@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,9 @@ METHODS = {
         ("StreamChannel", "StreamMessage"),
     )
 }
-Update, Entity, TableEntry = message("Update"), message("Entity"), message("TableEntry")
-Error = message("Error")
+#: The methods that take or return several messages, by gRPC's name for that.
+_STREAMING = {"Read": "unary_stream", "StreamChannel": "stream_stream"}
+Update, Entity, Error = message("Update"), message("Entity"), message("Error")
 Get, Set = (METHODS[f"{verb}ForwardingPipelineConfig"][0] for verb in ("Get", "Set"))
 WriteRequest, ReadRequest, StreamRequest = (METHODS[m][0] for m in ("Write", "Read", "StreamChannel"))
 #: The `pipe_id` of all pipes of a device.
@@ -48,20 +49,14 @@ _NOT_A_LOST_CONNECTION = re.compile(r"\b(unknown|for) client\b", re.IGNORECASE)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class Stub:
-    """The service's methods on a channel."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        def path(name: str) -> tuple[str, Callable[[Any], bytes], Callable[[bytes], Any]]:
-            request, response = METHODS[name]
-            return f"/{_SERVICE}/{name}", request.SerializeToString, response.FromString
-
-        #: Each method takes a request and `timeout`; `stream` takes an iterator of requests.
-        self.write: Callable[..., Any] = channel.unary_unary(*path("Write"))
-        self.read: Callable[..., Iterator[Any]] = channel.unary_stream(*path("Read"))
-        self.set_config: Callable[..., Any] = channel.unary_unary(*path("SetForwardingPipelineConfig"))
-        self.get_config: Callable[..., Any] = channel.unary_unary(*path("GetForwardingPipelineConfig"))
-        self.stream: Callable[..., Any] = channel.stream_stream(*path("StreamChannel"))
+def method(channel: grpc.Channel, name: str) -> Callable[..., Any]:
+    """Return a method of the service: it takes a request, or an iterator of requests, and `timeout`."""
+    request, response = METHODS[name]
+    open_call = getattr(channel, _STREAMING.get(name, "unary_unary"))
+    call: Callable[..., Any] = open_call(
+        f"/{_SERVICE}/{name}", request.SerializeToString, response.FromString
+    )
+    return call
 
 
 def codes(error: Any) -> set[grpc.StatusCode]:

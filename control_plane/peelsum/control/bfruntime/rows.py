@@ -110,7 +110,7 @@ def _fields(declarations: Iterable[Mapping[str, Any]]) -> Iterable[TableField]:
 def table_update(update: p4r.Update, schema: Schema) -> Any:
     """Convert the update of a table's row. Raises KeyError if the program does not have the table."""
     row = update.entity.table_entry
-    entity = _entity(row, schema, with_key=not row.is_default_action)
+    entity = entity_of(row, schema, with_key=not row.is_default_action)
     if update.type != p4r.Update.DELETE:
         data, action = entity.table_entry.data, row.action.action
         data.action_id = action.action_id
@@ -119,11 +119,6 @@ def table_update(update: p4r.Update, schema: Schema) -> Any:
             stream = fields[param.param_id].encoded(int.from_bytes(param.value, "big"))
             data.fields.add(field_id=param.param_id, stream=stream)
     return Update(type=_VERBS[update.type], entity=entity)
-
-
-def table_query(row: p4r.TableEntry, schema: Schema) -> Any:
-    """Return the entity that selects the row with a match, or all rows of the table if there is no match."""
-    return _entity(row, schema, with_key=bool(row.match))
 
 
 def row_of(entity: Any, schema: Schema) -> p4r.Entity:
@@ -147,8 +142,12 @@ def row_of(entity: Any, schema: Schema) -> p4r.Entity:
     return p4r.Entity(table_entry=row)
 
 
-def _entity(row: p4r.TableEntry, schema: Schema, *, with_key: bool) -> Any:
-    """Return an entity for a row, without data. A field of the key without a match is zero."""
+def entity_of(row: p4r.TableEntry, schema: Schema, *, with_key: bool) -> Any:
+    """Return an entity for a row, without data. A field of the key without a match is zero.
+
+    As a query, it selects the row with this key, or without a key all rows of the table.
+    Raises KeyError if the program does not have the table.
+    """
     entity = Entity()
     entity.table_entry.table_id = row.table_id
     entity.table_entry.is_default_entry = row.is_default_action
@@ -187,32 +186,21 @@ def group_updates(update: p4r.Update, schema: Schema) -> list[Any]:
     return [row("INSERT", node, number, node_data), row("INSERT", group, number, group_data)]
 
 
-def row(verb: str, table: TableSchema, number: int, data: Mapping[str, object] | None = None) -> Any:
+def row(verb: str, table: TableSchema, number: int | None, data: Mapping[str, object] | None = None) -> Any:
     """Return the update of a row.
 
-    verb: INSERT, MODIFY or DELETE. number: the row's key, in a table with one key field. data: values by the
-    last part of the fields' names.
+    verb: INSERT, MODIFY or DELETE. number: the row's key, in a table with one key field; None for the default
+    row, in which register parameters have their value. data: values by the last part of the fields' names.
     """
-    (key,) = table.key.values()
-    update = _update(verb, table, data or {})
-    update.entity.table_entry.key.fields.add(field_id=key.number).exact.value = key.encoded(number)
-    return update
-
-
-def default_row(table: TableSchema, data: Mapping[str, object]) -> Any:
-    """Return the update of a table's default row, in which register parameters have their value."""
-    update = _update("MODIFY", table, data)
-    update.entity.table_entry.is_default_entry = True
-    return update
-
-
-def _update(verb: str, table: TableSchema, data: Mapping[str, object]) -> Any:
-    """Return an update of a table with data, but without a key."""
     update = Update(type=verb)
-    update.entity.table_entry.table_id = table.number
-    for name, value in data.items():
+    entry = update.entity.table_entry
+    entry.table_id, entry.is_default_entry = table.number, number is None
+    if number is not None:
+        (key,) = table.key.values()
+        entry.key.fields.add(field_id=key.number).exact.value = key.encoded(number)
+    for name, value in (data or {}).items():
         field = table.data[name]
-        _set(update.entity.table_entry.data.fields.add(field_id=field.number), field, value)
+        _set(entry.data.fields.add(field_id=field.number), field, value)
     return update
 
 

@@ -7,7 +7,6 @@ import queue
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -24,18 +23,18 @@ from peelsum.control.bfruntime.messages import (
     ReadRequest,
     Set,
     StreamRequest,
-    Stub,
     Update,
     WriteRequest,
     codes,
+    method,
     switch_error_of,
 )
 from peelsum.control.bfruntime.rows import (
     Schema,
     TableSchema,
+    entity_of,
     group_updates,
     row_of,
-    table_query,
     table_update,
 )
 from peelsum.control.errors import NotPrimaryError, SwitchError, UnsupportedError
@@ -153,7 +152,7 @@ class BfRuntimeSession(Session):
         request = StreamRequest(client_id=self._client_id)
         request.subscribe.device_id = self._device_id
         self._outgoing.put(request)
-        self._calls = Stub(self._channel).stream(iter(self._outgoing.get, None))
+        self._calls = method(self._channel, "StreamChannel")(iter(self._outgoing.get, None))
         Thread(target=_receive, args=(self._calls, responses), daemon=True).start()
         try:
             response = responses.get(timeout=self._timeout_s)
@@ -173,7 +172,7 @@ class BfRuntimeSession(Session):
         request = Set(device_id=self._device_id, client_id=self._client_id, action="BIND")
         request.config.add(p4_name=self.program_name)
         try:
-            Stub(self._channel).set_config(request, timeout=self._timeout_s)
+            method(self._channel, "SetForwardingPipelineConfig")(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
             if codes(error) == {grpc.StatusCode.ALREADY_EXISTS}:
                 raise NotPrimaryError(
@@ -195,10 +194,8 @@ class BfRuntimeSession(Session):
             action="VERIFY_AND_WARM_INIT_BEGIN_AND_END",
         )
         request.config.add().ParseFromString(pipeline.p4blob)
-        try:
-            Stub(self._channel).set_config(request, timeout=_PROGRAM_TIMEOUT_S)
-        except grpc.RpcError as error:
-            self._raise(error, "loading the program")
+        timeout_s = _PROGRAM_TIMEOUT_S
+        self._call("SetForwardingPipelineConfig", request, "loading the program", timeout_s=timeout_s)
         self._program = pipeline
         self.become_primary(patience_s=_UNBIND_S)
 
@@ -206,10 +203,7 @@ class BfRuntimeSession(Session):
         """Read the running program and its tables, and compare it with the expected program."""
         self.schema, self.program_name, self.tables = None, "", Schema()
         request = Get(device_id=self._device_id, client_id=self._client_id)
-        try:
-            response = Stub(self._channel).get_config(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            self._raise(error, "reading the program")
+        response = self._call("GetForwardingPipelineConfig", request, "reading the program")
         for config in response.config:
             if config.p4_name != _SHARED_TABLES:
                 self.program_name = config.p4_name
@@ -251,20 +245,18 @@ class BfRuntimeSession(Session):
             batch = updates[start : start + _BATCH]
             request = WriteRequest(client_id=self._client_id, updates=batch)
             self._set_target(request, pipe)
-            try:
-                Stub(self._channel).write(request, timeout=self._timeout_s)
-            except grpc.RpcError as error:
-                self._raise(error, "writing", batch)
+            self._call("Write", request, "writing", updates=batch)
 
-    def read(self, *selectors: P4Entity) -> list[p4r.Entity]:
+    def read(self, *selectors: P4Entity | p4r.Entity) -> list[p4r.Entity]:
         """Return the entities that `selectors` selects. Raises SwitchError."""
         schema, entities = self.running_schema(), []
         for selector in selectors:
             if isinstance(selector, P4TableEntry):
                 try:
-                    query = table_query(selector.encode(schema).table_entry, self.tables)
+                    selected = selector.encode(schema).table_entry
                 except ValueError as error:
                     raise schema_error(error) from error
+                query = entity_of(selected, self.tables, with_key=bool(selected.match))
                 rows = self.read_raw(query)  # the response always includes the default row
                 entities += [row_of(row, self.tables) for row in rows if not row.table_entry.is_default_entry]
             elif isinstance(selector, P4MulticastGroupEntry):
@@ -282,7 +274,7 @@ class BfRuntimeSession(Session):
         )
         self._set_target(request, pipe)
         try:
-            for response in Stub(self._channel).read(request, timeout=self._timeout_s):
+            for response in method(self._channel, "Read")(request, timeout=self._timeout_s):
                 yield from response.entities
         except grpc.RpcError as error:
             if codes(error) != {grpc.StatusCode.NOT_FOUND}:
@@ -290,44 +282,63 @@ class BfRuntimeSession(Session):
 
     def values(
         self, table: TableSchema, *, key: int | None = None, pipe: int = ALL_PIPES
-    ) -> Mapping[int, Any]:
+    ) -> Mapping[int, Mapping[str, list[Any]]]:
         """Return the data of a table's rows, or only of the row `key`, by their keys.
 
-        The table has one key field, a number. Registers and counters are read from the hardware.
+        The data are BF Runtime's fields, by the last part of their names. With all pipes, a register's field
+        is repeated for each pipe. The table has one key field, a number. Registers and counters are read from
+        the hardware.
         """
-        query = Entity()
+        names = {field.number: name for name, field in table.data.items()}
+        query, rows = Entity(), dict[int, dict[str, list[Any]]]()
         query.table_entry.table_id = table.number
         query.table_entry.table_flags.from_hw = True
         (field,) = table.key.values()
         if key is not None:
             query.table_entry.key.fields.add(field_id=field.number).exact.value = field.encoded(key)
-        return {
-            int.from_bytes(entity.table_entry.key.fields[0].exact.value, "big"): entity.table_entry.data
-            for entity in self.read_raw(query, pipe)
-            if not entity.table_entry.is_default_entry
-        }
+        for entry in (entity.table_entry for entity in self.read_raw(query, pipe)):
+            if not entry.is_default_entry:
+                row = rows.setdefault(int.from_bytes(entry.key.fields[0].exact.value, "big"), {})
+                for data in entry.data.fields:
+                    row.setdefault(names.get(data.field_id, ""), []).append(data)
+        return rows
 
     def _groups(self, selector: P4MulticastGroupEntry, schema: P4Schema) -> Iterator[p4r.Entity]:
         table, node = self.tables.table("$pre.mgid"), self.tables.table("$pre.node")
-        ports = node.data["$DEV_PORT"].number
         for number in self.values(table, key=selector.multicast_group_id or None):
             for data in self.values(node, key=number).values():
-                arrays = (field.int_arr_val.val for field in data.fields if field.field_id == ports)
-                yield P4MulticastGroupEntry(number, replicas=[*chain(*arrays)]).encode(schema)
+                ports = [port for field in data.get("$DEV_PORT", ()) for port in field.int_arr_val.val]
+                yield P4MulticastGroupEntry(number, replicas=ports).encode(schema)
 
     def _counters(self, selector: P4CounterEntry, schema: P4Schema) -> Iterator[p4r.Entity]:
         """Yield the entries of a counter, as P4Runtime entities."""
         table = self.tables.table(schema.counters[selector.counter_id].name)
         for index, data in self.values(table).items():
+            packets = data["$COUNTER_SPEC_PKTS"][0].stream
             entity = selector.encode(schema)
             entity.counter_entry.index.index = index
-            entity.counter_entry.data.packet_count = int.from_bytes(data.fields[0].stream, "big")
+            entity.counter_entry.data.packet_count = int.from_bytes(packets, "big")
             yield entity
 
     def _set_target(self, request: Any, pipe: int) -> None:
         request.target.device_id = self._device_id
         request.target.pipe_id = pipe
         request.target.direction = request.target.prsr_id = 0xFF
+
+    def _call(
+        self,
+        name: str,
+        request: Any,
+        doing: str,
+        *,
+        timeout_s: float | None = None,
+        updates: Sequence[Any] = (),
+    ) -> Any:
+        """Call a method; return the response. Raises SwitchError, which says what failed: `doing`."""
+        try:
+            return method(self._channel, name)(request, timeout=timeout_s or self._timeout_s)
+        except grpc.RpcError as error:
+            self._raise(error, doing, updates)
 
     def _raise(self, error: grpc.RpcError, doing: str, updates: Sequence[Any] = ()) -> NoReturn:
         raise switch_error_of(error, self.address, doing, updates) from None

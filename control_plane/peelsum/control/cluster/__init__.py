@@ -1,6 +1,6 @@
 """The controllers of jobs: one that shares switches with others, and one with a state file and a backup."""
 
-from peelsum.control.cluster.client import ClusterReport, ControllerClient, observe_cluster
+from peelsum.control.cluster.client import ControllerClient, observe_cluster
 from peelsum.control.cluster.cluster import Cluster, ClusterDescription, read_cluster
 from peelsum.control.cluster.jobs import JobController
 from peelsum.control.cluster.requests import RequestServer, listening_socket, serve_requests
@@ -11,7 +11,6 @@ from peelsum.control.cluster.switches import Event
 __all__ = [
     "Cluster",
     "ClusterDescription",
-    "ClusterReport",
     "ControllerClient",
     "Event",
     "JobController",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
@@ -119,92 +118,46 @@ def _no_answer(address: str) -> str:
     return f"controller: nothing answers at {address}; is `peelsum controller run` running there?"
 
 
-@dataclass(frozen=True)
-class ObservedSwitch:
-    """A switch, according to the controller and to the switch itself."""
-
-    p4runtime: str
-    """The address, host:port."""
-    device_id: int
-    """The device_id."""
-    state: str
-    """The controller's view: `up`, or why it cannot use the switch."""
-    status: SwitchStatus | None
-    """The state that the switch itself reports; None if it does not answer this client."""
-    trouble: str
-    """Why the switch does not answer this client; empty if it does."""
-
-
-@dataclass(frozen=True)
-class ObservedJob:
-    """A job on one of its switches."""
-
-    job_id: int
-    """The job's number."""
-    p4runtime: str
-    """The switch's address."""
-    device_id: int
-    """The switch's device_id."""
-    desired: int | None
-    """The generation that the controller has admitted; None if the job is not admitted."""
-    actual: int | None
-    """The generation on the switch; None if the job is not open there, or the switch does not answer."""
-    state: str
-    """The job's state at the controller; empty if the job is not admitted."""
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the switch has the job in the desired generation."""
-        return self.desired == self.actual
-
-
-@dataclass(frozen=True)
-class ClusterReport:
-    """The desired and the observed state of a cluster."""
-
-    address: str
-    """The address of the primary controller, host:port."""
-    epoch: int
-    """The number of changes of the primary."""
-    switches: tuple[ObservedSwitch, ...]
-    """The switches of the cluster."""
-    jobs: tuple[ObservedJob, ...]
-    """All jobs, on each switch that has the job or should have it."""
-
-
-def observe_cluster(listed: Mapping[str, Any], identity: TlsIdentity | None = None) -> ClusterReport:
+def observe_cluster(listed: Mapping[str, Any], identity: TlsIdentity | None = None) -> dict[str, Any]:
     """Read the status of every switch of a cluster, and compare it with the controller's desired jobs.
 
     listed: what `ControllerClient.list` returned. identity: this client's, of role viewer or operator.
-    A switch that does not answer is no error.
+    A switch that does not answer is no error. Returns what `peelsum status --json` prints:
+
+    - `primary`, `epoch`: the primary controller's address, and the number of changes of the primary.
+    - `switches`: of each switch, `state`, the controller's view: `up`, or why it cannot use the switch;
+      `lanes`, `slots` and `slots_in_use`, what the switch itself reports, or None; and `trouble`, why it does
+      not answer.
+    - `jobs`: of each job, on each switch that has it or should have it, `desired`, the generation that the
+      controller has admitted, or None; `actual`, the generation on the switch, or None; `agrees`, whether
+      both are the same; and `state`, the job's state at the controller.
     """
-    switches = tuple(_observe_switch(switch, identity) for switch in listed["switches"])
-    jobs = tuple(job for switch in switches for job in _observe_jobs(switch, listed["jobs"]))
-    return ClusterReport(
-        listed["address"], listed["epoch"], switches, tuple(sorted(jobs, key=lambda job: job.job_id))
-    )
+    switches, jobs = list[dict[str, Any]](), list[dict[str, Any]]()
+    for switch in listed["switches"]:
+        status, trouble = _read_status(switch, identity)
+        observed = {name: getattr(status, name, None) for name in ("lanes", "slots", "slots_in_use")}
+        place = {name: switch[name] for name in ("p4runtime", "device_id")}
+        switches.append({**place, "state": switch["state"], "trouble": trouble, **observed})
+        actual = {job.job_id: job.generation for job in status.jobs} if status else {}
+        desired = {
+            job["job_id"]: job
+            for job in listed["jobs"]
+            if tuple(place.values()) in zip(job["switches"], job["device_ids"], strict=True)
+        }
+        for job_id in sorted(actual.keys() | desired.keys()):
+            job = desired.get(job_id, {"generation": None, "state": ""})
+            both = {"desired": job["generation"], "actual": actual.get(job_id)}
+            agrees = both["desired"] == both["actual"]
+            jobs.append({"job_id": job_id, **place, **both, "state": job["state"], "agrees": agrees})
+    jobs.sort(key=lambda job: int(job["job_id"]))
+    return {"primary": listed["address"], "epoch": listed["epoch"], "switches": switches, "jobs": jobs}
 
 
-def _observe_switch(listed: Mapping[str, Any], identity: TlsIdentity | None) -> ObservedSwitch:
-    """Read the status of a switch that a controller has listed."""
-    tofino = TofinoSection.model_validate(listed["tofino"]) if listed["tofino"] else None
-    place, status, trouble = (listed["p4runtime"], listed["device_id"]), None, ""
+def _read_status(switch: Mapping[str, Any], identity: TlsIdentity | None) -> tuple[SwitchStatus | None, str]:
+    """Read the status of a switch that a controller has listed; return it, or None and why there is none."""
+    tofino = TofinoSection.model_validate(switch["tofino"]) if switch["tofino"] else None
     try:
-        with open_session(*place, tofino, identity=identity) as session:
-            status = read_status(session)
+        with open_session(switch["p4runtime"], switch["device_id"], tofino, identity=identity) as session:
+            return read_status(session), ""
     except ControlError as error:
-        trouble = str(error)
-    return ObservedSwitch(*place, listed["state"], status, trouble)
-
-
-def _observe_jobs(switch: ObservedSwitch, listed: list[Mapping[str, Any]]) -> Iterator[ObservedJob]:
-    """Yield the jobs that a switch has or should have."""
-    place = (switch.p4runtime, switch.device_id)
-    actual = {job.job_id: job.generation for job in switch.status.jobs} if switch.status else {}
-    desired_jobs = {
-        job["job_id"]: job for job in listed if place in zip(job["switches"], job["device_ids"], strict=True)
-    }
-    for job_id in sorted(actual.keys() | desired_jobs.keys()):
-        desired = desired_jobs.get(job_id)
-        generation, state = (desired["generation"], desired["state"]) if desired else (None, "")
-        yield ObservedJob(job_id, *place, generation, actual.get(job_id), state)
+        return None, str(error)

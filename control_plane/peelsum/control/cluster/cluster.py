@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from peelsum.control.cluster.jobs import JobController, plans_of, token_digest
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
-from peelsum.control.cluster.switches import Event, ManagedSwitch, OwnedSwitch
+from peelsum.control.cluster.switches import Event, OwnedSwitch, SharedSwitch
 from peelsum.control.description import SwitchPlan, file_text, parse_description, parsed_toml, validated
 from peelsum.control.drivers import program_files
 from peelsum.control.errors import ControlError, DescriptionError
@@ -69,7 +69,8 @@ class ClusterDescription(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for number, switch in enumerate(self.switches):
-            switch.check_program(f"switches.{number}")
+            if switch.tofino is not None:
+                switch.tofino.check(f"switches.{number}.tofino")
         for (address, device_id), count in Counter(switch.place for switch in self.switches).items():
             if count > 1:
                 raise ValueError(
@@ -186,7 +187,8 @@ class Cluster(JobController):
         if self._may_take_over(resigned=not leader.address):
             self._epoch = self._file.take_over(self.address, list(self._switches))
             self.tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
-            self._wake_threads()
+            with self._polls:
+                self._polls.notify_all()
         elif not self._role_reported:
             self.tell(Event("backup", f"controller: is a backup; {self._describe_primary(leader.address)}"))
         self._role_reported = True
@@ -238,10 +240,6 @@ class Cluster(JobController):
             with self._polls:
                 if not self._ended:
                     self._polls.wait(self._poll_s)
-
-    def _wake_threads(self) -> None:
-        with self._polls:
-            self._polls.notify_all()
 
     # Jobs
 
@@ -323,7 +321,7 @@ class Cluster(JobController):
         problem = switch.problem or switch.refused.get(job_id)
         return f"waits: {problem}" if problem else ""
 
-    def _prepare_switch(self, switch: ManagedSwitch, plan: SwitchPlan) -> None:
+    def _prepare_switch(self, switch: SharedSwitch, plan: SwitchPlan) -> None:
         if switch.problem:  # it may be up since the last poll
             self.reconcile(switch)
 
@@ -340,7 +338,7 @@ class Cluster(JobController):
             raise ControlError(f"job: {job_id}: was admitted with a token; give --token FILE with the same")
         return known
 
-    def _switch_of(self, plan: SwitchPlan) -> ManagedSwitch:
+    def _switch_of(self, plan: SwitchPlan) -> SharedSwitch:
         try:
             return self._switches[plan.switch.place]
         except KeyError:

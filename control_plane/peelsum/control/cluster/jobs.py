@@ -23,7 +23,6 @@ from peelsum.control.cluster.switches import (
     KINDS,
     DesiredJob,
     Event,
-    ManagedSwitch,
     SharedSwitch,
 )
 from peelsum.control.description import AnyDescription, JobDescription, SwitchPlan, parse_description
@@ -61,7 +60,7 @@ class JobController:
         self._store = store or MemoryStore()
         self._identity, self._clock = identity, clock
         self._on_event = tell
-        self._switches: dict[tuple[str, int], ManagedSwitch] = {}
+        self._switches: dict[tuple[str, int], SharedSwitch] = {}
         self._epoch = 1
         self._change_lock = RLock()
         self._counts: Counter[tuple[str, int | None]] = Counter()
@@ -84,14 +83,20 @@ class JobController:
         for switch in list(self._switches.values()):
             self.reconcile(switch)
 
-    def reconcile(self, switch: ManagedSwitch) -> None:
+    def reconcile(self, switch: SharedSwitch) -> None:
         """Make a switch's tables agree with the desired jobs, if this controller is the primary."""
         with switch.lock:
             epoch = self._epoch
             if not epoch or self._store.leader().epoch != epoch:
                 return
             # Read the store under the lock: an admission writes it before it releases the lock.
-            for event in switch.reconcile(epoch, self._desired_jobs(switch)):
+            desired = {
+                job.job_id: DesiredJob(plan, job.generation, job.secret)
+                for job in self._store.jobs()
+                for plan in plans_of(job)
+                if plan.switch.place == switch.described.place
+            }
+            for event in switch.reconcile(epoch, desired):
                 if event.kind == "ended" and event.job_id is not None:
                     self._store.evict(epoch, event.job_id)
                 self.tell(event)
@@ -226,28 +231,19 @@ class JobController:
                 switch.load_pipeline(sessions[switch], plan)
             yield [sessions[switch] for switch in switches]
 
-    def _prepare_switch(self, switch: ManagedSwitch, plan: SwitchPlan) -> None:
+    def _prepare_switch(self, switch: SharedSwitch, plan: SwitchPlan) -> None:
         switch.acquire_lease(plan.job_id)
 
-    def _switches_of(self, plans: Sequence[SwitchPlan]) -> list[ManagedSwitch]:
+    def _switches_of(self, plans: Sequence[SwitchPlan]) -> list[SharedSwitch]:
         return [self._switch_of(plan) for plan in plans]
 
-    def _switch_of(self, plan: SwitchPlan) -> ManagedSwitch:
+    def _switch_of(self, plan: SwitchPlan) -> SharedSwitch:
         """Return the switch of a plan; add it if it is new."""
         place = plan.switch.place
         if place not in self._switches:
             pipeline = pipeline_schema(*program_files(plan.switch.pipeline_lanes, plan.switch.tofino))
             self._switches[place] = SharedSwitch(plan.switch, pipeline, self._identity)
         return self._switches[place]
-
-    def _desired_jobs(self, switch: ManagedSwitch) -> dict[int, DesiredJob]:
-        """Return the jobs that should be on a switch, by number."""
-        return {
-            job.job_id: DesiredJob(plan, job.generation, job.secret)
-            for job in self._store.jobs()
-            for plan in plans_of(job)
-            if plan.switch.place == switch.described.place
-        }
 
     def _require_primary(self) -> int:
         """Return the epoch. Raises BackupError if this controller is a backup."""
@@ -277,7 +273,7 @@ def token_digest(token: str) -> str:
 
 
 @contextmanager
-def _locked(switches: Iterable[ManagedSwitch]) -> Iterator[None]:
+def _locked(switches: Iterable[SharedSwitch]) -> Iterator[None]:
     """Hold the locks of several switches."""
     with ExitStack() as stack:
         for switch in sorted(switches, key=lambda switch: switch.described.place):

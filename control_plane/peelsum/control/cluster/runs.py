@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from signal import SIGKILL
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 from peelsum.control.cluster.jobs import JobController
 from peelsum.control.cluster.members import MemberReport, Members, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
-from peelsum.control.cluster.servers import ServerStarter
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
 from peelsum.control.errors import ControlError, LeaseHeldError
@@ -32,6 +32,43 @@ from peelsum.wire.datagrams import Address
 _JOINING_CHUNKS = 64
 #: Seconds that a job's server may take to begin a new generation.
 _SERVER_PATIENCE_S = 10.0
+
+
+class ServerStarter:
+    """Starts aggregation servers as child processes; after `load_ahead`, the next one is always loaded."""
+
+    def __init__(self) -> None:
+        #: For how many lanes servers are loaded ahead; 0 if none is.
+        self._lanes = 0
+        self._loaded: Child | None = None
+
+    def load_ahead(self, lanes: int) -> None:
+        """Have a process load what a server of so many lanes needs, now and after each start."""
+        self._lanes = lanes
+        self._loaded = Child("server", [sys.executable, "-m", "peelsum.cli.ahead", str(lanes)])
+
+    def start(self, *arguments: str, environment: Mapping[str, str]) -> Child:
+        """Start `peelsum` with these arguments, in the process that was loaded ahead if there is one.
+
+        Raises ProcessError.
+        """
+        child, self._loaded = self._loaded, None
+        if child is None:
+            return Child.start_ready("server", *arguments, environment=environment)[0]
+        try:
+            child.send(arguments=[*arguments, "--json", "--child"], environment=dict(environment))
+            child.ready()
+        except BaseException:
+            child.stop()
+            raise
+        finally:
+            self.load_ahead(self._lanes)
+        return child
+
+    def close(self) -> None:
+        """End the process that was loaded ahead, if there is one."""
+        if self._loaded is not None:
+            self._loaded.stop()
 
 
 class JobRun:
@@ -104,13 +141,18 @@ class JobRun:
         completed = [reports[rank].sums if rank in reports else most for rank in ranks]
         generation = {**self._response(), "members": ranks, "completed": completed, "entered": entered}
         self.members.notify(generation)
-        text = f"generation {self._admission['generation']}: continues with ranks {_numbers(ranks)}"
+        numbers = ", ".join(map(str, ranks))
+        text = f"generation {self._admission['generation']}: continues with ranks {numbers}"
         self._controller.tell(Event("run", text, self.job.job.id))
 
     def _response(self) -> dict[str, Any]:
-        """Return what workers need to connect."""
+        """Return what workers need to connect; `switch` has the address of each worker's switch port."""
+        sizes = self.job.rack_sizes or (self.job.job.workers,)
+        racks = zip(self._bases[-len(sizes) :], sizes, strict=True)
+        bases = [base for base, size in racks for _ in range(size)]
+        addresses = [*map(self._port_address, bases, self.job.worker_ports)]
         wire = {"wire": "ethernet"} if self._ethernet else {}
-        return {"admission": self._admission, "switch": self._worker_addresses(), **wire}
+        return {"admission": self._admission, "switch": addresses, **wire}
 
     def _continue_with(self, ranks: Sequence[int], reports: Collection[MemberReport]) -> None:
         """Admit the job in a new generation of these ranks, and have its server serve that.
@@ -179,15 +221,6 @@ class JobRun:
         wire = ["--ethernet"] if self._ethernet else []
         command = ("server", "run", "--switch", address, *wire)
         return self._servers.start(*command, environment={ADMISSION: json.dumps(self._admission)})
-
-    def _worker_addresses(self) -> list[str]:
-        """Return the address of each worker's switch port, in the order of the workers' numbers."""
-        sizes = self.job.rack_sizes or (self.job.job.workers,)
-        racks = zip(self._bases[-len(sizes) :], sizes, strict=True)
-        bases = [base for base, size in racks for _ in range(size)]
-        return [
-            self._port_address(base, port) for base, port in zip(bases, self.job.worker_ports, strict=True)
-        ]
 
     def _port_address(self, base: Address, port: int) -> str:
         return f"{base[0]}:{base[1] if self._ethernet else base[1] + port}"
@@ -301,7 +334,8 @@ class JobRuns:
         taken_ids = {self._job.job.id, *(run.job.job.id for run in self._groups.values())}
         try:
             for number in (candidate for candidate in range(MAX_JOB_ID, 0, -1) if candidate not in taken_ids):
-                job = self._group_job(self._job, number, ports)
+                # The first port is the group's server's.
+                job = _with_ports(self._job, number, ports[0], tuple(ports[1:]))
                 run = JobRun(self._controller, job, self._bases, ethernet=False, servers=self._servers)
                 try:
                     response = run.start(client, is_new=True)
@@ -316,11 +350,6 @@ class JobRuns:
         finally:
             if client not in self._groups:
                 self._spare_ports.extend(ports)
-
-    def _group_job(self, job: JobDescription, number: int, ports: Sequence[int]) -> JobDescription:
-        """Return the job description of a group: the first port is the server's."""
-        server, *workers = ports
-        return _with_ports(job, number, server, tuple(workers))
 
     def _end_group(self, client: ConnectedClient) -> None:
         """End the run of a group, and free its ports."""
@@ -340,10 +369,6 @@ def _with_ports(job: JobDescription, number: int, server: int, workers: tuple[in
         ports=PortsSection(server=server, workers=workers),
         hosts={name: host for name, host in job.hosts.items() if int(name) in (server, *workers)},
     )
-
-
-def _numbers(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, ranks))
 
 
 def _event_text(response: dict[str, Any], client: ConnectedClient) -> str:

@@ -112,8 +112,7 @@ class Store:
                 path.touch(mode=0o600)  # it contains the jobs' secrets
             self._file = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            with self._errors_translated():
-                self._prepare()
+            self._prepare()
             self._file_id = _file_id(path)
         except BaseException:
             self._file.close()
@@ -140,7 +139,7 @@ class Store:
 
         switches: address and device_id of the new primary's switches.
         """
-        with self._errors_translated(), self._transaction():
+        with self._transaction():
             self._file.execute("UPDATE leader SET epoch = epoch + 1, address = ?", (address,))
             self._file.execute("DELETE FROM switches")
             rows = [(place, str(device_id)) for place, device_id in switches]
@@ -184,8 +183,9 @@ class Store:
 
     def _prepare(self) -> None:
         """Create the tables in a new file, or check the version of an existing one."""
-        self._file.execute("PRAGMA journal_mode = WAL")
-        self._file.execute("PRAGMA synchronous = FULL")
+        with self._errors_translated():
+            self._file.execute("PRAGMA journal_mode = WAL")
+            self._file.execute("PRAGMA synchronous = FULL")
         with self._transaction():
             (version,) = self._file.execute("PRAGMA user_version").fetchone()
             if version == 0:
@@ -201,16 +201,16 @@ class Store:
     @contextmanager
     def _change(self, epoch: int) -> Iterator[None]:
         """Run the body in a transaction of an epoch's primary. Raises BackupError if the epoch has ended."""
-        with self._errors_translated(), self._transaction():
-            leader = Leader(*self._file.execute("SELECT epoch, address FROM leader").fetchone())
+        with self._transaction():
+            leader = self.leader()
             if leader.epoch != epoch:
                 raise BackupError(leader.address)
             yield
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Run the body in a transaction, which is rolled back if an exception is raised."""
-        with self._lock:
+        """Run the body in a transaction, which is rolled back after an exception. Raises StoreError."""
+        with self._errors_translated():
             self._file.execute("BEGIN IMMEDIATE")
             try:
                 yield

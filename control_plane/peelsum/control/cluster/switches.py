@@ -6,7 +6,7 @@ A controller either owns its switches, or shares them with other controllers, ea
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from threading import RLock
 from typing import Any, Literal, NamedTuple, get_args
@@ -26,7 +26,7 @@ from peelsum.control.errors import (
     SwitchError,
 )
 from peelsum.control.sections import PlacedSwitch
-from peelsum.control.session import Session, peelsum_lanes
+from peelsum.control.session import Session, lanes_and_slots_of
 from peelsum.control.tables import (
     AdmittedJob,
     TableSnapshot,
@@ -98,8 +98,17 @@ class DesiredJob(NamedTuple):
     """The job's secret for UDP ports, in hexadecimal."""
 
 
-class ManagedSwitch:
-    """A switch whose tables a controller reconciles with its desired jobs. Callers must hold `lock`."""
+class SharedSwitch:
+    """A switch to which other controllers admit their jobs, too.
+
+    Theory of operation. The controller has a lease on each of its jobs, and is the primary only while it
+    writes. A check reads one row of each of its jobs. If the row is missing, the switch has lost its tables:
+    the pipeline is loaded if none is running, and the job is restored. If the job is closed or has another
+    generation, or another program is running, somebody else has ended the job. If another controller is the
+    primary, e.g. to restore its own job, the check is repeated at the next poll.
+
+    Callers of its methods must hold `lock`.
+    """
 
     def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: TlsIdentity | None) -> None:
         """described: the switch's section. pipeline: what the switch must run. identity: as for `Session`."""
@@ -113,6 +122,7 @@ class ManagedSwitch:
         self._pipeline, self._identity = pipeline, identity
         self._session: Session | None = None
         self._loss_reported = False
+        self._partly_restored: set[int] = set()
 
     @property
     def name(self) -> str:
@@ -151,17 +161,54 @@ class ManagedSwitch:
         """
 
     def acquire_lease(self, job_id: int) -> None:
-        """Acquire the lease on a job, if other controllers could admit the job."""
+        """Connect, again if the switch was restarted, and acquire the lease on a job.
+
+        Raises SwitchError, or LeaseHeldError if another controller has the lease.
+        """
+        if self._session is not None:
+            try:
+                self._session.refresh()
+            except SwitchError:
+                self.close()
+        self._connected(_FIRST_CONNECT_S).acquire_lease(job_id)
 
     def release_lease(self, job_id: int) -> None:
-        """Release the lease on a job, if there are leases."""
+        """Release the lease on a job."""
+        self._partly_restored.discard(job_id)
+        if self._session is not None:
+            self._session.release_lease(job_id)
 
-    def as_primary(self, epoch: int, job_id: int) -> AbstractContextManager[Session]:
-        """Return a context manager of a session as the primary, for a job. It raises SwitchError."""
-        raise NotImplementedError
+    @contextmanager
+    def as_primary(self, epoch: int, job_id: int) -> Iterator[Session]:
+        """Acquire the lease on a job, and be the primary during the body. Raises as `acquire_lease`.
+
+        Raises NotPrimaryError if another controller remains the primary for _PATIENCE_S.
+        """
+        session = self._connected()
+        session.acquire_lease(job_id)
+        session.become_primary(patience_s=_PATIENCE_S)
+        try:
+            yield session
+        finally:
+            session.become_backup()
+        self.problem, self._loss_reported = "", False
 
     def load_pipeline(self, session: Session, plan: SwitchPlan) -> None:
-        """Load a job's pipeline if it is not running, and was not loaded by `reconcile`."""
+        """Load the pipeline if it is not running.
+
+        Raises DescriptionError if another pipeline of peelsum has jobs, which would be lost.
+        """
+        if session.runs(self._pipeline):
+            return
+        lanes = 0 if session.schema is None else lanes_and_slots_of(session.schema)[0]
+        others = [job.job_id for job in read_jobs(session) if job.job_id != plan.job_id] if lanes else []
+        if others:
+            raise DescriptionError(
+                f"{plan.section}.pipeline_lanes: {plan.switch.pipeline_lanes}: {self.name} runs another "
+                f"program, of {lanes} lanes, with jobs {', '.join(map(str, others))}; evict them first, or "
+                f"ask for {lanes} lanes if it is as new"
+            )
+        session.commit(self._pipeline)
 
     def evict(self, epoch: int, job_id: int, generation: int) -> bool:
         """Close a job on the switch; return whether that succeeded."""
@@ -179,12 +226,71 @@ class ManagedSwitch:
         return read_verdicts(self._connected())
 
     def _owns_generation(self, session: Session, job_id: int, generation: int) -> bool:
-        """Return whether this controller's admission is the last one, so that it may evict the job."""
-        return True
+        """Return False if another controller has admitted the job again."""
+        return known_generation(session, job_id) in (generation, None)
 
     def _reconcile(self, epoch: int, desired: Mapping[int, DesiredJob]) -> Iterator[Event]:
-        """Do one attempt of `reconcile`. Raises SwitchError."""
-        raise NotImplementedError
+        if not desired:
+            return
+        session, restored = self._connected(), 0
+        missing = {}
+        for job_id, job in desired.items():
+            try:
+                session.acquire_lease(job_id)
+                session.check_leases()
+                has_pipeline = job_id not in self._partly_restored and session.runs(self._pipeline)
+                if not has_pipeline or not self._has_job(session, job_id, job):
+                    missing[job_id] = job
+            except SwitchError:
+                raise
+            except ControlError as error:
+                yield Event("ended", str(error), job_id)
+        if missing:
+            try:
+                session.become_primary(patience_s=_CONNECT_S)
+            except NotPrimaryError:
+                return
+            try:
+                for event in self._restore_jobs(session, missing):
+                    restored += event.kind == "restored"
+                    yield event
+            finally:
+                session.become_backup()
+        yield from self._report_regained(restored)
+
+    def _restore_jobs(self, session: Session, missing: Mapping[int, DesiredJob]) -> Iterator[Event]:
+        """Load the pipeline if none is running, and restore missing jobs, as the primary. Yield events."""
+        for job_id, job in missing.items():
+            try:
+                if session.schema is None:
+                    session.commit(self._pipeline)
+                elif not session.runs(self._pipeline):
+                    raise ControlError(
+                        f"job: {job_id}: {self.name} runs another program now, which somebody else loaded; "
+                        "admit the job again to replace it"
+                    )
+                if job_id in self._partly_restored or not self._has_job(session, job_id, job):
+                    # A job that was only half put back looks like an evicted one.
+                    self._partly_restored.add(job_id)
+                    yield self._restore_job(session, job_id, job)
+                self._partly_restored.discard(job_id)
+            except SwitchError:
+                raise
+            except ControlError as error:
+                yield Event("ended", str(error), job_id)
+
+    def _has_job(self, session: Session, job_id: int, job: DesiredJob) -> bool:
+        """Return whether the switch has a job; False if it lost its tables.
+
+        Raises ControlError if the job is closed there, or has another generation: somebody else has ended it.
+        """
+        if known_generation(session, job_id, closed=False) == job.generation:
+            return True
+        if known_generation(session, job_id) is None:
+            return False
+        raise ControlError(
+            f"job: {job_id}: generation {job.generation} no longer runs on {self.name}; admit the job again"
+        )
 
     def _report_failure(self, error: SwitchError) -> Iterator[Event]:
         """Close the connection, and yield an event if the failure was not reported yet."""
@@ -217,8 +323,8 @@ class ManagedSwitch:
         return Event("restored", f"job: {job_id}: put back on {self.name}", job_id, job.generation)
 
 
-class OwnedSwitch(ManagedSwitch):
-    """A switch that one controller owns.
+class OwnedSwitch(SharedSwitch):
+    """A switch that one controller owns, without leases.
 
     Theory of operation. The controller is the primary all the time, with the epoch as its election id, so the
     switch refuses all others' writes. Its tables can change for two reasons only: this controller writes, or
@@ -239,6 +345,9 @@ class OwnedSwitch(ManagedSwitch):
             )
         yield self._session
 
+    def load_pipeline(self, session: Session, plan: SwitchPlan) -> None:
+        """Do nothing: `reconcile` has loaded it."""
+
     def mark_unverified(self) -> None:
         """Make the next reconciliation compare all tables, because writes may have failed in between."""
         self._verified = False
@@ -256,10 +365,16 @@ class OwnedSwitch(ManagedSwitch):
         super().close()
         self._epoch, self._verified = 0, False
 
+    def _owns_generation(self, session: Session, job_id: int, generation: int) -> bool:
+        return True
+
     def _reconcile(self, epoch: int, desired: Mapping[int, DesiredJob]) -> Iterator[Event]:
         session, pipeline_is_new = self._ensure_primary(epoch)
-        if self._verified and jobs_agree(session, desired):
-            return
+        if self._verified:
+            open_jobs = [row for row in session.entries("jobs") if not is_closed(row)]
+            expected = [job_entry(job.plan, job.generation) for job in desired.values()]
+            if encoded_rows(session, open_jobs) == encoded_rows(session, expected):
+                return
         restored = 0
         for event in self._repair(session, desired, pipeline_is_new):
             restored += event.kind == "restored"
@@ -326,151 +441,6 @@ class OwnedSwitch(ManagedSwitch):
                 if self.refused.get(job_id) != str(error):
                     yield Event("error", f"job: {job_id}: {error}", job_id)
                 self.refused[job_id] = str(error)
-
-
-class SharedSwitch(ManagedSwitch):
-    """A switch to which other controllers admit their jobs, too.
-
-    Theory of operation. The controller has a lease on each of its jobs, and is the primary only while it
-    writes. A check reads one row of each of its jobs. If the row is missing, the switch has lost its tables:
-    the pipeline is loaded if none is running, and the job is restored. If the job is closed or has another
-    generation, or another program is running, somebody else has ended the job. If another controller is the
-    primary, e.g. to restore its own job, the check is repeated at the next poll.
-    """
-
-    def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: TlsIdentity | None) -> None:
-        super().__init__(described, pipeline, identity)
-        self._partly_restored: set[int] = set()
-
-    def acquire_lease(self, job_id: int) -> None:
-        """Connect, again if the switch was restarted, and acquire the lease on a job.
-
-        Raises SwitchError, or LeaseHeldError if another controller has the lease.
-        """
-        if self._session is not None:
-            try:
-                self._session.refresh()
-            except SwitchError:
-                self.close()
-        self._connected(_FIRST_CONNECT_S).acquire_lease(job_id)
-
-    def release_lease(self, job_id: int) -> None:
-        """Release the lease on a job."""
-        self._partly_restored.discard(job_id)
-        if self._session is not None:
-            self._session.release_lease(job_id)
-
-    @contextmanager
-    def as_primary(self, epoch: int, job_id: int) -> Iterator[Session]:
-        """Acquire the lease on a job, and be the primary during the body. Raises as `acquire_lease`.
-
-        Raises NotPrimaryError if another controller remains the primary for _PATIENCE_S.
-        """
-        session = self._connected()
-        session.acquire_lease(job_id)
-        session.become_primary(patience_s=_PATIENCE_S)
-        try:
-            yield session
-        finally:
-            session.become_backup()
-        self.problem, self._loss_reported = "", False
-
-    def load_pipeline(self, session: Session, plan: SwitchPlan) -> None:
-        """Load the pipeline if it is not running.
-
-        Raises DescriptionError if another pipeline of peelsum has jobs, which would be lost.
-        """
-        if session.runs(self._pipeline):
-            return
-        lanes = peelsum_lanes(session) if session.schema is not None else 0
-        others = [job.job_id for job in read_jobs(session) if job.job_id != plan.job_id] if lanes else []
-        if others:
-            raise DescriptionError(
-                f"{plan.section}.pipeline_lanes: {plan.switch.pipeline_lanes}: {self.name} runs another "
-                f"program, of {lanes} lanes, with jobs {', '.join(map(str, others))}; evict them first, or "
-                f"ask for {lanes} lanes if it is as new"
-            )
-        session.commit(self._pipeline)
-
-    def _owns_generation(self, session: Session, job_id: int, generation: int) -> bool:
-        """Return False if another controller has admitted the job again."""
-        return known_generation(session, job_id) in (generation, None)
-
-    def _reconcile(self, epoch: int, desired: Mapping[int, DesiredJob]) -> Iterator[Event]:
-        if not desired:
-            return
-        session, restored = self._connected(), 0
-        missing = {}
-        for job_id, job in desired.items():
-            try:
-                session.acquire_lease(job_id)
-                session.check_leases()
-                has_pipeline = job_id not in self._partly_restored and session.runs(self._pipeline)
-                if not has_pipeline or not self._has_job(session, job_id, job):
-                    missing[job_id] = job
-            except SwitchError:
-                raise
-            except ControlError as error:
-                yield Event("ended", str(error), job_id)
-        if missing:
-            session.become_primary(patience_s=_CONNECT_S)
-            try:
-                for event in self._restore_jobs(session, missing):
-                    restored += event.kind == "restored"
-                    yield event
-            finally:
-                session.become_backup()
-        yield from self._report_regained(restored)
-
-    def _restore_jobs(self, session: Session, missing: Mapping[int, DesiredJob]) -> Iterator[Event]:
-        """Restore missing jobs, as the primary. Yield events."""
-        for job_id, job in missing.items():
-            try:
-                self._ensure_pipeline(session, job_id)
-                if job_id in self._partly_restored or not self._has_job(session, job_id, job):
-                    self._partly_restored.add(
-                        job_id
-                    )  # a job that was only half put back looks like an evicted one
-                    yield self._restore_job(session, job_id, job)
-                self._partly_restored.discard(job_id)
-            except SwitchError:
-                raise
-            except ControlError as error:
-                yield Event("ended", str(error), job_id)
-
-    def _has_job(self, session: Session, job_id: int, job: DesiredJob) -> bool:
-        """Return whether the switch has a job; False if it lost its tables.
-
-        Raises ControlError if the job is closed there, or has another generation: somebody else has ended it.
-        """
-        if known_generation(session, job_id, closed=False) == job.generation:
-            return True
-        if known_generation(session, job_id) is None:
-            return False
-        raise ControlError(
-            f"job: {job_id}: generation {job.generation} no longer runs on {self.name}; admit the job again"
-        )
-
-    def _ensure_pipeline(self, session: Session, job_id: int) -> None:
-        """Load the pipeline if none is running. Raises ControlError if another one is running."""
-        if session.schema is None:
-            session.commit(self._pipeline)
-        elif not session.runs(self._pipeline):
-            raise ControlError(
-                f"job: {job_id}: {self.name} runs another program now, which somebody else loaded; admit the "
-                "job again to replace it"
-            )
-
-    def _report_failure(self, error: SwitchError) -> Iterator[Event]:
-        """Close the connection, and yield an event if the failure was not reported yet."""
-        if not isinstance(error, NotPrimaryError):
-            yield from super()._report_failure(error)
-
-
-def jobs_agree(session: Session, desired: Mapping[int, DesiredJob]) -> bool:
-    """Read the table `jobs`; return whether the desired jobs are open and no others. Raises SwitchError."""
-    expected = encoded_rows(session, [job_entry(job.plan, job.generation) for job in desired.values()])
-    return encoded_rows(session, [row for row in session.entries("jobs") if not is_closed(row)]) == expected
 
 
 def is_complete(
