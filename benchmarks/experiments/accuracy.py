@@ -3,9 +3,7 @@
 Accuracy, bytes and times of processors are measured, workers being threads of one process. The network's
 time is modelled for each rate, without overlap. Methods are NAME or NAME:PARAMETER, then /no-feedback,
 /momentum or /bucket. Shares are `iid`, `label`, or an alpha of Dirichlet's distribution. Figures are means
-over seeds; spreads are sample standard deviations, None for one seed. `path` is published data of a model:
-CIFAR-10's binary files or a folder for images, MovieLens' ratings.csv for ratings, a file for text. The model
-then has its published size, and a worker passes once over the data.
+over seeds; spreads are sample standard deviations, None for one seed.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ def measure(
     latency_us: float,
     seeds: int,
     steps: int | None,
-    path: str | None,
     device: str,
 ) -> Any:
     """Train a model by a method, and by dense gradients unless this process did already."""
@@ -45,7 +42,7 @@ def measure(
     require_device(device)
     runs, dense = (
         [
-            _trained(TrainingSetting(model, method, workers, shares, number, steps, device, path or ""))
+            _trained(TrainingSetting(model, method, workers, shares, number, steps, device))
             for number in range(seed, seed + seeds)
         ]
         for method in (compressor, DENSE)
@@ -120,7 +117,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     columns={
         "gbps": "rate of the links in Gbit/s",
-        "data": "the data, and what the model reaches elsewhere on published data",
+        "data": "the data",
         "metric": "the measure of what was learned, on data held out",
         "trained": "steps of training",
         "at_80_percent": "the metric after 80 % of the steps",
@@ -149,7 +146,6 @@ EXPERIMENT = Experiment(
         "gbps_each": ((0.1, 1.0, 10.0),),
         "latency_us": 50.0,
         "steps": None,
-        "path": None,
         "device": "cpu",
     },
     sizes={
