@@ -14,8 +14,10 @@ from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.optimize import isotonic_regression
 
 from benchmarks.experiment import COLOURS, Experiment, Plot, Series, at, colour, text
 from benchmarks.page import tidy, title
@@ -219,17 +221,10 @@ def _name_at_right(axes: Any, ends: Sequence[tuple[float, float, Series]]) -> No
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
     """Return places at least `gap` apart, in the same order, with the least sum of squared moves."""
-    order = sorted(range(len(places)), key=lambda number: places[number])
-    blocks: list[tuple[float, int]] = []  # mean of place - gap * rank, count: isotonic regression
-    for rank, number in enumerate(order):
-        mean, count = places[number] - gap * rank, 1
-        while blocks and blocks[-1][0] > mean:
-            other, others = blocks.pop()
-            mean, count = (mean * count + other * others) / (count + others), count + others
-        blocks.append((mean, count))
-    means = [mean for mean, count in blocks for _ in range(count)]
-    moved = {number: means[rank] + gap * rank for rank, number in enumerate(order)}
-    return [moved[number] for number in range(len(places))]
+    order, ranks = np.argsort(places, kind="stable"), gap * np.arange(len(places))
+    apart = np.empty(len(places))
+    apart[order] = isotonic_regression(np.asarray(places, float)[order] - ranks).x + ranks
+    return apart.tolist()
 
 
 def _bars(axes: Any, plot: Plot, medians: pd.DataFrame) -> None:

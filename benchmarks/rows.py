@@ -141,7 +141,8 @@ def measure_missing(run: Run, path: Path, executor: Executor | None = None) -> I
 def _write(path: Path, name: str, rows: pd.DataFrame) -> None:
     """Replace the file by one with these rows, so that a kill loses no row and leaves no half of one."""
     new = path.with_suffix(".new")
-    new.write_text(f"{_TITLE} {name}\n{rows.to_csv(index=False, lineterminator='\n')}", encoding="utf-8")
+    table = rows.to_csv(index=False, lineterminator="\n")
+    new.write_text(f"{_TITLE} {name}\n{table}", encoding="utf-8")
     new.replace(path)
 
 

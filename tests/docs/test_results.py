@@ -355,7 +355,7 @@ def test_an_experiment_s_page_has_the_table_of_its_rows(path: Path) -> None:
         next(lines)
         assert len({len(row) for row in csv.reader(lines)}) == 1
     name, what = path.parent.name, Run(find(path.parent.name))
-    experiment, rows = load(what.source), read(path)
+    experiment, rows = load(what.file), read(path)
     page, points = page_of(what, of_plan(what, rows), name), summaries(experiment, rows)
     assert "\n".join(table(experiment, points)) in page
     for published in experiment.published:
