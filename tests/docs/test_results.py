@@ -100,10 +100,7 @@ def interfaces() -> Iterator[Sequence[Cell]]:
     names = "packets_per_s rate_to_bmv2 latency_p50_us latency_p99_us packets_per_cpu_s"
     for row in select("interfaces", target="embedded"):
         if row["ports"] != "udp":
-            where = {name: row[name] for name in ("ports", "lanes", "workers")}
-            forwarder = only("interfaces", target="forwarder", **where)
-            share = row["packets_per_cpu_s"] / forwarder["packets_per_cpu_s"]
-            yield *where.values(), *figures(row, names), share
+            yield figures(row, f"ports lanes workers {names}")
 
 
 @table_of("performance.md", "what | lanes")
@@ -178,7 +175,6 @@ def speed() -> Iterator[Sequence[Cell]]:
 
 
 table_of("codec.md", "model | step")(lambda: _transcribed("--precision"))
-table_of("codec.md", "way | sent")(lambda: _transcribed("--rivals"))
 
 
 @table_of("training.md", "model | tensor")
