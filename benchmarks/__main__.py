@@ -2,7 +2,7 @@
 
 A parameter of an experiment is an option, too: --lanes 32,256; `list NAME` shows them. Rows are kept as soon
 as they are measured: after an interrupt, the same command goes on. Status 1 says that a sum was wrong, or
-that rows failed. Other commands: list [NAME], draw NAME..., compare A B.
+that rows failed. Other commands: list [NAME], draw NAME....
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from peelsum.processes.user_errors import InterruptContext, check_stdout, exit_o
 
 def main(arguments: Sequence[str]) -> None:
     """Run a command. Errors of experiments are one line with status 2; Ctrl-C ends it as shells expect."""
-    verbs = {"run": run, "list": list_, "draw": draw, "compare": compare}
+    verbs = {"run": run, "list": list_, "draw": draw}
     verb = arguments[0] if arguments and arguments[0] in verbs else ""
     with check_stdout(), exit_on_errors(ExperimentError), InterruptContext():
         options, others = _parser().parse_known_args(arguments[1:] if verb else arguments)
@@ -154,14 +154,6 @@ def draw(options: argparse.Namespace, texts: dict[str, str]) -> None:
         measurement = _run(name, options, texts)
         folder = options.out / measurement.experiment.name
         print(_write(name, measurement, of_plan(measurement, read(folder / "rows.csv")), folder))
-
-
-def compare(options: argparse.Namespace, texts: dict[str, str]) -> None:
-    """Compare two runs, point by point: the second over the first."""
-    if len(options.names) != 2:
-        raise ExperimentError("compare: takes two files of rows, or folders; name both")
-    pair = pages.compare(*map(Path, options.names))
-    print(pair.to_json(orient="records", indent=2) if options.json else pair.to_string(index=False))
 
 
 def _run(name: str, options: argparse.Namespace, texts: dict[str, str]) -> Run:

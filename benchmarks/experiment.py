@@ -104,7 +104,7 @@ class Plot:
     """
     setting: str = ""
     """The line below the title: what was measured or simulated, and how."""
-    kind: Literal["lines", "bars", "dots"] = "lines"
+    kind: Literal["lines", "bars"] = "lines"
     percent: Literal["", "x", "y", "xy"] = ""
     """The axes that show shares as percentages."""
     xlabel: str = ""
@@ -138,18 +138,6 @@ def text(value: Any) -> str:
     return "" if value is None else " ".join(str(value).split())
 
 
-@dataclass(frozen=True)
-class Published:
-    """A published figure, to be shown beside the largest or smallest of our medians at some points."""
-
-    what: str
-    value: float
-    source: str
-    column: str
-    where: Point = field(default_factory=dict)
-    take: Literal["most", "least"] = "most"
-
-
 @dataclass(kw_only=True)
 class Experiment:
     """An experiment. Raises ExperimentError, which names the field, where fields do not fit each other."""
@@ -166,7 +154,6 @@ class Experiment:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of parameters in the parts of grids that do not name them."""
     plots: Sequence[Plot] = ()
-    published: Sequence[Published] = ()
     modelled_columns: Sequence[str] = ()
     """The columns that a model computes in every row; the others are measured."""
     modelled: Mapping[str, Sequence[Value]] = field(default_factory=dict)
@@ -195,9 +182,8 @@ class Experiment:
             raise ExperimentError(f"sizes: {', '.join(self.sizes)} cannot be all; add 'usual'")
         known = [*self.parameters, *self.columns]
         plotted = ([*f"{plot.x} {plot.y} {plot.lines}".split(), *plot.where] for plot in self.plots)
-        published = ([figure.column, *figure.where] for figure in self.published)
         others = (self.keys, self.modelled, self.modelled_columns, self.ranges, self.choices)
-        for name in chain(*plotted, *published, *others):
+        for name in chain(*plotted, *others):
             if name not in known:
                 raise ExperimentError(f"name: {name!r} is unknown; use one of {', '.join(known)}")
 

@@ -263,19 +263,4 @@ def _bars(axes: Any, plot: Plot, medians: pd.DataFrame) -> None:
     axes.spines["bottom"].set_visible(False)
 
 
-def _dots(axes: Any, plot: Plot, medians: pd.DataFrame) -> None:
-    """Draw a row for each x, from the greatest median to the least, with a dot for each series."""
-    rows = list(medians.groupby("x")["middle"].max().sort_values(ascending=False).index)
-    for (key, dots), name in zip(medians.groupby("series", sort=False), _CYCLE, strict=False):
-        places = [rows.index(x) for x in dots["x"]]
-        look = {"s": 30, "color": colour(name), "zorder": 3, "label": plot.names.get(key, key)}
-        axes.scatter(dots["middle"], places, **look)
-    names = [plot.names.get(x, x) for x in rows]
-    axes.set_yticks(range(len(rows)), [name if isinstance(name, str) else name.name for name in names])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel(plot.ylabel)
-    axes.xaxis.set_major_formatter(lambda value, _: plain_tick(value))
-    axes.figure.legend(loc="outside lower left", ncols=4)
-
-
-_DRAWN = {"lines": lines, "bars": _bars, "dots": _dots}
+_DRAWN = {"lines": lines, "bars": _bars}

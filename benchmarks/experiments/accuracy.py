@@ -57,8 +57,6 @@ def _trained(setting: Any) -> Any:
     return train(setting)
 
 
-#: What is drawn of each model.
-FINAL = {"digits": "Accuracy after the last step", "ratings": "Hit rate at 10 after the last step"}
 #: Names of methods that are not their own.
 NAMES = {
     "dense": Series("dense", "ink", ":"),
@@ -79,20 +77,6 @@ OVER_RATES: dict[str, Any] = {
     "ylabel": "Time to the target (s)",
     "names": NAMES,
 }
-BY_SHARES: dict[str, Any] = {
-    "x": "compressor",
-    "y": "final",
-    "lines": "shares",
-    "kind": "dots",
-    "setting": "Four workers; means over seeds. Measured.",
-    "names": {
-        **NAMES,
-        "iid": "equal shares",
-        "1": "Dirichlet, alpha 1",
-        "0.1": "Dirichlet, alpha 0.1",
-        "label": "sorted by label",
-    },
-}
 
 
 def in_time(medians: Any, data: str, fastest: str, name: str) -> str:
@@ -104,13 +88,6 @@ def in_time(medians: Any, data: str, fastest: str, name: str) -> str:
     return f"""At 0.1 Gbit/s {data} reach the target in {slow[fastest]:.1f} s with {name}, {slow["exact"]:.1f}
         s with exact sparse sums and {slow["dense"]:.1f} s with dense ones; at 10 Gbit/s dense sums are
         first"""
-
-
-def by_shares(medians: Any, metric: str, shares: str, method: str, name: str) -> str:
-    """Return what the metric loses by unequal shares of the data, with dense gradients and a method."""
-    ends = [medians[f"{divided}@{by}"] for by in ("dense", method) for divided in ("iid", shares)]
-    return f"""Unequal shares of the data take {metric} from {ends[0]:.2f} to {ends[1]:.2f} with dense
-        gradients, and from {ends[2]:.2f} to {ends[3]:.2f} with {name}"""
 
 
 EXPERIMENT = Experiment(
@@ -163,28 +140,6 @@ EXPERIMENT = Experiment(
             for model, data, fastest, name in (
                 ("text", "texts", "top-k:0.01", "top-k of 1%"),
                 ("ratings", "ratings", "packed:8", "packed 8-bit values"),
-            )
-        ),
-        *(
-            Plot(
-                f"shares_{model}",
-                where={"model": model, "gbps": 1.0, "workers": 4},
-                finding=partial(by_shares, metric=metric, shares=shares, method=method, name=name),
-                ylabel=ylabel,
-                height=height,
-                **BY_SHARES,
-            )
-            for model, metric, ylabel, shares, method, name, height in (
-                ("digits", "the accuracy of digits", FINAL["digits"], "label", "star:0.01", "STAR-Topk", 5),
-                (
-                    "ratings",
-                    "the hit rate of ratings",
-                    FINAL["ratings"],
-                    "0.1",
-                    "top-k:0.01",
-                    "top-k of 1%",
-                    3.6,
-                ),
             )
         ),
     ],

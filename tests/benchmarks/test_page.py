@@ -29,7 +29,6 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
     assert done.stdout in text
     for part in (
         "# Squares\n\n![area by width](areas.svg)\n\nAreas of squares.\n",
-        "| the largest square (Euclid) | 60 | 65 [64, 66] | measured at width 8, way a |",
         "| 1 | a | 2 [1, 3] | a | 0.5 |",
         "| 4 | b | 17 [16, 18] | b | - |",
         "Missing figures: b, has no loss.",
@@ -113,7 +112,6 @@ def test_the_example_of_the_how_to_page_runs(tmp_path: Path) -> None:
     done = benchmarks(str(tmp_path / "mine.py"), "--quick", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     made = (tmp_path / "mine/page.md").read_text()
-    assert "| a published ratio (its source) | 0.04 |" in made
     assert made.count("\n| 0.") == 4
 
 
