@@ -25,8 +25,8 @@ def rows(device, name):
 def forward(device, port, payload, now_us=0):
     """One packet in by a port; (port, payload) of all that leave."""
     data = np.frombuffer(frame(payload), np.uint8)[None].copy()
-    one = np.array([data.shape[1]], np.int32)
-    out = device.switch.process(Frames(data, one, np.array([port], np.int32)), now_us)
+    length = np.array([data.shape[1]], np.int32)
+    out = device.switch.process(Frames(data, length, np.array([port], np.int32)), now_us)
     return [
         (int(p), payload_of(row[:n].tobytes()))
         for row, n, p in zip(out.data, out.length, out.port, strict=True)
@@ -40,9 +40,9 @@ def forwarding(devices, now_us=0):
 
     def run():
         while theirs not in (ready := select.select([*devices, theirs], [], [])[0]):
-            for one in ready:
-                if frames := one.take_injected():
-                    process(one, frames, now_us)
+            for device in ready:
+                if frames := device.take_injected():
+                    process(device, frames, now_us)
 
     thread = Thread(target=run)
     thread.start()

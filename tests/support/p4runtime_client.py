@@ -97,7 +97,7 @@ class Client:
         request = p4r.ReadRequest(device_id=1, entities=[p4r.Entity(**entity)])
         (name,) = entity
         parts = self.stub.Read(request, timeout=WAIT_S)
-        return [getattr(found, name) for part in parts for found in part.entities]
+        return [getattr(entity, name) for part in parts for entity in part.entities]
 
 
 def update(kind, **entity):
@@ -115,12 +115,12 @@ def refusal(client, kind, **entity):
 def outcomes(error):
     """Canonical code and message of each update, from a failed Write's trailing metadata."""
     status = rpc_status.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
-    found = []
+    errors = []
     for detail in status.details:
         unpacked = p4r.Error()
         assert detail.Unpack(unpacked)
-        found.append((unpacked.canonical_code, unpacked.message))
-    return found
+        errors.append((unpacked.canonical_code, unpacked.message))
+    return errors
 
 
 def forward(device, now_us=0):
