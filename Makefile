@@ -84,7 +84,9 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m benchmarks switch endpoint codec allreduce --again
+	$(BIN)/python -m benchmarks switch codec --again
+	$(BIN)/peelsum bench endpoint
+	$(BIN)/peelsum bench allreduce
 
 # The experiments of docs/results/experiments. An interrupted run is continued.
 EXPERIMENTS := $(notdir $(patsubst %/,%,$(wildcard docs/results/experiments/*/)))

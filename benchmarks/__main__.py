@@ -2,7 +2,7 @@
 
 A parameter of an experiment is an option, too: --lanes 32,256; `list NAME` shows them. Rows are kept as soon
 as they are measured: after an interrupt, the same command goes on. Status 1 says that a sum was wrong, or
-that rows failed. Other commands: list [NAME], show NAME, draw NAME..., compare A B.
+that rows failed. Other commands: list [NAME], draw NAME....
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandas as pd
 from benchmarks import figures
 from benchmarks import page as pages
 from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan, text
-from benchmarks.rows import Run, measure_missing, of_plan, printed_rows, read
+from benchmarks.rows import Run, measure_missing, of_plan, read
 from peelsum.extras import missing_extra_message
 from peelsum.processes.progress import progress_reporter, reporting_progress
 from peelsum.processes.user_errors import InterruptContext, check_stdout, exit_on_errors
@@ -29,7 +29,7 @@ from peelsum.processes.user_errors import InterruptContext, check_stdout, exit_o
 
 def main(arguments: Sequence[str]) -> None:
     """Run a command. Errors of experiments are one line with status 2; Ctrl-C ends it as shells expect."""
-    verbs = {"run": run, "list": list_, "show": show, "draw": draw, "compare": compare}
+    verbs = {"run": run, "list": list_, "draw": draw}
     verb = arguments[0] if arguments and arguments[0] in verbs else ""
     with check_stdout(), exit_on_errors(ExperimentError), InterruptContext():
         options, others = _parser().parse_known_args(arguments[1:] if verb else arguments)
@@ -43,24 +43,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="a name of `list`, or the path of a file")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--quick", dest="size", action="store_const", const="quick", default="usual", help="few points"
-    )
-    size.add_argument("--full", dest="size", action="store_const", const="full", help="many points")
-    parser.add_argument(
-        "--out", type=Path, default=Path("build/bench"), help="a folder of experiments' folders"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the order, and of the first repetition")
+    for name, points in (("quick", "few points"), ("full", "many points")):
+        size.add_argument(
+            f"--{name}", dest="size", action="store_const", const=name, default="usual", help=points
+        )
+    for option, default, meaning in (
+        ("--out", Path("build/bench"), "a folder of experiments' folders"),
+        ("--seed", 0, "of the order, and of the first repetition"),
+        ("--calm", 0.25, "share of the processors that others may use"),
+        ("--attempts", 3, "measurements of a row while others use more"),
+    ):
+        parser.add_argument(option, type=type(default), default=default, help=meaning)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument(
-        "--calm", type=float, default=0.25, help="share of the processors that others may use"
-    )
-    parser.add_argument("--attempts", type=int, default=3, help="measurements of a row while others use more")
     parser.add_argument("--again", action="store_true", help="measure rows that there are, too")
     parser.add_argument("--scheduler", metavar="ADDRESS", help="Dask's, whose workers measure the rows")
-    parser.add_argument(
-        "--rows", nargs="+", type=Path, help="files of rows as --json prints them, to draw instead"
-    )
     return parser
 
 
@@ -86,7 +82,7 @@ def _measured(
     name: str, measurement: Run, options: argparse.Namespace, failed: list[str], executor: Executor | None
 ) -> list[dict[str, Value]]:
     """Measure, write page and figures, print the table unless --json; return rows, and add to `failed`."""
-    experiment, tell, before = load(measurement.source), progress_reporter(), len(failed)
+    experiment, tell, before = measurement.experiment, progress_reporter(), len(failed)
     folder, done = options.out / experiment.name, 0
     outcomes = measure_missing(measurement, folder / "rows.csv", executor)
     total = next(outcomes)
@@ -114,7 +110,8 @@ def _measured(
 def _write(name: str, measurement: Run, rows: pd.DataFrame, folder: Path, failed: Sequence[str] = ()) -> Path:
     """Write page and figures beside the rows; return the page's path."""
     if len(rows):
-        list(figures.draw(load(measurement.source), pages.summaries(load(measurement.source), rows), folder))
+        points = pages.summaries(measurement.experiment, rows)
+        list(figures.draw(measurement.experiment, points, folder))
     path = folder / "page.md"
     path.write_text(pages.page(measurement, rows, name, failed), encoding="utf-8")
     return path
@@ -151,48 +148,18 @@ def list_(options: argparse.Namespace, texts: dict[str, str]) -> None:
             print(f"  {name}: {meaning}")
 
 
-def show(options: argparse.Namespace, texts: dict[str, str]) -> None:
-    """Print the pages of the rows that were measured last, by whatever commit and version of the file."""
-    for name in options.names:
-        measurement, rows, _ = _last(name, options, texts)
-        points = pages.summaries(load(measurement.source), rows)
-        shown = (
-            points.to_json(orient="records", indent=2)
-            if options.json
-            else pages.page(measurement, rows, name)
-        )
-        print(shown.rstrip("\n"))
-
-
 def draw(options: argparse.Namespace, texts: dict[str, str]) -> None:
-    """Write pages and figures again, of these rows; with --rows, only figures."""
+    """Write pages and figures again, of the rows that were measured last, by whatever version of the file."""
     for name in options.names:
-        if options.rows:
-            experiment = load(find(name))
-            points = pages.summaries(experiment, printed_rows(experiment, options.rows))
-            print(*figures.draw(experiment, points, options.out / experiment.name), sep="\n")
-        else:
-            print(_write(name, *_last(name, options, texts)))
-
-
-def compare(options: argparse.Namespace, texts: dict[str, str]) -> None:
-    """Compare two runs, point by point: the second over the first."""
-    if len(options.names) != 2:
-        raise ExperimentError("compare: takes two files of rows, or folders; name both")
-    pair = pages.compare(*map(Path, options.names))
-    print(pair.to_json(orient="records", indent=2) if options.json else pair.to_string(index=False))
-
-
-def _last(name: str, options: argparse.Namespace, texts: dict[str, str]) -> tuple[Run, pd.DataFrame, Path]:
-    measurement = _run(name, options, texts)
-    folder: Path = options.out / load(measurement.source).name
-    return measurement, of_plan(measurement, read(folder / "rows.csv")), folder
+        measurement = _run(name, options, texts)
+        folder = options.out / measurement.experiment.name
+        print(_write(name, measurement, of_plan(measurement, read(folder / "rows.csv")), folder))
 
 
 def _run(name: str, options: argparse.Namespace, texts: dict[str, str]) -> Run:
-    experiment = load(source := find(name))
+    experiment = load(file := find(name))
     values = dict(_parsed(experiment, option, cells) for option, cells in texts.items())
-    return Run(source, options.size, options.seed, values, options.calm, options.attempts, options.again)
+    return Run(file, options.size, options.seed, values, options.calm, options.attempts, options.again)
 
 
 def _parameter_texts(words: Sequence[str]) -> dict[str, str]:

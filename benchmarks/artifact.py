@@ -51,19 +51,6 @@ class Claim(NamedTuple):
             return f"{self.least:g} or more"
         return f"{self.least:g} to {self.most:g}" if math.isfinite(self.least) else f"{self.most:g} or less"
 
-    def verdict(self, measured: float | None, verdict: str) -> dict[str, Any]:
-        """Return the row of a claim. measured: the measured value; None if the command gave none."""
-        return {
-            "claim": self.name,
-            "text": self.text,
-            "quantity": self.quantity,
-            "command": f"python -m {self.command}",
-            "expected": self.expected,
-            "measured": measured,
-            "verdict": verdict,
-            "failed": verdict.startswith("FAILS"),
-        }
-
 
 def _density(ways: str, mbit: str) -> str:
     """Return the command that simulates sums of which 5% is not zero, over links of these rates."""
@@ -175,38 +162,40 @@ def main(arguments: Sequence[str], run: Callable[[str], Any] | None = None) -> i
     if not options.json:
         heads = {name: name for name in ("quantity", "expected", "verdict")}
         print(line.format(text="claim", shown="measured", **heads), flush=True)
-    started, verdicts = time.monotonic(), list[dict[str, Any]]()
-    for verdict in check([claim for claim in CLAIMS if claim.name in options.only], run or run_command):
-        verdicts.append(verdict)
+    started, rows, outputs = time.monotonic(), list[dict[str, Any]](), dict[str, Any]()
+    for claim in (claim for claim in CLAIMS if claim.name in options.only):
+        measured, verdict = check(claim, run or run_command, outputs)
+        words = {name: getattr(claim, name) for name in ("text", "quantity", "expected")}
+        command = f"python -m {claim.command}"
+        rows.append(
+            {"claim": claim.name, **words, "command": command, "measured": measured, "verdict": verdict}
+        )
         if not options.json:
-            measured = verdict["measured"]
-            print(line.format(shown="-" if measured is None else f"{measured:.4g}", **verdict), flush=True)
-    failures = sum(verdict["failed"] for verdict in verdicts)
+            print(line.format(shown="-" if measured is None else f"{measured:.4g}", **rows[-1]), flush=True)
+    failures = sum(row["verdict"].startswith("FAILS") for row in rows)
     minutes = (time.monotonic() - started) / 60
-    totals = f"claims: {len(verdicts)}, failed: {failures}, minutes: {minutes:.0f}"
-    print(json.dumps(verdicts, indent=2) if options.json else totals)
+    totals = f"claims: {len(rows)}, failed: {failures}, minutes: {minutes:.0f}"
+    print(json.dumps(rows, indent=2) if options.json else totals)
     return int(failures > 0)
 
 
-def check(claims: Sequence[Claim], run: Callable[[str], Any]) -> Iterable[dict[str, Any]]:
-    """Yield the verdict of each claim, in order; a command that several claims share runs once."""
-    outputs = dict[str, Any]()
-    for number, claim in enumerate(claims, 1):
-        if claim.needs_root and os.geteuid():
-            yield claim.verdict(None, "not run: needs root, for gloo's links")
-            continue
-        if claim.command not in outputs:
-            with reporting_progress(f"claim {number} of {len(claims)}, {claim.name}", shown_on_stderr()):
-                try:
-                    outputs[claim.command] = run(claim.command)
-                except CommandError as error:
-                    outputs[claim.command] = error
-        output = outputs[claim.command]
-        if isinstance(output, CommandError):
-            yield claim.verdict(None, f"FAILS: {output}")
-            continue
-        measured = float(claim.measure(output))
-        yield claim.verdict(measured, "holds" if claim.least <= measured <= claim.most else "FAILS")
+def check(claim: Claim, run: Callable[[str], Any], outputs: dict[str, Any]) -> tuple[float | None, str]:
+    """Return the measured value, None if there is none, and the verdict.
+
+    outputs: what commands have returned or raised, as several claims share one.
+    """
+    if claim.needs_root and os.geteuid():
+        return None, "not run: needs root, for gloo's links"
+    if claim.command not in outputs:
+        with reporting_progress(f"claim {claim.name}", shown_on_stderr()):
+            try:
+                outputs[claim.command] = run(claim.command)
+            except CommandError as error:
+                outputs[claim.command] = error
+    if isinstance(outputs[claim.command], CommandError):
+        return None, f"FAILS: {outputs[claim.command]}"
+    measured = float(claim.measure(outputs[claim.command]))
+    return measured, "holds" if claim.least <= measured <= claim.most else "FAILS"
 
 
 class CommandError(Exception):

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
 
 from benchmarks import figures
-from benchmarks.experiment import FOLDER, SERIES, Plot, find, load
+from benchmarks.experiment import FOLDER, SERIES, Plot, find, load, text
 from benchmarks.page import page, summaries
-from benchmarks.rows import Run, of_plan, printed_rows, read
+from benchmarks.rows import Run, of_plan, read
 
 DOCS, RESULTS = FOLDER.parents[1] / "docs", FOLDER.parent / "results"
 #: The experiments whose rows `--json` printed, and their files in benchmarks/results.
@@ -31,11 +32,17 @@ _SETTING = (
 
 
 def rows_of(name: str) -> pd.DataFrame:
-    """Return the committed rows of an experiment."""
+    """Return the committed rows of an experiment, as texts."""
     run = Run(find(name))
-    if name in PRINTED:
-        return printed_rows(load(run.source), [RESULTS / f"{file}.json" for file in PRINTED[name]])
-    return of_plan(run, read(FOLDERS[name] / "rows.csv"))
+    if name not in PRINTED:
+        return of_plan(run, read(FOLDERS[name] / "rows.csv"))
+    rows = list[dict[str, Any]]()
+    for file in PRINTED[name]:
+        content = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
+        # A file may have lists of rows by command.
+        rows += [row for group in content.values() for row in group] if isinstance(content, dict) else content
+    names = [*run.experiment.labels, *run.experiment.figures, "modelled", "note"]
+    return pd.DataFrame([{name: text(row.get(name)) for name in names} for row in rows])
 
 
 def sums() -> pd.DataFrame:
@@ -82,7 +89,7 @@ def main() -> None:
     """Write all committed pages and figures again."""
     for name, folder in FOLDERS.items():
         run, rows = Run(find(name)), rows_of(name)
-        list(figures.draw(load(run.source), summaries(load(run.source), rows), folder, ("svg",)))
+        list(figures.draw(run.experiment, summaries(run.experiment, rows), folder, ("svg",)))
         if name not in PRINTED:
             (folder / "page.md").write_text(page(run, rows, name), encoding="utf-8")
         print(folder)

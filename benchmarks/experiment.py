@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import chain, product
 from pathlib import Path
 from random import Random
-from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 #: A parameter, or a figure of a row; None where a figure is not available. `measure` gets a tuple as a whole.
@@ -104,7 +104,7 @@ class Plot:
     """
     setting: str = ""
     """The line below the title: what was measured or simulated, and how."""
-    kind: Literal["lines", "bars", "dots"] = "lines"
+    kind: Literal["lines", "bars"] = "lines"
     percent: Literal["", "x", "y", "xy"] = ""
     """The axes that show shares as percentages."""
     xlabel: str = ""
@@ -138,18 +138,6 @@ def text(value: Any) -> str:
     return "" if value is None else " ".join(str(value).split())
 
 
-@dataclass(frozen=True)
-class Published:
-    """A published figure, to be shown beside the largest or smallest of our medians at some points."""
-
-    what: str
-    value: float
-    source: str
-    column: str
-    where: Point = field(default_factory=dict)
-    take: Literal["most", "least"] = "most"
-
-
 @dataclass(kw_only=True)
 class Experiment:
     """An experiment. Raises ExperimentError, which names the field, where fields do not fit each other."""
@@ -166,7 +154,6 @@ class Experiment:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of parameters in the parts of grids that do not name them."""
     plots: Sequence[Plot] = ()
-    published: Sequence[Published] = ()
     modelled_columns: Sequence[str] = ()
     """The columns that a model computes in every row; the others are measured."""
     modelled: Mapping[str, Sequence[Value]] = field(default_factory=dict)
@@ -195,9 +182,8 @@ class Experiment:
             raise ExperimentError(f"sizes: {', '.join(self.sizes)} cannot be all; add 'usual'")
         known = [*self.parameters, *self.columns]
         plotted = ([*f"{plot.x} {plot.y} {plot.lines}".split(), *plot.where] for plot in self.plots)
-        published = ([figure.column, *figure.where] for figure in self.published)
         others = (self.keys, self.modelled, self.modelled_columns, self.ranges, self.choices)
-        for name in chain(*plotted, *published, *others):
+        for name in chain(*plotted, *others):
             if name not in known:
                 raise ExperimentError(f"name: {name!r} is unknown; use one of {', '.join(known)}")
 
@@ -263,49 +249,45 @@ def plan(
     return tasks
 
 
-@dataclass(frozen=True)
-class Source:
-    """The name and the text of an experiment's file, which make the experiment in every process."""
-
-    file: str
-    content: str
-
-    @property
-    def digest(self) -> str:
-        """The first 12 hexadecimal digits of the text's SHA-256."""
-        return hashlib.sha256(self.content.encode()).hexdigest()[:12]
-
-
 def known() -> list[str]:
     """Return the names of our experiments."""
     return sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
 
-def find(name: str) -> Source:
-    """Return an experiment's source by its name, or by the path of its file. Raises ExperimentError."""
-    path = Path(name) if name.endswith(".py") else FOLDER / f"{name.replace('-', '_')}.py"
-    try:
-        return Source(path.name, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+def find(name: str) -> Path:
+    """Return an experiment's file by its name, or by the path of its file. Raises ExperimentError."""
+    path = Path(name).resolve() if name.endswith(".py") else FOLDER / f"{name.replace('-', '_')}.py"
+    if not path.is_file():
         names = ", ".join(known())
-        raise ExperimentError(f"{name}: cannot be read; use the path of a file, or one of {names}") from None
+        raise ExperimentError(f"{name}: cannot be read; use the path of a file, or one of {names}")
+    return path
+
+
+def digest(file: Path) -> str:
+    """Return the first 12 hexadecimal digits of a file's SHA-256."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+
+
+def load(file: Path) -> Experiment:
+    """Return the experiment that a file defines as EXPERIMENT. Raises ExperimentError if there is none."""
+    return _loaded(file, digest(file))
 
 
 @cache
-def load(source: Source) -> Experiment:
-    """Return the experiment that a file defines as EXPERIMENT. Raises ExperimentError if there is none."""
-    ours = FOLDER / source.file
-    if ours.exists() and ours.read_text(encoding="utf-8") == source.content:
-        module = import_module(f"benchmarks.experiments.{ours.stem}")  # as other processes can import it, too
+def _loaded(file: Path, version: str) -> Experiment:
+    if file.parent == FOLDER:
+        module = import_module(f"benchmarks.experiments.{file.stem}")  # as other experiments import it, too
     else:
-        module = ModuleType(f"peelsum_experiment_{source.digest}")
-        sys.modules[module.__name__] = module  # dataclasses in the file look for their module there
-        exec(compile(source.content, source.file, "exec"), vars(module))
+        spec = spec_from_file_location(f"peelsum_experiment_{version}", file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[spec.name] = module_from_spec(spec)  # dataclasses look for their module there
+        spec.loader.exec_module(module)
     experiment = vars(module).get("EXPERIMENT")
     if not isinstance(experiment, Experiment):
-        raise ExperimentError(f"{source.file}: EXPERIMENT: is {experiment!r}; set it to an Experiment")
+        raise ExperimentError(f"{file.name}: EXPERIMENT: is {experiment!r}; set it to an Experiment")
     title, _, about = (module.__doc__ or "").partition("\n\n")
-    experiment.name = experiment.name or Path(source.file).stem
+    experiment.name = experiment.name or file.stem
     experiment.title = experiment.title or " ".join(title.split()).rstrip(".")
     experiment.about = experiment.about or about
     return experiment

@@ -14,8 +14,10 @@ from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.optimize import isotonic_regression
 
 from benchmarks.experiment import COLOURS, Experiment, Plot, Series, at, colour, text
 from benchmarks.page import tidy, title
@@ -219,17 +221,10 @@ def _name_at_right(axes: Any, ends: Sequence[tuple[float, float, Series]]) -> No
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
     """Return places at least `gap` apart, in the same order, with the least sum of squared moves."""
-    order = sorted(range(len(places)), key=lambda number: places[number])
-    blocks: list[tuple[float, int]] = []  # mean of place - gap * rank, count: isotonic regression
-    for rank, number in enumerate(order):
-        mean, count = places[number] - gap * rank, 1
-        while blocks and blocks[-1][0] > mean:
-            other, others = blocks.pop()
-            mean, count = (mean * count + other * others) / (count + others), count + others
-        blocks.append((mean, count))
-    means = [mean for mean, count in blocks for _ in range(count)]
-    moved = {number: means[rank] + gap * rank for rank, number in enumerate(order)}
-    return [moved[number] for number in range(len(places))]
+    order, ranks = np.argsort(places, kind="stable"), gap * np.arange(len(places))
+    apart = np.empty(len(places))
+    apart[order] = isotonic_regression(np.asarray(places, float)[order] - ranks).x + ranks
+    return apart.tolist()
 
 
 def _bars(axes: Any, plot: Plot, medians: pd.DataFrame) -> None:
@@ -268,19 +263,4 @@ def _bars(axes: Any, plot: Plot, medians: pd.DataFrame) -> None:
     axes.spines["bottom"].set_visible(False)
 
 
-def _dots(axes: Any, plot: Plot, medians: pd.DataFrame) -> None:
-    """Draw a row for each x, from the greatest median to the least, with a dot for each series."""
-    rows = list(medians.groupby("x")["middle"].max().sort_values(ascending=False).index)
-    for (key, dots), name in zip(medians.groupby("series", sort=False), _CYCLE, strict=False):
-        places = [rows.index(x) for x in dots["x"]]
-        look = {"s": 30, "color": colour(name), "zorder": 3, "label": plot.names.get(key, key)}
-        axes.scatter(dots["middle"], places, **look)
-    names = [plot.names.get(x, x) for x in rows]
-    axes.set_yticks(range(len(rows)), [name if isinstance(name, str) else name.name for name in names])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel(plot.ylabel)
-    axes.xaxis.set_major_formatter(lambda value, _: plain_tick(value))
-    axes.figure.legend(loc="outside lower left", ncols=4)
-
-
-_DRAWN = {"lines": lines, "bars": _bars, "dots": _dots}
+_DRAWN = {"lines": lines, "bars": _bars}

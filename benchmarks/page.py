@@ -9,14 +9,13 @@ import math
 import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.experiment import FOLDER, Experiment, ExperimentError, Plot, Published, at, load, text
-from benchmarks.rows import PART, RESERVED, Run, read
+from benchmarks.experiment import FOLDER, Experiment, Plot, at, text
+from benchmarks.rows import RESERVED, Run
 
 #: The confidence that an interval should have.
 CONFIDENCE = 0.95
@@ -163,15 +162,6 @@ def title(plot: Plot, points: pd.DataFrame) -> str:
     return (f"{plot.y} by {plot.x}" + (f" ({where})" if where else "")).replace("_", " ")
 
 
-def ours(points: pd.DataFrame, published: Published) -> pd.Series | None:
-    """Return the point whose figure stands beside a published one; None if no row has it."""
-    among = at(points, published.where)
-    values = pd.to_numeric(among[published.column], errors="coerce").dropna()
-    if values.empty:
-        return None
-    return among.loc[values.idxmax() if published.take == "most" else values.idxmin()]
-
-
 def table(experiment: Experiment, points: pd.DataFrame) -> Iterator[str]:
     """Yield the lines of a table of all points, in Markdown. Parameters that never vary stand above it."""
     varying = _varying(experiment, points)
@@ -202,7 +192,7 @@ def option_of(parameter: str) -> str:
 
 def page(run: Run, rows: pd.DataFrame, name: str, failed: Sequence[str] = ()) -> str:
     """Return the page of a run's rows, in Markdown; `name` is how the experiment was named."""
-    experiment, expected = load(run.source), len(run.tasks)
+    experiment, expected = run.experiment, len(run.tasks)
     points = summaries(experiment, rows)
     sentences = tomllib.loads((FOLDER.parent / "sentences.toml").read_text(encoding="utf-8"))
     about_run = sentences.get(experiment.name, {})
@@ -211,7 +201,7 @@ def page(run: Run, rows: pd.DataFrame, name: str, failed: Sequence[str] = ()) ->
         return f"**{heading}.** {about_run[key]}" if about_run else ""
 
     figures = [f"![{title(plot, points)}]({plot.name}.svg)" for plot in experiment.plots if len(rows)]
-    tasks = int(rows[PART].str.startswith("1 of ").sum()) if PART in rows else len(rows)
+    tasks = len(rows[[*experiment.parameters, "repetition"]].drop_duplicates())
     missing = f"**{expected - tasks} of {expected} rows are missing.** Run the command again to add them."
     missing += f" The first that failed: {failed[0]}." if failed else ""
     parts = [
@@ -223,37 +213,25 @@ def page(run: Run, rows: pd.DataFrame, name: str, failed: Sequence[str] = ()) ->
         f"(Written about the run of {about_run['run']}.)" if about_run else "",
         missing if tasks < expected else "",
         experiment.about.strip(),
-        "\n".join(_published(experiment, points)),
         *figures[1:],
         "\n".join(table(experiment, points)) if len(rows) else "",
         sentence("What it does not show", "does_not_show"),
         sentence("What surprised", "surprised"),
-        "\n".join(_columns(experiment)),
+        _columns(experiment),
         _conditions(run, rows, name) if len(rows) else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _published(experiment: Experiment, points: pd.DataFrame) -> Iterator[str]:
-    if experiment.published and len(points):
-        yield from ("| | published | ours | ours is |", "|---|---|---|---|")
-    for published in experiment.published if len(points) else ():
-        point, beside, where = ours(points, published), "-", "no row"
-        if point is not None:
-            modelled = published.column in experiment.modelled_columns or point["modelled"]
-            labels = ", ".join(f"{name} {point[name]}" for name in _varying(experiment, points))
-            beside = shown(point, published.column)
-            where = f"{'modelled' if modelled else 'measured'} at {labels}"
-        yield _line([f"{published.what} ({published.source})", plain(published.value), beside, where])
-
-
-def _columns(experiment: Experiment) -> Iterator[str]:
-    yield "## Columns\n"
+def _columns(experiment: Experiment) -> str:
+    lines = ["## Columns\n"]
     for name, meaning in experiment.columns.items():
-        yield f"- `{name}`, {'modelled' if name in experiment.modelled_columns else 'measured'}: {meaning}."
+        kind = "modelled" if name in experiment.modelled_columns else "measured"
+        lines.append(f"- `{name}`, {kind}: {meaning}.")
     for name, values in experiment.modelled.items():
         chosen = ", ".join(f"`{value}`" for value in values)
-        yield f"- In rows with `{name}` {chosen}, all columns are modelled."
+        lines.append(f"- In rows with `{name}` {chosen}, all columns are modelled.")
+    return "\n".join(lines)
 
 
 def _conditions(run: Run, rows: pd.DataFrame, name: str) -> str:
@@ -282,25 +260,3 @@ def _conditions(run: Run, rows: pd.DataFrame, name: str) -> str:
         seconds=numbers(rows["wall_s"]).sum(),
         attempts=rows["attempt"].str.split().str[-1].astype(int).max(),
     )
-
-
-def compare(a: Path, b: Path) -> pd.DataFrame:
-    """Return every number that two runs have: both medians, their ratio, and whether the intervals are apart.
-
-    a, b: files of rows, or folders; of each, the rows of the last commit count. Raises ExperimentError.
-    """
-    both = [read(path / "rows.csv" if path.is_dir() else path) for path in (a, b)]
-    columns = list(both[0])
-    if columns != list(both[1]):
-        raise ExperimentError(f"{b}: has other columns than {a}; compare runs of one experiment")
-    keys = [*columns[: columns.index(RESERVED[0])], "column"]
-    figures = [name for name in columns[columns.index(RESERVED[-1]) + 1 :] if name != PART]
-    sides = []
-    for rows in both:
-        rows = rows[rows["commit"] == rows["commit"].iloc[-1]].melt(keys[:-1], figures, "column")
-        groups = rows.assign(value=numbers(rows["value"])).dropna(subset="value").groupby(keys)["value"]
-        medians = [(*key, values.median(), *interval(values)) for key, values in groups]
-        sides.append(pd.DataFrame(medians, columns=[*keys, "median", "low", "high"]))
-    pair = sides[0].merge(sides[1], on=keys, suffixes=("_a", "_b"))
-    pair["ratio"] = pair["median_b"] / pair["median_a"].where(pair["median_a"] != 0)
-    return pair.assign(apart=(pair["high_a"] < pair["low_b"]) | (pair["high_b"] < pair["low_a"]))

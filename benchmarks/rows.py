@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
-import json
 import os
 import platform
 import signal
@@ -24,24 +23,18 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pandas as pd
 import psutil
 
-from benchmarks.experiment import Experiment, ExperimentError, PlannedRow, Source, Value, load, plan, text
+from benchmarks.experiment import Experiment, ExperimentError, PlannedRow, Value, digest, load, plan, text
 from peelsum.processes.children import die_with_parent
 
 #: Files on which figures depend, besides an experiment's own file; each row has the digest of that.
 _SOURCES = (
-    "*.py",
-    "*.p4",
-    "*.p4inc",
-    "switch/artifacts",
-    "constraints.txt",
-    ":!docs",
-    ":!tests",
-    ":!benchmarks/experiments",
+    *("*.py", "*.p4", "*.p4inc", "switch/artifacts", "constraints.txt"),
+    *(":!docs", ":!tests", ":!benchmarks/experiments"),
 )
 _TITLE = "# peelsum experiment rows, version 1:"
 #: The columns that rows have beside parameters and figures.
@@ -49,8 +42,6 @@ RESERVED = (
     *("repetition", "seed", "size", "commit", "source", "started", "wall_s", "cpu_s", "load", "others"),
     *("attempt", "disturbed", "machine", "versions", "modelled", "note"),
 )
-#: The column that numbers the rows of one task, if it may have several.
-PART = "part"
 #: What tells tasks apart beside parameters: a plan's, and a run's.
 _OF_PLAN, _OF_RUN = ("repetition", "seed"), ("repetition", "seed", "commit", "source")
 #: Fewer rows are measured before other processes have started.
@@ -63,7 +54,8 @@ Outcome = list[dict[str, str]] | str
 class Run:
     """Which rows to measure, and how."""
 
-    source: Source
+    file: Path
+    """The experiment's file."""
     size: str = "usual"
     seed: int = 0
     values: Mapping[str, Sequence[Value]] = field(default_factory=dict)
@@ -76,24 +68,28 @@ class Run:
     """Whether to measure rows that were measured already."""
 
     @property
+    def experiment(self) -> Experiment:
+        """The experiment that the file defines."""
+        return load(self.file)
+
+    @property
     def tasks(self) -> list[PlannedRow]:
         """The plan."""
-        return plan(load(self.source), self.size, self.seed, self.values)
+        return plan(self.experiment, self.size, self.seed, self.values)
 
     def key(self, task: PlannedRow) -> dict[str, str]:
         """Return the cells of a task's rows that tell it from others."""
-        point = {name: text(task.point.get(name)) for name in load(self.source).parameters}
+        point = {name: text(task.point.get(name)) for name in self.experiment.parameters}
         of_task = {"repetition": text(task.repetition), "seed": text(task.seed)}
-        return point | of_task | {"commit": commit(), "source": self.source.digest}
+        return point | of_task | {"commit": commit(), "source": digest(self.file)}
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return all rows of a file, as texts, but a torn last one. Raises ExperimentError if it is none."""
+    """Return all rows of a file, as texts. Raises ExperimentError if it is none."""
     try:
-        content = path.read_bytes()
+        title, _, table = path.read_text(encoding="utf-8", errors="replace").partition("\n")
     except OSError as error:
         raise ExperimentError(f"{path}: {error.strerror}; pass a file of rows, or its folder") from None
-    title, _, table = content[: content.rfind(b"\n") + 1].decode(errors="replace").partition("\n")
     if not title.startswith(_TITLE):
         raise ExperimentError(f"{path}: is not a file of rows, version 1; pass another, or remove it")
     try:
@@ -102,27 +98,14 @@ def read(path: Path) -> pd.DataFrame:
         raise ExperimentError(f"{path}: {' '.join(str(error).split())}; remove the line") from None
 
 
-def printed_rows(experiment: Experiment, paths: Sequence[Path]) -> pd.DataFrame:
-    """Return the rows of files that --json printed, as texts; a file may have lists of rows by command."""
-    rows = list[dict[str, Any]]()
-    for path in paths:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows += [row for group in content.values() for row in group] if isinstance(content, dict) else content
-    names = [*experiment.labels, *experiment.figures, "modelled", "note"]
-    return pd.DataFrame([{name: text(row.get(name)) for name in names} for row in rows])
-
-
 def of_plan(run: Run, rows: pd.DataFrame, *, of_run: bool = False) -> pd.DataFrame:
-    """Return the rows of a plan, in its order: the last of each task that has all its parts.
+    """Return the rows of a plan, in its order: of each task those that were measured last.
 
     They are of whatever commit and source; with `of_run`, of the present ones.
     """
-    key = [*load(run.source).parameters, *(_OF_RUN if of_run else _OF_PLAN)]
-    part = rows[PART] if PART in rows else pd.Series("1 of 1", rows.index)
-    batch = part.str.startswith("1 of ").cumsum()
-    whole = batch.map(batch.value_counts()) == part.str.split(" of ").str[-1].astype(int)
-    rows = rows.assign(_batch=batch)[whole]
-    rows = rows[rows["_batch"] == rows.groupby(key)["_batch"].transform("max")].drop(columns="_batch")
+    key = [*run.experiment.parameters, *(_OF_RUN if of_run else _OF_PLAN)]
+    rows = rows[rows["started"] == rows.groupby(key)["started"].transform("max")]
+    rows = rows.drop_duplicates([*key, *run.experiment.keys], keep="last")
     return pd.DataFrame([run.key(task) for task in run.tasks], dtype=str)[key].merge(rows, on=key)[list(rows)]
 
 
@@ -133,30 +116,55 @@ def measure_missing(run: Run, path: Path, executor: Executor | None = None) -> I
     repetition, seed, commit and source are the same. `executor` runs all tasks; by default, tasks without
     measured times run in processes, and others here, one after the other. Raises ExperimentError.
     """
-    experiment = load(run.source)
-    with _open(path, experiment) as (file, names):
-        rows = of_plan(run, read(path), of_run=True)
-        key = [*experiment.parameters, *_OF_RUN]
-        done = set() if run.again else {tuple(cells) for cells in rows[key].to_numpy()}
-        missing = [task for task in run.tasks if tuple(run.key(task).values()) not in done]
+    experiment = run.experiment
+    with _only_writer(path):
+        names = [*experiment.labels, *RESERVED, *experiment.figures]
+        if not path.exists():
+            _write(path, experiment.name, pd.DataFrame(columns=names))
+        rows = read(path)
+        if list(rows) != names:
+            raise ExperimentError(f"{path}: has other columns than {experiment.name}; remove it")
+        done = set(map(tuple, rows[[*experiment.parameters, *_OF_RUN]].to_numpy()))
+        missing = [task for task in run.tasks if run.again or tuple(run.key(task).values()) not in done]
         yield len(missing)
         aside = [task for task in missing if executor or not _is_timed(experiment, task)]
         aside = aside if executor or len(aside) >= _FEW else []
         alone = (measured(run, commit(), task) for task in missing if task not in aside)
         for outcomes in (_side_by_side(run, aside, executor), alone):
             for outcome in outcomes:
-                if isinstance(outcome, list):  # in one write, so that a kill loses at most one task
-                    lines = pd.DataFrame(outcome)[names].to_csv(
-                        index=False, header=False, lineterminator="\n"
-                    )
-                    file.write(lines.encode())
-                    file.flush()
+                if isinstance(outcome, list):
+                    rows = pd.concat([rows, pd.DataFrame(outcome)[names]])
+                    _write(path, experiment.name, rows)
                 yield outcome
+
+
+def _write(path: Path, name: str, rows: pd.DataFrame) -> None:
+    """Replace the file by one with these rows, so that a kill loses no row and leaves no half of one."""
+    new = path.with_suffix(".new")
+    table = rows.to_csv(index=False, lineterminator="\n")
+    new.write_text(f"{_TITLE} {name}\n{table}", encoding="utf-8")
+    new.replace(path)
+
+
+@contextmanager
+def _only_writer(path: Path) -> Iterator[None]:
+    """Make the folder of a file, and lock it for one run."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        reason = "another run writes to it" if isinstance(error, BlockingIOError) else error.strerror
+        raise ExperimentError(f"{path}: {reason}; pass another --out") from None
+    try:
+        yield
+    finally:
+        os.close(folder)
 
 
 def measured(run: Run, at_commit: str, task: PlannedRow) -> Outcome:
     """Measure a task, again if it was disturbed and its size repeats points. It may raise anything."""
-    experiment = load(run.source)
+    experiment = run.experiment
     timed = _is_timed(experiment, task)
     attempts = run.attempts if timed and experiment.size(run.size).repetitions > 1 else 1
     tries = []
@@ -171,9 +179,8 @@ def measured(run: Run, at_commit: str, task: PlannedRow) -> Outcome:
             conditions |= {"started": began.isoformat(timespec="seconds"), "size": run.size}
             conditions |= {"modelled": text(experiment.is_modelled(task.point))}
             conditions |= run.key(task) | {"commit": at_commit}
-            tries.append(
-                (others, [{name: text(cell) for name, cell in row.items()} | conditions for row in rows])
-            )
+            cells = [{name: text(cell) for name, cell in row.items()} | conditions for row in rows]
+            tries.append((others, cells))
             if others <= run.calm:
                 break
     except Exception as error:
@@ -194,7 +201,7 @@ def checked(experiment: Experiment, result: Any) -> list[dict[str, Any]]:
             raise ExperimentError(
                 f"measure: {names}: is only in `columns` or only in the row; put it in both"
             )
-    return [{"note": None, **row, PART: f"{number} of {len(rows)}"} for number, row in enumerate(rows, 1)]
+    return [{"note": None, **row} for row in rows]
 
 
 def _is_timed(experiment: Experiment, task: PlannedRow) -> bool:
@@ -225,38 +232,26 @@ def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@contextmanager
-def _open(path: Path, experiment: Experiment) -> Iterator[tuple[IO[bytes], list[str]]]:
-    """Open a file of rows for one run, without its torn last line; begin it if it is new."""
-    names = [*experiment.labels, *RESERVED, *([PART] if experiment.keys else []), *experiment.figures]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            content = path.read_bytes()
-            os.ftruncate(file.fileno(), content.rfind(b"\n") + 1)
-            if content.count(b"\n") < 2:
-                os.ftruncate(file.fileno(), 0)
-                file.write(f"{_TITLE} {experiment.name}\n{','.join(names)}\n".encode())
-                file.flush()
-            if list(read(path)) != names:
-                raise ExperimentError(f"{path}: has other columns than {experiment.name}; remove it")
-            yield file, names
-    except OSError as error:
-        reason = "another run writes to it" if isinstance(error, BlockingIOError) else error.strerror
-        raise ExperimentError(f"{path}: {reason}; pass another --out") from None
-
-
 class Span:
     """A span of time on this machine: `Span()` begins it, `conditions` ends it."""
 
     def __init__(self) -> None:
-        self._wall, self._cpu, self._busy = time.monotonic(), _own_s(), _busy_s()
+        self._began = self._clocks()
+
+    @staticmethod
+    def _clocks() -> tuple[float, ...]:
+        """Return seconds: by the clock, of this process with its ended children, and of all processors."""
+        ticks = psutil.cpu_times()._asdict()
+        worked = ("user", "nice", "system", "irq", "softirq", "steal")
+        busy_s = sum(ticks.get(name, 0) for name in worked)
+        return time.monotonic(), sum(psutil.Process().cpu_times()[:4]), busy_s
 
     def conditions(self) -> dict[str, str]:
         """Return what a row says of its machine, and of this span: seconds, load, and what others used."""
-        wall_s, cpu_s = time.monotonic() - self._wall, _own_s() - self._cpu
-        others = (_busy_s() - self._busy - cpu_s) / max(wall_s, 1e-9) / (os.cpu_count() or 1)
+        wall_s, cpu_s, busy_s = (
+            now - before for now, before in zip(self._clocks(), self._began, strict=True)
+        )
+        others = (busy_s - cpu_s) / max(wall_s, 1e-9) / (os.cpu_count() or 1)
         return {
             "wall_s": f"{wall_s:.3f}",
             "cpu_s": f"{cpu_s:.3f}",
@@ -264,17 +259,6 @@ class Span:
             "others": f"{min(max(others, 0.0), 1.0):.3f}",
             **machine(),
         }
-
-
-def _own_s() -> float:
-    """Return the processor seconds of this process, and of its children that have ended."""
-    return float(sum(psutil.Process().cpu_times()[:4]))
-
-
-def _busy_s() -> float:
-    """Return the seconds that all processors have worked or were withheld."""
-    ticks = psutil.cpu_times()._asdict()
-    return float(sum(ticks.get(name, 0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
 
 
 @cache

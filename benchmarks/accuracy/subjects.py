@@ -1,17 +1,15 @@
 """The subjects of training: small models with examples, and a measure of learning on held-out data.
 
-The default data needs no download: scikit-learn's digits, the text of Python's standard library, and two
-generated sets, images of gratings and ratings by a power law. With a path, a subject reads published data,
-and its model has its published size. Workers' shares may differ by the examples' labels.
+The data need no download: scikit-learn's digits, the text of Python's standard library, and two generated
+sets, images of gratings and ratings by a power law. Workers' shares may differ by the examples' labels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -20,16 +18,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.accuracy.small import SIDE, SmallConvNet, SmallTransformer, gratings
-from peelsum.training import Batch, TrainingDataError
-from peelsum.training.lstm import FULL as FULL_LANGUAGE
+from peelsum.training import Batch
 from peelsum.training.lstm import LanguageModel
 from peelsum.training.lstm import LstmSize as LanguageSize
-from peelsum.training.ncf import FULL as FULL_RATINGS
-from peelsum.training.ncf import TASTES, NeuMF, Ratings, movielens, power_law
+from peelsum.training.ncf import TASTES, NeuMF, Ratings, power_law
 from peelsum.training.ncf import NcfSize as RatingsSize
-from peelsum.training.text import Text, standard_library, words_in
-from peelsum.training.vgg19 import FULL as FULL_IMAGES
-from peelsum.training.vgg19 import ArrayImages, Images, Vgg19, digits, images_in
+from peelsum.training.text import Text, standard_library
+from peelsum.training.vgg19 import ArrayImages, Vgg19, digits
 from peelsum.training.vgg19 import Vgg19Size as ImagesSize
 
 SubjectName = Literal["digits", "images", "ratings", "text", "transformer"]
@@ -37,7 +32,6 @@ SUBJECTS: tuple[SubjectName, ...] = get_args(SubjectName)
 Numbers = NDArray[np.int64]
 
 _TRAINED_DIGITS, _IMAGES, _HELD_OUT_IMAGES = 1437, 4000, 500
-_GRATINGS = ImagesSize(SIDE, 16, batch=16)
 _RATINGS = RatingsSize(8, (32, 16, 8), batch=128, users=1000, items=500)
 _VOCABULARY, _LENGTH, _WORDS = 1000, 16, 200_000
 _LANGUAGE = LanguageSize(48, 1, 0.0, batch=16, length=_LENGTH, samples=_VOCABULARY, vocabulary=_VOCABULARY)
@@ -45,16 +39,6 @@ _LANGUAGE = LanguageSize(48, 1, 0.0, batch=16, length=_LENGTH, samples=_VOCABULA
 _HELD_OUT_EVERY, _HELD_OUT_SEQUENCES = 10, 200
 #: Sections of the text, by which shares may differ.
 _SECTIONS = 10
-#: Words in the vocabulary of published text, as in Penn Treebank's.
-_PUBLISHED_VOCABULARY = 10_000
-#: Every tenth published image is held out; at most 1,000 of these are measured.
-_HELD_OUT_SHARE, _MEASURED_IMAGES = 10, 1000
-#: The subjects that have published data, and what models of the published size reach elsewhere.
-PUBLISHED: dict[SubjectName, str] = {
-    "images": "ImageNet: accuracy 0.745 (VGG19 at one scale, arXiv 1409.1556, table 3)",
-    "ratings": "MovieLens 1M: hit rate 0.701 (NeuMF with 32 factors, without pre-training, arXiv 1708.05031)",
-    "text": "Penn Treebank: perplexity 78.4 on its test set (large LSTM, arXiv 1409.2329, table 1)",
-}
 #: An item that a user rated competes with this many others, and is found if it is among the first ten.
 _OTHERS, _FIRST = 99, 10
 
@@ -63,7 +47,6 @@ _OTHERS, _FIRST = 99, 10
 class Subject:
     """A model, and all that is needed to train it and to measure it."""
 
-    name: SubjectName
     data: str
     """Description of the data, for humans."""
     metric: str
@@ -98,129 +81,84 @@ class Subject:
         return torch.optim.SGD(self.model.parameters(), lr=self.rate, momentum=momentum)
 
 
-def make_subject(name: SubjectName, seed: int = 0, path: Path | None = None) -> Subject:
+def make_subject(name: SubjectName, seed: int = 0) -> Subject:
     """Return a subject whose parameters are drawn from `seed`; its data are always the same.
 
-    path: published data, for a model of published size: CIFAR-10's binary version or a folder of images,
-    MovieLens' ratings.csv, or a text with words separated by spaces. The subject's steps are then as many as
-    one worker needs for one pass over the data. Raises TrainingDataError if scikit-learn is missing, or if
-    the data cannot be read.
+    Raises TrainingDataError if scikit-learn, which has the digits, is missing.
     """
     torch.manual_seed(seed)
-    if path is not None and name not in PUBLISHED:
-        raise TrainingDataError(f"path: {name} has no published data; use {', '.join(PUBLISHED)}")
-    subject = _MAKERS[name](path)
-    if path is None:
-        return subject
-    steps = -(-subject.labels.size // subject.batch_size)
-    return replace(subject, data=f"{subject.data}; published, {PUBLISHED[name]}", steps=steps)
+    return _MAKERS[name]()
 
 
-def _digits(_: Path | None) -> Subject:
-    images, about = _small_digits(), "scikit-learn's handwritten digits"
-    shares = np.split(np.arange(images.labels.size), [_TRAINED_DIGITS])
-    subject = _classifier("digits", SmallConvNet(images.classes), images, shares, about, ImagesSize(8, 1, 16))
-    return replace(subject, optimizer="sgd", rate=0.05, steps=240, measurements=24)
+def _digits() -> Subject:
+    images = _small_digits()
+    subject = _classifier(SmallConvNet(images.classes), images, _TRAINED_DIGITS)
+    about = "scikit-learn's handwritten digits"
+    return replace(subject, data=about, optimizer="sgd", rate=0.05, steps=240, measurements=24)
 
 
-def _images(path: Path | None) -> Subject:
-    images: Images
-    if path is None:
-        images, size, about = _generated_images(), _GRATINGS, "gratings in colour and noise, generated here"
-        shares = np.split(np.arange(images.labels.size), [_IMAGES])
-    else:
-        images, size, about = images_in(path, FULL_IMAGES.side), FULL_IMAGES, f"the images in {path}"
-        order = np.random.default_rng(0).permutation(images.labels.size)
-        held_out = order[::_HELD_OUT_SHARE]
-        shares = [np.setdiff1d(order, held_out), held_out[:_MEASURED_IMAGES]]
-        if not shares[0].size:
-            raise TrainingDataError(f"{path}: has {images.labels.size} images; pass two or more")
-    return _classifier("images", Vgg19(images.classes, size), images, shares, about, size)
+def _images() -> Subject:
+    images = _gratings()
+    return _classifier(Vgg19(images.classes, ImagesSize(SIDE, 16, batch=16)), images, _IMAGES)
 
 
-def _classifier(
-    name: SubjectName,
-    model: SmallConvNet | Vgg19,
-    images: Images,
-    shares: Sequence[Numbers],
-    about: str,
-    size: ImagesSize,
-) -> Subject:
-    """Return a subject; `shares` has the numbers of the images to learn, and of those to measure."""
-    trained, held_out = shares
+def _classifier(model: SmallConvNet | Vgg19, images: ArrayImages, trained: int) -> Subject:
+    """Return a subject that learns the first `trained` images; the others are held out."""
 
     def accuracy() -> float:
-        parts = np.array_split(held_out, -(-held_out.size // _HELD_OUT_IMAGES))
-        return sum(_right(model, *images.batch(part)) for part in parts) / held_out.size
+        held_out = np.arange(trained, images.labels.size)
+        return _right(model, *images.batch(held_out)) / held_out.size
 
     return Subject(
-        name=name,
-        data=about,
+        data="gratings in colour and noise, generated here",
         metric="accuracy",
         model=model,
-        labels=images.labels[trained],
-        batch=lambda numbers, _: images.batch(trained[numbers]),
+        labels=images.labels[:trained],
+        batch=lambda numbers, _: images.batch(numbers),
         measure=accuracy,
-        rate=1e-3 if size is _GRATINGS else 3e-4,
-        batch_size=size.batch,
+        rate=1e-3,
+        batch_size=16,
         steps=320,
         measurements=16,
     )
 
 
-def _ratings(path: Path | None) -> Subject:
-    size, (train, user, candidates) = _RATINGS, _split_ratings()
-    if path is not None:
-        size, (train, user, candidates) = FULL_RATINGS, _last_held_out(movielens(path))
-    model = NeuMF(train.users, train.items, size)
+def _ratings() -> Subject:
+    train, user, candidates = _split_ratings()
+    model = NeuMF(train.users, train.items, _RATINGS)
     return Subject(
-        name="ratings",
-        data="ratings by a power law, generated here" if path is None else f"MovieLens' ratings in {path}",
+        data="ratings by a power law, generated here",
         metric=f"hit rate at {_FIRST}",
         model=model,
         labels=train.user % TASTES,
         batch=train.batch,
         measure=partial(_hit_rate, model, user, candidates),
-        rate=1e-2 if path is None else 2e-3,
-        batch_size=size.batch,
+        rate=1e-2,
+        batch_size=_RATINGS.batch,
         steps=320,
         measurements=20,
     )
 
 
-def _text(path: Path | None) -> Subject:
-    if path is None:
-        model = LanguageModel(_VOCABULARY, _LANGUAGE)
-        return _language("text", model, _sequences(), _LANGUAGE, rate=2e-2)
-    data = _windows(words_in(path), _PUBLISHED_VOCABULARY, FULL_LANGUAGE.length)
-    model = LanguageModel(_PUBLISHED_VOCABULARY, FULL_LANGUAGE)
-    subject = _language("text", model, data, FULL_LANGUAGE, rate=1e-3)
-    return replace(subject, data=f"the text in {path}")
-
-
-def _transformer(_: Path | None) -> Subject:
-    model = SmallTransformer(_VOCABULARY, 48, 1, _LENGTH)
-    return _language("transformer", model, _sequences(), _LANGUAGE, rate=6e-3)
-
-
-def _language(
-    name: SubjectName,
-    model: nn.Module,
-    data: tuple[Numbers, Numbers, Numbers],
-    size: LanguageSize,
-    rate: float,
-) -> Subject:
-    """Return a language model on `data`: sequences to learn, those held out, and the section of each."""
-    train, held_out, labels = data
+def _text() -> Subject:
     # No sample: the softmax is over the vocabulary.
-    also = (torch.empty(0, dtype=torch.int64),) if isinstance(model, LanguageModel) else ()
+    no_sample = torch.empty(0, dtype=torch.int64)
+    return _language(LanguageModel(_VOCABULARY, _LANGUAGE), 2e-2, no_sample)
+
+
+def _transformer() -> Subject:
+    return _language(SmallTransformer(_VOCABULARY, 48, 1, _LENGTH), 6e-3)
+
+
+def _language(model: nn.Module, rate: float, *arguments: torch.Tensor) -> Subject:
+    """Return a language model that is called with words, the words that follow, and further arguments."""
+    train, held_out, labels = _sequences()
 
     def batch(windows: Numbers) -> Batch:
         words = torch.from_numpy(windows)
-        return words[:, :-1], words[:, 1:], *also
+        return words[:, :-1], words[:, 1:], *arguments
 
     return Subject(
-        name=name,
         data="the text of Python's standard library",
         metric="perplexity",
         model=model,
@@ -228,13 +166,13 @@ def _language(
         batch=lambda numbers, _: batch(train[numbers]),
         measure=partial(_perplexity, model, batch(held_out)),
         rate=rate,
-        batch_size=size.batch,
+        batch_size=_LANGUAGE.batch,
         steps=300,
         measurements=20,
     )
 
 
-_MAKERS: dict[SubjectName, Callable[[Path | None], Subject]] = {
+_MAKERS: dict[SubjectName, Callable[[], Subject]] = {
     "digits": _digits,
     "images": _images,
     "ratings": _ratings,
@@ -253,17 +191,14 @@ def _small_digits() -> ArrayImages:
 
 
 @cache
-def _generated_images() -> ArrayImages:
+def _gratings() -> ArrayImages:
     return gratings(_IMAGES + _HELD_OUT_IMAGES)
 
 
 @cache
 def _split_ratings() -> tuple[Ratings, Numbers, Numbers]:
-    return _last_held_out(power_law(_RATINGS.users, _RATINGS.items))
-
-
-def _last_held_out(every: Ratings) -> tuple[Ratings, Numbers, Numbers]:
     """Return the ratings to learn; users int64[n]; their last item and 99 random others, int64[n, 100]."""
+    every = power_law(_RATINGS.users, _RATINGS.items)
     user, last = np.unique(every.user[::-1], return_index=True)
     last = every.user.size - 1 - last
     kept = np.ones(every.user.size, bool)
@@ -276,15 +211,9 @@ def _last_held_out(every: Ratings) -> tuple[Ratings, Numbers, Numbers]:
 
 @cache
 def _sequences() -> tuple[Numbers, Numbers, Numbers]:
-    return _windows(standard_library()[:_WORDS], _VOCABULARY, _LENGTH)
-
-
-def _windows(words: Sequence[str], vocabulary: int, length: int) -> tuple[Numbers, Numbers, Numbers]:
     """Return sequences to learn int64[n, length + 1], those held out, and the section of each to learn."""
-    ids = Text.of(words, vocabulary).ids
-    windows = ids[: ids.size // (length + 1) * (length + 1)].reshape(-1, length + 1)
-    if len(windows) < 2:
-        raise TrainingDataError(f"text: {ids.size} words are too few; pass {2 * (length + 1)} or more")
+    ids = Text.of(standard_library()[:_WORDS], _VOCABULARY).ids
+    windows = ids[: ids.size // (_LENGTH + 1) * (_LENGTH + 1)].reshape(-1, _LENGTH + 1)
     number = np.arange(len(windows))
     held_out = number % _HELD_OUT_EVERY == 0
     measured = windows[held_out]

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -45,8 +44,6 @@ class TrainingSetting:
     """Steps of training; None takes the subject's."""
     device: str = "cpu"
     """Where the model computes, "cpu" or "cuda". Gradients are compressed and summed on the host."""
-    path: str = ""
-    """Published data, see `make_subject`; empty for data that every machine has."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +89,7 @@ class Training:
     """
 
     def __init__(self, setting: TrainingSetting) -> None:
-        path = Path(setting.path) if setting.path else None
-        self.subject = make_subject(setting.model, setting.seed, path)
+        self.subject = make_subject(setting.model, setting.seed)
         self.setting, self.steps = setting, setting.steps or self.subject.steps
         self._device = torch.device(setting.device)
         self.subject.model.to(self._device)

@@ -3,9 +3,7 @@
 Accuracy, bytes and times of processors are measured, workers being threads of one process. The network's
 time is modelled for each rate, without overlap. Methods are NAME or NAME:PARAMETER, then /no-feedback,
 /momentum or /bucket. Shares are `iid`, `label`, or an alpha of Dirichlet's distribution. Figures are means
-over seeds; spreads are sample standard deviations, None for one seed. `path` is published data of a model:
-CIFAR-10's binary files or a folder for images, MovieLens' ratings.csv for ratings, a file for text. The model
-then has its published size, and a worker passes once over the data.
+over seeds; spreads are sample standard deviations, None for one seed.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ def measure(
     latency_us: float,
     seeds: int,
     steps: int | None,
-    path: str | None,
     device: str,
 ) -> Any:
     """Train a model by a method, and by dense gradients unless this process did already."""
@@ -45,7 +42,7 @@ def measure(
     require_device(device)
     runs, dense = (
         [
-            _trained(TrainingSetting(model, method, workers, shares, number, steps, device, path or ""))
+            _trained(TrainingSetting(model, method, workers, shares, number, steps, device))
             for number in range(seed, seed + seeds)
         ]
         for method in (compressor, DENSE)
@@ -60,8 +57,6 @@ def _trained(setting: Any) -> Any:
     return train(setting)
 
 
-#: What is drawn of each model.
-FINAL = {"digits": "Accuracy after the last step", "ratings": "Hit rate at 10 after the last step"}
 #: Names of methods that are not their own.
 NAMES = {
     "dense": Series("dense", "ink", ":"),
@@ -82,20 +77,6 @@ OVER_RATES: dict[str, Any] = {
     "ylabel": "Time to the target (s)",
     "names": NAMES,
 }
-BY_SHARES: dict[str, Any] = {
-    "x": "compressor",
-    "y": "final",
-    "lines": "shares",
-    "kind": "dots",
-    "setting": "Four workers; means over seeds. Measured.",
-    "names": {
-        **NAMES,
-        "iid": "equal shares",
-        "1": "Dirichlet, alpha 1",
-        "0.1": "Dirichlet, alpha 0.1",
-        "label": "sorted by label",
-    },
-}
 
 
 def in_time(medians: Any, data: str, fastest: str, name: str) -> str:
@@ -109,18 +90,11 @@ def in_time(medians: Any, data: str, fastest: str, name: str) -> str:
         first"""
 
 
-def by_shares(medians: Any, metric: str, shares: str, method: str, name: str) -> str:
-    """Return what the metric loses by unequal shares of the data, with dense gradients and a method."""
-    ends = [medians[f"{divided}@{by}"] for by in ("dense", method) for divided in ("iid", shares)]
-    return f"""Unequal shares of the data take {metric} from {ends[0]:.2f} to {ends[1]:.2f} with dense
-        gradients, and from {ends[2]:.2f} to {ends[3]:.2f} with {name}"""
-
-
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
         "gbps": "rate of the links in Gbit/s",
-        "data": "the data, and what the model reaches elsewhere on published data",
+        "data": "the data",
         "metric": "the measure of what was learned, on data held out",
         "trained": "steps of training",
         "at_80_percent": "the metric after 80 % of the steps",
@@ -149,7 +123,6 @@ EXPERIMENT = Experiment(
         "gbps_each": ((0.1, 1.0, 10.0),),
         "latency_us": 50.0,
         "steps": None,
-        "path": None,
         "device": "cpu",
     },
     sizes={
@@ -167,28 +140,6 @@ EXPERIMENT = Experiment(
             for model, data, fastest, name in (
                 ("text", "texts", "top-k:0.01", "top-k of 1%"),
                 ("ratings", "ratings", "packed:8", "packed 8-bit values"),
-            )
-        ),
-        *(
-            Plot(
-                f"shares_{model}",
-                where={"model": model, "gbps": 1.0, "workers": 4},
-                finding=partial(by_shares, metric=metric, shares=shares, method=method, name=name),
-                ylabel=ylabel,
-                height=height,
-                **BY_SHARES,
-            )
-            for model, metric, ylabel, shares, method, name, height in (
-                ("digits", "the accuracy of digits", FINAL["digits"], "label", "star:0.01", "STAR-Topk", 5),
-                (
-                    "ratings",
-                    "the hit rate of ratings",
-                    FINAL["ratings"],
-                    "0.1",
-                    "top-k:0.01",
-                    "top-k of 1%",
-                    3.6,
-                ),
             )
         ),
     ],

@@ -22,16 +22,13 @@ algorithm 1) is a model with the switch as aggregator: blocks of 256 elements, a
 the number that is fastest; several blocks in a packet (fusion) are left out. Its packets carry the words.
 SwitchML and ATP are models that send all
 elements, at 100 Gbit/s alone. The ring is of dense words.
-
-The published maximum is of LHC's four models on GPUs. Any sparse sum's speed-up grows without bound as
-gradients get sparser, so maxima at different densities say little; ways at one density can be compared.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import SERIES, Experiment, Plot, Published, Size, Value
+from benchmarks import SERIES, Experiment, Plot, Size, Value
 from peelsum.bench.allreduce import Case, measure_cases
 from peelsum.topology import Star
 
@@ -213,14 +210,6 @@ EXPERIMENT = Experiment(
             reference=(1, "dense sum in the switch"),
             **ALONG,
         ),
-    ],
-    published=[
-        Published("aggregation throughput at most", 6.33, "LHC, arXiv 2402.07529", column, where)
-        for column, where in (
-            ("speedup", {"network": "emulated"}),
-            ("network_speedup", SIMULATED | {"way": "lhc"}),
-            ("network_speedup", SIMULATED | {"way": "lhc_best"}),
-        )
     ],
     modelled={"network": ("simulated",)},
 )

@@ -1,8 +1,7 @@
 """What peeling leaves over, by layout, support and size of the sketch: the tables of the codec's page.
 
 Sketches of 6,553,600 elements, 1% of them non-zero, in both layouts (`table` and `curve`): LHC's, which
-hashes blocks of `lanes` elements that keep their lanes, and the codec's, which hashes every element. `aim`
-counts the codec's sketches of 4,194,304 elements that leave anything over.
+hashes blocks of `lanes` elements that keep their lanes, and the codec's, which hashes every element.
 """
 
 from __future__ import annotations
@@ -33,41 +32,18 @@ TABLE: tuple[tuple[Support, int, float], ...] = (
 CURVE_SIZES = tuple(
     round(float(size), 2) for size in (*np.arange(1.0, 1.5, 0.05), *np.arange(1.5, 4.05, 0.1))
 )
-#: Parameters of the aim: the codec's sketches leave nothing over.
-AIM_ELEMENTS, AIM_CELLS = 2**22, 1.3
-FIGURES = ("lhc", "lhc_rounds", "ours", "ours_rounds")
-AIM = {"kind": "aim", "density": (0.001, 0.01, 0.05, 0.1, 0.2)}
 
 
-def left_over(support: Support, lanes: int, cells: float, seeds: int) -> dict[str, float | None]:
-    """Return means over seeds: the share of left-over of both layouts, and peel rounds."""
+def measure(seed: int, kind: str, support: Any, lanes: int, cells: float, seeds: int) -> dict[str, float]:
+    """Peel sketches without values; return means over seeds: the share of left-over, and peel rounds."""
     outcomes = []
-    for seed in range(seeds):
-        where = positions(support, ELEMENTS, DENSITY, np.random.default_rng([seed, ELEMENTS]))
-        lhc = LhcLayout(max(round(where.size * cells / lanes), 1), seed, lanes).peeled(where)
-        ours = peel_sketch(SketchLayout.sized(where.size, seed, cells), where)
+    for number in range(seed, seed + seeds):
+        where = positions(support, ELEMENTS, DENSITY, np.random.default_rng([number, ELEMENTS]))
+        lhc = LhcLayout(max(round(where.size * cells / lanes), 1), number, lanes).peeled(where)
+        ours = peel_sketch(SketchLayout.sized(where.size, number, cells), where)
         outcomes.append((lhc.left_over / where.size, lhc.rounds, ours.left_over / where.size, ours.rounds))
     means = np.mean(outcomes, axis=0).round(6).tolist()
-    return {"failed": None, **dict(zip(FIGURES, means, strict=True))}
-
-
-def not_peeled(support: Support, density: float, seeds: int) -> dict[str, float | None]:
-    """Count the sketches with left-over, among some that are laid out as the codec does."""
-    failed = 0
-    for seed in range(seeds):
-        where = positions(support, AIM_ELEMENTS, density, np.random.default_rng([seed, AIM_ELEMENTS]))
-        layout = SketchLayout.sized(where.size, seed, AIM_CELLS)
-        failed += peel_sketch(layout, where).left_over > 0
-    return {"failed": failed, **dict.fromkeys(FIGURES)}
-
-
-def measure(
-    seed: int, kind: str, support: Any, lanes: int | None, cells: float, density: float, seeds: int
-) -> Any:
-    """Peel sketches without values; return means over seeds."""
-    if kind == "aim":
-        return not_peeled(support, density, seeds)
-    return left_over(support, lanes or 1024, cells, seeds)
+    return dict(zip(("lhc", "lhc_rounds", "ours", "ours_rounds"), means, strict=True))
 
 
 ALONG: dict[str, Any] = {
@@ -98,9 +74,8 @@ EXPERIMENT = Experiment(
         "lhc_rounds": "peel rounds of LHC's layout",
         "ours": "share of candidates left over in the codec's layout",
         "ours_rounds": "peel rounds of the codec's layout",
-        "failed": "sketches with left-over, of `aim`",
     },
-    defaults={"density": 0.01, "seeds": 5},
+    defaults={"seeds": 5},
     sizes={
         "quick": Size([{"kind": "table", "support": "uniform", "lanes": 256, "cells": 1.3, "seeds": 1}], 1),
         "usual": Size(
@@ -110,7 +85,6 @@ EXPERIMENT = Experiment(
                     for support, lanes, cells in TABLE
                 ),
                 {"kind": "curve", "support": SUPPORTS, "lanes": 1024, "cells": CURVE_SIZES},
-                {**AIM, "support": SUPPORTS, "lanes": None, "cells": AIM_CELLS, "seeds": 100},
             ],
             1,
         ),

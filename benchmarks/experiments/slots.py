@@ -17,11 +17,11 @@ under way and holds about 200 slots at the links' rate, whatever it is allowed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
 from benchmarks import SERIES, Experiment, Plot, Size, Value
-from benchmarks.experiments.fairness import jain
 from benchmarks.rivals.slot_model import run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.simulation import Job, NetworkSection, Scenario, Simulation, TimersSection
@@ -31,6 +31,16 @@ from peelsum.simulation.simulation import frame_bytes
 LANES = 4
 #: Seconds that a link takes to send one packet.
 PACKET_S = 1e-6
+
+
+def jain(rates: Iterable[float]) -> float:
+    """Return Jain's index of fairness (DEC-TR-301); 0 if all rates are 0.
+
+    It is 1 if all are equal, and 1/n if one of n jobs has everything.
+    """
+    rates = list(rates)
+    squares = sum(rate * rate for rate in rates)
+    return sum(rates) ** 2 / (len(rates) * squares) if squares else 0.0
 
 
 def share_slots(

@@ -8,7 +8,7 @@ from command_line import peelsum
 ERRORS = {
     ("run", "density", "--quick"): "in a checkout of peelsum, write: python -m benchmarks density --quick",
     ("run", "switch", "--lanes", "32"): "run: is gone; write: peelsum bench switch --lanes 32",
-    ("compare", "a", "b"): "write: python -m benchmarks compare a b",
+    ("draw", "density"): "write: python -m benchmarks draw density",
     ("loss",): "loss: is none of allreduce, switch, endpoint, codec, train; in a checkout of peelsum, write: "
     "python -m benchmarks loss",
     ("switch", "--lanes", "33"): "--lanes: '33' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048",

@@ -37,9 +37,7 @@ def test_rows_and_columns_are_what_they_are_called() -> None:
 
 def test_recovery_of_tight_and_of_roomy_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "ELEMENTS", 1 << 19)
-    monkeypatch.setattr(recovery, "AIM_ELEMENTS", 1 << 16)
     for support in SUPPORTS:
-        tight, roomy = (recovery.left_over(support, 64, cells, seeds=1) for cells in (1.0, 4.0))
+        tight, roomy = (recovery.measure(0, "table", support, 64, cells, 1) for cells in (1.0, 4.0))
         assert tight["ours"] > 0.1
         assert roomy["ours"] == 0
-        assert 0 <= recovery.not_peeled(support, 0.01, seeds=2)["failed"] <= 2

@@ -11,7 +11,7 @@ MINE = '''\
 
 import time
 
-from benchmarks import Experiment, Plot, Published, Size
+from benchmarks import Experiment, Plot, Size
 
 
 def measure(seed, width, way):
@@ -37,7 +37,6 @@ EXPERIMENT = Experiment(
         "usual": Size([{"width": (1, 2, 4), "way": ("a", "b")}, {"width": (8,), "way": ("a",)}], 3),
     },
     plots=[Plot("areas", x="width", y="area", lines="way", log="xy")],
-    published=[Published("the largest square", 60.0, "Euclid", "area", {"way": "a"})],
     modelled={"way": ("b",)},
 )
 '''

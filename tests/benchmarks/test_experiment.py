@@ -17,11 +17,9 @@ CHANGES = {
         "sizes.quick: has no points; give each parameter a value",
     ),
     "plot": ('x="width"', 'x="wide"', "name: 'wide' is unknown; use one of width, way"),
-    "published": ('"Euclid", "area"', '"Euclid", "volume"', "name: 'volume' is unknown"),
     "modelled": ('modelled={"way"', 'modelled={"ways"', "name: 'ways' is unknown"),
     "missing": ("EXPERIMENT = Experiment(", "OTHER = Experiment(", "mine.py: EXPERIMENT: is None; set it"),
     "column": ('"area": width', '"volume": width', "measure: area, volume: is only in"),
-    "old": ("import Experiment,", "import Column, Experiment,", "Column: a column is its meaning; write"),
     "row": ("return figures |", "return [] and figures |", "measure: returned list; return a dict"),
 }
 OPTIONS = {
@@ -32,8 +30,7 @@ OPTIONS = {
     ("slots", "--slots", "many"): "--slots: 'many' cannot be used; use 256 to",
     ("codec", "--support", "cube"): "--support: 'cube' cannot be used; use uniform, rows, columns",
     ("slots", "--slots", "300", "--jobs", "1", "--links", "long", "--quick"): "300 is not a power of two",
-    ("compare", "here"): "compare: takes two files",
-    ("compare", "here", "there"): "here: No such file or directory; pass a file of rows",
+    ("draw", "slots"): "slots/rows.csv: No such file or directory; pass a file of rows",
 }
 
 

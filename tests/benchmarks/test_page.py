@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -30,7 +29,6 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
     assert done.stdout in text
     for part in (
         "# Squares\n\n![area by width](areas.svg)\n\nAreas of squares.\n",
-        "| the largest square (Euclid) | 60 | 65 [64, 66] | measured at width 8, way a |",
         "| 1 | a | 2 [1, 3] | a | 0.5 |",
         "| 4 | b | 17 [16, 18] | b | - |",
         "Missing figures: b, has no loss.",
@@ -47,14 +45,10 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
     assert {path.name for path in folder.iterdir()} == {"areas.png", "areas.svg", "page.md", "rows.csv"}
     drawn = (folder / "areas.svg").read_text()
     assert ">area by width<" in drawn
-    out = ("--out", str(tmp_path))
-    assert benchmarks("show", str(mine), *out).stdout == text
     for path in (folder / "page.md", folder / "areas.svg"):
         path.unlink()
-    assert benchmarks("draw", str(mine), *out).stdout == f"{folder / 'page.md'}\n"
+    assert benchmarks("draw", str(mine), "--out", str(tmp_path)).stdout == f"{folder / 'page.md'}\n"
     assert ((folder / "page.md").read_text(), (folder / "areas.svg").read_text()) == (text, drawn)
-    point = json.loads(benchmarks("show", str(mine), *out, "--json").stdout)[0]
-    assert [point[name] for name in ("area", "area_low", "area_high")] == [2, 1, 3]
 
 
 @pytest.mark.parametrize("name", [name for name in committed.FOLDERS if name not in committed.PRINTED])
@@ -118,7 +112,6 @@ def test_the_example_of_the_how_to_page_runs(tmp_path: Path) -> None:
     done = benchmarks(str(tmp_path / "mine.py"), "--quick", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     made = (tmp_path / "mine/page.md").read_text()
-    assert "| a published ratio (its source) | 0.04 |" in made
     assert made.count("\n| 0.") == 4
 
 

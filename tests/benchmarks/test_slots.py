@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.experiments.levels import topology_of
 from benchmarks.experiments.slots import share_slots
 
 
@@ -26,9 +25,3 @@ def test_with_all_chunks_under_way_one_in_a_hundred_slots_leaves_the_servers_nea
     assert few["at_server"] > 1 - 5 * 256 / 6400
     assert few["packets_to_servers"] == pytest.approx(1 + few["at_server"], rel=0.01)
     assert plenty["at_server"] < (0.4 if protocol == "atp" else 0.001)
-
-
-def test_trunks_have_rates_of_their_own() -> None:
-    links = topology_of(2, 4, mbit=100.0, trunk=0.5).links
-    assert sorted(link.rate_mbit or 0 for link in links) == [50.0, 50.0, *[100.0] * 5]
-    assert len(topology_of(1, 4, None, 1.0).links) == 5

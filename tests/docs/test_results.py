@@ -14,16 +14,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.experiment import find, load
-from benchmarks.page import ours, shown, summaries, table
-from benchmarks.page import page as page_of
 from benchmarks.rivals.slot_protocols import ATP_SLOTS
 from benchmarks.rivals.sparse_sums import scenario_of
-from benchmarks.rows import Run, of_plan, read
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGES = ROOT / "benchmarks/results", ROOT / "docs/results"
-EXPERIMENTS = sorted(PAGES.glob("experiments/*/rows.csv"))
 
 #: A cell's text, its figures, or "" for a cell that is not compared.
 Cell = str | float | Sequence[float]
@@ -105,10 +100,7 @@ def interfaces() -> Iterator[Sequence[Cell]]:
     names = "packets_per_s rate_to_bmv2 latency_p50_us latency_p99_us packets_per_cpu_s"
     for row in select("interfaces", target="embedded"):
         if row["ports"] != "udp":
-            where = {name: row[name] for name in ("ports", "lanes", "workers")}
-            forwarder = only("interfaces", target="forwarder", **where)
-            share = row["packets_per_cpu_s"] / forwarder["packets_per_cpu_s"]
-            yield *where.values(), *figures(row, names), share
+            yield figures(row, f"ports lanes workers {names}")
 
 
 @table_of("performance.md", "what | lanes")
@@ -183,7 +175,6 @@ def speed() -> Iterator[Sequence[Cell]]:
 
 
 table_of("codec.md", "model | step")(lambda: _transcribed("--precision"))
-table_of("codec.md", "way | sent")(lambda: _transcribed("--rivals"))
 
 
 @table_of("training.md", "model | tensor")
@@ -347,21 +338,6 @@ def test_figures_are_compared_to_the_printed_precision() -> None:
     assert not shows("2.5 / 3", 2.5)
     assert shows("-", "-")
     assert not shows("1", "-")
-
-
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.parent.name)
-def test_an_experiment_s_page_has_the_table_of_its_rows(path: Path) -> None:
-    with path.open() as lines:
-        next(lines)
-        assert len({len(row) for row in csv.reader(lines)}) == 1
-    name, what = path.parent.name, Run(find(path.parent.name))
-    experiment, rows = load(what.source), read(path)
-    page, points = page_of(what, of_plan(what, rows), name), summaries(experiment, rows)
-    assert "\n".join(table(experiment, points)) in page
-    for published in experiment.published:
-        point = ours(points, published)
-        assert point is not None
-        assert f"| {shown(point, published.column)} |" in page
 
 
 def test_the_values_that_a_core_sums_are_those_of_the_rows() -> None:

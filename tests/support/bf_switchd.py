@@ -56,8 +56,8 @@ class BfSwitchd:
         self.config = SetConfig().config.add()
         self.config.ParseFromString(blob)
         self.schema = Schema(self.config.bfruntime_info, self.shared)
-        self.kinds = {one["id"]: one for one in json.loads(self.config.bfruntime_info)["tables"]}
-        self.kinds |= {one["id"]: one for one in json.loads(self.shared)["tables"]}
+        self.kinds = {table["id"]: table for table in json.loads(self.config.bfruntime_info)["tables"]}
+        self.kinds |= {table["id"]: table for table in json.loads(self.shared)["tables"]}
         self.forget()
 
     def forget(self):
@@ -132,13 +132,13 @@ class BfSwitchd:
 
     def _set(self, request, context):
         if request.action == SetConfig.VERIFY_AND_WARM_INIT_BEGIN_AND_END:
-            if not request.config or not all(one.binary for one in request.config[0].profiles):
+            if not request.config or not all(profile.binary for profile in request.config[0].profiles):
                 raise RefusedError(Code.INVALID_ARGUMENT, "Invalid device config sent")
             self.load(request.config[0].SerializeToString())
             return _SET()
         assert request.action == SetConfig.BIND
         name = request.config[0].p4_name
-        owner = next((client for client, one in self.bound.items() if one[1] == name), None)
+        owner = next((client for client, bound in self.bound.items() if bound[1] == name), None)
         if owner is not None:
             words = f"Client ID {request.client_id} trying to bind but Client ID {owner} already owns this P4"
             raise RefusedError(Code.ALREADY_EXISTS, words)
@@ -242,13 +242,13 @@ class BfSwitchd:
         if table.name == "$pre.node" and verb == "DELETE":
             node, field = int.from_bytes(key[0], "big"), self.schema.table("$pre.mgid").data
             if any(
-                node in one[field["$MULTICAST_NODE_ID"].number] for one in self.table("$pre.mgid").values()
+                node in row[field["$MULTICAST_NODE_ID"].number] for row in self.table("$pre.mgid").values()
             ):
                 raise RefusedError(Code.ALREADY_EXISTS, f"Table Entry delete failed table:{table.name}")
         if table.name == "$PORT" and verb == "INSERT":
             choices = {
-                one["singleton"]["name"]: one["singleton"]["type"].get("choices")
-                for one in self.kinds[table.number]["data"]
+                field["singleton"]["name"]: field["singleton"]["type"].get("choices")
+                for field in self.kinds[table.number]["data"]
             }
             for name in ("$SPEED", "$FEC"):
                 if data.get(table.data[name].number) not in choices[name]:
@@ -260,15 +260,15 @@ class BfSwitchd:
         index = int.from_bytes(key[0], "big")
         if verb == "DELETE" or index >= self.kinds[table.number]["size"]:
             raise RefusedError(Code.INVALID_ARGUMENT, f"Table Entry modify failed table:{table.name}")
-        for one in range(self.pipes) if pipe == ALL_PIPES else [pipe]:
+        for number in range(self.pipes) if pipe == ALL_PIPES else [pipe]:
             # The SDE writes the whole value; a field that is not given becomes 0.
-            self.registers[table.number][one, index] = {
+            self.registers[table.number][number, index] = {
                 field.number: int.from_bytes(data.get(field.number, b""), "big")
                 for field in table.data.values()
             }
 
     def _key(self, entry, table):
-        fields, found = table.key, {}
+        fields, values = table.key, {}
         for sent in entry.key.fields:
             field = fields.get(sent.field_id)
             kind = {"exact": "Exact", "lpm": "LPM", "ternary": "Ternary"}.get(sent.WhichOneof("match_type"))
@@ -279,16 +279,16 @@ class BfSwitchd:
             _check_width(
                 field, value.value, f"Failed to create key for field:{sent.field_id} table:{table.name}"
             )
-            found[field.number] = (value.value, value.prefix_len) if kind == "LPM" else value.value
+            values[field.number] = (value.value, value.prefix_len) if kind == "LPM" else value.value
         zero = {number: field.encoded(0) for number, field in fields.items()}
-        return tuple((zero | found)[number] for number in sorted(fields))
+        return tuple((zero | values)[number] for number in sorted(fields))
 
     def _data(self, entry, table):
         action = entry.data.action_id
         if table.actions and action not in table.actions:
             raise RefusedError(Code.NOT_FOUND, f"Table data allocation failed for table : {table.name}")
         fields = table.actions.get(action) or {field.number: field for field in table.data.values()}
-        found = {"action": action} if table.actions else {}
+        values = {"action": action} if table.actions else {}
         for sent in entry.data.fields:
             words = f"SetValue failed for field:{sent.field_id} table:{table.name}"
             if sent.field_id not in fields:
@@ -296,14 +296,14 @@ class BfSwitchd:
             match sent.WhichOneof("value"):
                 case "stream":
                     _check_width(fields[sent.field_id], sent.stream, words)
-                    found[sent.field_id] = sent.stream
+                    values[sent.field_id] = sent.stream
                 case "int_arr_val" | "bool_arr_val" as kind:
-                    found[sent.field_id] = list(getattr(sent, kind).val)
+                    values[sent.field_id] = list(getattr(sent, kind).val)
                 case kind:
-                    found[sent.field_id] = getattr(sent, kind)
-        if table.actions and fields.keys() - found.keys() and table.actions[action]:
+                    values[sent.field_id] = getattr(sent, kind)
+        if table.actions and fields.keys() - values.keys() and table.actions[action]:
             raise RefusedError(Code.INVALID_ARGUMENT, f"Table Add failed table:{table.name}")
-        return found
+        return values
 
     def _found(self, wanted, pipe):
         table = self._table(wanted)
@@ -341,8 +341,8 @@ class BfSwitchd:
         for index in indexes:
             entity = _entity(table, (index.to_bytes(4, "big"),))
             for field in table.data.values():
-                for one in pipes:
-                    value = self.registers[table.number].get((one, index), {}).get(field.number, 0)
+                for number in pipes:
+                    value = self.registers[table.number].get((number, index), {}).get(field.number, 0)
                     entity.table_entry.data.fields.add(field_id=field.number, stream=field.encoded(value))
             yield entity
 
@@ -375,11 +375,11 @@ def _set(sent, value):
 
 def _report(context, words, errors):
     """End the call with UNKNOWN, `words`, and all errors as its details, unless no error has a code."""
-    if not any(one.canonical_code for one in errors):
+    if not any(error.canonical_code for error in errors):
         return
     status = rpc_status.Status(code=Code.UNKNOWN.value[0], message=words)
-    for one in errors:
-        status.details.add().Pack(one)
+    for error in errors:
+        status.details.add().Pack(error)
     context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
     context.abort(Code.UNKNOWN, words)
 

@@ -4,18 +4,14 @@ Needs root. A port may answer at any time, so every packet is followed by a mark
 multicasts to all ports and to the controller. Packets that arrive before the marker are the packet's outputs.
 """
 
-import ctypes
 import itertools
 import os
 import select
 import socket
-import subprocess
 import time
-from contextlib import contextmanager
-from pathlib import Path
 
-import grpc
-from finsy.proto import p4i, p4r, p4r_grpc
+from bmv2_process import Bmv2InNamespace
+from finsy.proto import p4i, p4r
 from frames import FRAME_HEADER_BYTES, frame, payload_of
 from google.protobuf import text_format
 from patience import PATIENCE_S
@@ -24,8 +20,6 @@ from rigs import PORTS, TableRig
 from peelsum.spec.packet import Packet
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
 
-CLONE_NEWNET = 0x40000000
-ETH_P_ALL = 3
 #: A job of the rig's own, whose results mark the end of what a packet caused.
 MARKER_JOB, MARKER_PORT = 254, 50
 
@@ -38,71 +32,16 @@ class Bmv2Rig(TableRig):
         self._device_config = pipeline.json_path.read_bytes()
         self.lanes = sum(r.preamble.alias.startswith("lane_") for r in self.p4info.registers)
         self.slots = next(r.size for r in self.p4info.registers if r.preamble.alias == "worker_bitmap")
-        self._name = f"peelsum-{os.getpid()}"
-        self._log = log_path.open("wb")
-        _ip("netns", "add", self._name)
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self):
-        self._sockets, self._groups = {}, set()
-        interfaces = []
-        with _inside(self._name):
-            _ip("link", "set", "lo", "up")
-            for port in (*PORTS, MARKER_PORT):
-                _ip("link", "add", f"s{port}", "type", "veth", "peer", "name", f"h{port}")
-                for end in (f"s{port}", f"h{port}"):
-                    Path(f"/proc/sys/net/ipv6/conf/{end}/disable_ipv6").write_text("1")
-                    _ip("link", "set", end, "up")
-                self._sockets[port] = socket.socket(
-                    socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)
-                )
-                self._sockets[port].bind((f"h{port}", 0))
-                self._sockets[port].setblocking(False)
-                interfaces += ["-i", f"{port}@s{port}"]
-        # gRPC on a Unix socket: it crosses the namespace's border and takes no port.
-        self._address = f"unix:/tmp/{self._name}.sock"
-        command = ["ip", "netns", "exec", self._name, "simple_switch_grpc", "--device-id", "1", *interfaces]
-        command += ["--no-p4", "--", "--grpc-server-addr", self._address, "--cpu-port", str(CPU_PORT)]
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
-        self._connect()
-
-    def _connect(self):
-        self._channel = grpc.insecure_channel(self._address)
-        grpc.channel_ready_future(self._channel).result(timeout=PATIENCE_S)
-        self._stub = p4r_grpc.P4RuntimeStub(self._channel)
-        self._stream_out = []
-        wake = self._wake = socket.socketpair()
-
-        def requests():
-            while wake[1].recv(1):
-                yield self._stream_out.pop(0)
-
-        self._stream = self._stub.StreamChannel(requests())
-        arbitration = p4r.MasterArbitrationUpdate(device_id=1, election_id=p4r.Uint128(low=1))
-        self._send(p4r.StreamMessageRequest(arbitration=arbitration))
-        assert next(self._stream).arbitration.status.code == 0
-
-    def _send(self, request):
-        self._stream_out.append(request)
-        self._wake[0].send(b"x")
+        ports, options = (*PORTS, MARKER_PORT), ("--cpu-port", str(CPU_PORT))
+        self._bmv2, self._groups = Bmv2InNamespace(f"peelsum-{os.getpid()}", ports, log_path, *options), set()
+        self.close = self._bmv2.close
 
     def fresh(self):
         """Load the pipeline again: registers zero, tables empty. BMv2 keeps multicast groups across it."""
         for group in self._groups:
             self._write_group(p4r.Update.DELETE, group, [])
         self._groups.clear()
-        request = p4r.SetForwardingPipelineConfigRequest(
-            device_id=1,
-            election_id=p4r.Uint128(low=1),
-            action=p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT,
-        )
-        request.config.p4info.CopyFrom(self.p4info)
-        request.config.p4_device_config = self._device_config
-        self._stub.SetForwardingPipelineConfig(request)
+        self._bmv2.load(self.p4info, self._device_config)
         self._written = set()
         self.admit_job(
             MARKER_JOB, generation=0, salt=0, expected_mask=1, up_port=MARKER_PORT, group=MARKER_JOB
@@ -132,7 +71,7 @@ class Bmv2Rig(TableRig):
             entry.action.action.params.add(param_id=param.id, value=_bytes(value))
         exists = keys is None or (table, keys) in self._written
         self._written.add((table, keys))
-        self._update(p4r.Update.MODIFY if exists else p4r.Update.INSERT, table_entry=entry)
+        self._bmv2.update(p4r.Update.MODIFY if exists else p4r.Update.INSERT, table_entry=entry)
 
     def set_group(self, group, ports):
         self._groups.add(group)
@@ -143,17 +82,12 @@ class Bmv2Rig(TableRig):
         entry.multicast_group_entry.multicast_group_id = group
         for port in ports:
             entry.multicast_group_entry.replicas.add(egress_port=port)
-        self._update(kind, packet_replication_engine_entry=entry)
-
-    def _update(self, kind, **entity):
-        request = p4r.WriteRequest(device_id=1, election_id=p4r.Uint128(low=1))
-        request.updates.add(type=kind, entity=p4r.Entity(**entity))
-        self._stub.Write(request)
+        self._bmv2.update(kind, packet_replication_engine_entry=entry)
 
     def _read_verdicts(self):
         request = p4r.ReadRequest(device_id=1)
         request.entities.add().counter_entry.counter_id = self._by_alias("counters", "verdicts").preamble.id
-        found = [e.counter_entry for reply in self._stub.Read(request) for e in reply.entities]
+        found = [e.counter_entry for reply in self._bmv2.stub.Read(request) for e in reply.entities]
         counts = {e.index.index: e.data.packet_count for e in found}
         counts[Verdict.RESULT_RETURNED] -= self._markers
         return counts
@@ -185,14 +119,16 @@ class Bmv2Rig(TableRig):
         for one in (raw, frame(marker)):
             if one is not None:
                 self._put(port, one)
-        found = [output for at, sock in self._sockets.items() for output in self._until(marker, at, sock)]
-        return sorted(found + self._told_until(marker))
+        outputs = [
+            output for at, sock in self._bmv2.sockets.items() for output in self._until(marker, at, sock)
+        ]
+        return sorted(outputs + self._told_until(marker))
 
     def _put(self, port, raw):
         if port == CPU_PORT:
-            self._send(p4r.StreamMessageRequest(packet=p4r.PacketOut(payload=raw)))
+            self._bmv2.send(packet=p4r.PacketOut(payload=raw))
         else:
-            self._sockets[port].send(raw)
+            self._bmv2.sockets[port].send(raw)
 
     def _until(self, marker, port, sock):
         found = []
@@ -210,47 +146,13 @@ class Bmv2Rig(TableRig):
 
     def _told_until(self, marker):
         """PacketIns before the marker's."""
-        payloads = (message.packet.payload for message in self._stream)
+        payloads = (message.packet.payload for message in self._bmv2.stream)
         return [(CPU_PORT, raw) for raw in itertools.takewhile(lambda raw: not _is(marker, raw), payloads)]
-
-    def close(self):
-        process = getattr(self, "_process", None)
-        if process is not None:
-            self._wake[0].close()
-            self._channel.close()
-            process.terminate()
-            process.wait(timeout=PATIENCE_S)
-        for sock in self._sockets.values():
-            sock.close()
-        self._log.close()
-        _ip("netns", "del", self._name)
 
 
 def _is(marker, raw):
     """Whether a frame is the marker: all but version, kind and flags, which may be marked."""
     return raw[FRAME_HEADER_BYTES + 3 :] == marker[3:]
-
-
-@contextmanager
-def _inside(name):
-    """The calling thread in a network namespace."""
-    home, there = (os.open(path, os.O_RDONLY) for path in ("/proc/thread-self/ns/net", f"/run/netns/{name}"))
-    _setns(there)
-    try:
-        yield
-    finally:
-        _setns(home)
-        os.close(home)
-        os.close(there)
-
-
-def _setns(descriptor):
-    if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "setns")
-
-
-def _ip(*args):
-    subprocess.run(["ip", *args], check=True, capture_output=True)
 
 
 def _bytes(value):

@@ -47,7 +47,9 @@ workers = {ports}
 def cluster_text(addresses, state="cluster.sqlite", poll_s=0.05):
     """Return the description of a cluster of switches with 32 lanes."""
     text = f'[controller]\nstate = "{state}"\npoll_s = {poll_s}\n'
-    return text + "".join(f'[[switches]]\np4runtime = "{one}"\npipeline_lanes = 32\n' for one in addresses)
+    return text + "".join(
+        f'[[switches]]\np4runtime = "{address}"\npipeline_lanes = 32\n' for address in addresses
+    )
 
 
 def job_text(job_id, address, ports=(4, 5), up=9):
@@ -71,31 +73,31 @@ def random_job(rng, job_id, addresses):
 
 def expected(address, jobs):
     """Return what a switch should have. jobs: description and generation by number."""
-    found = {"jobs": [], "members": [], "return_paths": [], "groups": {}}
+    expected_rows = {"jobs": [], "members": [], "return_paths": [], "groups": {}}
     for job_id, (text, generation) in jobs.items():
         for plan in parse_description(text).plans():
             if plan.switch.p4runtime != address:
                 continue
             mask = sum(1 << place for place in range(len(plan.members)))
-            found["jobs"].append(((job_id,), (generation, salt(job_id), mask, plan.up_port, job_id)))
-            found["members"].append(((job_id, plan.up_port), ()))
+            expected_rows["jobs"].append(((job_id,), (generation, salt(job_id), mask, plan.up_port, job_id)))
+            expected_rows["members"].append(((job_id, plan.up_port), ()))
             for place, member in enumerate(plan.members):
-                found["members"].append(((job_id, member.port), (1 << place, member.first_worker)))
+                expected_rows["members"].append(((job_id, member.port), (1 << place, member.first_worker)))
             for worker, port in plan.return_ports.items():
-                found["return_paths"].append(((job_id, worker), (port,)))
-            found["groups"][job_id] = sorted(member.port for member in plan.members)
-    return {name: sorted(value) if isinstance(value, list) else value for name, value in found.items()}
+                expected_rows["return_paths"].append(((job_id, worker), (port,)))
+            expected_rows["groups"][job_id] = sorted(member.port for member in plan.members)
+    return {name: sorted(each) if isinstance(each, list) else each for name, each in expected_rows.items()}
 
 
 def actual(device):
     """Return what a switch has: open jobs only, and everything of their other tables."""
-    found = {name: rows(device, name) for name in ("members", "return_paths")}
+    tables = {name: rows(device, name) for name in ("members", "return_paths")}
     opened = [(keys, params) for keys, params in rows(device, "jobs") if params[2]]
     assert not rows(device, "hosts")
     groups = device.switch.groups
     return {
         "jobs": opened,
-        **found,
+        **tables,
         "groups": {group: sorted(port for port, _ in groups.get(group)) for group in groups.ids()},
     }
 

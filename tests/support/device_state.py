@@ -5,7 +5,6 @@ import socket
 from contextlib import contextmanager
 from threading import Thread
 
-import numpy as np
 from frames import frame, payload_of
 from p4runtime_client import process
 
@@ -24,13 +23,8 @@ def rows(device, name):
 
 def forward(device, port, payload, now_us=0):
     """One packet in by a port; (port, payload) of all that leave."""
-    data = np.frombuffer(frame(payload), np.uint8)[None].copy()
-    one = np.array([data.shape[1]], np.int32)
-    out = device.switch.process(Frames(data, one, np.array([port], np.int32)), now_us)
-    return [
-        (int(p), payload_of(row[:n].tobytes()))
-        for row, n, p in zip(out.data, out.length, out.port, strict=True)
-    ]
+    sent = device.switch.process(Frames.of([(port, frame(payload))]), now_us).pairs()
+    return [(out_port, payload_of(raw)) for out_port, raw in sent]
 
 
 @contextmanager
@@ -40,9 +34,9 @@ def forwarding(devices, now_us=0):
 
     def run():
         while theirs not in (ready := select.select([*devices, theirs], [], [])[0]):
-            for one in ready:
-                if frames := one.take_injected():
-                    process(one, frames, now_us)
+            for device in ready:
+                if frames := device.take_injected():
+                    process(device, frames, now_us)
 
     thread = Thread(target=run)
     thread.start()

@@ -5,7 +5,6 @@ import select
 from threading import Event, Thread
 
 import grpc
-import numpy as np
 import pytest
 from finsy.proto import U128, p4r, p4r_grpc, rpc_code, rpc_status
 from patience import PATIENCE_S as WAIT_S
@@ -97,7 +96,7 @@ class Client:
         request = p4r.ReadRequest(device_id=1, entities=[p4r.Entity(**entity)])
         (name,) = entity
         parts = self.stub.Read(request, timeout=WAIT_S)
-        return [getattr(found, name) for part in parts for found in part.entities]
+        return [getattr(entity, name) for part in parts for entity in part.entities]
 
 
 def update(kind, **entity):
@@ -115,12 +114,12 @@ def refusal(client, kind, **entity):
 def outcomes(error):
     """Canonical code and message of each update, from a failed Write's trailing metadata."""
     status = rpc_status.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
-    found = []
+    errors = []
     for detail in status.details:
         unpacked = p4r.Error()
         assert detail.Unpack(unpacked)
-        found.append((unpacked.canonical_code, unpacked.message))
-    return found
+        errors.append((unpacked.canonical_code, unpacked.message))
+    return errors
 
 
 def forward(device, now_us=0):
@@ -134,14 +133,9 @@ def forward(device, now_us=0):
 
 def process(device, frames, now_us=0):
     """One batch of frames from the CPU port; returns (port, frame) of all that came out."""
-    data = np.zeros((len(frames), max(map(len, frames), default=0)), np.uint8)
-    for row, frame in zip(data, frames, strict=True):
-        row[: len(frame)] = np.frombuffer(frame, np.uint8)
-    length = np.array([len(frame) for frame in frames], np.int32)
-    out = device.switch.process(Frames(data, length, np.full(len(frames), CPU_PORT, np.int32)), now_us)
-    left = [(int(p), row[:n].tobytes()) for row, n, p in zip(out.data, out.length, out.port, strict=True)]
-    device.deliver_to_cpu([frame for port, frame in left if port == CPU_PORT])
-    return left
+    sent = device.switch.process(Frames.of([(CPU_PORT, frame) for frame in frames]), now_us).pairs()
+    device.deliver_to_cpu([frame for port, frame in sent if port == CPU_PORT])
+    return sent
 
 
 class Aborted(Exception):  # noqa: N818 (the call is aborted)

@@ -14,13 +14,13 @@ T = TypeVar("T")
 PATIENCE_S = 300.0
 
 
-def until(found: Callable[[], T], otherwise: object = "not in time") -> T:
-    """Call `found` until what it returns is true, and return that. `otherwise` says what is wrong."""
+def until(condition: Callable[[], T], otherwise: object = "not in time") -> T:
+    """Call `condition` until it returns a true value; return that. `otherwise` says what is wrong."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (it := found()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.005)
-    return it
+    return value
 
 
 def tried_again(test: Callable[..., None]) -> Callable[..., None]:

@@ -4,7 +4,6 @@
 that frames have on a wire. `fresh()` resets tables and state.
 """
 
-import numpy as np
 from frames import frame, payload_of
 
 from peelsum.softswitch import Frames, Switch
@@ -102,12 +101,7 @@ class SoftswitchRig(TableRig):
 
     def process_frames(self, frames, now_us=0):
         """Process raw frames, given as (port, bytes), in one batch; return those that leave."""
-        data = np.zeros((len(frames), max(len(raw) for _, raw in frames)), np.uint8)
-        for row, (_, raw) in zip(data, frames, strict=True):
-            row[: len(raw)] = np.frombuffer(raw, np.uint8)
-        length = np.array([len(raw) for _, raw in frames], np.int32)
-        out = self.switch.process(Frames(data, length, np.array([p for p, _ in frames], np.int32)), now_us)
-        return [(int(p), row[:n].tobytes()) for row, n, p in zip(out.data, out.length, out.port, strict=True)]
+        return self.switch.process(Frames.of(frames), now_us).pairs()
 
     def verdicts(self):
         counter = self._named(self.switch.counters, "verdicts")

@@ -127,8 +127,8 @@ def submit_next(network: VirtualNetwork, actor: Actor, worker: int, rounds: list
 def submit_all(network: VirtualNetwork, actors: Sequence[Actor], rounds: Sequence[Round]) -> None:
     """Let all workers submit all their tensors now."""
     for worker, actor in enumerate(actors):
-        for one in rounds:
-            one.submit(actor.machine, worker)
+        for round_ in rounds:
+            round_.submit(actor.machine, worker)
         network.poke(actor)
 
 
@@ -136,8 +136,8 @@ def check(actors: Sequence[Actor], rounds: Sequence[Round]) -> None:
     """Assert that every worker has every result, and that all are exact."""
     for worker, actor in enumerate(actors):
         assert sorted(actor.sums) == list(range(len(rounds)))
-        for ticket, one in enumerate(rounds):
-            np.testing.assert_array_equal(actor.sums[ticket], one.expected_at(worker))
+        for ticket, round_ in enumerate(rounds):
+            np.testing.assert_array_equal(actor.sums[ticket], round_.expected_at(worker))
 
 
 def stray(config: JobConfig, worker: int, chunk: int, kind: Kind) -> bytes:

@@ -50,7 +50,7 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     """The shell blocks of a page that are to be run. Raises SnippetError for marks that are not known."""
-    found = []
+    runnable = []
     for mark, language, text in _BLOCK.findall(page):
         kind, _, rest = mark.partition(": ")
         if language != "sh":
@@ -59,21 +59,21 @@ def blocks(page: str) -> list[Block]:
         elif kind == "not run" and rest in REASONS:
             continue
         elif kind == "goes on, ready with" and rest:
-            found.append(Block(text, rest))
+            runnable.append(Block(text, rest))
         elif mark in ("", "needs Mininet"):
-            found.append(Block(text, needs_mininet=bool(mark)))
+            runnable.append(Block(text, needs_mininet=bool(mark)))
         else:
             raise SnippetError(
                 f"{mark}: is not a known mark; use `goes on, ready with`, `needs Mininet`, or `not run` with "
                 "a known reason"
             )
-    return found
+    return runnable
 
 
-def run(found: list[Block]) -> None:
+def run(runnable: list[Block]) -> None:
     """Run blocks in order. Raises SnippetError at the first that fails."""
     with ExitStack() as stack:
-        for block in found:
+        for block in runnable:
             command = ["bash", "-e", "-c", block.text]
             terminal = stack.enter_context(closing(Terminal(command, Path.cwd(), PATIENCE_S)))
             try:

@@ -67,14 +67,17 @@ def model(*, device: str = "cpu", sparse: bool = False, **options: Any) -> Distr
 
 def step_loss(ddp: nn.Module, rank: int, step: int) -> torch.Tensor:
     device = next(iter(ddp.parameters())).device
-    words, following = (one.to(device) for one in batch(rank, step))
+    words, following = (tensor.to(device) for tensor in batch(rank, step))
     return nn.functional.cross_entropy(ddp(words), following)
 
 
 def parameters(module: nn.Module) -> np.ndarray:
     """All parameters, or this rank's shards of them, flat: float32[n]."""
-    own = [one.to_local() if hasattr(one, "to_local") else one for one in module.parameters()]
-    return np.concatenate([one.detach().cpu().numpy().ravel() for one in own])
+    local = [
+        parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        for parameter in module.parameters()
+    ]
+    return np.concatenate([parameter.detach().cpu().numpy().ravel() for parameter in local])
 
 
 def descend(
@@ -145,7 +148,7 @@ def averages(rank: int, settings: dict[str, Any], device: str) -> list[tuple[np.
 
     def watching(state, bucket):
         before = bucket.buffer().cpu().clone().numpy()
-        lengths = [one.numel() for one in bucket.parameters()]
+        lengths = [parameter.numel() for parameter in bucket.parameters()]
         future = hook(state, bucket)
         seen.append((before, future.then(lambda done: done.value().cpu().clone().numpy()), lengths))
         return future
@@ -248,12 +251,12 @@ def dies(rank: int, last: int, settings: dict[str, Any]) -> tuple[str, str, floa
         return hook(state, bucket)
 
     ddp.register_comm_hook(state, mortal)
-    told = "", "", 0.0
+    outcome = "", "", 0.0
     for step in range(4):
-        told = error_of(step_loss(ddp, rank, step).backward)
-        if told[0]:
+        outcome = error_of(step_loss(ddp, rank, step).backward)
+        if outcome[0]:
             break
-    return told
+    return outcome
 
 
 def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tuple[str, str, float]:
@@ -267,7 +270,7 @@ def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tupl
         store = dist.TCPStore("127.0.0.1", int(met.get("port")), ranks, False)
     # Each rank's connections must be up before another rank closes them.
     met.set(f"connected {rank}", "")
-    met.wait([f"connected {one}" for one in range(ranks)])
+    met.wait([f"connected {other}" for other in range(ranks)])
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     return dies(rank, 0, settings)
@@ -289,29 +292,29 @@ def by_or(rank: int, steps: int, or_by: OrMethod) -> np.ndarray:
 def collectives(rank: int) -> dict[str, Any]:
     """Return a process group's results for sums of all types, and for other operations."""
     world = dist.get_world_size()
-    made: dict[str, Any] = {"backend": dist.get_backend()}
+    results: dict[str, Any] = {"backend": dist.get_backend()}
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        made[str(dtype)] = _summed(torch.tensor([[0.5, -2.0], [rank, 0.0]], dtype=dtype))
+        results[str(dtype)] = _summed(torch.tensor([[0.5, -2.0], [rank, 0.0]], dtype=dtype))
     for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8):
         limits = torch.iinfo(dtype)
-        made[str(dtype)] = _summed(torch.tensor([limits.max, limits.min, 5 * rank + 1], dtype=dtype))
-    made["largest"] = _summed(torch.tensor([rank, -rank]), dist.ReduceOp.MAX)
+        results[str(dtype)] = _summed(torch.tensor([limits.max, limits.min, 5 * rank + 1], dtype=dtype))
+    results["largest"] = _summed(torch.tensor([rank, -rank]), dist.ReduceOp.MAX)
     strided = torch.arange(6.0).reshape(2, 3).t()
-    made["strided"] = _summed(strided)
+    results["strided"] = _summed(strided)
     sent = torch.tensor([float(rank), float("nan"), -0.0]) if rank == 1 else torch.full((3,), 9.0)
     dist.broadcast(sent, 1)
-    made["broadcast"] = sent.view(torch.int32).tolist()
+    results["broadcast"] = sent.view(torch.int32).tolist()
     dist.barrier()
     everybody = [torch.zeros(1) for _ in range(world)]
     dist.all_gather(everybody, torch.tensor([float(rank)]))
-    made["gathered"] = torch.cat(everybody).tolist()
+    results["gathered"] = torch.cat(everybody).tolist()
     work = dist.all_reduce(torch.ones(3), async_op=True)
     assert work is not None
     work.wait()
-    made["future"] = work.get_future().wait()[0].tolist()
-    made["trained"] = train(rank, 4, None)
+    results["future"] = work.get_future().wait()[0].tolist()
+    results["trained"] = train(rank, 4, None)
     dist.destroy_process_group()
-    return made
+    return results
 
 
 def functional(rank: int) -> dict[str, Any]:
@@ -320,29 +323,31 @@ def functional(rank: int) -> dict[str, Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    everybody, mine = dist.group.WORLD, torch.arange(4.0) + rank
+    everybody, tensor = dist.group.WORLD, torch.arange(4.0) + rank
 
     @torch.compile(backend="eager", fullgraph=True)
-    def compiled(given: torch.Tensor) -> torch.Tensor:
-        total = calls.all_reduce(2 * given, "sum", everybody)
+    def compiled(argument: torch.Tensor) -> torch.Tensor:
+        total = calls.all_reduce(2 * argument, "sum", everybody)
         return total + 1
 
     mesh = init_device_mesh("cpu", (2,))
     total: Any = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)]).sum()
-    few = mine.clone(), torch.ones(2)
+    few = tensor.clone(), torch.ones(2)
     with dist._coalescing_manager(group=everybody):  # type: ignore[attr-defined]  # private, as FSDP uses it
-        for one in few:
-            dist.all_reduce(one)
+        for summed in few:
+            dist.all_reduce(summed)
     return {
-        "sum": calls.all_reduce(mine, "sum", everybody).tolist(),
-        "average": calls.all_reduce(mine, "avg", everybody).tolist(),
-        "several": [one.tolist() for one in calls.all_reduce_coalesced([mine, 2 * mine], "sum", everybody)],
-        "broadcast": calls.broadcast(mine, 1, everybody).tolist(),
-        "scattered": calls.reduce_scatter_tensor(mine, "avg", 0, everybody).tolist(),
-        "exchanged": calls.all_to_all_single(mine, [2, 2], [2, 2], everybody).tolist(),
-        "compiled": compiled(mine).tolist(),
+        "sum": calls.all_reduce(tensor, "sum", everybody).tolist(),
+        "average": calls.all_reduce(tensor, "avg", everybody).tolist(),
+        "several": [
+            summed.tolist() for summed in calls.all_reduce_coalesced([tensor, 2 * tensor], "sum", everybody)
+        ],
+        "broadcast": calls.broadcast(tensor, 1, everybody).tolist(),
+        "scattered": calls.reduce_scatter_tensor(tensor, "avg", 0, everybody).tolist(),
+        "exchanged": calls.all_to_all_single(tensor, [2, 2], [2, 2], everybody).tolist(),
+        "compiled": compiled(tensor).tolist(),
         "dtensor": total.full_tensor().item(),
-        "coalesced": [one.tolist() for one in few],
+        "coalesced": [summed.tolist() for summed in few],
     }
 
 
@@ -359,11 +364,11 @@ def stressed(rank: int, rounds: int, seconds: float) -> int:
             if not go:
                 return number
             _check_other_calls(rank, world, number)
-        told: list[Any] = [None] * world
-        dist.all_gather_object(told, (rank, number))
+        gathered: list[Any] = [None] * world
+        dist.all_gather_object(gathered, (rank, number))
         largest = torch.tensor([rank, -rank, number])
         dist.all_reduce(largest, dist.ReduceOp.MAX)
-        assert told == [(one, number) for one in range(world)]
+        assert gathered == [(other, number) for other in range(world)]
         assert largest.tolist() == [world - 1, 0, number]
     return rounds
 
@@ -372,7 +377,7 @@ def _check_other_calls(rank: int, world: int, number: int) -> None:
     """One of each kind that the switch and gloo answer."""
     assert _summed(torch.tensor([rank, number])) == [world * (world - 1) // 2, world * number]
     part = torch.zeros(2)
-    dist.reduce_scatter(part, [torch.full((2,), float(one + rank)) for one in range(world)])
+    dist.reduce_scatter(part, [torch.full((2,), float(other + rank)) for other in range(world)])
     assert part.tolist() == [world * rank + world * (world - 1) / 2] * 2
     received = torch.zeros(1)
     sending = dist.isend(torch.tensor([float(number)]), (rank + 1) % world)
@@ -402,21 +407,21 @@ def compiled(rank: int, backend: str, outside: bool) -> list[np.ndarray]:
 def in_their_time(rank: int) -> list[Any]:
     """The errors of a barrier and a sum for which rank 1 is late, and then the sum, waited for again."""
     assert dist.group.WORLD is not None
-    store, told = dist.group.WORLD.get_group_store(), list[Any]()
+    store, errors = dist.group.WORLD.get_group_store(), list[Any]()
     if rank == 1:
-        told = json.loads(store.get("told"))
+        errors = json.loads(store.get("told"))
         dist.barrier()
     else:
-        told = [list(error_of(lambda: dist.barrier(timeout=timedelta(seconds=0.2)))[:2])]
+        errors = [list(error_of(lambda: dist.barrier(timeout=timedelta(seconds=0.2)))[:2])]
     total = torch.ones(1)
     work = dist.all_reduce(total, async_op=True) if rank == 0 else None
     if work is None:
         dist.all_reduce(total)
     else:
-        told.append(list(error_of(lambda: work.wait(timedelta(seconds=0.1)))[:2]))
-        store.set("told", json.dumps(told))
+        errors.append(list(error_of(lambda: work.wait(timedelta(seconds=0.1)))[:2]))
+        store.set("told", json.dumps(errors))
         work.wait()
-    return [*told, total.tolist()]
+    return [*errors, total.tolist()]
 
 
 def in_groups(rank: int) -> list[Any]:
@@ -440,11 +445,11 @@ def monitored(rank: int) -> list[str]:
         lambda: dist.group.WORLD.monitored_barrier(late),
         lambda: dist.monitored_barrier(beside, late),
     ]
-    said = []
+    messages = []
     for barrier in barriers:
-        said.append("" if rank == 2 else error_of(barrier)[1])
+        messages.append("" if rank == 2 else error_of(barrier)[1])
         dist.barrier()
-    return [*said, _summed(torch.ones(1))]
+    return [*messages, _summed(torch.ones(1))]
 
 
 def _summed(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> list[Any]:
@@ -484,8 +489,8 @@ def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:
     kept: tuple[Any, ...] = ()
     for begin in (0, 3):
         state, ddp = SwitchAllreduceState(over="gloo", compressor=sparsifier), model()
-        for one, values in zip((ddp, state), kept, strict=False):
-            one.load_state_dict(values)
+        for target, values in zip((ddp, state), kept, strict=False):
+            target.load_state_dict(values)
         trained = descend(ddp, state, (step_loss(ddp, rank, step) for step in range(begin, begin + 3)))
         kept = ddp.state_dict(), state.state_dict()
         state.close()
@@ -494,7 +499,7 @@ def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:
 
 def in_two_groups(rank: int) -> str:
     """Return the error of DDP's first pass in a group of this rank alone, with a state of all ranks."""
-    groups = [dist.new_group([one]) for one in range(dist.get_world_size())]
+    groups = [dist.new_group([member]) for member in range(dist.get_world_size())]
     state = SwitchAllreduceState(over="gloo")
     ddp = DistributedDataParallel(nn.Linear(2, 1), process_group=groups[rank])
     ddp.register_comm_hook(state, hook)
@@ -531,7 +536,7 @@ def leaves(rank: int) -> list[tuple[int, bool]]:
             state = None
             gc.collect()
         atexit._run_exitfuncs()
-        threads = [one for one in threading.enumerate() if one.name.startswith("peelsum sums")]
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("peelsum sums")]
         outcome.append((len(threads), summation._group is None))
     return outcome
 
@@ -541,7 +546,7 @@ def words_over_gloo(rank: int, lengths: list[int]) -> list[tuple[np.ndarray, np.
     summation = ProcessGroupSummation("gloo")
     draw = np.random.default_rng(rank)
     words = [np.flip(draw.integers(0, 2**32, n, np.uint32)) for n in lengths]
-    parts = [Part(one, op) for one in words for op in ("or", "add")]
+    parts = [Part(array, op) for array in words for op in ("or", "add")]
     return list(zip(summation.sum_words(parts), summation.sum_words(parts, by="ring"), strict=True))
 
 
@@ -682,7 +687,7 @@ def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int],
         for work in works:
             assert work is not None
             work.wait()
-    sums = [int(one.unique().item()) for one in tensors]
+    sums = [int(tensor.unique().item()) for tensor in tensors]
     with open_session(p4runtime) as session:
         numbers = [job.job_id for job in read_jobs(session)]
         dist.barrier()
@@ -692,4 +697,4 @@ def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int],
             time.sleep(0.01)
     dist.barrier()
     dist.destroy_process_group()
-    return sums, numbers, left, [one for one in warnings if one.startswith("group of")]
+    return sums, numbers, left, [warning for warning in warnings if warning.startswith("group of")]

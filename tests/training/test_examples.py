@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 import checkpoint_training as training
 import torch
-from torch_ranks import run_ranks
+from torch_ranks import run_several
 
 from peelsum.topology import Star
 from peelsum.torch import HookConfigError, SwitchAllreduceState
@@ -69,13 +69,13 @@ def test_training_in_two_parts(digest, tmp_path, example):
 
 def test_a_hook_goes_on_with_what_it_had_not_sent(tmp_path):
     """Each of two ranks restores its own residuals, without which the parameters would differ."""
-    kept, lost = str(tmp_path / "kept"), str(tmp_path / "lost")
-    expected = [whole for _, whole in run_ranks(2, training.with_hook, 5, None)]
-    for folder, forget, same in ((kept, False, True), (lost, True, False)):
-        run_ranks(2, training.with_hook, 3, folder)
-        again = run_ranks(2, training.with_hook, 5, folder, forget)
-        assert [begin for begin, _ in again] == [3, 3]
-        for (_, parameters), whole in zip(again, expected, strict=True):
+    kept, lost, work = str(tmp_path / "kept"), str(tmp_path / "lost"), training.with_hook
+    works = {"whole": (work, 5, None), "kept, begin": (work, 3, kept), "lost, begin": (work, 3, lost)}
+    works |= {"kept": (work, 5, kept), "lost": (work, 5, lost, True)}
+    trained = run_several(2, works)
+    for name, same in (("kept", True), ("lost", False)):
+        for (begin, parameters), (_, whole) in zip(trained[name], trained["whole"], strict=True):
+            assert begin == 3
             assert np.array_equal(parameters.view(np.int32), whole.view(np.int32)) is same
 
 

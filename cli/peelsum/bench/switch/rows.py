@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -242,14 +242,12 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-def measure_switches(
-    lanes: int, workers: int, seconds: float, on_interfaces: Mapping[str, Measure] | None = None
-) -> list[dict[str, Any]]:
+def measure_switches(lanes: int, workers: int, seconds: float) -> list[dict[str, Any]]:
     """Measure every switch with these lanes and workers; return the rows.
 
     There are no rows on interfaces if this process may not create any, and none of BMv2 if it is missing; the
     field `bmv2` of all rows has the reason. `seconds` is the duration of each row's rate measurement, and of
-    its latency measurement. on_interfaces: further measurements, by their names for `measure_switch`.
+    its latency measurement.
     """
     cold, cached = _first_packet_seconds(lanes)
     shape = lanes, workers, seconds
@@ -257,7 +255,6 @@ def measure_switches(
     rows[0] |= {"first_packet_cold_s": cold, "first_packet_cached_s": cached}
     try:
         rows += [measure_switch(ports, *shape) for ports in ("xdp", "packet")]
-        rows += [measure_switch(name, *shape, measure) for name, measure in (on_interfaces or {}).items()]
         if not bmv2.available():
             raise TopologyError("not on PATH")
         baseline = measure_switch("bmv2", *shape)
@@ -274,17 +271,14 @@ def measure_switches(
     ]
 
 
-def measure_switch(
-    name: str, lanes: int, workers: int, seconds: float, measure: Measure | None = None
-) -> dict[str, Any]:
+def measure_switch(name: str, lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     """Measure one switch in a separate process, whose end also ends its namespaces; return the row.
 
-    name: "memory", "udp", "xdp" and "packet" for the softswitch, "bmv2" for BMv2 on veth; or with `measure`,
-    PORTS_TARGET. Raises TopologyError, or OSError if this process may not have such ports.
+    name: "memory", "udp", "xdp" and "packet" for the softswitch, "bmv2" for BMv2 on veth.
+    Raises TopologyError, or OSError if this process may not have such ports.
     """
-    figures = in_process(measure or MEASURES[name], lanes, workers, seconds)
-    ports, _, target = name.partition("_")
-    target, ports = ("bmv2", "packet") if name == "bmv2" else (target or "embedded", ports)
+    figures = in_process(MEASURES[name], lanes, workers, seconds)
+    target, ports = ("bmv2", "packet") if name == "bmv2" else ("embedded", name)
     return {"target": target, "ports": ports, "bmv2": "measured", **dict.fromkeys(_OPTIONAL), **figures}
 
 
