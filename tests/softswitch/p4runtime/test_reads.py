@@ -97,13 +97,11 @@ def test_reads_of_what_is_not_there_are_refused(client, wanted):
     assert error.value.code().name == "INVALID_ARGUMENT"
 
 
-def test_roles_are_not_implemented(client):
-    with pytest.raises(grpc.RpcError) as error:
-        list(client.stub.Read(p4r.ReadRequest(device_id=1, role="operator")))
-    assert error.value.code().name == "UNIMPLEMENTED"
+def test_only_the_primary_of_a_role_writes_in_it_but_all_read(client):
+    assert list(client.stub.Read(p4r.ReadRequest(device_id=1, role="operator"))) == []
     with pytest.raises(grpc.RpcError) as error:
         client.write(role="operator")
-    assert error.value.code().name == "UNIMPLEMENTED"
+    assert error.value.code().name == "PERMISSION_DENIED"
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,9 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self._arbiter = Arbiter(device.device_id)
         self._state_requests = RequestQueue(MAX_WAITING)
         self._build_requests = RequestQueue(MAX_CONFIGURING)
+        #: The pipeline to which reads and writes refer: the last one that was saved or committed.
+        self._saved: InstalledPipeline | None = None
+        #: The pipeline that processes packets; None before the first commit.
         self._running: InstalledPipeline | None = None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)
         self._free_reads = BoundedSemaphore(MAX_READS)
@@ -88,12 +91,12 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         """Attempt every update of the batch in order, even if others fail; stop if the client cancels."""
         with _abort_on_error(context):
             self._check(context, _WRITERS, "write", request.device_id)
-            self._arbiter.require_primary(request.election_id, request.role)
+            self._arbiter.require_primary(request)
             if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
                 raise status.unimplemented("atomicity other than CONTINUE_ON_ERROR")
             with self._state_requests.turn(context, len(request.updates)):
                 # Another client may have become the primary while this call waited.
-                self._arbiter.require_primary(request.election_id, request.role)
+                self._arbiter.require_primary(request)
                 self._pipeline().entities.write(request.updates, context.is_active)
         return p4r.WriteResponse()
 
@@ -103,8 +106,6 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         """Yield the entities that the request selects, several hundred per message."""
         with _abort_on_error(context):
             self._check(context, _READERS, "read", request.device_id)
-            if request.role:
-                raise status.unimplemented(f"role {request.role}")
             with self._state_requests.turn(context):
                 entities = self._pipeline().entities
                 entities_read = chain.from_iterable(
@@ -132,32 +133,39 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def SetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.SetForwardingPipelineConfigResponse:
-        """Verify or commit a pipeline. While the new one is built, the running one continues."""
+        """Verify, save or commit a pipeline. While a new one is built, the running one continues."""
         with _abort_on_error(context):
             self._check(context, _WRITERS, "pipeline", request.device_id)
-            self._arbiter.require_primary(request.election_id, request.role)
-            match request.action:
-                case _Set.VERIFY | _Set.VERIFY_AND_COMMIT if not request.HasField("config"):
-                    raise status.invalid("config: is missing; give the pipeline's")
-                case _Set.VERIFY:
-                    with self._build_requests.turn(context):
-                        verify(request.config)
-                case _Set.VERIFY_AND_COMMIT:
-                    # Building takes seconds. Meanwhile, Writes and Reads of the running pipeline continue.
-                    with self._build_requests.turn(context):
-                        built = InstalledPipeline(request.config, self._device)
-                        with self._state_requests.turn(context):
-                            self._arbiter.require_primary(request.election_id, request.role)
-                            with self._device.lock:
-                                self._device.install(built.switch)
-                                self._running = built
-                case _Set.VERIFY_AND_SAVE | _Set.COMMIT | _Set.RECONCILE_AND_COMMIT as action:
-                    raise status.unimplemented(f"action {_Set.Action.Name(action)}")
-                case other:
-                    raise status.invalid(
-                        f"action: {other} is not in the specification; use VERIFY_AND_COMMIT"
-                    )
+            self._arbiter.require_primary(request)
+            action = request.action
+            if action not in _Set.Action.values() or action == _Set.UNSPECIFIED:
+                raise status.invalid(f"action: {action} is not in the specification; use VERIFY_AND_COMMIT")
+            if request.HasField("config") is (action == _Set.COMMIT):
+                remedy = "leave it out, to commit the saved one" if action == _Set.COMMIT else "give one"
+                raise status.invalid(f"config: does not fit {_Set.Action.Name(action)}; {remedy}")
+            with self._build_requests.turn(context):
+                if action == _Set.VERIFY:
+                    verify(request.config)
+                else:
+                    self._set_pipeline(request, context)
         return p4r.SetForwardingPipelineConfigResponse()
+
+    def _set_pipeline(
+        self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
+    ) -> None:
+        """Save or commit a pipeline."""
+        # Building takes seconds. Meanwhile, Writes and Reads of the present pipeline continue.
+        built = InstalledPipeline(request.config, self._device) if request.HasField("config") else None
+        with self._state_requests.turn(context):
+            self._arbiter.require_primary(request)
+            pipeline = built or self._pipeline()
+            if request.action == _Set.RECONCILE_AND_COMMIT and self._saved is not None:
+                pipeline.copy_state(self._saved)
+            self._saved = pipeline
+            if request.action != _Set.VERIFY_AND_SAVE and pipeline is not self._running:
+                with self._device.lock:
+                    self._device.install(pipeline.switch)
+                    self._running = pipeline
 
     def GetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
@@ -169,10 +177,10 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         return p4r.GetForwardingPipelineConfigResponse(config=config)
 
     def _pipeline(self) -> InstalledPipeline:
-        """Return the running pipeline. Raises RequestError without one."""
-        if self._running is None:
+        """Return the pipeline that was saved or committed last. Raises RequestError without one."""
+        if self._saved is None:
             raise status.RequestError(status.Code.FAILED_PRECONDITION, _NO_PIPELINE)
-        return self._running
+        return self._saved
 
     # The stream
 
@@ -238,20 +246,23 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 
     def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
         """Queue a PacketOut for the data plane. Raises RequestError for a backup, or if too many wait."""
-        if self._arbiter.primary is not stream:
+        if not self._arbiter.is_primary(stream):
             raise status.denied("packet_out: only the primary sends packets; win the election")
         # The lock prevents a commit between encoding the header for a pipeline and queueing the frame for it.
         with self._device.lock:
-            injected = self._device.inject(to_frame(packet, self._pipeline().info))
+            running = self._running or self._pipeline()
+            injected = self._device.inject(to_frame(packet, running.info))
         if not injected:
             raise status.exhausted("packet_out: too many wait for the data plane; send slower")
 
     def _packet_in(self, frames: Sequence[bytes]) -> None:
-        """Send frames that left on the CPU port to the primary, if there is one."""
-        stream, pipeline = self._arbiter.primary, self._running
-        if stream is not None and pipeline is not None:
-            for frame in frames:
-                stream.send_packet(to_packet_in(frame, pipeline.info))
+        """Send frames that left on the CPU port to the controllers that receive packets."""
+        streams, pipeline = self._arbiter.packet_receivers, self._running
+        if pipeline is not None:
+            for frame in frames if streams else ():
+                packet = to_packet_in(frame, pipeline.info)
+                for stream in streams:
+                    stream.send_packet(packet)
 
 
 def _client_name(context: grpc.ServicerContext) -> str:

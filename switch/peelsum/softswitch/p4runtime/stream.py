@@ -1,7 +1,8 @@
 """The open StreamChannels of controllers: messages that wait for each, and which one is the primary.
 
-Arbitration follows section 5 of the P4Runtime specification, and does not depend on gRPC. The primary of the
-default role may write. A role with a name gives no rights: it is a lock for the clients that bid for it.
+Arbitration follows section 5 of the P4Runtime specification, and does not depend on gRPC. The primary of each
+role may write everything, because roles have no configuration. As in BMv2, everybody may write as long as no
+controller has bid.
 """
 
 from __future__ import annotations
@@ -168,21 +169,38 @@ class Arbiter:
             if not election.bids:
                 del self._elections[role]
 
-    @property
-    def primary(self) -> ControllerStream | None:
-        """The stream that may write and that receives PacketIns."""
-        # `get`, because the data plane's thread must not add an election while another thread bids.
-        election = self._elections.get(_DEFAULT)
-        return None if election is None else election.primary
-
-    def require_primary(self, election_id: p4r.Uint128, role: str) -> None:
-        """Raise RequestError unless `election_id` is the primary's."""
-        if role:
-            raise unimplemented(f"role {role}")
-        requested_id = U128.decode(election_id)
+    def is_primary(self, stream: ControllerStream) -> bool:
+        """Return whether a stream is the primary of its role."""
         with self._lock:
-            election = self._elections[_DEFAULT]
-            if election.primary is None or election.bids[election.primary] != requested_id:
+            return any(election.primary is stream for election in self._elections.values())
+
+    @property
+    def packet_receivers(self) -> list[ControllerStream]:
+        """The streams that get PacketIns: the primary of the default role, or without one all primaries.
+
+        A controller that uses another role as a lock does not expect packets there.
+        """
+        with self._lock:
+            primaries = {role: election.primary for role, election in self._elections.items()}
+        if (default := primaries.get(_DEFAULT)) is not None:
+            return [default]
+        return [primary for primary in primaries.values() if primary is not None]
+
+    def require_primary(self, request: p4r.WriteRequest | p4r.SetForwardingPipelineConfigRequest) -> None:
+        """Raise RequestError unless the request's election id is that of its role's primary.
+
+        If no stream has bid, requests without an election id are permitted, as in BMv2.
+        """
+        requested_id = U128.decode(request.election_id)
+        with self._lock:
+            if not self._elections and not request.HasField("election_id"):
+                return
+            election = self._elections.get(request.role)
+            if (
+                election is None
+                or election.primary is None
+                or election.bids[election.primary] != requested_id
+            ):
                 raise denied(
                     f"election_id: {requested_id} is not the primary's; bid for it on a stream first"
                 )
