@@ -233,7 +233,7 @@ def frames_in(folder: Path) -> dict[str, list[bytes]]:
 
 def test_every_frame_is_written_down_by_port_and_way(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    capture = Capture([1, 2], folder, clock=lambda: NOW_NS)
+    capture = Capture({1: "port1", 2: "port2"}, folder, clock=lambda: NOW_NS)
     capture.write("in", Frames.of(FRAMES[:3]))
     capture.write("out", Frames.of(FRAMES))
     capture.write("out", Frames.of(FRAMES[1:2]))
@@ -254,7 +254,7 @@ def test_the_data_plane_captures_what_arrives_and_what_leaves(
 ) -> None:
     size = packet_bytes(8)
     ports, device = UdpPorts([1]), Device()
-    capture, links = Capture([1], tmp_path), Links([1], delays=delays)
+    capture, links = Capture({1: "port1"}, tmp_path), Links([1], delays=delays)
     with (
         closing(ports),
         closing(device),
@@ -280,13 +280,13 @@ def test_a_capture_that_is_there_is_kept(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named() -> None:
     with pytest.raises(SoftswitchError, match="capture: /dev/null/here: Not a directory"):
-        Capture([1], Path("/dev/null/here"))
+        Capture({1: "port1"}, Path("/dev/null/here"))
 
 
 def test_when_a_file_cannot_be_written_nothing_is_captured_any_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capture = Capture([1, 2], tmp_path)
+    capture = Capture({1: "port1", 2: "port2"}, tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:

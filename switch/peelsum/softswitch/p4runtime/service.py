@@ -313,18 +313,24 @@ class RunningServer:
 
 
 def serve(
-    device: Device, address: str = "127.0.0.1:9559", identity: TlsIdentity | None = None
+    device: Device,
+    address: str = "127.0.0.1:9559",
+    identity: TlsIdentity | None = None,
+    *,
+    any_address: bool = False,
 ) -> RunningServer:
     """Serve P4Runtime for a device at `address` (host:port; port 0 takes a free one).
 
     identity: if given, clients must use TLS with a certificate, whose role limits what they may do.
-    Raises ValueError if the address is malformed, or beyond loopback without an identity; OSError if the
+    any_address: whether the address may be beyond loopback without an identity.
+    Raises ValueError if the address is malformed or not permitted; OSError if the
     server cannot listen on it.
     """
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:
         raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
-    require_tls("grpc address", host, identity)
+    if not any_address:
+        require_tls("grpc address", host, identity)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
     logging.getLogger("grpc._server").addFilter(status.RateLimit())
     try:
