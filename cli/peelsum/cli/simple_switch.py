@@ -6,10 +6,12 @@ The options are translated to `SwitchSettings`. Some of BMv2's have no effect he
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Any, Literal
 
 import typer
@@ -33,7 +35,6 @@ _LEVELS = {
 _QUEUE_LIMIT = 64
 #: Options of `simple_switch_grpc` that have no effect here, and whether they have a value.
 _IGNORED = {
-    "--thrift-port": True,
     "--nanolog": True,
     "--notifications-addr": True,
     "--debugger": False,
@@ -51,7 +52,6 @@ _IGNORED = {
 }
 #: What is missing without some of them.
 _MISSED = {
-    "--thrift-port": "there is no Thrift server for simple_switch_CLI; use P4Runtime, e.g. p4runtime-shell",
     "--priority-queues": "a port has one queue here; packets leave in the order of arrival",
     "--debugger": "there is no debugger here",
     "--dump-packet-data": "packets are not logged here; use --pcap",
@@ -80,6 +80,9 @@ class BMv2Options(CommandSettings):
     grpc_server_addr: Annotated[str, _ADDRESS] = "0.0.0.0:9559"
     cpu_port: Annotated[
         int | None, Option(f"The controller's port. [default: {CPU_PORT}]", 1, DROP_PORT - 1)
+    ] = None
+    thrift_port: Annotated[
+        int | None, Option("Close connections to this TCP port: there is no Thrift server.", 1, 65535)
     ] = None
     drop_port: Annotated[int, Option("The port of dropped packets.", DROP_PORT, DROP_PORT)] = DROP_PORT
 
@@ -154,6 +157,22 @@ def _split(words: Sequence[str]) -> tuple[list[str], set[str]]:
     return used, ignored
 
 
+def _refuse_thrift(port: int) -> None:
+    """Close each connection to `port` at once. p4-utils waits until something listens there."""
+    try:
+        server = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise OptionError(f"--thrift-port: {port}: {error.strerror}; choose another port") from None
+    remedy = "use P4Runtime, for example p4runtime-shell"
+    print(f"peelsum: --thrift-port: simple_switch_CLI finds no Thrift server; {remedy}", file=sys.stderr)
+
+    def close_connections() -> None:
+        while True:
+            server.accept()[0].close()
+
+    Thread(target=close_connections, daemon=True).start()
+
+
 @with_settings
 def command(
     options: BMv2Options,
@@ -167,4 +186,6 @@ def command(
     """
     settings = options.to_settings(program)
     options.configure_logs()
+    if options.thrift_port is not None:
+        _refuse_thrift(options.thrift_port)
     run_softswitch(settings, Service())
