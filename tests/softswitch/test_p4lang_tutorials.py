@@ -26,8 +26,9 @@ CHECKOUT, PYTHON = os.environ.get("P4LANG_TUTORIALS"), os.environ.get("P4LANG_PY
 PROMPT = "mininet> "
 #: Scripts on PATH: our switch under BMv2's name, and `sudo` for containers without it.
 SCRIPTS = {
-    "simple_switch_grpc": f"""#!/bin/sh
-exec {sys.executable} -c 'from peelsum.cli.main import simple_switch_grpc as run; run()' "$@"
+    "simple_switch_grpc": f"""#!{sys.executable}
+from peelsum.cli.main import simple_switch_grpc
+simple_switch_grpc()
 """,
     "sudo": """#!/bin/sh
 exec env "$@"
