@@ -21,6 +21,7 @@ from finsy.proto import p4r, p4r_grpc
 
 from peelsum.softswitch.p4runtime import status
 from peelsum.softswitch.p4runtime.info import to_frame, to_packet_in
+from peelsum.softswitch.p4runtime.notifications import Notifier
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.stream import Arbiter, ControllerStream
 from peelsum.softswitch.runtime.device import Device
@@ -55,6 +56,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self._state_requests = RequestQueue(MAX_WAITING)
         self._build_requests = RequestQueue(MAX_CONFIGURING)
         self._running: InstalledPipeline | None = None
+        self._notifier: Notifier | None = None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)
         self._free_reads = BoundedSemaphore(MAX_READS)
         device.on_packet_in(self._packet_in)
@@ -151,6 +153,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                             with self._device.lock:
                                 self._device.install(built.switch)
                                 self._running = built
+                            self.stop()
+                            self._notifier = Notifier(built, self._notify)
                 case _Set.VERIFY_AND_SAVE | _Set.COMMIT | _Set.RECONCILE_AND_COMMIT as action:
                     raise status.unimplemented(f"action {_Set.Action.Name(action)}")
                 case other:
@@ -219,10 +223,15 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._arbiter.bid(stream, request.arbitration)
             return
         try:
-            if kind != "packet":
-                message = kind if kind == "digest_ack" else f"stream message {kind or 'without content'}"
-                raise status.unimplemented(message)
-            self._packet_out(stream, request.packet)
+            match kind:
+                case "packet" | "digest_ack" if self._arbiter.primary is not stream:
+                    raise status.denied(f"{kind}: only the primary sends these; win the election")
+                case "packet":
+                    self._packet_out(request.packet)
+                case "digest_ack":
+                    self._pipeline().entities.digests.acknowledge(request.digest_ack)
+                case _:
+                    raise status.unimplemented(f"stream message {kind or 'without content'}")
         except status.RequestError as error:
             report = p4r.StreamError(
                 canonical_code=error.code.value[0], message=error.message, space=status.ERROR_SPACE
@@ -236,10 +245,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                     report.other.SetInParent()
             stream.send(p4r.StreamMessageResponse(error=report))
 
-    def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
-        """Queue a PacketOut for the data plane. Raises RequestError for a backup, or if too many wait."""
-        if self._arbiter.primary is not stream:
-            raise status.denied("packet_out: only the primary sends packets; win the election")
+    def _packet_out(self, packet: p4r.PacketOut) -> None:
+        """Queue a PacketOut for the data plane. Raises RequestError if too many wait."""
         # The lock prevents a commit between encoding the header for a pipeline and queueing the frame for it.
         with self._device.lock:
             injected = self._device.inject(to_frame(packet, self._pipeline().info))
@@ -251,7 +258,17 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         stream, pipeline = self._arbiter.primary, self._running
         if stream is not None and pipeline is not None:
             for frame in frames:
-                stream.send_packet(to_packet_in(frame, pipeline.info))
+                stream.send_or_drop(p4r.StreamMessageResponse(packet=to_packet_in(frame, pipeline.info)))
+
+    def _notify(self, message: p4r.StreamMessageResponse) -> bool:
+        """Send a message to the primary, if there is one; return whether it was sent."""
+        stream = self._arbiter.primary
+        return stream is not None and stream.send_or_drop(message)
+
+    def stop(self) -> None:
+        """End the notifications of the running pipeline."""
+        if self._notifier is not None:
+            self._notifier.stop()
 
 
 def _client_name(context: grpc.ServicerContext) -> str:
@@ -287,8 +304,16 @@ THREAD_PREFIX = "p4runtime"
 class RunningServer:
     """A P4Runtime server that answers until `stop`."""
 
-    def __init__(self, device: Device, server: LimitedServer, threads: ThreadPoolExecutor, host: str) -> None:
+    def __init__(
+        self,
+        device: Device,
+        server: LimitedServer,
+        service: P4RuntimeService,
+        threads: ThreadPoolExecutor,
+        host: str,
+    ) -> None:
         self._device = device
+        self._service = service
         self._server = server
         self._threads = threads
         self.port = server.port
@@ -297,6 +322,7 @@ class RunningServer:
     def stop(self) -> None:
         """End every call, and free the port. A compilation in progress continues in its thread."""
         self._device.on_packet_in(None)
+        self._service.stop()
         self._server.stop(_STOP_GRACE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -326,7 +352,7 @@ def serve(
     service = P4RuntimeService(device, secured=identity is not None)
     p4r_grpc.add_P4RuntimeServicer_to_server(service, server.grpc)
     server.start()
-    return RunningServer(device, server, threads, host)
+    return RunningServer(device, server, service, threads, host)
 
 
 #: Seconds that each update adds to a batch's time of arrival, so that short batches pass long ones.

@@ -110,7 +110,7 @@ class ProfileState:
                 raise InvalidEntry(f"{self.name}: has no selector and so no groups; use members")
             if number in self.groups:
                 raise DuplicateEntry(f"{self.name}: group {number} exists; modify it instead")
-            rows = self._rows_of(members, max_size)
+            rows = self._rows_of(members)
             group = self._new_group(rows)
             group.max_size = max_size
             self.groups[number] = group
@@ -124,7 +124,7 @@ class ProfileState:
                 raise InvalidEntry(
                     f"{self.name}: max_size of group {number} is {group.max_size}; delete it to change that"
                 )
-            self._set_rows(group, self._rows_of(members, max_size))
+            self._set_rows(group, self._rows_of(members))
             self._set_members(group, members)
 
     def delete_group(self, number: int) -> None:
@@ -210,15 +210,13 @@ class ProfileState:
         if member.group is not None:
             self._free_group(member.group)
 
-    def _rows_of(self, members: Sequence[GroupMember], max_size: int) -> list[int]:
+    def _rows_of(self, members: Sequence[GroupMember]) -> list[int]:
         """Return the rows of a group's members, in the order of their numbers, repeated by weight."""
         if len({item.member for item in members}) != len(members):
             raise InvalidEntry(f"{self.name}: a member is twice in a group; give it a weight instead")
         total = sum(item.weight for item in members)
-        if any(item.weight < 1 for item in members) or 0 < max_size < total:
-            raise InvalidEntry(
-                f"{self.name}: weights must be positive, and their sum {total} within max_size"
-            )
+        if any(item.weight < 1 for item in members):
+            raise InvalidEntry(f"{self.name}: weights must be positive; leave members of weight 0 out")
         ordered = sorted(members, key=lambda item: item.member)
         rows = [(self._member(item.member).row, item.weight) for item in ordered]
         if total > self._plan.end - self._plan.lists:

@@ -69,6 +69,15 @@ class Rates(NamedTuple):
     peak_burst: int
 
 
+def _rates(words: list[int]) -> Rates | None:
+    """Return the rates in a cell's words; None if it is not configured."""
+    if not words[METER_CONFIGURED]:
+        return None
+    committed, peak = words[METER_COMMITTED:METER_PEAK], words[METER_PEAK:]
+    bursts = (bucket[METER_BURST] // _MILLION for bucket in (committed, peak))
+    return Rates(committed[METER_RATE], next(bursts), peak[METER_RATE], next(bursts))
+
+
 class MeterCells:
     """The cells of one meter, by index; of a direct meter, by the number of the entry."""
 
@@ -80,15 +89,12 @@ class MeterCells:
     def read(self, index: int) -> Rates | None:
         """Return the rates of a cell; None if it is not configured."""
         with self._lock:
-            words = list(map(int, self._cells[index]))
-        if not words[METER_CONFIGURED]:
-            return None
-        return Rates(
-            words[METER_COMMITTED + METER_RATE],
-            words[METER_COMMITTED + METER_BURST] // _MILLION,
-            words[METER_PEAK + METER_RATE],
-            words[METER_PEAK + METER_BURST] // _MILLION,
-        )
+            return _rates(self._cells[index].tolist())
+
+    def values(self) -> list[Rates | None]:
+        """Return the rates of all cells."""
+        with self._lock:
+            return [_rates(words) for words in self._cells.tolist()]
 
     def write(self, index: int, rates: Rates | None) -> None:
         """Configure a cell, with full buckets, or make it unconfigured. Raises InvalidEntry."""

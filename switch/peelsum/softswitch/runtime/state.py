@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.compiler.layout import CounterPlan, RegisterPlan, TablePlan
+from peelsum.softswitch.compiler.layout import CounterPlan, RegisterPlan, TablePlan, limbs
 from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry, TableFull
 
 
@@ -135,18 +135,8 @@ class ValueSetState:
                 raise InvalidEntry(
                     f"value set {self.name}: {value:#x} with mask {mask:#x} does not fit {self.bits} bits"
                 )
-        rows = [
-            [
-                0,
-                0,
-                *(
-                    word
-                    for pair in zip(*map(self._plan.key_words, ([value], [mask])), strict=True)
-                    for word in pair
-                ),
-            ]
-            for value, mask in members
-        ]
+        pairs = [zip(limbs(value, self.bits), limbs(mask, self.bits), strict=True) for value, mask in members]
+        rows = [[0, 0, *(word for pair in row for word in pair)] for row in pairs]
         words = [len(rows), *(word for row in rows for word in row)]
         with self._lock:
             self._members = list(members)
