@@ -1,6 +1,5 @@
 """Externs of v1model, action profiles and value sets, compared with what they should do, in both modes."""
 
-import binascii
 import random
 import struct
 from pathlib import Path
@@ -314,29 +313,3 @@ def test_a_state_is_taken_if_the_value_set_has_the_key(switch):
     for value, mask in ((256, 256), (1, 2), (-1, 0xFF)):
         with pytest.raises(InvalidEntry, match="does not fit 8 bits"):
             value_set.set([(value, mask)])
-
-
-def test_both_modes_do_the_same_with_any_bytes(program):
-    rng, switches = random.Random(11), [Switch(program, mode) for mode in ("python", "numba")]
-    for switch in switches:
-        for number in range(1, 9):
-            switch.profiles["ExternsIngress.paths"].insert_member(number, SEND, (number,))
-        switch.profiles["ExternsIngress.paths"].insert_group(1, [GroupMember(n, n) for n in range(1, 9)])
-        for key in range(64):
-            if key % 5 == 0 and key < 60:
-                switch.tables["ExternsIngress.balanced"].insert((key,), GroupReference(1))
-        switch.value_sets["ExternsParser.tagged_keys"].set([(0, 0x01)])
-        switch.meters["ExternsIngress.police"].write(3, Rates(100, 2, 200, 4))
-    for now in (0, 5_000, 2**48 + 7):
-        frames = [
-            packet(rng.randrange(10), rng.randrange(64), rng.randrange(1 << 16), *rng.choices(range(40), k=2))
-            for _ in range(150)
-        ]
-        frames = [frame[: rng.choice([len(frame), rng.randrange(25)])] + rng.randbytes(3) for frame in frames]
-        sent = [send(switch, *frames, now=now) for switch in switches]
-        assert sent[0] == sent[1]
-        digests = [list(switch.messages.digests) for switch in switches]
-        assert digests[0] == digests[1]
-    assert binascii.crc32(switches[0].state.memory.tobytes()) == binascii.crc32(
-        switches[1].state.memory.tobytes()
-    )

@@ -45,18 +45,23 @@ def _extract_with_varbit(emit: Emitter, header: str, varbit_bits: Expr) -> None:
     """Extract a header with a varbit, in exact code: load it as one number, and split that into fields."""
     declared, width = emit.program.headers[header], emit.varbit_bits(header)
     bits = emit.expressions.exact(varbit_bits, f"width of the varbit of {header}").text
-    emit.line(f"bits = {bits}", f"length = {declared.bits // 8} + bits // 8")
+    emit.line(f"bits = {bits}", f"header_size = {declared.bits // 8} + bits // 8")
     stop_parser(emit, "bits % 8 != 0", "ParserInvalidArgument")
-    stop_parser(emit, "remaining < length", "PacketTooShort")
+    stop_parser(emit, "remaining < header_size", "PacketTooShort")
     most_bits = 0 if declared.varbit is None else declared.varbit.bits
     stop_parser(emit, f"bits > {most_bits}", "HeaderTooShort")
-    emit.line(f"{width} = bits", "word = load_number(data, base + parsed, length)", "end = 8 * length")
+    emit.line(
+        f"{width} = bits",
+        "word = load_number(data, base + parsed, header_size)",
+        "field_end = 8 * header_size",
+    )
     for ref, field_bits in fields_of(emit, header):
         emit.line(
-            f"end = end - {field_bits}", f"{emit.place(ref)} = (word >> end) & ((1 << {field_bits}) - 1)"
+            f"field_end = field_end - {field_bits}",
+            f"{emit.place(ref)} = (word >> field_end) & ((1 << {field_bits}) - 1)",
         )
     _set_valid(emit, header)
-    emit.line("parsed = parsed + length", "remaining = remaining - length")
+    emit.line("parsed = parsed + header_size", "remaining = remaining - header_size")
 
 
 def fields_of(emit: Emitter, header: str) -> Iterator[tuple[FieldRef, str]]:
@@ -180,8 +185,8 @@ def deparse(emit: Emitter, header: str) -> None:
             emit.line("word = 0")
             for ref, bits in fields_of(emit, header):
                 emit.line(f"word = (word << {bits}) | {emit.place(ref)}")
-            emit.line(f"length = {_header_bytes(emit, header)}", "store_number(out, to, length, word)")
-            emit.line("to = to + length")
+            emit.line(f"header_size = {_header_bytes(emit, header)}")
+            emit.line("store_number(out, to, header_size, word)", "to = to + header_size")
             return
         group: list[Variable] = []
         for chunk in emit.storage.chunks[header]:

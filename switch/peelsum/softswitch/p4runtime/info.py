@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
@@ -231,11 +232,11 @@ class PipelineInfo:
     registers: dict[int, str]
     """Names of registers."""
     packet_headers: Mapping[str, tuple[FieldInfo, ...]]
-    meters: dict[int, str]
+    meters: Mapping[int, str] = attribute(default_factory=dict)
     """Names of indirect meters."""
-    profiles: dict[int, ProfileInfo]
-    value_sets: dict[int, ValueSetInfo]
-    digests: dict[int, DigestInfo]
+    profiles: Mapping[int, ProfileInfo] = attribute(default_factory=dict)
+    value_sets: Mapping[int, ValueSetInfo] = attribute(default_factory=dict)
+    digests: Mapping[int, DigestInfo] = attribute(default_factory=dict)
 
     @classmethod
     def of(cls, p4info: p4i.P4Info) -> PipelineInfo:
