@@ -155,9 +155,10 @@ def test_bad_configurations_are_refused_and_change_nothing(client, config, devic
 
 
 def test_unsupported_p4info_is_refused_by_name(primary, config):
-    config.p4info.meters.add().preamble.name = "Ingress.police"
+    meter = config.p4info.meters.add()
+    meter.preamble.name, meter.spec.type = "Ingress.police", 1  # SINGLE_RATE_THREE_COLOR
     code, details = code_of(lambda: primary.set_pipeline(config))
-    assert (code, details.split(":")[0]) == ("UNIMPLEMENTED", "meter Ingress.police")
+    assert (code, details.split(":")[0]) == ("UNIMPLEMENTED", "single-rate meter Ingress.police")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import random
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,11 @@ from random_frames import Generator
 
 from peelsum.pipelines.artifacts import ARTIFACTS
 from peelsum.softswitch import Frames, Switch, load
+from peelsum.softswitch.program.model import GroupReference, MemberReference
+from peelsum.softswitch.runtime.action_profiles import GroupMember
+from peelsum.softswitch.runtime.meters import Rates
 
+EXTERNS = Path(__file__).parents[1] / "p4runtime" / "p4" / "externs.json"
 NEXT_HOP = 0x0200_0000_0099
 
 
@@ -39,6 +44,21 @@ def peelsum(switch):
     switch.groups.set(1, [(worker, 0) for worker in range(4)])
 
 
+def externs(switch):
+    paths, hops = (switch.profiles[f"ExternsIngress.{name}"] for name in ("paths", "hops"))
+    for number in range(1, 5):
+        paths.insert_member(number, "ExternsIngress.send", (number,))
+        hops.insert_member(number, "ExternsIngress.send_marked", (number, number << 60))
+    paths.insert_group(1, [GroupMember(number, number) for number in range(1, 5)])
+    for key in range(0, 256, 17):
+        switch.tables["ExternsIngress.balanced"].insert((key,), GroupReference(1))
+    switch.tables["ExternsIngress.indirect"].insert(((0, 0),), MemberReference(2), priority=1)
+    switch.tables["ExternsIngress.shaped"].insert((1,), "ExternsIngress.metered", (3,))
+    switch.tables["ExternsIngress.shaped"].write_meter((1,), Rates(9, 100, 10, 200))
+    switch.value_sets["ExternsParser.tagged_keys"].set([(0, 1), (0xFF, 0xFF)])
+    switch.meters["ExternsIngress.police"].write(1, Rates(100, 2, 200, 4))
+
+
 #: Programs, and what fills their tables and groups.
 PROGRAMS = {
     **dict.fromkeys(
@@ -47,6 +67,7 @@ PROGRAMS = {
     "router": router,
     "replicate": replicate,
     "peelsum": peelsum,
+    "externs": externs,
 }
 
 
@@ -76,7 +97,8 @@ def frames_for(switch, seed, count):
 def made(request, program_of):
     """Return a function that makes a switch of a mode, with entries."""
     name = request.param
-    program = load(ARTIFACTS / "peelsum_32.json") if name == "peelsum" else program_of(name)
+    files = {"peelsum": ARTIFACTS / "peelsum_32.json", "externs": EXTERNS}
+    program = load(files[name]) if name in files else program_of(name)
 
     def make(mode="numba"):
         switch = Switch(program, mode)
@@ -91,6 +113,8 @@ def state_of(switch):
         name: item.values() for kind in (switch.registers, switch.counters) for name, item in kind.items()
     }
     cells["direct"] = switch.state.counts
+    cells["tables and externs"] = switch.state.memory
+    cells["digests"] = np.array([digest.values for digest in switch.messages.digests], np.uint64)
     return cells
 
 

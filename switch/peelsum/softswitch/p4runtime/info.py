@@ -1,20 +1,22 @@
 """Indexes a P4Info by id, and converts numbers, match fields and packets between P4Runtime and the switch.
 
-A P4Info with something that the softswitch does not support is refused, e.g. action profiles, meters, or
-translated types. Byte strings are in canonical form, and numbers must fit the widths in the P4Info.
+A P4Info with something that the softswitch does not support is refused, e.g. translated types. Byte strings
+are in canonical form, and numbers must fit the widths in the P4Info.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from functools import partial
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
-from finsy.proto import p4i, p4r
+from finsy.proto import p4d, p4i, p4r
 
 from peelsum.softswitch.p4runtime.status import invalid, unimplemented
 from peelsum.softswitch.program.model import KeyValue
+from peelsum.softswitch.runtime.meters import Rates
 
 _T = TypeVar("_T")
 MatchKind = Literal["exact", "lpm", "ternary", "range", "optional"]
@@ -134,6 +136,60 @@ def counter_values(data: p4r.CounterData, name: str) -> tuple[int, int]:
     return data.packet_count, data.byte_count
 
 
+def decode_rates(message: p4r.MeterEntry | p4r.DirectMeterEntry | p4r.TableEntry, field: str) -> Rates | None:
+    """Return the rates in a message's `field`; None if it is unset. Raises RequestError."""
+    if not message.HasField(field):  # type: ignore[arg-type]
+        return None
+    config = getattr(message, field)
+    if config.eburst:
+        raise invalid("eburst: is for single-rate meters; leave it out, as this meter has two rates")
+    return Rates(config.cir, config.cburst, config.pir, config.pburst)
+
+
+def encode_rates(rates: Rates | None) -> p4r.MeterConfig | None:
+    """Return the configuration of a meter; None if it is not configured."""
+    if rates is None:
+        return None
+    committed, committed_burst, peak, peak_burst = rates
+    return p4r.MeterConfig(cir=committed, cburst=committed_burst, pir=peak, pburst=peak_burst)
+
+
+@dataclass(frozen=True)
+class ProfileInfo:
+    """An action profile, the actions that its members may have, and the limits of its groups; 0 is none."""
+
+    id: int
+    name: str
+    actions: frozenset[int]
+    max_group_size: int
+    max_member_weight: int
+    counts_members: bool
+    """Whether the size of a group is the number of its members, not the sum of their weights."""
+    has_weights: bool
+
+
+@dataclass(frozen=True)
+class ValueSetInfo:
+    """A value set, with the fields of its members."""
+
+    id: int
+    name: str
+    fields: tuple[FieldInfo, ...]
+
+
+#: The form of a digest's data: the field of P4Data that holds one value, or that and the parts within.
+Shape: TypeAlias = "str | tuple[str, tuple[Shape, ...]]"
+
+
+@dataclass(frozen=True)
+class DigestInfo:
+    """A digest, with the form of its data."""
+
+    id: int
+    name: str
+    shape: Shape
+
+
 @dataclass(frozen=True)
 class ActionInfo:
     """An action, by its P4Info name."""
@@ -155,6 +211,9 @@ class TableInfo:
     is_const: bool
     const_default: bool
     direct_counter: str | None
+    direct_meter: str | None = None
+    profile: ProfileInfo | None = None
+    idle_timeout: bool = False
 
     @property
     def needs_priority(self) -> bool:
@@ -173,14 +232,20 @@ class PipelineInfo:
     registers: dict[int, str]
     """Names of registers."""
     packet_headers: Mapping[str, tuple[FieldInfo, ...]]
+    meters: Mapping[int, str] = attribute(default_factory=dict)
+    """Names of indirect meters."""
+    profiles: Mapping[int, ProfileInfo] = attribute(default_factory=dict)
+    value_sets: Mapping[int, ValueSetInfo] = attribute(default_factory=dict)
+    digests: Mapping[int, DigestInfo] = attribute(default_factory=dict)
 
     @classmethod
     def of(cls, p4info: p4i.P4Info) -> PipelineInfo:
         """Index a P4Info. Raises RequestError: UNIMPLEMENTED, or INVALID_ARGUMENT if it is inconsistent."""
-        for kind in ("action_profiles", "meters", "direct_meters", "value_sets", "digests", "externs"):
-            for item in getattr(p4info, kind):
-                name = item.preamble.name if hasattr(item, "preamble") else item.extern_type_name
-                raise unimplemented(f"{kind.rstrip('s').replace('_', ' ')} {name}")
+        for extern in p4info.externs:
+            raise unimplemented(f"extern {extern.extern_type_name}")
+        for meter in (*p4info.meters, *p4info.direct_meters):
+            if meter.spec.type == p4i.MeterSpec.SINGLE_RATE_THREE_COLOR:
+                raise unimplemented(f"single-rate meter {meter.preamble.name}")
         for name, new_type in p4info.type_info.new_types.items():
             if new_type.WhichOneof("representation") == "translated_type":
                 raise unimplemented(f"translated type {name}")
@@ -188,8 +253,10 @@ class PipelineInfo:
             p4info.actions, lambda number, name, action: ActionInfo(number, name, _numbers(action.params))
         )
         counters = {counter.direct_table_id: counter.preamble.name for counter in p4info.direct_counters}
+        meters = {meter.direct_table_id: meter.preamble.name for meter in p4info.direct_meters}
+        profiles = _by_id(p4info.action_profiles, partial(_profile, p4info))
         return cls(
-            tables=_by_id(p4info.tables, partial(_table, actions, counters)),
+            tables=_by_id(p4info.tables, partial(_table, actions, counters, meters, profiles)),
             actions=actions,
             counters=_by_id(p4info.counters, lambda _, name, counter: name),
             registers=_by_id(p4info.registers, _register),
@@ -197,6 +264,16 @@ class PipelineInfo:
                 header.preamble.name: _numbers(header.metadata)
                 for header in p4info.controller_packet_metadata
             },
+            meters=_by_id(p4info.meters, lambda _, name, meter: name),
+            profiles=profiles,
+            value_sets=_by_id(
+                p4info.value_sets,
+                lambda number, name, item: ValueSetInfo(number, name, _key_fields(name, item.match)),
+            ),
+            digests=_by_id(
+                p4info.digests,
+                lambda number, name, item: DigestInfo(number, name, _shape(item.type_spec, p4info.type_info)),
+            ),
         )
 
 
@@ -217,33 +294,151 @@ def _by_id(declarations: Iterable[Any], convert: Callable[[int, str, Any], _T]) 
     return indexed
 
 
-def _table(
-    actions: dict[int, ActionInfo], counters: dict[int, str], table_id: int, name: str, table: p4i.Table
-) -> TableInfo:
-    if table.implementation_id:
-        raise unimplemented(f"action profile of table {name}")
-    for reference in table.action_refs:
-        if reference.id not in actions:
-            raise invalid(f"p4info: table {name} refers to action {reference.id:#x}, which is not declared")
+def _profile(p4info: p4i.P4Info, number: int, name: str, profile: p4i.ActionProfile) -> ProfileInfo:
+    tables = [table for table in p4info.tables if table.implementation_id == number]
+    scopes = [reference for table in tables for reference in table.action_refs]
+    return ProfileInfo(
+        id=number,
+        name=name,
+        actions=frozenset(item.id for item in scopes if item.scope != p4i.ActionRef.DEFAULT_ONLY),
+        max_group_size=profile.max_group_size,
+        max_member_weight=profile.sum_of_members.max_member_weight,
+        counts_members=profile.HasField("sum_of_members"),
+        has_weights=not profile.weights_disallowed,
+    )
+
+
+#: Fields of P4Data for values that are no numbers.
+_VALUE_FIELDS = {"bitstring": "bitstring", "bool": "bool", "serializable_enum": "enum_value"}
+
+
+def _shape(spec: p4i.P4DataTypeSpec, types: p4i.P4TypeInfo, depth: int = 0) -> Shape:
+    """Return the form of a digest's data. Raises RequestError for types that are not made of numbers."""
+    kind = spec.WhichOneof("type_spec") or "empty"
+    if depth > _DEEPEST_TYPE:
+        raise invalid("p4info: types are nested too deeply, or contain themselves; use simpler ones")
+    if kind in _VALUE_FIELDS:
+        return _VALUE_FIELDS[kind]
+    if kind == "tuple":
+        return "tuple", tuple(_shape(member, types, depth + 1) for member in spec.tuple.members)
+    if kind == "struct" and spec.struct.name in types.structs:
+        members = types.structs[spec.struct.name].members
+        return "struct", tuple(_shape(member.type_spec, types, depth + 1) for member in members)
+    if kind == "new_type" and spec.new_type.name in types.new_types:
+        return _shape(types.new_types[spec.new_type.name].original_type, types, depth + 1)
+    raise unimplemented(f"digest of type {kind}")
+
+
+_DEEPEST_TYPE = 32
+
+
+def encode_data(shape: Shape, values: Iterator[int]) -> p4d.P4Data:
+    """Return data of a form, with the next values for its numbers."""
+    data = p4d.P4Data()
+    if isinstance(shape, tuple):
+        kind, parts = shape
+        getattr(data, kind).members.extend([encode_data(part, values) for part in parts])
+    elif shape == "bool":
+        data.bool = bool(next(values))
+    else:
+        setattr(data, shape, to_bytes(next(values)))
+    return data
+
+
+def shape_size(shape: Shape) -> int:
+    """Return how many numbers data of a form has."""
+    return sum(map(shape_size, shape[1])) if isinstance(shape, tuple) else 1
+
+
+def decode_action(
+    action: p4r.Action, actions: Mapping[int, ActionInfo], known: frozenset[int], owner: str
+) -> tuple[ActionInfo, tuple[int, ...]]:
+    """Return an action and its arguments. Raises RequestError if it is not `known` to its owner."""
+    declared = actions.get(action.action_id)
+    if declared is None or declared.id not in known:
+        raise invalid(f"{owner}: has no action {action.action_id:#x}; use one of its own")
+    values_by_id = {param.param_id: param.value for param in action.params}
+    if len(values_by_id) != len(action.params):
+        raise invalid(f"action {declared.name}: a parameter is given twice; give each once")
+    values: list[int] = []
+    for param in declared.params:
+        if param.id not in values_by_id:
+            raise invalid(f"action {declared.name}: parameter {param.name} is missing; give its value")
+        values.append(to_int(values_by_id.pop(param.id), param.bits, f"{declared.name}.{param.name}"))
+    if values_by_id:
+        raise invalid(f"action {declared.name}: has no parameter {min(values_by_id)}; use the P4Info's ids")
+    return declared, tuple(values)
+
+
+def encode_action(action: ActionInfo, params: Sequence[int]) -> p4r.Action:
+    """Return an action with arguments."""
+    values = [
+        p4r.Action.Param(param_id=param.id, value=to_bytes(value))
+        for param, value in zip(action.params, params, strict=True)
+    ]
+    return p4r.Action(action_id=action.id, params=values)
+
+
+def decode_key(matches: Sequence[p4r.FieldMatch], owner: TableInfo | ValueSetInfo) -> tuple[KeyValue, ...]:
+    """Return the key of match fields; omitted ones are wildcards. Raises RequestError."""
+    matches_by_id: dict[int, p4r.FieldMatch] = {}
+    for match in matches:
+        if match.field_id in matches_by_id:
+            raise invalid(f"{owner.name}: match field {match.field_id} is given twice; give it once")
+        matches_by_id[match.field_id] = match
+    key: list[KeyValue] = []
+    for field in owner.fields:
+        match_field = matches_by_id.pop(field.id, None)
+        key_part = wildcard(field) if match_field is None else decode_match(match_field, field)
+        if key_part is None:
+            raise invalid(f"{owner.name}: exact field {field.name} is missing; give its value")
+        key.append(key_part)
+    if matches_by_id:
+        raise invalid(f"{owner.name}: has no match field {min(matches_by_id)}; use the P4Info's ids")
+    return tuple(key)
+
+
+def _key_fields(owner: str, declarations: Iterable[Any]) -> tuple[FieldInfo, ...]:
+    """Return the fields of a key. Raises RequestError for unknown match kinds and missing widths."""
     fields = []
-    for match in table.match_fields:
+    for match in declarations:
         kind = _KIND_NAMES.get(match.match_type)
         if kind not in get_args(MatchKind):
             unknown = match.other_match_type or match.match_type
-            raise unimplemented(f"match kind {unknown} of {name}.{match.name}")
+            raise unimplemented(f"match kind {unknown} of {owner}.{match.name}")
         if match.bitwidth <= 0:
-            raise invalid(f"p4info: {name}.{match.name} has no bit width; compile the program again")
+            raise invalid(f"p4info: {owner}.{match.name} has no bit width; compile the program again")
         fields.append(FieldInfo(match.id, match.name, match.bitwidth, cast(MatchKind, kind)))
+    return tuple(fields)
+
+
+def _table(
+    actions: dict[int, ActionInfo],
+    counters: dict[int, str],
+    meters: dict[int, str],
+    profiles: dict[int, ProfileInfo],
+    table_id: int,
+    name: str,
+    table: p4i.Table,
+) -> TableInfo:
+    if table.implementation_id and table.implementation_id not in profiles:
+        raise invalid(f"p4info: table {name} has an action profile that is not declared; compile it again")
+    for reference in table.action_refs:
+        if reference.id not in actions:
+            raise invalid(f"p4info: table {name} refers to action {reference.id:#x}, which is not declared")
     scopes = {reference.id: reference.scope for reference in table.action_refs}
     return TableInfo(
         id=table_id,
         name=name,
-        fields=tuple(fields),
+        fields=_key_fields(name, table.match_fields),
         entry_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.DEFAULT_ONLY),
         default_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.TABLE_ONLY),
         is_const=table.is_const_table,
         const_default=table.const_default_action_id != 0,
         direct_counter=counters.get(table_id),
+        direct_meter=meters.get(table_id),
+        profile=profiles.get(table.implementation_id),
+        idle_timeout=table.idle_timeout_behavior == p4i.Table.NOTIFY_CONTROL,
     )
 
 

@@ -13,7 +13,7 @@ from peelsum.reading import parse_json
 from peelsum.softswitch.compiler.loading import MOST_PROGRAM_BYTES, parse
 from peelsum.softswitch.errors import SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.p4runtime.entities import Entities
-from peelsum.softswitch.p4runtime.info import PipelineInfo
+from peelsum.softswitch.p4runtime.info import PipelineInfo, shape_size
 from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, one_line
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.device import Device
@@ -141,11 +141,27 @@ def _check_consistency(info: PipelineInfo, p4info: p4i.P4Info, program: Program)
         # BMv2 has no optional matches: the compiler converts them to ternary ones.
         kinds = ["ternary" if field.kind == "optional" else field.kind for field in table.fields]
         key = list(zip(kinds, (field.bits for field in table.fields), strict=True))
+        profile = None if table.profile is None else table.profile.name
         if built is None or key != [(part.kind, part.bits) for part in built.keys]:
             raise _inconsistency(f"table {table.name}")
+        if profile != built.profile or (table.idle_timeout and not built.idle_timeout):
+            raise _inconsistency(f"action profile or idle time-outs of table {table.name}")
+        direct = [meter.name for meter in program.meters.values() if meter.table == table.name]
+        if table.direct_meter not in (None, *direct):
+            raise _inconsistency(f"direct meter of table {table.name}")
+    for value_set in info.value_sets.values():
+        declared_set = program.value_sets.get(value_set.name)
+        if declared_set is None or declared_set.bits != sum(field.bits for field in value_set.fields):
+            raise _inconsistency(f"value set {value_set.name}")
+    digests = {item.text: len(item.values) for item in program.messages if item.kind == "digest"}
+    for digest in info.digests.values():
+        if digests.get(digest.name) != shape_size(digest.shape):
+            raise _inconsistency(f"digest {digest.name}")
     for kind, declared, arrays in (
         ("counter", p4info.counters, program.counters),
         ("register", p4info.registers, program.registers),
+        ("meter", p4info.meters, program.meters),
+        ("action profile", p4info.action_profiles, program.profiles),
     ):
         for cells in declared:
             array = arrays.get(cells.preamble.name)

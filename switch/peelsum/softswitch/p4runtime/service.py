@@ -21,6 +21,7 @@ from finsy.proto import p4r, p4r_grpc
 
 from peelsum.softswitch.p4runtime import status
 from peelsum.softswitch.p4runtime.info import to_frame, to_packet_in
+from peelsum.softswitch.p4runtime.notifications import Notifier
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.stream import Arbiter, ControllerStream
 from peelsum.softswitch.runtime.device import Device
@@ -58,6 +59,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self._saved: InstalledPipeline | None = None
         #: The pipeline that processes packets; None before the first commit.
         self._running: InstalledPipeline | None = None
+        self._notifier: Notifier | None = None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)
         self._free_reads = BoundedSemaphore(MAX_READS)
         device.on_packet_in(self._packet_in)
@@ -166,6 +168,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 with self._device.lock:
                     self._device.install(pipeline.switch)
                     self._running = pipeline
+                self.stop()
+                self._notifier = Notifier(pipeline, self._notify)
 
     def GetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
@@ -227,10 +231,15 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._arbiter.bid(stream, request.arbitration)
             return
         try:
-            if kind != "packet":
-                message = kind if kind == "digest_ack" else f"stream message {kind or 'without content'}"
-                raise status.unimplemented(message)
-            self._packet_out(stream, request.packet)
+            match kind:
+                case "packet" | "digest_ack" if not self._arbiter.is_primary(stream):
+                    raise status.denied(f"{kind}: only the primary sends these; win the election")
+                case "packet":
+                    self._packet_out(request.packet)
+                case "digest_ack":
+                    self._pipeline().entities.digests.acknowledge(request.digest_ack)
+                case _:
+                    raise status.unimplemented(f"stream message {kind or 'without content'}")
         except status.RequestError as error:
             report = p4r.StreamError(
                 canonical_code=error.code.value[0], message=error.message, space=status.ERROR_SPACE
@@ -244,10 +253,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                     report.other.SetInParent()
             stream.send(p4r.StreamMessageResponse(error=report))
 
-    def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
-        """Queue a PacketOut for the data plane. Raises RequestError for a backup, or if too many wait."""
-        if not self._arbiter.is_primary(stream):
-            raise status.denied("packet_out: only the primary sends packets; win the election")
+    def _packet_out(self, packet: p4r.PacketOut) -> None:
+        """Queue a PacketOut for the data plane. Raises RequestError if too many wait."""
         # The lock prevents a commit between encoding the header for a pipeline and queueing the frame for it.
         with self._device.lock:
             running = self._running or self._pipeline()
@@ -257,12 +264,19 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 
     def _packet_in(self, frames: Sequence[bytes]) -> None:
         """Send frames that left on the CPU port to the controllers that receive packets."""
-        streams, pipeline = self._arbiter.packet_receivers, self._running
+        pipeline = self._running
         if pipeline is not None:
-            for frame in frames if streams else ():
-                packet = to_packet_in(frame, pipeline.info)
-                for stream in streams:
-                    stream.send_packet(packet)
+            for frame in frames:
+                self._notify(p4r.StreamMessageResponse(packet=to_packet_in(frame, pipeline.info)))
+
+    def _notify(self, message: p4r.StreamMessageResponse) -> bool:
+        """Send a message to the controllers that receive packets; return whether one gets it."""
+        return any([stream.send_or_drop(message) for stream in self._arbiter.packet_receivers])
+
+    def stop(self) -> None:
+        """End the notifications of the running pipeline."""
+        if self._notifier is not None:
+            self._notifier.stop()
 
 
 def _client_name(context: grpc.ServicerContext) -> str:
@@ -298,8 +312,16 @@ THREAD_PREFIX = "p4runtime"
 class RunningServer:
     """A P4Runtime server that answers until `stop`."""
 
-    def __init__(self, device: Device, server: LimitedServer, threads: ThreadPoolExecutor, host: str) -> None:
+    def __init__(
+        self,
+        device: Device,
+        server: LimitedServer,
+        service: P4RuntimeService,
+        threads: ThreadPoolExecutor,
+        host: str,
+    ) -> None:
         self._device = device
+        self._service = service
         self._server = server
         self._threads = threads
         self.port = server.port
@@ -308,6 +330,7 @@ class RunningServer:
     def stop(self) -> None:
         """End every call, and free the port. A compilation in progress continues in its thread."""
         self._device.on_packet_in(None)
+        self._service.stop()
         self._server.stop(_STOP_GRACE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -343,7 +366,7 @@ def serve(
     service = P4RuntimeService(device, secured=identity is not None)
     p4r_grpc.add_P4RuntimeServicer_to_server(service, server.grpc)
     server.start()
-    return RunningServer(device, server, threads, host)
+    return RunningServer(device, server, service, threads, host)
 
 
 #: Seconds that each update adds to a batch's time of arrival, so that short batches pass long ones.

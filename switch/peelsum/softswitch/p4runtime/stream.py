@@ -23,8 +23,8 @@ from peelsum.softswitch.p4runtime.status import (
     unimplemented,
 )
 
-#: Most messages, and most bytes, that may wait for a slow client. Beyond them, PacketIns are dropped; beyond
-#: twice as many, the call is cancelled.
+#: Most messages, and most bytes, that may wait for a slow client. Beyond them, PacketIns and notifications
+#: are dropped; beyond twice as many, the call is cancelled.
 MOST_WAITING = 8192
 MOST_BYTES = 16 << 20
 
@@ -32,9 +32,9 @@ MOST_BYTES = 16 << 20
 class ControllerStream:
     """The server's end of a stream. Any thread may send; one thread iterates over `responses`.
 
-    Messages that the client has not read wait here, up to a limit. Beyond it, PacketIns are dropped, as in a
-    port's queue. Other messages are answers that the client needs: for them the limit is twice as high, and
-    beyond it the call is cancelled.
+    Messages that the client has not read wait here, up to a limit. Beyond it, PacketIns, digests and idle
+    notifications are dropped, as in a port's queue. Other messages are answers that the client needs: for
+    them the limit is twice as high, and beyond it the call is cancelled.
     """
 
     def __init__(self, cancel: Callable[[], object] = lambda: None, client: str = "another client") -> None:
@@ -51,9 +51,9 @@ class ControllerStream:
             self.end()
             self._cancel()
 
-    def send_packet(self, packet: p4r.PacketIn) -> bool:
-        """Queue a PacketIn; return False if too much waits and the PacketIn is dropped."""
-        return self._queue(p4r.StreamMessageResponse(packet=packet), 1)
+    def send_or_drop(self, response: p4r.StreamMessageResponse) -> bool:
+        """Queue a message that may be lost; return False if too much waits and it is dropped."""
+        return self._queue(response, 1)
 
     def end(self, error: RequestError | None = None) -> None:
         """End the stream after the queued messages, with an error if one is given."""

@@ -6,8 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
-#: Hash algorithms, by their names in BMv2 JSON.
-HASHES = ("crc16", "crc32", "csum16", "xor16", "identity")
+#: Hash algorithms of BMv2, by their names in BMv2 JSON, and the names of the runtime's functions. Custom CRCs
+#: are those before a controller changes their polynomials.
+HASHES = {
+    **{name: name for name in ("crc16", "crc32", "csum16", "xor16", "identity", "xor32", "xxh64")},
+    **{name: name for name in ("crc8_custom", "crc64_custom", "toeplitz", "hash_ex", "round_robin")},
+    "crc16_custom": "crc16",
+    "crc32_custom": "crc32",
+    "crcCCITT": "crc_ccitt",
+    "cksum16": "csum16",
+    "bmv2_hash": "xxh64",
+}
 
 
 @dataclass_transform(frozen_default=True)
@@ -92,6 +101,13 @@ class Hit(Expr):
     """Whether the last application of a table found an entry, as a Boolean."""
 
     table: str
+
+
+class InValueSet(Expr):
+    """Whether a number matches a member of a value set, as a Boolean."""
+
+    value_set: str
+    value: Expr
 
 
 class Lookahead(Expr):
@@ -185,6 +201,47 @@ class CountAt(Primitive):
     index: Expr
 
 
+class ExecuteMeter(Primitive):
+    """Store the colour that a cell of a meter gives to the packet; an index past the end stores nothing."""
+
+    target: Target
+    meter: str
+    index: Expr
+
+
+class Random(Primitive):
+    """Store a random number between `low` and `high`, both included; if low > high, store nothing."""
+
+    target: Target
+    low: Expr
+    high: Expr
+
+
+class Truncate(Primitive):
+    """Send at most `length` bytes of the packet. Of several calls, the shortest length counts."""
+
+    length: Expr
+
+
+class SendDigest(Primitive):
+    """Send message number `message` at the end of ingress. Of several calls, only the last takes effect."""
+
+    message: int
+
+
+class Log(Primitive):
+    """Send message number `message`, a line of the log."""
+
+    message: int
+
+
+class Assert(Primitive):
+    """Drop the packet and send message number `message` unless `condition` holds."""
+
+    condition: Expr
+    message: int
+
+
 class SetValidity(Primitive):
     """Make a header valid or invalid. The fields of one that becomes valid are zero."""
 
@@ -197,6 +254,13 @@ class CopyHeader(Primitive):
 
     target: str
     source: str
+
+
+class AssignVarbit(Primitive):
+    """Copy a varbit field, including its width, to another."""
+
+    target: FieldRef
+    source: FieldRef
 
 
 class ShiftStack(Primitive):
