@@ -271,7 +271,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 
     def _notify(self, message: p4r.StreamMessageResponse) -> bool:
         """Send a message to the controllers that receive packets; return whether one gets it."""
-        return any([stream.send_or_drop(message) for stream in self._arbiter.packet_receivers])
+        sent = [stream.send_or_drop(message) for stream in self._arbiter.packet_receivers]
+        return any(sent)
 
     def stop(self) -> None:
         """End the notifications of the running pipeline."""
