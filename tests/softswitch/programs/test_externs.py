@@ -139,7 +139,7 @@ def test_messages_beyond_what_memory_holds_are_counted(switch):
     send(switch, *[packet(DIGEST, flow=number) for number in range(1030)])
     assert (len(switch.messages.digests), switch.messages.dropped) == (1024, 6)
     send(switch, packet(DIGEST, flow=9))
-    assert switch.messages.digests[-1].values[0] == 9
+    assert switch.messages.digests[-1][1][0] == 9
 
 
 def test_log_messages_are_logged(switch, caplog):

@@ -114,7 +114,7 @@ def state_of(switch):
     }
     cells["direct"] = switch.state.counts
     cells["tables and externs"] = switch.state.memory
-    cells["digests"] = np.array([digest.values for digest in switch.messages.digests], np.uint64)
+    cells["digests"] = np.array([values for _, values in switch.messages.digests], np.uint64)
     return cells
 
 

@@ -337,12 +337,12 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
 
 
 def hash_name(algorithm: str, where: str) -> str:
-    """Return the name under which the runtime has a hash algorithm of BMv2."""
+    """Return the name of a hash algorithm. Raises UnsupportedConstruct for one that is not in BMv2."""
     if algorithm not in ops.HASHES:
         raise UnsupportedConstruct(
             f"{where}: hash {algorithm}: not supported; use one of {', '.join(ops.HASHES)}"
         )
-    return ops.HASHES[algorithm]
+    return algorithm
 
 
 def _logged_value(item: Json, scope: Scope) -> tuple[ops.Expr, int, bool]:
