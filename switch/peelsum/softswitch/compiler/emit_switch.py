@@ -81,7 +81,8 @@ class SwitchWriter:
             profile.selector for profile in program.profiles.values() if profile.selector is not None
         ]
         hashes = [node for block in self._blocks for node in ops.walk(block) if isinstance(node, ops.Hash)]
-        inputs = [node.inputs for node in (*hashes, *selectors, *program.checksums)]
+        inputs = [node.inputs for node in hashes]
+        inputs += [item.inputs for item in (*selectors, *program.checksums)]
         if inputs:
             most_bytes = max(sum(-(-bits // 8) for _, _, bits in each) for each in inputs)
             payload = " + stride" if any(item.payload for item in program.checksums) else ""

@@ -243,9 +243,10 @@ class PipelineInfo:
         """Index a P4Info. Raises RequestError: UNIMPLEMENTED, or INVALID_ARGUMENT if it is inconsistent."""
         for extern in p4info.externs:
             raise unimplemented(f"extern {extern.extern_type_name}")
-        for meter in (*p4info.meters, *p4info.direct_meters):
-            if meter.spec.type == p4i.MeterSpec.SINGLE_RATE_THREE_COLOR:
-                raise unimplemented(f"single-rate meter {meter.preamble.name}")
+        specs: list[Any] = [*p4info.meters, *p4info.direct_meters]
+        for item in specs:
+            if item.spec.type == p4i.MeterSpec.SINGLE_RATE_THREE_COLOR:
+                raise unimplemented(f"single-rate meter {item.preamble.name}")
         for name, new_type in p4info.type_info.new_types.items():
             if new_type.WhichOneof("representation") == "translated_type":
                 raise unimplemented(f"translated type {name}")
@@ -312,7 +313,7 @@ def _profile(p4info: p4i.P4Info, number: int, name: str, profile: p4i.ActionProf
 _VALUE_FIELDS = {"bitstring": "bitstring", "bool": "bool", "serializable_enum": "enum_value"}
 
 
-def _shape(spec: p4i.P4DataTypeSpec, types: p4i.P4TypeInfo, depth: int = 0) -> Shape:
+def _shape(spec: Any, types: Any, depth: int = 0) -> Shape:
     """Return the form of a digest's data. Raises RequestError for types that are not made of numbers."""
     kind = spec.WhichOneof("type_spec") or "empty"
     if depth > _DEEPEST_TYPE:
