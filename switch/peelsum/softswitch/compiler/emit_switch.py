@@ -77,7 +77,7 @@ class SwitchWriter:
             if array.name in self._copied_names():
                 emit.line(f"e_{array.name} = array{size}({array.count})")
         program = self._program
-        selectors = [
+        selectors: list[Any] = [
             profile.selector for profile in program.profiles.values() if profile.selector is not None
         ]
         hashes = [node for block in self._blocks for node in ops.walk(block) if isinstance(node, ops.Hash)]

@@ -109,7 +109,7 @@ class ProfileEntries:
                         _GroupMember(
                             member_id=item.member,
                             weight=item.weight if profile.has_weights else 0,
-                            watch_port=item.watch_port or None,
+                            **_watch(item.watch_port),
                         )
                         for item in group.members
                     ],
@@ -164,7 +164,7 @@ class ProfileEntries:
             _ActionProfileAction(
                 action=encode_action(self._actions_by_name[item.action], item.params),
                 weight=item.weight if profile.has_weights else 0,
-                watch_port=item.watch_port or None,
+                **_watch(item.watch_port),
             )
             for item in choice.actions
         ]
@@ -204,3 +204,8 @@ class ProfileEntries:
                 f"action_profile_id: no action profile {profile_id:#x} in the P4Info; use one of its ids"
             )
         return self._profiles[profile_id]
+
+
+def _watch(port: bytes) -> dict[str, Any]:
+    """Return the field of a message for a port that is watched; none if there is none."""
+    return {"watch_port": port} if port else {}
