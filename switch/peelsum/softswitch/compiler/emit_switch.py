@@ -6,7 +6,7 @@ multicast copies, checksums, deparsing. The program's statements come from `emit
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from peelsum.softswitch.compiler.emit_externs import send_digest
 from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse

@@ -87,11 +87,10 @@ class ProfileEntries:
                 f"max_group_size {profile.max_group_size}"
             )
         members = [
-            GroupMember(item.member_id, self._weight(item, profile), self._watch_port(item))
+            GroupMember(item.member_id, _weight(item, profile), self._watch_port(item))
             for item in entry.members
         ]
-        size = len(members) if profile.counts_members else sum(item.weight for item in members)
-        limit = entry.max_size or profile.max_group_size
+        size, limit = sum(item.weight for item in members), entry.max_size or profile.max_group_size
         if 0 < limit < size:
             raise exhausted(f"{profile.name}: group {entry.group_id} has size {size}, more than {limit}")
         write = state.insert_group if kind == p4r.Update.INSERT else state.modify_group
@@ -108,7 +107,7 @@ class ProfileEntries:
                     members=[
                         _GroupMember(
                             member_id=item.member,
-                            weight=item.weight if profile.has_weights else 0,
+                            weight=item.weight,
                             **_watch(item.watch_port),
                         )
                         for item in group.members
@@ -144,16 +143,14 @@ class ProfileEntries:
         actions = []
         for item in message.action_profile_actions:
             action, params = decode_action(item.action, self._actions, profile.actions, profile.name)
-            weight = self._weight(item, profile)
+            weight = _weight(item, profile)
             actions.append(WeightedAction(action.name, params, weight, self._watch_port(item)))
-        size = len(actions) if profile.counts_members else sum(item.weight for item in actions)
+        size = sum(item.weight for item in actions)
         if 0 < profile.max_group_size < size:
             raise invalid(f"{profile.name}: an action set of size {size} exceeds {profile.max_group_size}")
         return ActionSet(tuple(actions))
 
-    def encode_choice(
-        self, choice: MemberReference | GroupReference | ActionSet, profile: ProfileInfo
-    ) -> p4r.TableAction:
+    def encode_choice(self, choice: MemberReference | GroupReference | ActionSet) -> p4r.TableAction:
         """Return the choice of an entry as P4Runtime's action."""
         match choice:
             case MemberReference(number):
@@ -163,7 +160,7 @@ class ProfileEntries:
         actions = [
             _ActionProfileAction(
                 action=encode_action(self._actions_by_name[item.action], item.params),
-                weight=item.weight if profile.has_weights else 0,
+                weight=item.weight,
                 **_watch(item.watch_port),
             )
             for item in choice.actions
@@ -171,18 +168,6 @@ class ProfileEntries:
         return p4r.TableAction(
             action_profile_action_set=p4r.ActionProfileActionSet(action_profile_actions=actions)
         )
-
-    def _weight(self, item: p4r.ActionProfileAction | Any, profile: ProfileInfo) -> int:
-        """Return the weight of an item of a group or action set. Raises RequestError if it is not valid."""
-        if not profile.has_weights:
-            if item.weight:
-                raise invalid(f"{profile.name}: weights are disallowed; leave them out")
-            return 1
-        if item.weight < 1:
-            raise invalid(f"{profile.name}: weight {item.weight} must be positive")
-        if 0 < profile.max_member_weight < item.weight:
-            raise invalid(f"{profile.name}: weight {item.weight} exceeds {profile.max_member_weight}")
-        return int(item.weight)
 
     def _watch_port(self, item: Any) -> bytes:
         """Return the port that an item watches, empty for none. Raises RequestError for an unknown port."""
@@ -209,3 +194,10 @@ class ProfileEntries:
 def _watch(port: bytes) -> dict[str, Any]:
     """Return the field of a message for a port that is watched; none if there is none."""
     return {"watch_port": port} if port else {}
+
+
+def _weight(item: p4r.ActionProfileAction | _GroupMember, profile: ProfileInfo) -> int:
+    """Return the weight of an item of a group or action set. Raises RequestError if it is not positive."""
+    if item.weight < 1:
+        raise invalid(f"{profile.name}: weight {item.weight} must be positive")
+    return item.weight

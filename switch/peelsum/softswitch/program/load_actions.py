@@ -252,7 +252,7 @@ def load_action(item: Json, scope: Scope) -> ops.Action:
         for statements in primitives
         for statement in statements
     )
-    return ops.Action(int(item["id"]), item["name"], params, body)
+    return ops.Action(int(item["id"]), str(item["name"]), params, body)
 
 
 def _primitive(item: Json, scope: Scope) -> tuple[ops.Primitive, ...]:
