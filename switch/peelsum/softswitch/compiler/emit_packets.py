@@ -297,24 +297,33 @@ def _same_header_run(emit: Emitter, inputs: Inputs, start: int) -> tuple[str | N
     return header_of(start), end
 
 
-def checksum(emit: Emitter, item: Checksum) -> None:
-    """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
-    runs, position = [], 0
+def words_of_checksum(emit: Emitter, item: Checksum) -> list[tuple[str | None, Inputs]] | None:
+    """Return a checksum's inputs by header, if they can be summed in words of 16 bits; else None.
+
+    Where the inputs of a header are not whole words, it depends on the header where the next ones begin.
+    """
+    runs, position, widths = [], 0, []
     while position < len(item.inputs):
         header, end = _same_header_run(emit, item.inputs, position)
-        runs.append((header, position, end))
+        runs.append((header, item.inputs[position:end]))
+        widths.append(sum(bits for _, _, bits in item.inputs[position:end]))
         position = end
-    widths = [sum(bits for _, _, bits in item.inputs[start:end]) for _, start, end in runs]
-    # Where the inputs of a header are not whole words, it depends on the header where the next ones begin.
-    words = not any(width % 16 for width in widths[:-1]) and sum(widths) % 8 == 0
-    if emit.exact or item.payload or item.algorithm not in ("csum16", "cksum16") or not words:
+    whole = not any(width % 16 for width in widths[:-1]) and sum(widths) % 8 == 0
+    is_sum = item.algorithm in ("csum16", "cksum16") and not item.payload and not emit.exact
+    return runs if whole and is_sum else None
+
+
+def checksum(emit: Emitter, item: Checksum) -> None:
+    """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
+    runs = words_of_checksum(emit, item)
+    if runs is None:
         text = hash_of(emit, item.algorithm, item.inputs, f"checksum {item.name}", item.payload)
         emit.line(f"folded = {text} & {(1 << min(64, emit.bits(item.target))) - 1}")
         return
     emit.line("total = 0")
-    for header, start, end in runs:
+    for header, inputs in runs:
         with nullcontext() if header is None else emit.block(f"if {emit.validity(header)}:"):
-            _add_inputs(emit, item.inputs[start:end])
+            _add_inputs(emit, inputs)
     for _ in range(3):
         emit.line("total = (total & 0xFFFF) + (total >> 16)")
     emit.line("folded = total ^ 0xFFFF")

@@ -322,7 +322,7 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
             return ops.SendDigest(_constant(args[1], scope))
         case "log_msg":
             values = tuple(_logged_value(part, scope) for part in args[1]["value"])
-            return ops.Log(_message(model.Message("log", args[0]["value"], values), scope))
+            return ops.Log(_message(model.Message("log", str(args[0]["value"]), values), scope))
         case "assert" | "assume":
             condition = ops.Unary("d2b", scope.expression(args[0]))
             message = model.Message("assert", f"{op} of {scope.where}", ())
