@@ -20,6 +20,7 @@ from peelsum.softswitch.p4runtime.info import (
     counter_values,
     decode_key,
     decode_rates,
+    encode_match,
     encode_rates,
     to_bytes,
     to_int,
@@ -210,13 +211,16 @@ class ValueSetEntries:
         value_set = self._find(entry.value_set_id)
         if kind != p4r.Update.MODIFY:
             raise invalid(f"value set {value_set.name}: cannot be inserted or deleted; modify it")
-        members = [_joined_key(decode_key(member.match, value_set), value_set) for member in entry.members]
-        if len(set(members)) != len(members):
+        keys = [decode_key(member.match, value_set) for member in entry.members]
+        if len(set(keys)) != len(keys):
             raise RequestError(
                 Code.ALREADY_EXISTS, f"value set {value_set.name}: a member is given twice; give it once"
             )
-        self._switch.value_sets[value_set.name].set(members)
-        self._written[value_set.id] = p4r.ValueSetEntry(value_set_id=value_set.id, members=entry.members)
+        self._switch.value_sets[value_set.name].set([_joined_key(key, value_set) for key in keys])
+        self._written[value_set.id] = written = p4r.ValueSetEntry(value_set_id=value_set.id)
+        for key in keys:
+            matches = map(encode_match, key, value_set.fields)
+            written.members.add(match=[match for match in matches if match is not None])
 
     def read(self, selector: p4r.ValueSetEntry) -> Iterator[p4r.ValueSetEntry]:
         """Return the selected value set with its members as they were written; id 0 selects all."""

@@ -7,7 +7,7 @@ actions of an `ActionSet` are members and a group without numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -24,23 +24,13 @@ ActionWords = Callable[[str, Sequence[int]], list[int]]
 Choice: TypeAlias = MemberReference | GroupReference | ActionSet
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMember:
-    """A member of a group, by its number, and how often it is chosen in relation to the others."""
-
-    member: int
-    weight: int = 1
-    watch_port: bytes = b""
-
-
 @dataclass(slots=True, eq=False)
 class Group:
-    """A group, its address, its list in the memory, and how many entries use it."""
+    """A group, its address, its list in the memory, its members' numbers, and how many entries use it."""
 
     address: int
     rows: list[int] = field(default_factory=list)
-    members: tuple[GroupMember, ...] = ()
-    max_size: int = 0
+    members: tuple[int, ...] = ()
     uses: int = 0
 
 
@@ -48,8 +38,6 @@ class Group:
 class Member:
     """A member, the address of its row, its group of one, and how many entries and groups use it."""
 
-    action: str
-    params: tuple[int, ...]
     row: int
     group: Group | None
     uses: int = 0
@@ -88,14 +76,12 @@ class ProfileState:
         with self._lock:
             if number in self.members:
                 raise DuplicateEntry(f"{self.name}: member {number} exists; modify it instead")
-            self.members[number] = self._new_member(action, tuple(params))
+            self.members[number] = self._new_member(action, params)
 
     def modify_member(self, number: int, action: str, params: Sequence[int] = ()) -> None:
         """Set a member's action, for all entries and groups that use it."""
         with self._lock:
-            member = self._member(number)
-            self._write_row(member.row, action, params)
-            member.action, member.params = action, tuple(params)
+            self._write_row(self._member(number).row, action, params)
 
     def delete_member(self, number: int) -> None:
         """Remove a member that no entry and no group uses."""
@@ -104,26 +90,22 @@ class ProfileState:
                 raise EntryInUse(f"{self.name}: member {number} is in use; change what uses it first")
             self._free_member(self.members.pop(number))
 
-    def insert_group(self, number: int, members: Sequence[GroupMember], max_size: int = 0) -> None:
-        """Add a group. `max_size` is only stored."""
+    def insert_group(self, number: int, weights: Mapping[int, int]) -> None:
+        """Add a group. weights: by number of a member, how often it is chosen in relation to the others."""
         with self._lock:
             if not self.has_groups:
                 raise InvalidEntry(f"{self.name}: has no selector and so no groups; use members")
             if number in self.groups:
                 raise DuplicateEntry(f"{self.name}: group {number} exists; modify it instead")
-            group = self._new_group(self._rows_of(members))
-            group.max_size = max_size
-            self.groups[number] = group
-            self._set_members(group, members)
+            self.groups[number] = self._new_group(self._rows_of(weights))
+            self._set_members(self.groups[number], weights)
 
-    def modify_group(self, number: int, members: Sequence[GroupMember], max_size: int = 0) -> None:
+    def modify_group(self, number: int, weights: Mapping[int, int]) -> None:
         """Replace a group's members."""
         with self._lock:
             group = self._group(number)
-            if max_size != group.max_size:
-                raise InvalidEntry(f"{self.name}: group {number} has max_size {group.max_size}; keep that")
-            self._set_rows(group, self._rows_of(members))
-            self._set_members(group, members)
+            self._set_rows(group, self._rows_of(weights))
+            self._set_members(group, weights)
 
     def delete_group(self, number: int) -> None:
         """Remove a group that no entry uses."""
@@ -192,7 +174,7 @@ class ProfileState:
             raise NoSuchEntry(f"{self.name}: no group {number}; insert it first")
         return self.groups[number]
 
-    def _new_member(self, action: str, params: tuple[int, ...]) -> Member:
+    def _new_member(self, action: str, params: Sequence[int]) -> Member:
         """Return a new member with a row and, with a selector, a group of one."""
         if not self._free_rows:
             raise TableFull(f"{self.name}: all {self.size} members are taken; delete some or enlarge it")
@@ -200,7 +182,7 @@ class ProfileState:
         self._write_row(row, action, params)
         group = self._new_group([row]) if self.has_groups else None
         self._free_rows.pop()
-        return Member(action, params, row, group)
+        return Member(row, group)
 
     def _write_row(self, row: int, action: str, params: Sequence[int]) -> None:
         words = self._action_words(action, params)
@@ -211,20 +193,18 @@ class ProfileState:
         if member.group is not None:
             self._free_group(member.group)
 
-    def _rows_of(self, members: Sequence[GroupMember]) -> list[int]:
+    def _rows_of(self, weights: Mapping[int, int]) -> list[int]:
         """Return the rows of a group's members, in the order of their numbers, repeated by weight."""
-        if len({item.member for item in members}) != len(members):
-            raise InvalidEntry(f"{self.name}: a member is twice in a group; give it a weight instead")
-        if sum(item.weight for item in members) > self._plan.end - self._plan.lists:
+        if sum(weights.values()) > self._plan.end - self._plan.lists:
             raise TableFull(f"{self.name}: a group's weights add up to too much; use smaller ones")
-        ordered = sorted(members, key=lambda item: item.member)
-        return [self._member(item.member).row for item in ordered for _ in range(item.weight)]
+        rows = [(self._member(number).row, weight) for number, weight in sorted(weights.items())]
+        return [row for row, weight in rows for _ in range(weight)]
 
-    def _set_members(self, group: Group, members: Sequence[GroupMember]) -> None:
-        """Set a group's members, which are then in use."""
-        for change, items in ((1, members), (-1, group.members)):
-            for item in items:
-                self.members[item.member].uses += change
+    def _set_members(self, group: Group, members: Iterable[int]) -> None:
+        """Set the numbers of a group's members, which are then in use."""
+        for change, numbers in ((1, tuple(members)), (-1, group.members)):
+            for number in numbers:
+                self.members[number].uses += change
         group.members = tuple(members)
 
     def _new_group(self, rows: list[int]) -> Group:
