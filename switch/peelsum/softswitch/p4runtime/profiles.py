@@ -24,7 +24,6 @@ from peelsum.softswitch.program.model import (
     WeightedAction,
 )
 
-_ActionProfileAction = p4r.ActionProfileAction
 _GroupMember = p4r.ActionProfileGroup.Member
 _Entry = TypeVar("_Entry", p4r.ActionProfileMember, p4r.ActionProfileGroup)
 
@@ -137,19 +136,15 @@ class ProfileEntries:
                 return p4r.TableAction(action_profile_member_id=number)
             case GroupReference(number):
                 return p4r.TableAction(action_profile_group_id=number)
-        actions = [
-            _ActionProfileAction(
-                action=encode_action(self._actions_by_name[item.action], item.params),
-                weight=item.weight,
-                **({"watch_port": item.watch_port} if item.watch_port else {}),
-            )
-            for item in choice.actions
-        ]
-        return p4r.TableAction(
-            action_profile_action_set=p4r.ActionProfileActionSet(action_profile_actions=actions)
-        )
+        message = p4r.ActionProfileActionSet()
+        for item in choice.actions:
+            action = encode_action(self._actions_by_name[item.action], item.params)
+            added = message.action_profile_actions.add(action=action, weight=item.weight)
+            if item.watch_port:
+                added.watch_port = item.watch_port
+        return p4r.TableAction(action_profile_action_set=message)
 
-    def _checked_weight(self, item: _ActionProfileAction | _GroupMember, profile: ProfileInfo) -> int:
+    def _checked_weight(self, item: p4r.ActionProfileAction | _GroupMember, profile: ProfileInfo) -> int:
         """Return the weight of an item of a group or action set.
 
         Raises RequestError if it is not positive, or if the item watches an unknown port.
