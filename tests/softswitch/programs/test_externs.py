@@ -213,6 +213,15 @@ def test_a_group_chooses_members_by_the_hash_of_the_flow(switch):
     assert egress(switch, 5) == 1, "an empty group does nothing"
 
 
+def test_tables_may_share_a_profile(switch):
+    """p4c gives the same action a number for each table."""
+    switch.profiles["ExternsIngress.paths"].insert_member(1, SEND, (8,))
+    for name, key in (("balanced", 5), ("also_balanced", 77)):
+        switch.tables[f"ExternsIngress.{name}"].insert((key,), MemberReference(1))
+    frames = [packet(TABLES, 5), packet(TABLES, 0, low=77), packet(TABLES, 0, low=78)]
+    assert [port for port, _ in send(switch, *frames)] == [8, 8, 1]
+
+
 def test_an_indirect_table_has_members_only(switch):
     hops, table = switch.profiles["ExternsIngress.hops"], switch.tables["ExternsIngress.indirect"]
     hops.insert_member(1, SEND, (8,))
