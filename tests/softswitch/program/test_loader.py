@@ -1,7 +1,9 @@
 """Programs that the loader accepts, and constructs that it refuses by name."""
 
+import contextlib
 import copy
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -267,3 +269,48 @@ def test_what_older_compilers_leave_out_means_the_same(document):
     by_name = {made.name: number for number, made in read.actions.items()}
     made = read.ingress.nodes["RouterIngress.acl"]
     assert made.actions == (by_name["RouterIngress.permit"], by_name["RouterIngress.deny"])
+
+
+def places(node):
+    """Yield each container of a JSON document, and the key or index of each item in it."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in list(items):
+        yield node, key
+        yield from places(value)
+
+
+ODD_VALUES = [
+    None,
+    -1,
+    0,
+    1,
+    7,
+    1 << 70,
+    "",
+    "0x",
+    "nowhere",
+    "0xffff",
+    [],
+    [1, 2],
+    {},
+    {"type": "field"},
+    True,
+    2.5,
+]
+
+
+@pytest.mark.parametrize("path", ["p4/variable.json", "p4runtime/p4/externs.json", "p4/again.json"])
+def test_programs_with_random_changes_are_refused_or_load(path):
+    text = (P4.parent / path).read_text()
+    rng = random.Random(path)
+    for _ in range(40):
+        changed = json.loads(text)
+        found = list(places(changed))
+        for _ in range(rng.choice([1, 1, 3])):
+            container, key = rng.choice(found)
+            if rng.random() < 0.3 and isinstance(container, dict):
+                container.pop(key, None)
+            elif isinstance(container, dict) or key < len(container):
+                container[key] = rng.choice([*ODD_VALUES, copy.deepcopy(rng.choice(found)[0])])
+        with contextlib.suppress(SoftswitchError):
+            Switch(parse(changed, "x"), "python")

@@ -11,7 +11,6 @@ from random_frames import Generator
 from peelsum.pipelines.artifacts import ARTIFACTS
 from peelsum.softswitch import Frames, Switch, load
 from peelsum.softswitch.program.model import GroupReference, MemberReference
-from peelsum.softswitch.runtime.action_profiles import GroupMember
 from peelsum.softswitch.runtime.meters import Rates
 
 EXTERNS = Path(__file__).parents[1] / "p4runtime" / "p4" / "externs.json"
@@ -49,7 +48,7 @@ def externs(switch):
     for number in range(1, 5):
         paths.insert_member(number, "ExternsIngress.send", (number,))
         hops.insert_member(number, "ExternsIngress.send_marked", (number, number << 60))
-    paths.insert_group(1, [GroupMember(number, number) for number in range(1, 5)])
+    paths.insert_group(1, {number: number for number in range(1, 5)})
     for key in range(0, 256, 17):
         switch.tables["ExternsIngress.balanced"].insert((key,), GroupReference(1))
     switch.tables["ExternsIngress.indirect"].insert(((0, 0),), MemberReference(2), priority=1)
@@ -114,7 +113,7 @@ def state_of(switch):
     }
     cells["direct"] = switch.state.counts
     cells["tables and externs"] = switch.state.memory
-    cells["digests"] = np.array([digest.values for digest in switch.messages.digests], np.uint64)
+    cells["digests"] = np.array([values for _, values in switch.messages.digests], np.uint64)
     return cells
 
 

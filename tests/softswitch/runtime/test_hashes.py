@@ -6,13 +6,12 @@ import struct
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from softswitch_frames import send
 
 from peelsum.softswitch import Switch
 from peelsum.softswitch.compiler.loading import parse
-from peelsum.softswitch.runtime import native, plain
+from peelsum.softswitch.runtime import hashes
 
 P4 = Path(__file__).parents[1] / "p4"
 
@@ -160,30 +159,33 @@ def hash_ex(data):
     return (value + (value << 5)) % (1 << 32)
 
 
-OTHERS = {
+def with_algorithms(mode, *algorithms):
+    """Return a switch of the program in which these algorithms replace the first ones."""
+    document = json.loads((P4 / "hashes.json").read_text())
+    for calculation, algorithm in zip(document["calculations"], algorithms, strict=False):
+        calculation["algo"] = algorithm
+    return Switch(parse(document, "hashes"), mode)
+
+
+COMPILED = {
     "crc8_custom": lambda data: remainder(data, 8, 0x07),
-    "crc_ccitt": lambda data: remainder(data, 16, 0x1021, start=0xFFFF),
+    "crcCCITT": lambda data: remainder(data, 16, 0x1021, start=0xFFFF),
     "crc64_custom": lambda data: remainder(data, 64, 0x1B, is_reflected=True),
     "xor32": xor32,
-    "hash_ex": hash_ex,
     "toeplitz": lambda data: 0,
 }
 
 
-def in_both_modes(name, data):
-    """Return a hash of some bytes, which both modes give alike."""
-    values = np.frombuffer(data, np.uint8)
-    compiled = getattr(native, f"hash_{name}")(values, np.uint64(len(data)))
-    assert int(compiled) == plain.hashes.FUNCTIONS[f"hash_{name}"](list(data), len(data))
-    return int(compiled)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_hashes_of_bmv2(name):
-    rng = random.Random(4)
-    for length in (*range(2, 20), 64, 100):
-        data = rng.randbytes(length)
-        assert in_both_modes(name, data) == OTHERS[name](data), data
+@pytest.mark.parametrize("mode", ["python", "numba"])
+def test_other_hashes_of_bmv2(mode):
+    switch, rng = with_algorithms(mode, *COMPILED), random.Random(4)
+    assert switch.mode == mode
+    for op, (name, reference) in enumerate(COMPILED.items()):
+        for _ in range(20):
+            a, c = rng.getrandbits(48), rng.getrandbits(128)
+            (frame,) = answers(switch, ask(op, size=(1 << 64) - 1, a=a, c=c))
+            data = a.to_bytes(6, "big") + bytes(3) + c.to_bytes(16, "big")
+            assert struct.unpack_from(">Q", frame)[0] == reference(data) % ((1 << 64) - 1), name
 
 
 @pytest.mark.parametrize(
@@ -196,13 +198,19 @@ def test_other_hashes_of_bmv2(name):
     ],
 )
 def test_xxh64_gives_published_values(data, value):
-    assert in_both_modes("xxh64", data) == value
+    assert hashes.xxh64(list(data), len(data)) == value
+
+
+def test_hashes_that_are_only_interpreted():
+    switch, a = with_algorithms("numba", "hash_ex", "bmv2_hash"), 0xF1020304F506
+    assert switch.mode == "python"
+    data = a.to_bytes(6, "big") + bytes(19)
+    for op, expected in enumerate((hash_ex(data), hashes.xxh64(list(data), 25))):
+        (frame,) = answers(switch, ask(op, size=(1 << 64) - 1, a=a))
+        assert struct.unpack_from(">Q", frame)[0] == expected
 
 
 def test_round_robin_counts_packets():
     """It has no input, so that successive packets get successive numbers."""
-    document = json.loads((P4 / "hashes.json").read_text())
-    document["calculations"][CRC16]["algo"] = "round_robin"
-    switch = Switch(parse(document, "hashes"), "python")
-    got = answers(switch, *[ask(CRC16, base=5, size=3)] * 5)
+    got = answers(with_algorithms("python", "round_robin"), *[ask(CRC16, base=5, size=3)] * 5)
     assert [struct.unpack_from(">Q", frame)[0] for frame in got] == [5, 6, 7, 5, 6]

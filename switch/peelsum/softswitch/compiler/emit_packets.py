@@ -8,14 +8,14 @@ Elsewhere, e.g. in a loop, the code tests the variable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, SIZES, Emitter
 from peelsum.softswitch.compiler.layout import Array, Chunk, Variable, limbs, words_of
 from peelsum.softswitch.errors import NotCompilable, UnsupportedConstruct
 from peelsum.softswitch.program.model import Checksum
-from peelsum.softswitch.program.operations import Expr, FieldRef, Inputs
+from peelsum.softswitch.program.operations import HASHES, INTERPRETED_HASHES, Expr, FieldRef, Inputs
 
 
 def stop_parser(emit: Emitter, test: str, error: str) -> None:
@@ -242,10 +242,6 @@ def _bytes_of(pieces: Sequence[tuple[str, int]]) -> Iterator[str]:
         yield f"({' | '.join(texts)}) & 255"
 
 
-#: Most headers of a checksum whose inputs are not a multiple of 16 bits: each doubles the generated code.
-_MOST_UNALIGNED = 4
-
-
 def hash_of(emit: Emitter, algorithm: str, inputs: Inputs, what: str, payload: bool = False) -> str:
     """Write code that fills `hashed` with inputs of valid headers; return the text of their hash."""
     if emit.exact:
@@ -254,9 +250,9 @@ def hash_of(emit: Emitter, algorithm: str, inputs: Inputs, what: str, payload: b
         _gather(emit, inputs, what)
     if payload:
         emit.line("copy(hashed, count, data, base + parsed, remaining)", "count = count + remaining")
-    if algorithm == "round_robin":
-        return f"next_number(memory, {emit.externs.round_robin})"
-    return f"hash_{algorithm}(hashed, count)"
+    if algorithm in INTERPRETED_HASHES and not emit.exact:
+        raise NotCompilable(f"hash {algorithm}")
+    return f"({HASHES[algorithm].format(round_robin=emit.externs.round_robin)})"
 
 
 def _gather(emit: Emitter, inputs: Inputs, what: str) -> None:
@@ -279,19 +275,13 @@ def _gather_exact(emit: Emitter, inputs: Inputs) -> None:
     """Write the inputs to `hashed` as `_gather` does, of any widths."""
     emit.line("word = 0", "bits = 0")
     for ref, value, width in inputs:
-        varbit = ref is not None and _is_varbit(emit, ref)
         text, bits = str(value) if ref is None else emit.place(ref), str(width)
-        if ref is not None and varbit:
+        if ref is not None and emit.declared(ref).varbit:
             bits = emit.varbit_bits(ref.header)
-        metadata = ref is None or emit.program.headers[ref.header].metadata
-        with nullcontext() if ref is None or metadata else emit.block(f"if {emit.validity(ref.header)}:"):
+        with nullcontext() if ref is None else emit.block(f"if {emit.validity(ref.header)}:"):
             emit.line(f"word = (word << {bits}) | {text}", f"bits = bits + {bits}")
     emit.line("count = (bits + 7) // 8", "word = word << (8 * count - bits)")
     emit.line("store_number(hashed, 0, count, word)")
-
-
-def _is_varbit(emit: Emitter, ref: FieldRef) -> bool:
-    return emit.declared(ref).varbit
 
 
 def _same_header_run(emit: Emitter, inputs: Inputs, start: int) -> tuple[str | None, int]:
@@ -307,63 +297,48 @@ def _same_header_run(emit: Emitter, inputs: Inputs, start: int) -> tuple[str | N
     return header_of(start), end
 
 
+def words_of_checksum(emit: Emitter, item: Checksum) -> list[tuple[str | None, Inputs]] | None:
+    """Return a checksum's inputs by header, if they can be summed in words of 16 bits; else None.
+
+    Where the inputs of a header are not whole words, it depends on the header where the next ones begin.
+    """
+    runs, position, widths = [], 0, []
+    while position < len(item.inputs):
+        header, end = _same_header_run(emit, item.inputs, position)
+        runs.append((header, item.inputs[position:end]))
+        widths.append(sum(bits for _, _, bits in item.inputs[position:end]))
+        position = end
+    whole = not any(width % 16 for width in widths[:-1]) and sum(widths) % 8 == 0
+    is_sum = item.algorithm in ("csum16", "cksum16") and not item.payload and not emit.exact
+    return runs if whole and is_sum else None
+
+
 def checksum(emit: Emitter, item: Checksum) -> None:
     """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
-    if emit.exact or item.payload or item.algorithm != "csum16":
+    runs = words_of_checksum(emit, item)
+    if runs is None:
         text = hash_of(emit, item.algorithm, item.inputs, f"checksum {item.name}", item.payload)
         emit.line(f"folded = {text} & {(1 << min(64, emit.bits(item.target))) - 1}")
         return
     emit.line("total = 0")
-    _add_inputs_from(emit, item, 0, 0, {})
+    for header, inputs in runs:
+        with nullcontext() if header is None else emit.block(f"if {emit.validity(header)}:"):
+            _add_inputs(emit, inputs)
     for _ in range(3):
         emit.line("total = (total & 0xFFFF) + (total >> 16)")
     emit.line("folded = total ^ 0xFFFF")
 
 
-def _add_inputs_from(
-    emit: Emitter, item: Checksum, position: int, offset: int, validity: Mapping[str, bool]
-) -> None:
-    """Add the inputs from index `position` on to `total`; the inputs before them have `offset` bits.
-
-    The alignment of inputs depends on which headers before them are valid. So if a header's inputs are not a
-    multiple of 16 bits, the code after them is written twice, for the header valid and invalid. `validity`
-    has the headers for which this is decided.
-    """
-    while position < len(item.inputs):
-        header, end = _same_header_run(emit, item.inputs, position)
-        if header is None or validity.get(header):
-            offset = _add_inputs(emit, item, position, end, offset)
-        elif header not in validity:
-            bits = sum(part[2] for part in item.inputs[position:end])
-            if bits % 16 and end < len(item.inputs):
-                if len(validity) == _MOST_UNALIGNED:
-                    raise NotCompilable(
-                        f"checksum {item.name}: inputs of more than {_MOST_UNALIGNED} headers that are not a "
-                        "multiple of 16 bits; pad some of them"
-                    )
-                with emit.block(f"if {emit.validity(header)}:"):
-                    end_offset = _add_inputs(emit, item, position, end, offset)
-                    _add_inputs_from(emit, item, end, end_offset, {**validity, header: True})
-                with emit.block("else:"):
-                    _add_inputs_from(emit, item, end, offset, {**validity, header: False})
-                return
-            with emit.block(f"if {emit.validity(header)}:"):
-                offset = _add_inputs(emit, item, position, end, offset)
-        position = end
-    if offset % 8:
-        raise NotCompilable(f"checksum {item.name}: over {offset} bits, which are not whole bytes; pad them")
-
-
-def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
-    """Add the inputs from `start` to `end` to `total`, 16 bits at a time; return the offset after them."""
-    for ref, value, bits in item.inputs[start:end]:
-        for text, width in _limbs_of(emit, ref, value, bits):
+def _add_inputs(emit: Emitter, inputs: Inputs) -> None:
+    """Add inputs to `total`, 16 bits at a time."""
+    offset = 0
+    for item in inputs:
+        for text, width in _limbs_of(emit, *item):
             word, offset = offset // 16, offset + width
             for position in range(word, -(-offset // 16)):
                 shift = 16 * (position + 1) - offset  # of the value's low end from the word's
                 shifted = f"({text} {'<<' if shift > 0 else '>>'} {abs(shift)})" if shift else text
                 emit.line(f"total = total + ({shifted} & 0xFFFF)")
-    return offset
 
 
 def _limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ from peelsum.softswitch.compiler import emit_externs as externs
 from peelsum.softswitch.compiler import emit_packets as packets
 from peelsum.softswitch.compiler import flow
 from peelsum.softswitch.compiler.emitter import Emitter
+from peelsum.softswitch.compiler.extern_layout import member_codes
 from peelsum.softswitch.compiler.layout import (
     ROW_ENTRY,
     ROW_PARAMS,
@@ -232,8 +233,10 @@ class Statements:
         elif arms:
             code = emit.temporary("code")
             emit.line(f"{code} = memory[{row}]")
+            codes = {} if profile is None else member_codes(emit.program, profile)
             for position, (number, arm) in enumerate(arms):
-                with emit.block(f"{'elif' if position else 'if'} {code} == {number + 1}:"):
+                name = emit.program.actions[number].name if number in plan.table.actions else ""
+                with emit.block(f"{'elif' if position else 'if'} {code} == {codes.get(name, number + 1)}:"):
                     self._action_arm(plan, row, number, arm)
 
     def _action_arm(self, plan: TablePlan, row: str, number: int, arm: flow.Block) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from peelsum.softswitch.compiler.emit_externs import send_digest
-from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse
+from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse, words_of_checksum
 from peelsum.softswitch.compiler.emit_statements import Statements
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.flow import Apply, Block
@@ -77,11 +77,11 @@ class SwitchWriter:
             if array.name in self._copied_names():
                 emit.line(f"e_{array.name} = array{size}({array.count})")
         program = self._program
-        selectors = [
-            profile.selector for profile in program.profiles.values() if profile.selector is not None
-        ]
         hashes = [node for block in self._blocks for node in ops.walk(block) if isinstance(node, ops.Hash)]
-        inputs = [node.inputs for node in (*hashes, *selectors, *program.checksums)]
+        checksums = [item for item in program.checksums if words_of_checksum(emit, item) is None]
+        selectors = [profile.selector for profile in program.profiles.values()]
+        inputs = [node.inputs for node in hashes] + [item.inputs for item in checksums]
+        inputs += [selector.inputs for selector in selectors if selector is not None]
         if inputs:
             most_bytes = max(sum(-(-bits // 8) for _, _, bits in each) for each in inputs)
             payload = " + stride" if any(item.payload for item in program.checksums) else ""

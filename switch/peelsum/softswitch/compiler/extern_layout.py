@@ -102,5 +102,15 @@ def plan_externs(program: Program, start: int) -> ExternLayout:
     )
 
 
+def member_codes(program: Program, profile: str) -> dict[str, int]:
+    """Return the codes in the rows of an action profile's members, by action name.
+
+    The tables that share a profile have actions of the same names, which p4c gives different numbers.
+    """
+    tables = [table for table in program.tables.values() if table.profile == profile]
+    numbers = [number for table in reversed(tables) for number in table.actions]
+    return {program.actions[number].name: number + 1 for number in numbers}
+
+
 def _value_words(message: Message) -> int:
     return sum(words_of(bits) for _, bits, _ in message.values)

@@ -14,7 +14,7 @@ from time import time_ns
 
 from finsy.proto import p4r
 
-from peelsum.softswitch.p4runtime.info import DigestInfo, encode_data
+from peelsum.softswitch.p4runtime.info import DigestInfo, encode_digest
 from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid
 from peelsum.softswitch.runtime.messages import Digest
 
@@ -125,8 +125,7 @@ class DigestEntries:
     def _list(self, number: int, stream: _Stream, now: int) -> p4r.DigestList:
         """Return the buffer as a list, which is then not acknowledged."""
         self._list_id += 1
-        shape = self._digests[number].shape
-        data = [encode_data(shape, iter(values)) for values in stream.buffer]
+        data = [encode_digest(self._digests[number], values) for values in stream.buffer]
         if stream.config.ack_timeout_ns:
             stream.unacknowledged[self._list_id] = now, frozenset(stream.buffer)
         stream.buffer.clear()

@@ -204,32 +204,31 @@ class ValueSetEntries:
 
     def __init__(self, info: PipelineInfo, switch: Switch) -> None:
         self._value_sets, self._switch = info.value_sets, switch
+        self._written: dict[int, p4r.ValueSetEntry] = {}
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.ValueSetEntry) -> None:
         """Replace the members of a value set. Raises RequestError or SoftswitchError, with no change."""
         value_set = self._find(entry.value_set_id)
         if kind != p4r.Update.MODIFY:
             raise invalid(f"value set {value_set.name}: cannot be inserted or deleted; modify it")
-        members = [_joined_key(decode_key(member.match, value_set), value_set) for member in entry.members]
-        if len(set(members)) != len(members):
+        keys = [decode_key(member.match, value_set) for member in entry.members]
+        if len(set(keys)) != len(keys):
             raise RequestError(
                 Code.ALREADY_EXISTS, f"value set {value_set.name}: a member is given twice; give it once"
             )
-        self._switch.value_sets[value_set.name].set(members)
+        self._switch.value_sets[value_set.name].set([_joined_key(key, value_set) for key in keys])
+        self._written[value_set.id] = written = p4r.ValueSetEntry(value_set_id=value_set.id)
+        for key in keys:
+            matches = map(encode_match, key, value_set.fields)
+            written.members.add(match=[match for match in matches if match is not None])
 
     def read(self, selector: p4r.ValueSetEntry) -> Iterator[p4r.ValueSetEntry]:
-        """Return the selected value set with its members; id 0 selects all."""
+        """Return the selected value set with its members as they were written; id 0 selects all."""
         if selector.members:
             raise invalid("members: have no meaning in a read; leave them out")
-        selected = [self._find(selector.value_set_id)] if selector.value_set_id else self._value_sets.values()
-        entries = []
-        for value_set in selected:
-            members = [
-                p4r.ValueSetMember(match=_split_key(*member, value_set))
-                for member in self._switch.value_sets[value_set.name].members()
-            ]
-            entries.append(p4r.ValueSetEntry(value_set_id=value_set.id, members=members))
-        return iter(entries)
+        ids = [self._find(selector.value_set_id).id] if selector.value_set_id else list(self._value_sets)
+        empty = {number: p4r.ValueSetEntry(value_set_id=number) for number in ids}
+        return iter([self._written.get(number, entry) for number, entry in empty.items()])
 
     def _find(self, value_set_id: int) -> ValueSetInfo:
         if value_set_id not in self._value_sets:
@@ -246,17 +245,6 @@ def _joined_key(key: Sequence[KeyValue], value_set: ValueSetInfo) -> tuple[int, 
             part_mask = field.all_ones ^ field.all_ones >> part_mask
         value, mask = value << field.bits | number, mask << field.bits | part_mask
     return value, mask
-
-
-def _split_key(value: int, mask: int, value_set: ValueSetInfo) -> list[p4r.FieldMatch]:
-    """Return the match fields of a member; the reverse of `_joined_key`."""
-    matches: list[p4r.FieldMatch | None] = []
-    for field in reversed(value_set.fields):
-        part, part_mask = value & field.all_ones, mask & field.all_ones
-        value, mask = value >> field.bits, mask >> field.bits
-        second = part_mask.bit_count() if field.kind == "lpm" else part_mask
-        matches.append(encode_match(part if field.kind == "exact" else (part, second), field))
-    return [match for match in reversed(matches) if match is not None]
 
 
 #: The field with a group's number, by the kind of entry.

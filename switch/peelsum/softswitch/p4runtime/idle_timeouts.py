@@ -20,13 +20,12 @@ class _Timer:
 
 
 class IdleTimeouts(Generic[_Entry]):
-    """The timers of the entries of one pipeline. Any thread may call the methods.
+    """The timers of entries, which start with the entry, and again when it is hit or has expired.
 
-    A timer starts with its entry, and again when the entry is hit or has expired.
+    clock: returns nanoseconds. Any thread may call the methods.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        """clock: returns nanoseconds."""
         self._clock, self._lock = clock, Lock()
         self._timers: dict[_Entry, _Timer] = {}
 
@@ -46,25 +45,20 @@ class IdleTimeouts(Generic[_Entry]):
         """Record that packets have hit entries now."""
         with self._lock:
             now = self._clock()
-            for entry in entries:
-                if entry in self._timers:
-                    self._timers[entry].last_hit = self._timers[entry].started = now
+            for timer in (self._timers[entry] for entry in entries if entry in self._timers):
+                timer.last_hit = timer.started = now
 
     def since_last_hit(self, entry: _Entry) -> int:
         """Return the nanoseconds since an entry was last hit, or inserted if it never was."""
         with self._lock:
-            timer = self._timers.get(entry)
-            return 0 if timer is None else self._clock() - timer.last_hit
+            return self._clock() - self._timers[entry].last_hit if entry in self._timers else 0
 
     def expired(self) -> list[_Entry]:
         """Return the entries that have expired, and restart their timers."""
         with self._lock:
-            now = self._clock()
-            timers = [
-                (entry, timer)
-                for entry, timer in self._timers.items()
-                if timer.timeout_ns and now - timer.started >= timer.timeout_ns
-            ]
-            for _, timer in timers:
-                timer.started = now
-            return [entry for entry, _ in timers]
+            now, entries = self._clock(), []
+            for entry, timer in self._timers.items():
+                if timer.timeout_ns and now - timer.started >= timer.timeout_ns:
+                    timer.started = now
+                    entries.append(entry)
+            return entries

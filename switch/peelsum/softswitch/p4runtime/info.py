@@ -6,11 +6,11 @@ are in canonical form, and numbers must fit the widths in the P4Info.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from finsy.proto import p4d, p4i, p4r
 
@@ -156,16 +156,12 @@ def encode_rates(rates: Rates | None) -> p4r.MeterConfig | None:
 
 @dataclass(frozen=True)
 class ProfileInfo:
-    """An action profile, the actions that its members may have, and the limits of its groups; 0 is none."""
+    """An action profile, the actions that its members may have, and the largest size of groups; 0 is any."""
 
     id: int
     name: str
     actions: frozenset[int]
     max_group_size: int
-    max_member_weight: int
-    counts_members: bool
-    """Whether the size of a group is the number of its members, not the sum of their weights."""
-    has_weights: bool
 
 
 @dataclass(frozen=True)
@@ -177,17 +173,14 @@ class ValueSetInfo:
     fields: tuple[FieldInfo, ...]
 
 
-#: The form of a digest's data: the field of P4Data that holds one value, or that and the parts within.
-Shape: TypeAlias = "str | tuple[str, tuple[Shape, ...]]"
-
-
 @dataclass(frozen=True)
 class DigestInfo:
-    """A digest, with the form of its data."""
+    """A digest, and how many numbers its data has: of a "struct" or "tuple", or one that is a "bitstring"."""
 
     id: int
     name: str
-    shape: Shape
+    kind: str
+    size: int
 
 
 @dataclass(frozen=True)
@@ -243,9 +236,10 @@ class PipelineInfo:
         """Index a P4Info. Raises RequestError: UNIMPLEMENTED, or INVALID_ARGUMENT if it is inconsistent."""
         for extern in p4info.externs:
             raise unimplemented(f"extern {extern.extern_type_name}")
-        for meter in (*p4info.meters, *p4info.direct_meters):
-            if meter.spec.type == p4i.MeterSpec.SINGLE_RATE_THREE_COLOR:
-                raise unimplemented(f"single-rate meter {meter.preamble.name}")
+        specs: list[Any] = [*p4info.meters, *p4info.direct_meters]
+        for item in specs:
+            if item.spec.type == p4i.MeterSpec.SINGLE_RATE_THREE_COLOR:
+                raise unimplemented(f"single-rate meter {item.preamble.name}")
         for name, new_type in p4info.type_info.new_types.items():
             if new_type.WhichOneof("representation") == "translated_type":
                 raise unimplemented(f"translated type {name}")
@@ -270,10 +264,7 @@ class PipelineInfo:
                 p4info.value_sets,
                 lambda number, name, item: ValueSetInfo(number, name, _key_fields(name, item.match)),
             ),
-            digests=_by_id(
-                p4info.digests,
-                lambda number, name, item: DigestInfo(number, name, _shape(item.type_spec, p4info.type_info)),
-            ),
+            digests=_by_id(p4info.digests, partial(_digest, p4info.type_info)),
         )
 
 
@@ -295,59 +286,34 @@ def _by_id(declarations: Iterable[Any], convert: Callable[[int, str, Any], _T]) 
 
 
 def _profile(p4info: p4i.P4Info, number: int, name: str, profile: p4i.ActionProfile) -> ProfileInfo:
+    if profile.HasField("sum_of_members") or profile.weights_disallowed:
+        raise unimplemented(f"sizes that are no sums of weights, of action profile {name}")
     tables = [table for table in p4info.tables if table.implementation_id == number]
-    scopes = [reference for table in tables for reference in table.action_refs]
-    return ProfileInfo(
-        id=number,
-        name=name,
-        actions=frozenset(item.id for item in scopes if item.scope != p4i.ActionRef.DEFAULT_ONLY),
-        max_group_size=profile.max_group_size,
-        max_member_weight=profile.sum_of_members.max_member_weight,
-        counts_members=profile.HasField("sum_of_members"),
-        has_weights=not profile.weights_disallowed,
-    )
+    references = [item for table in tables for item in table.action_refs]
+    actions = frozenset(item.id for item in references if item.scope != p4i.ActionRef.DEFAULT_ONLY)
+    return ProfileInfo(number, name, actions, profile.max_group_size)
 
 
-#: Fields of P4Data for values that are no numbers.
-_VALUE_FIELDS = {"bitstring": "bitstring", "bool": "bool", "serializable_enum": "enum_value"}
+def _digest(types: Any, number: int, name: str, digest: p4i.Digest) -> DigestInfo:
+    """Return a digest. Raises RequestError unless its data are numbers."""
+    kind, members = digest.type_spec.WhichOneof("type_spec") or "empty", [digest.type_spec]
+    if kind == "struct":
+        members = [member.type_spec for member in types.structs[digest.type_spec.struct.name].members]
+    elif kind == "tuple":
+        members = list(digest.type_spec.tuple.members)
+    if any(member.WhichOneof("type_spec") != "bitstring" for member in members):
+        raise unimplemented(f"digest {name} of other types than numbers")
+    return DigestInfo(number, name, kind, len(members))
 
 
-def _shape(spec: p4i.P4DataTypeSpec, types: p4i.P4TypeInfo, depth: int = 0) -> Shape:
-    """Return the form of a digest's data. Raises RequestError for types that are not made of numbers."""
-    kind = spec.WhichOneof("type_spec") or "empty"
-    if depth > _DEEPEST_TYPE:
-        raise invalid("p4info: types are nested too deeply, or contain themselves; use simpler ones")
-    if kind in _VALUE_FIELDS:
-        return _VALUE_FIELDS[kind]
-    if kind == "tuple":
-        return "tuple", tuple(_shape(member, types, depth + 1) for member in spec.tuple.members)
-    if kind == "struct" and spec.struct.name in types.structs:
-        members = types.structs[spec.struct.name].members
-        return "struct", tuple(_shape(member.type_spec, types, depth + 1) for member in members)
-    if kind == "new_type" and spec.new_type.name in types.new_types:
-        return _shape(types.new_types[spec.new_type.name].original_type, types, depth + 1)
-    raise unimplemented(f"digest of type {kind}")
-
-
-_DEEPEST_TYPE = 32
-
-
-def encode_data(shape: Shape, values: Iterator[int]) -> p4d.P4Data:
-    """Return data of a form, with the next values for its numbers."""
+def encode_digest(digest: DigestInfo, values: Sequence[int]) -> p4d.P4Data:
+    """Return the data of a digest with these values."""
+    numbers = [p4d.P4Data(bitstring=to_bytes(value)) for value in values]
+    if digest.kind == "bitstring":
+        return numbers[0]
     data = p4d.P4Data()
-    if isinstance(shape, tuple):
-        kind, parts = shape
-        getattr(data, kind).members.extend([encode_data(part, values) for part in parts])
-    elif shape == "bool":
-        data.bool = bool(next(values))
-    else:
-        setattr(data, shape, to_bytes(next(values)))
+    getattr(data, digest.kind).members.extend(numbers)
     return data
-
-
-def shape_size(shape: Shape) -> int:
-    """Return how many numbers data of a form has."""
-    return sum(map(shape_size, shape[1])) if isinstance(shape, tuple) else 1
 
 
 def decode_action(

@@ -13,7 +13,7 @@ from peelsum.reading import parse_json
 from peelsum.softswitch.compiler.loading import MOST_PROGRAM_BYTES, parse
 from peelsum.softswitch.errors import SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.p4runtime.entities import Entities
-from peelsum.softswitch.p4runtime.info import PipelineInfo, shape_size
+from peelsum.softswitch.p4runtime.info import PipelineInfo
 from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, one_line
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.device import Device
@@ -155,7 +155,7 @@ def _check_consistency(info: PipelineInfo, p4info: p4i.P4Info, program: Program)
             raise _inconsistency(f"value set {value_set.name}")
     digests = {item.text: len(item.values) for item in program.messages if item.kind == "digest"}
     for digest in info.digests.values():
-        if digests.get(digest.name) != shape_size(digest.shape):
+        if digests.get(digest.name) != digest.size:
             raise _inconsistency(f"digest {digest.name}")
     for kind, declared, arrays in (
         ("counter", p4info.counters, program.counters),

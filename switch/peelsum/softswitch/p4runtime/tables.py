@@ -316,8 +316,7 @@ class TableEntries:
         if isinstance(stored.action, str):
             action = p4r.TableAction(action=encode_action(self._actions[stored.action], stored.params))
         else:
-            assert table.profile is not None  # entries of other tables have direct actions
-            action = self._profiles.encode_choice(stored.action, table.profile)
+            action = self._profiles.encode_choice(stored.action)
         entry = p4r.TableEntry(
             table_id=table.id,
             match=[match for match in matches if match is not None],

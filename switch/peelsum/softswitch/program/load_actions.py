@@ -252,7 +252,7 @@ def load_action(item: Json, scope: Scope) -> ops.Action:
         for statements in primitives
         for statement in statements
     )
-    return ops.Action(int(item["id"]), item["name"], params, body)
+    return ops.Action(int(item["id"]), str(item["name"]), params, body)
 
 
 def _primitive(item: Json, scope: Scope) -> tuple[ops.Primitive, ...]:
@@ -322,7 +322,7 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
             return ops.SendDigest(_constant(args[1], scope))
         case "log_msg":
             values = tuple(_logged_value(part, scope) for part in args[1]["value"])
-            return ops.Log(_message(model.Message("log", args[0]["value"], values), scope))
+            return ops.Log(_message(model.Message("log", str(args[0]["value"]), values), scope))
         case "assert" | "assume":
             condition = ops.Unary("d2b", scope.expression(args[0]))
             message = model.Message("assert", f"{op} of {scope.where}", ())
@@ -337,12 +337,12 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
 
 
 def hash_name(algorithm: str, where: str) -> str:
-    """Return the name under which the runtime has a hash algorithm of BMv2."""
+    """Return the name of a hash algorithm. Raises UnsupportedConstruct for one that is not in BMv2."""
     if algorithm not in ops.HASHES:
         raise UnsupportedConstruct(
             f"{where}: hash {algorithm}: not supported; use one of {', '.join(ops.HASHES)}"
         )
-    return ops.HASHES[algorithm]
+    return algorithm
 
 
 def _logged_value(item: Json, scope: Scope) -> tuple[ops.Expr, int, bool]:

@@ -281,6 +281,10 @@ def _check(program: model.Program) -> None:
     for name in program.deparser:
         if name not in program.headers:
             raise BadProgram(f"{program.name}: deparser emits {name}, which is not a header; compile again")
+    in_stacks = {name for elements in program.stacks.values() for element in elements for name in element}
+    for name in in_stacks | program.unions.keys():
+        if program.headers[name].metadata:
+            raise BadProgram(f"header {name}: is metadata, in no stack or union; compile the program again")
     for header in program.headers.values():
         if not header.metadata and header.bits % 8:
             raise UnsupportedConstruct(

@@ -6,17 +6,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
-#: Hash algorithms of BMv2, by their names in BMv2 JSON, and the names of the runtime's functions. Custom CRCs
-#: are those before a controller changes their polynomials.
+_CRC16, _CRC32 = (
+    "crc_reflected(hashed, count, 0xA001, 0)",
+    "crc_reflected(hashed, count, 0xEDB88320, 0xFFFFFFFF)",
+)
+#: By their names in BMv2 JSON, BMv2's hash algorithms as calls of the runtime. Custom CRCs and the Toeplitz
+#: hash are as they are before a controller changes them; the latter then has a key of zeros.
 HASHES = {
-    **{name: name for name in ("crc16", "crc32", "csum16", "xor16", "identity", "xor32", "xxh64")},
-    **{name: name for name in ("crc8_custom", "crc64_custom", "toeplitz", "hash_ex", "round_robin")},
-    "crc16_custom": "crc16",
-    "crc32_custom": "crc32",
-    "crcCCITT": "crc_ccitt",
-    "cksum16": "csum16",
-    "bmv2_hash": "xxh64",
+    "crc16": _CRC16,
+    "crc16_custom": _CRC16,
+    "crc32": f"{_CRC32} ^ 0xFFFFFFFF",
+    "crc32_custom": f"{_CRC32} ^ 0xFFFFFFFF",
+    "crc8_custom": "crc_forward(hashed, count, 0x07, 0, 8)",
+    "crc64_custom": "crc_reflected(hashed, count, 0xD800000000000000, 0)",
+    "crcCCITT": "crc_forward(hashed, count, 0x1021, 0xFFFF, 16)",
+    "csum16": "internet_checksum(hashed, count)",
+    "cksum16": "internet_checksum(hashed, count)",
+    "xor16": "xor_words(hashed, count, 1)",
+    "xor32": "xor_words(hashed, count, 3)",
+    "identity": "first_number(hashed, count)",
+    "round_robin": "next_number(memory, {round_robin})",
+    "toeplitz": "0",
+    "hash_ex": "hash_ex(hashed, count)",
+    "xxh64": "xxh64(hashed, count)",
+    "bmv2_hash": "xxh64(hashed, count)",
 }
+#: Those of them that only the interpreter has.
+INTERPRETED_HASHES = ("hash_ex", "xxh64", "bmv2_hash")
 
 
 @dataclass_transform(frozen_default=True)

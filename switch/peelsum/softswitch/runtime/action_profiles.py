@@ -7,8 +7,9 @@ actions of an `ActionSet` are members and a group without numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,43 +19,35 @@ from peelsum.softswitch.errors import DuplicateEntry, EntryInUse, InvalidEntry, 
 from peelsum.softswitch.program.model import ActionProfile, ActionSet, GroupReference, MemberReference
 from peelsum.softswitch.runtime.state import FairLock
 
-#: Returns the code and the words of an action with its arguments. Raises InvalidEntry.
+#: Returns the words of a row for an action with arguments. Raises InvalidEntry.
 ActionWords = Callable[[str, Sequence[int]], list[int]]
+Choice: TypeAlias = MemberReference | GroupReference | ActionSet
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMember:
-    """A member of a group, by its number, and how often it is chosen in relation to the others."""
+@dataclass(slots=True, eq=False)
+class Group:
+    """A group, its address, its list in the memory, its members' numbers, and how many entries use it."""
 
-    member: int
-    weight: int = 1
-    watch_port: bytes = b""
+    address: int
+    rows: list[int] = field(default_factory=list)
+    members: tuple[int, ...] = ()
+    uses: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """A member, the address of its row, its group of one, and how many entries and groups use it."""
 
-    action: str
-    params: tuple[int, ...]
     row: int
     group: Group | None
     uses: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Group:
-    """A group, its address, and how many entries use it; `rows` is its list in the memory."""
-
-    address: int
-    members: tuple[GroupMember, ...] = ()
-    max_size: int = 0
-    uses: int = 0
-    rows: list[int] = field(default_factory=list)
-
-
 class ProfileState:
-    """The members and groups of one action profile. Every method holds the switch's lock."""
+    """The members and groups of one action profile. Every method holds the switch's lock.
+
+    Methods raise InvalidEntry, DuplicateEntry, NoSuchEntry, EntryInUse or TableFull, and then change nothing.
+    """
 
     def __init__(
         self,
@@ -68,67 +61,54 @@ class ProfileState:
         self.has_groups = declaration.selector is not None
         self.members: dict[int, Member] = {}
         self.groups: dict[int, Group] = {}
-        self._sets: dict[int, tuple[Group, list[Member]]] = {}
         self._plan, self._memory, self._action_words, self._lock = plan, memory, action_words, lock
-        self._free_rows = list(range(plan.rows, plan.groups, plan.row_words))[::-1]
-        self._free_groups = list(range(plan.groups, plan.lists, GROUP_WORDS))[::-1]
+        self._free_rows = list(range(plan.rows, plan.groups, plan.row_words))
+        self._free_groups = list(range(plan.groups, plan.lists, GROUP_WORDS))
         self._lists_end = plan.lists
-        self._all_groups: set[Group] = set()
+        self._used_groups: dict[int, Group] = {}
+        #: By address, the members of an action set's group.
+        self._sets: dict[int, list[Member]] = {}
 
-    # --- members ----------------------------------------------------------------------------------
+    # --- members and groups -----------------------------------------------------------------------
 
     def insert_member(self, number: int, action: str, params: Sequence[int] = ()) -> None:
-        """Add a member. Raises InvalidEntry, DuplicateEntry or TableFull."""
+        """Add a member."""
         with self._lock:
             if number in self.members:
                 raise DuplicateEntry(f"{self.name}: member {number} exists; modify it instead")
-            self.members[number] = self._new_member(action, tuple(params))
+            self.members[number] = self._new_member(action, params)
 
     def modify_member(self, number: int, action: str, params: Sequence[int] = ()) -> None:
-        """Set a member's action for all entries and groups that use it. Raises InvalidEntry, NoSuchEntry."""
+        """Set a member's action, for all entries and groups that use it."""
         with self._lock:
-            member = self._member(number)
-            self._write_row(member.row, action, params)
-            member.action, member.params = action, tuple(params)
+            self._write_row(self._member(number).row, action, params)
 
     def delete_member(self, number: int) -> None:
-        """Remove a member. Raises NoSuchEntry, or EntryInUse if an entry or group has it."""
+        """Remove a member that no entry and no group uses."""
         with self._lock:
-            member = self._member(number)
-            if member.uses:
-                raise EntryInUse(
-                    f"{self.name}: member {number} is in use; change the entries and groups first"
-                )
+            if self._member(number).uses:
+                raise EntryInUse(f"{self.name}: member {number} is in use; change what uses it first")
             self._free_member(self.members.pop(number))
 
-    # --- groups -----------------------------------------------------------------------------------
-
-    def insert_group(self, number: int, members: Sequence[GroupMember], max_size: int = 0) -> None:
-        """Add a group. Raises InvalidEntry, DuplicateEntry, NoSuchEntry (of a member) or TableFull."""
+    def insert_group(self, number: int, weights: Mapping[int, int]) -> None:
+        """Add a group. weights: by number of a member, how often it is chosen in relation to the others."""
         with self._lock:
             if not self.has_groups:
                 raise InvalidEntry(f"{self.name}: has no selector and so no groups; use members")
             if number in self.groups:
                 raise DuplicateEntry(f"{self.name}: group {number} exists; modify it instead")
-            rows = self._rows_of(members)
-            group = self._new_group(rows)
-            group.max_size = max_size
-            self.groups[number] = group
-            self._set_members(group, members)
+            self.groups[number] = self._new_group(self._rows_of(weights))
+            self._set_members(self.groups[number], weights)
 
-    def modify_group(self, number: int, members: Sequence[GroupMember], max_size: int = 0) -> None:
-        """Replace a group's members. Raises InvalidEntry, NoSuchEntry or TableFull."""
+    def modify_group(self, number: int, weights: Mapping[int, int]) -> None:
+        """Replace a group's members."""
         with self._lock:
             group = self._group(number)
-            if max_size != group.max_size:
-                raise InvalidEntry(
-                    f"{self.name}: max_size of group {number} is {group.max_size}; delete it to change that"
-                )
-            self._set_rows(group, self._rows_of(members))
-            self._set_members(group, members)
+            self._set_rows(group, self._rows_of(weights))
+            self._set_members(group, weights)
 
     def delete_group(self, number: int) -> None:
-        """Remove a group. Raises NoSuchEntry, or EntryInUse if an entry has it."""
+        """Remove a group that no entry uses."""
         with self._lock:
             group = self._group(number)
             if group.uses:
@@ -138,35 +118,20 @@ class ProfileState:
 
     # --- entries ----------------------------------------------------------------------------------
 
-    def acquire(self, choice: MemberReference | GroupReference | ActionSet) -> int:
+    def acquire(self, choice: Choice) -> int:
         """Return the address for the row of an entry with this choice, which is in use until `release`."""
-        match choice:
-            case MemberReference(number):
-                member = self._member(number)
-                member.uses += 1
-                return member.row if member.group is None else member.group.address
-            case GroupReference(number):
-                group = self._group(number)
-                group.uses += 1
-                return group.address
-        if not self.has_groups:
-            raise InvalidEntry(f"{self.name}: has no selector, so an entry has one member, not a set")
-        members: list[Member] = []
-        try:
-            for item in choice.actions:
-                members.append(self._new_member(item.action, item.params))
-            rows = [
-                m.row for m, item in zip(members, choice.actions, strict=True) for _ in range(item.weight)
-            ]
-            group = self._new_group(rows)
-        except (InvalidEntry, TableFull):
-            for member in members:
-                self._free_member(member)
-            raise
-        self._sets[group.address] = group, members
-        return group.address
+        if isinstance(choice, ActionSet):
+            return self._new_set(choice)
+        if isinstance(choice, GroupReference):
+            group: Member | Group = self._group(choice.group)
+        else:
+            group = self._member(choice.member)
+        group.uses += 1
+        if isinstance(group, Group):
+            return group.address
+        return group.row if group.group is None else group.group.address
 
-    def release(self, choice: MemberReference | GroupReference | ActionSet, address: int) -> None:
+    def release(self, choice: Choice, address: int) -> None:
         """End the use of a choice whose `acquire` returned `address`."""
         match choice:
             case MemberReference(number):
@@ -174,10 +139,28 @@ class ProfileState:
             case GroupReference(number):
                 self.groups[number].uses -= 1
             case _:
-                group, members = self._sets.pop(address)
-                self._free_group(group)
-                for member in members:
+                self._free_group(self._used_groups[address])
+                for member in self._sets.pop(address):
                     self._free_member(member)
+
+    def _new_set(self, choice: ActionSet) -> int:
+        """Return the address of a new group of the actions in a set."""
+        if not self.has_groups:
+            raise InvalidEntry(f"{self.name}: has no selector, so an entry has one member, not a set")
+        members: list[Member] = []
+        try:
+            for item in choice.actions:
+                members.append(self._new_member(item.action, item.params))
+            pairs = zip(members, choice.actions, strict=True)
+            address = self._new_group(
+                [member.row for member, item in pairs for _ in range(item.weight)]
+            ).address
+        except (InvalidEntry, TableFull):
+            for member in members:
+                self._free_member(member)
+            raise
+        self._sets[address] = members
+        return address
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -191,7 +174,7 @@ class ProfileState:
             raise NoSuchEntry(f"{self.name}: no group {number}; insert it first")
         return self.groups[number]
 
-    def _new_member(self, action: str, params: tuple[int, ...]) -> Member:
+    def _new_member(self, action: str, params: Sequence[int]) -> Member:
         """Return a new member with a row and, with a selector, a group of one."""
         if not self._free_rows:
             raise TableFull(f"{self.name}: all {self.size} members are taken; delete some or enlarge it")
@@ -199,7 +182,7 @@ class ProfileState:
         self._write_row(row, action, params)
         group = self._new_group([row]) if self.has_groups else None
         self._free_rows.pop()
-        return Member(action, params, row, group)
+        return Member(row, group)
 
     def _write_row(self, row: int, action: str, params: Sequence[int]) -> None:
         words = self._action_words(action, params)
@@ -210,25 +193,18 @@ class ProfileState:
         if member.group is not None:
             self._free_group(member.group)
 
-    def _rows_of(self, members: Sequence[GroupMember]) -> list[int]:
+    def _rows_of(self, weights: Mapping[int, int]) -> list[int]:
         """Return the rows of a group's members, in the order of their numbers, repeated by weight."""
-        if len({item.member for item in members}) != len(members):
-            raise InvalidEntry(f"{self.name}: a member is twice in a group; give it a weight instead")
-        total = sum(item.weight for item in members)
-        if any(item.weight < 1 for item in members):
-            raise InvalidEntry(f"{self.name}: weights must be positive; leave members of weight 0 out")
-        ordered = sorted(members, key=lambda item: item.member)
-        rows = [(self._member(item.member).row, item.weight) for item in ordered]
-        if total > self._plan.end - self._plan.lists:
-            raise TableFull(f"{self.name}: weights add up to {total}; use smaller ones")
+        if sum(weights.values()) > self._plan.end - self._plan.lists:
+            raise TableFull(f"{self.name}: a group's weights add up to too much; use smaller ones")
+        rows = [(self._member(number).row, weight) for number, weight in sorted(weights.items())]
         return [row for row, weight in rows for _ in range(weight)]
 
-    def _set_members(self, group: Group, members: Sequence[GroupMember]) -> None:
-        """Set a group's members, which are then in use."""
-        for item in members:
-            self.members[item.member].uses += 1
-        for item in group.members:
-            self.members[item.member].uses -= 1
+    def _set_members(self, group: Group, members: Iterable[int]) -> None:
+        """Set the numbers of a group's members, which are then in use."""
+        for change, numbers in ((1, tuple(members)), (-1, group.members)):
+            for number in numbers:
+                self.members[number].uses += change
         group.members = tuple(members)
 
     def _new_group(self, rows: list[int]) -> Group:
@@ -241,12 +217,12 @@ class ProfileState:
 
     def _free_group(self, group: Group) -> None:
         self._free_groups.append(group.address)
-        self._all_groups.discard(group)
+        del self._used_groups[group.address]
 
     def _set_rows(self, group: Group, rows: list[int]) -> None:
-        """Write a group's list to the memory. Raises TableFull, with no change, if there is no room."""
-        others = self._all_groups - {group} if self._lists_end + len(rows) > self._plan.end else None
-        if others is not None:  # move the lists of all groups together
+        """Write a group's list to the memory."""
+        if self._lists_end + len(rows) > self._plan.end:  # move the lists of all groups together
+            others = [other for other in self._used_groups.values() if other is not group]
             if self._plan.lists + sum(len(other.rows) for other in others) + len(rows) > self._plan.end:
                 raise TableFull(f"{self.name}: the groups' weights add up to too much; use smaller ones")
             self._lists_end = self._plan.lists
@@ -254,7 +230,7 @@ class ProfileState:
                 self._append_list(other)
         group.rows = rows
         self._append_list(group)
-        self._all_groups.add(group)
+        self._used_groups[group.address] = group
 
     def _append_list(self, group: Group) -> None:
         end = self._lists_end + len(group.rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,8 @@ _PLACEHOLDER = re.compile(r"(?<!\\)\{[^}]*\}")
 _MOST_DIGESTS = 16 * MOST_MESSAGES
 
 
-class Digest(NamedTuple):
-    """The values that a program sent with a digest."""
-
-    name: str
-    values: tuple[int, ...]
+#: A digest's name, and the values that a program sent with it.
+Digest: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 class Messages:
@@ -67,7 +64,7 @@ class Messages:
             message = self._declared[number]
             values = _values(message, words)
             if message.kind == "digest":
-                self.digests.append(Digest(message.text, values))
+                self.digests.append((message.text, values))
             elif message.kind == "log":
                 _logger.info("program: %s", _line(message.text, values))
             else:

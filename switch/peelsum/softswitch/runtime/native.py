@@ -49,7 +49,7 @@ def _kernel(function: Callable[..., Any]) -> Any:
 
 find_exact1, find_exact = _kernel(plain.find_exact1), _kernel(plain.find_exact)
 find_first1, find_first = _kernel(plain.find_first1), _kernel(plain.find_first)
-globals().update({name: _kernel(function) for name, function in hashes.FUNCTIONS.items()})
+globals().update({function.__name__: _kernel(function) for function in hashes.COMPILED})
 meter_colour = _kernel(meters.meter_colour)
 random_number, next_number = _kernel(plain.random_number), _kernel(plain.next_number)
 enqueue, schedule_departure = _kernel(queues.enqueue), _kernel(queues.schedule_departure)

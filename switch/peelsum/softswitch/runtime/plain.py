@@ -31,9 +31,6 @@ enqueue, waiting_time = queues.enqueue, queues.waiting_time
 burst_depth, schedule_departure = queues.burst_depth, queues.schedule_departure
 
 
-globals().update(hashes.FUNCTIONS)
-
-
 class PythonIntegers:
     """An array whose elements are read as Python integers, whose arithmetic does not wrap."""
 
@@ -61,7 +58,8 @@ def _with_python_integers(argument: Any) -> Any:
 
 def interpreted(generated: Generated) -> Callable[..., tuple[int, int]]:
     """Return the generated function in plain Python. Raises UnsupportedConstruct if it is too deep."""
-    names: dict[str, Any] = {name: globals()[name] for name in (*RUNTIME, *EXACT_RUNTIME)}
+    functions = {**vars(hashes), **globals()}
+    names: dict[str, Any] = {name: functions[name] for name in (*RUNTIME, *EXACT_RUNTIME)}
     try:
         exec(compile(generated.source, "<generated>", "exec"), names)
     except (RecursionError, MemoryError):  # Python's parser raises MemoryError if nesting is too deep

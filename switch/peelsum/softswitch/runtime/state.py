@@ -119,12 +119,6 @@ class ValueSetState:
     def __init__(self, plan: TablePlan, memory: NDArray[np.uint64], lock: FairLock) -> None:
         self.name, self.size, self.bits = plan.table.name, plan.table.size, plan.table.keys[0].bits
         self._plan, self._memory, self._lock = plan, memory, lock
-        self._members: list[tuple[int, int]] = []
-
-    def members(self) -> list[tuple[int, int]]:
-        """Return all members, in the order in which they were given."""
-        with self._lock:
-            return list(self._members)
 
     def set(self, members: Sequence[tuple[int, int]]) -> None:
         """Replace all members. Raises TableFull, or InvalidEntry for a number that does not fit."""
@@ -139,7 +133,6 @@ class ValueSetState:
         rows = [[0, 0, *(word for pair in row for word in pair)] for row in pairs]
         words = [len(rows), *(word for row in rows for word in row)]
         with self._lock:
-            self._members = list(members)
             self._memory[self._plan.region : self._plan.region + len(words)] = words
 
 

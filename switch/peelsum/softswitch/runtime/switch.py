@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, REFUSED_COUNT
+from peelsum.softswitch.compiler.extern_layout import member_codes
 from peelsum.softswitch.compiler.loading import generate
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
@@ -241,14 +242,14 @@ class OutputBuffers:
 
 def _action_words(program: Program, profile: str) -> Callable[[str, Sequence[int]], list[int]]:
     """Return a function that makes a row of a member of an action profile from an action and arguments."""
-    tables = [table for table in program.tables.values() if table.profile == profile]
-    actions = {program.actions[n].name: program.actions[n] for table in tables for n in table.actions}
+    codes = member_codes(program, profile)
+    actions = {action.name: action for action in program.actions.values()}
 
     def words(name: str, params: Sequence[int]) -> list[int]:
-        if name not in actions:
-            known = ", ".join(sorted(actions))
+        if name not in codes:
+            known = ", ".join(sorted(codes))
             raise InvalidEntry(f"action profile {profile}: no action {name}; it has {known}")
-        return [actions[name].number + 1, 0, *argument_words(actions[name], params)]
+        return [codes[name], 0, *argument_words(actions[name], params)]
 
     return words
 

@@ -98,6 +98,16 @@ control ExternsIngress(
         support_timeout = true;
     }
 
+    table also_balanced {
+        key = {
+            hdr.command.low: exact;
+            hdr.command.flow: selector;
+        }
+        actions = { send; send_marked; NoAction; }
+        implementation = paths;
+        size = 16;
+    }
+
     table indirect {
         key = { hdr.command.flow: ternary; }
         actions = { send; send_marked; NoAction; }
@@ -132,7 +142,9 @@ control ExternsIngress(
             assert(hdr.command.low > 3);
         } else {
             if (!balanced.apply().hit) {
-                indirect.apply();
+                if (!also_balanced.apply().hit) {
+                    indirect.apply();
+                }
             }
             shaped.apply();
         }
