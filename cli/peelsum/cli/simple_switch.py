@@ -78,9 +78,7 @@ class BMv2Options(CommandSettings):
         Option("The least level that is logged.", name="--log-level", short="-L"),
     ] = "trace"
     grpc_server_addr: Annotated[str, _ADDRESS] = "0.0.0.0:9559"
-    cpu_port: Annotated[
-        int | None, Option(f"The controller's port. [default: {CPU_PORT}]", 1, DROP_PORT - 1)
-    ] = None
+    cpu_port: Annotated[int, Option("The controller's port.", 1, DROP_PORT - 1)] = CPU_PORT
     thrift_port: Annotated[
         int | None, Option("Close connections to this TCP port: there is no Thrift server.", 1, 65535)
     ] = None
@@ -102,7 +100,7 @@ class BMv2Options(CommandSettings):
             queue_limit=_QUEUE_LIMIT if rates else None,
             capture=self.pcap,
             device_id=self.device_id,
-            cpu_port=CPU_PORT if self.cpu_port is None else self.cpu_port,
+            cpu_port=self.cpu_port,
             program=None if self.no_p4 else program,
             as_bmv2=True,
         )
