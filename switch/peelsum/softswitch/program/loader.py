@@ -111,7 +111,9 @@ def read(document: Json, name: str) -> model.Program:
         profiles=_profiles(document, scope),
         value_sets={
             item["name"]: model.ValueSet(
-                item["name"], int(item.get("max_size") or _VALUE_SET_SIZE), int(item["compressed_bitwidth"])
+                item["name"],
+                _size({"max_size": _VALUE_SET_SIZE, **item}, "max_size"),
+                _size(item, "compressed_bitwidth"),
             )
             for item in document.get("parse_vsets", ())
         },
@@ -128,20 +130,20 @@ def _headers(document: Json) -> dict[str, model.Header]:
         fields = []
         fixed_bits = sum(bits for _, bits, *_ in item["fields"] if bits != "*")
         for field_name, bits, *signed in item["fields"]:
-            if bits == "*":
+            is_varbit = bits == "*"
+            if is_varbit:
                 if item.get("length_exp") is not None:
                     raise UnsupportedConstruct(
                         f"field {item['name']}.{field_name}: P4_14's length of headers: not supported; write "
                         "the program in P4_16, with varbit"
                     )
-                most_bits = 8 * int(item["max_length"]) - fixed_bits
-                fields.append(model.FieldDeclaration(field_name, most_bits, varbit=True))
-                continue
+                bits = 8 * int(item["max_length"]) - fixed_bits
             if not 1 <= int(bits) <= _MOST_FIELD_BITS:
                 raise UnsupportedConstruct(
                     f"field {item['name']}.{field_name}: {bits} bits; use 1 to {_MOST_FIELD_BITS}"
                 )
-            fields.append(model.FieldDeclaration(field_name, int(bits), bool(signed and signed[0])))
+            is_signed = bool(signed and signed[0])
+            fields.append(model.FieldDeclaration(field_name, int(bits), is_signed, is_varbit))
         types[item["name"]] = tuple(fields)
     headers: dict[str, model.Header] = {}
     for item in document["headers"]:
@@ -236,12 +238,13 @@ def _profiles(document: Json, scope: Scope) -> dict[str, model.ActionProfile]:
                 with position_of(item):
                     algorithm = hash_name(item["selector"]["algo"], where)
                     selector = model.Selector(algorithm, scope.inputs(item["selector"]["input"], where))
-            profiles[name] = model.ActionProfile(name, _size({**item, "size": item["max_size"]}), selector)
+            profiles[name] = model.ActionProfile(name, _size(item, "max_size"), selector)
     return profiles
 
 
-def _size(item: Json) -> int:
-    size = int(item["size"])
+def _size(item: Json, key: str = "size") -> int:
+    """Return the size of an item. Raises BadProgram for a negative one."""
+    size = int(item[key])
     if size < 0:
         raise BadProgram(f"{item['name']}: size {size}; compile the program again")
     return size
@@ -285,6 +288,11 @@ def _check(program: model.Program) -> None:
     for name in in_stacks | program.unions.keys():
         if program.headers[name].metadata:
             raise BadProgram(f"header {name}: is metadata, in no stack or union; compile the program again")
+    for value_set in program.value_sets.values():
+        if not 1 <= value_set.bits <= _MOST_FIELD_BITS:
+            raise UnsupportedConstruct(
+                f"value set {value_set.name}: {value_set.bits} bits; use 1 to {_MOST_FIELD_BITS}"
+            )
     for header in program.headers.values():
         if not header.metadata and header.bits % 8:
             raise UnsupportedConstruct(
@@ -383,7 +391,7 @@ def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model
     return model.TableDeclaration(
         name=name,
         keys=keys,
-        size=int(item["max_size"]),
+        size=_size(item, "max_size"),
         actions=numbers,
         default_action=action,
         default_params=params,
