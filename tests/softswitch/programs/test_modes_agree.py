@@ -1,5 +1,7 @@
 """Machine code and plain Python agree on any input: random packets and bytes of any length."""
 
+import copy
+import json
 import random
 import struct
 from pathlib import Path
@@ -10,10 +12,12 @@ from random_frames import Generator
 
 from peelsum.pipelines.artifacts import ARTIFACTS
 from peelsum.softswitch import Frames, Switch, load
+from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.program.model import GroupReference, MemberReference
 from peelsum.softswitch.runtime.meters import Rates
 
-EXTERNS = Path(__file__).parents[1] / "p4runtime" / "p4" / "externs.json"
+P4 = Path(__file__).parents[1] / "p4"
+EXTERNS = P4.parent / "p4runtime" / "p4" / "externs.json"
 NEXT_HOP = 0x0200_0000_0099
 
 
@@ -92,12 +96,16 @@ def frames_for(switch, seed, count):
     return Frames.of([(rng.choice(ports), frame) for frame in frames])
 
 
+def path_of(name):
+    """Return the compiled file of a program."""
+    return {"peelsum": ARTIFACTS / "peelsum_32.json", "externs": EXTERNS}.get(name, P4 / f"{name}.json")
+
+
 @pytest.fixture(scope="module", params=PROGRAMS)
-def made(request, program_of):
+def made(request):
     """Return a function that makes a switch of a mode, with entries."""
     name = request.param
-    files = {"peelsum": ARTIFACTS / "peelsum_32.json", "externs": EXTERNS}
-    program = load(files[name]) if name in files else program_of(name)
+    program = load(path_of(name))
 
     def make(mode="numba"):
         switch = Switch(program, mode)
@@ -124,6 +132,22 @@ def test_both_modes_give_the_same_frames_and_state(made):
         assert plain.process(batch, now).pairs() == native.process(batch, now).pairs()
     for cells, values in state_of(plain).items():
         assert np.array_equal(values, state_of(native)[cells]), cells
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_code_for_numbers_of_any_width_does_the_same(name):
+    """A register of more than 64 bits, which nothing uses, makes the program one that is only interpreted."""
+    document = json.loads(path_of(name).read_text())
+    exact = copy.deepcopy(document)
+    exact["register_arrays"].append({"name": "wide", "id": 999, "size": 1, "bitwidth": 65})
+    plain, other = (Switch(parse(part, name), "python") for part in (document, exact))
+    for switch in (plain, other):
+        PROGRAMS[name](switch)
+    batch = frames_for(plain, 7, 100)
+    assert plain.process(batch, 9).pairs() == other.process(batch, 9).pairs()
+    assert "wide" in other.registers
+    for cells, values in state_of(plain).items():
+        assert np.array_equal(values, state_of(other)[cells]), cells
 
 
 def test_the_cut_of_a_stream_into_batches_does_not_matter(made):

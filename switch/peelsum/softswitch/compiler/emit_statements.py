@@ -196,24 +196,7 @@ class Statements:
         """Write a table's lookup, its direct counter, and its actions: tests of the code in the row."""
         emit, table, plan = self._emit, application.table, self._emit.plans[application.table]
         row, default = emit.temporary("row"), plan.default_row
-        lookup = str(default)
-        if plan.table.keys:
-            texts = []  # of the words of the packet's key
-            for key_parts in plan.words:
-                limb_texts = [(_key_limb(emit, plan, part.key, part.limb), part.shift) for part in key_parts]
-                texts.append(
-                    " | ".join(f"({text} << {shift})" if shift else text for text, shift in limb_texts)
-                )
-            texts += [_key_limb(emit, plan, number, 0) for number in plan.ranges]
-            kind, mask = ("exact", f", {plan.capacity - 1}") if plan.exact else ("first", "")
-            place = f"memory, {plan.region}{mask}, {plan.row_words}, {plan.key_offset}"
-            if len(texts) == 1 and not plan.ranges:
-                lookup = f"find_{kind}1({place}, {texts[0]}, {default})"
-            else:
-                emit.line(*(f"keys[{number}] = {text}" for number, text in enumerate(texts)))
-                counts = f"{len(plan.words)}" if plan.exact else f"{len(plan.words)}, {len(plan.ranges)}"
-                lookup = f"find_{kind}({place}, keys, {counts}, {default})"
-        emit.line(f"{row} = {lookup}")
+        emit.line(f"{row} = {self._lookup(plan)}")
         direct, profile = self._layout.direct.get(table), plan.table.profile
         records_hits = table in emit.externs.hits or table in emit.externs.direct_meters
         on_hit = direct is not None or profile is not None or records_hits
@@ -238,6 +221,24 @@ class Statements:
                 name = emit.program.actions[number].name if number in plan.table.actions else ""
                 with emit.block(f"{'elif' if position else 'if'} {code} == {codes.get(name, number + 1)}:"):
                     self._action_arm(plan, row, number, arm)
+
+    def _lookup(self, plan: TablePlan) -> str:
+        """Write the packet's key, and return the text of the row that it finds, or of the default row."""
+        emit, default = self._emit, plan.default_row
+        if not plan.table.keys:
+            return str(default)
+        texts = []  # of the words of the packet's key
+        for key_parts in plan.words:
+            limb_texts = [(_key_limb(emit, plan, part.key, part.limb), part.shift) for part in key_parts]
+            texts.append(" | ".join(f"({text} << {shift})" if shift else text for text, shift in limb_texts))
+        texts += [_key_limb(emit, plan, number, 0) for number in plan.ranges]
+        kind, mask = ("exact", f", {plan.capacity - 1}") if plan.exact else ("first", "")
+        place = f"memory, {plan.region}{mask}, {plan.row_words}, {plan.key_offset}"
+        if len(texts) == 1 and not plan.ranges:
+            return f"find_{kind}1({place}, {texts[0]}, {default})"
+        emit.line(*(f"keys[{number}] = {text}" for number, text in enumerate(texts)))
+        counts = f"{len(plan.words)}" if plan.exact else f"{len(plan.words)}, {len(plan.ranges)}"
+        return f"find_{kind}({place}, keys, {counts}, {default})"
 
     def _action_arm(self, plan: TablePlan, row: str, number: int, arm: flow.Block) -> None:
         """Write the loads of an action's parameters, then its statements."""

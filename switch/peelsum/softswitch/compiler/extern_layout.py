@@ -66,11 +66,11 @@ def plan_externs(program: Program, start: int) -> ExternLayout:
     meters, hits, profiles, value_sets = {}, {}, {}, {}
     random_state, round_robin, end = start, start + 1, start + 2
     for name, meter in program.meters.items():
-        size = program.tables[meter.table].size if meter.table is not None else meter.size
+        size = meter.size if meter.table is None else program.tables[meter.table].capacity
         meters[name], end = end, end + METER_WORDS * size
     for name, table in program.tables.items():
         if table.idle_timeout:
-            hits[name], end = end, end + table.size
+            hits[name], end = end, end + table.capacity
     for name, profile in program.profiles.items():
         capacity = max(1, profile.size)
         numbers = {n for table in program.tables.values() if table.profile == name for n in table.actions}

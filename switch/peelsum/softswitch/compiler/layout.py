@@ -153,8 +153,7 @@ def plan_table(table: TableDeclaration, param_words: int, start: int) -> TablePl
     ranges = tuple(number for number, key in enumerate(table.keys) if key.kind == "range")
     exact = all(key.kind == "exact" for key in table.keys)
     row_words = ROW_PARAMS + param_words + (1 if exact else 2) * (len(words) + len(ranges))
-    size = len(table.const_entries) if table.const_entries is not None else table.size
-    capacity = 1 << max(1, (2 * size - 1).bit_length()) if exact else size
+    capacity = 1 << max(1, (2 * table.capacity - 1).bit_length()) if exact else table.capacity
     if not table.keys:
         capacity = 0
     region = start + ROW_PARAMS + param_words

@@ -1,6 +1,6 @@
 """Sends what the data plane has to tell the controller: digests, expired entries, and lines of the log.
 
-Generated code writes digests, hits and messages to memory. A thread looks there every `INTERVAL_S`, for
+Generated code writes digests, hits and messages to memory. A thread polls it every `INTERVAL_S`, for
 programs that have any of these.
 """
 
@@ -13,7 +13,7 @@ from finsy.proto import p4r
 
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline
 
-#: Seconds between two looks, as P4Runtime's specification suggests for idle time-outs.
+#: Seconds between two polls, as P4Runtime's specification suggests for idle time-outs.
 INTERVAL_S = 0.01
 
 
@@ -30,14 +30,14 @@ class Notifier:
             Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
-        """End the thread after its current look."""
+        """End the thread after its current poll."""
         self._stopped.set()
 
     def _run(self) -> None:
         while not self._stopped.wait(INTERVAL_S):
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Send what there is now."""
         switch, entities = self._pipeline.switch, self._pipeline.entities
         switch.take_messages()

@@ -39,30 +39,7 @@ def read(document: Json, name: str) -> model.Program:
                 f"extern instance {item.get('name')}: not supported; use those of v1model"
             )
     headers = _headers(document)
-    calculations = {item["name"]: item for item in document.get("calculations", ())}
-    aliases = {alias: ops.FieldRef(*target) for alias, target in document.get("field_aliases", ())}
-    names = {item["id"]: item["name"] for item in document["headers"]}
-    unions = {
-        item["id"]: tuple(names[number] for number in item["header_ids"])
-        for item in document.get("header_unions", ())
-    }
-    union_names = {item["name"]: unions[item["id"]] for item in document.get("header_unions", ())}
-    stacks = {
-        **{
-            item["name"]: tuple((names[number],) for number in item["header_ids"])
-            for item in document.get("header_stacks", ())
-        },
-        **{
-            item["name"]: tuple(unions[number] for number in item["header_union_ids"])
-            for item in document.get("header_union_stacks", ())
-        },
-    }
-    union_types = {item["name"]: item["headers"] for item in document.get("header_union_types", ())}
-    members = {
-        item["name"]: [name for name, _ in union_types[item["union_type"]]]
-        for item in document.get("header_union_stacks", ())
-    }
-    scope = Scope(headers, stacks, union_names, members, calculations, aliases, _signed_parameters(document))
+    scope = _scope(document, headers)
     scope.messages.extend(_digests(document, scope))
     actions = {item["id"]: load_action(item, scope) for item in document["actions"]}
     parser = load_parser(_single_item(document, "parsers"), scope)
@@ -74,15 +51,6 @@ def read(document: Json, name: str) -> model.Program:
     errors = {str(key): int(value) for key, value in document.get("errors", ())}
     for core_error in _CORE_ERRORS:
         errors.setdefault(core_error, max(errors.values(), default=-1) + 1)
-    field_lists = {}
-    for item in document.get("field_lists", ()):
-        for element in item["elements"]:
-            if element["type"] != "field":
-                what = f"field list {item['name']}: holds a {element['type']}"
-                raise UnsupportedConstruct(f"{what}; use fields only")
-        refs = (scope.field(element["value"]) for element in item["elements"])
-        # Only metadata: a copy of the packet either keeps all headers or parses them again.
-        field_lists[int(item["id"])] = tuple(ref for ref in refs if headers[ref.header].metadata)
     empty = model.PipelineGraph("none", None, {})
     deparser = _single_item(document, "deparsers")
     for primitive in deparser.get("primitives", ()):
@@ -99,26 +67,69 @@ def read(document: Json, name: str) -> model.Program:
         counters=_counters(document),
         checksums=tuple(_checksum(item, scope) for item in document.get("checksums", ())),
         errors=errors,
-        aliases=aliases,
+        aliases=scope.aliases,
         stacks=scope.stacks,
         unions={
             header: tuple(other for other in union if other != header)
-            for union in unions.values()
+            for union in scope.unions.values()
             for header in union
         },
-        field_lists=field_lists,
+        field_lists=_field_lists(document, scope),
         meters={item["name"]: _meter(item, scope) for item in document.get("meter_arrays", ())},
         profiles=_profiles(document, scope),
-        value_sets={
-            item["name"]: model.ValueSet(
-                item["name"], int(item.get("max_size") or _VALUE_SET_SIZE), int(item["compressed_bitwidth"])
-            )
-            for item in document.get("parse_vsets", ())
-        },
+        value_sets=_value_sets(document),
         messages=tuple(scope.messages),
     )
     _check(program)
     return program
+
+
+def _scope(document: Json, headers: Mapping[str, model.Header]) -> Scope:
+    """Return what the program's names refer to. Unions and stacks of unions name their headers by number."""
+    sections = ("calculations", "header_stacks", "header_unions", "header_union_types", "header_union_stacks")
+    calculations, stacks, unions, union_types, union_stacks = (document.get(name, ()) for name in sections)
+    names = {item["id"]: item["name"] for item in document["headers"]}
+    by_id = {item["id"]: tuple(names[number] for number in item["header_ids"]) for item in unions}
+    members = {item["name"]: [name for name, _ in item["headers"]] for item in union_types}
+    elements = {item["name"]: tuple((names[number],) for number in item["header_ids"]) for item in stacks}
+    for item in union_stacks:
+        elements[item["name"]] = tuple(by_id[number] for number in item["header_union_ids"])
+    return Scope(
+        headers=headers,
+        stacks=elements,
+        unions={item["name"]: by_id[item["id"]] for item in unions},
+        members={item["name"]: members[item["union_type"]] for item in union_stacks},
+        calculations={item["name"]: item for item in calculations},
+        aliases={alias: ops.FieldRef(*target) for alias, target in document.get("field_aliases", ())},
+        signed=_signed_parameters(document),
+    )
+
+
+def _field_lists(document: Json, scope: Scope) -> dict[int, tuple[ops.FieldRef, ...]]:
+    """Return the metadata in each field list, by number: a copy keeps all headers or parses them again."""
+    field_lists = {}
+    for item in document.get("field_lists", ()):
+        for element in item["elements"]:
+            if element["type"] != "field":
+                what = f"field list {item['name']}: holds a {element['type']}"
+                raise UnsupportedConstruct(f"{what}; use fields only")
+        refs = (scope.field(element["value"]) for element in item["elements"])
+        field_lists[int(item["id"])] = tuple(ref for ref in refs if scope.headers[ref.header].metadata)
+    return field_lists
+
+
+def _value_sets(document: Json) -> dict[str, model.ValueSet]:
+    """Return the parser's value sets by name."""
+    value_sets = {}
+    for item in document.get("parse_vsets", ()):
+        size, bits = (
+            _size({"max_size": _VALUE_SET_SIZE, **item}, "max_size"),
+            int(item["compressed_bitwidth"]),
+        )
+        if not 1 <= bits <= _MOST_FIELD_BITS:
+            raise UnsupportedConstruct(f"value set {item['name']}: {bits} bits; use 1 to {_MOST_FIELD_BITS}")
+        value_sets[item["name"]] = model.ValueSet(item["name"], size, bits)
+    return value_sets
 
 
 def _headers(document: Json) -> dict[str, model.Header]:
@@ -128,20 +139,20 @@ def _headers(document: Json) -> dict[str, model.Header]:
         fields = []
         fixed_bits = sum(bits for _, bits, *_ in item["fields"] if bits != "*")
         for field_name, bits, *signed in item["fields"]:
-            if bits == "*":
+            is_varbit = bits == "*"
+            if is_varbit:
                 if item.get("length_exp") is not None:
                     raise UnsupportedConstruct(
                         f"field {item['name']}.{field_name}: P4_14's length of headers: not supported; write "
                         "the program in P4_16, with varbit"
                     )
-                most_bits = 8 * int(item["max_length"]) - fixed_bits
-                fields.append(model.FieldDeclaration(field_name, most_bits, varbit=True))
-                continue
+                bits = 8 * int(item["max_length"]) - fixed_bits
             if not 1 <= int(bits) <= _MOST_FIELD_BITS:
                 raise UnsupportedConstruct(
                     f"field {item['name']}.{field_name}: {bits} bits; use 1 to {_MOST_FIELD_BITS}"
                 )
-            fields.append(model.FieldDeclaration(field_name, int(bits), bool(signed and signed[0])))
+            is_signed = bool(signed and signed[0])
+            fields.append(model.FieldDeclaration(field_name, int(bits), is_signed, is_varbit))
         types[item["name"]] = tuple(fields)
     headers: dict[str, model.Header] = {}
     for item in document["headers"]:
@@ -236,12 +247,13 @@ def _profiles(document: Json, scope: Scope) -> dict[str, model.ActionProfile]:
                 with position_of(item):
                     algorithm = hash_name(item["selector"]["algo"], where)
                     selector = model.Selector(algorithm, scope.inputs(item["selector"]["input"], where))
-            profiles[name] = model.ActionProfile(name, _size({**item, "size": item["max_size"]}), selector)
+            profiles[name] = model.ActionProfile(name, _size(item, "max_size"), selector)
     return profiles
 
 
-def _size(item: Json) -> int:
-    size = int(item["size"])
+def _size(item: Json, key: str = "size") -> int:
+    """Return the size of an item. Raises BadProgram for a negative one."""
+    size = int(item[key])
     if size < 0:
         raise BadProgram(f"{item['name']}: size {size}; compile the program again")
     return size
@@ -383,7 +395,7 @@ def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model
     return model.TableDeclaration(
         name=name,
         keys=keys,
-        size=int(item["max_size"]),
+        size=_size(item, "max_size"),
         actions=numbers,
         default_action=action,
         default_params=params,

@@ -204,6 +204,11 @@ class TableDeclaration(SyntaxNode):
     profile: str | None = None
     idle_timeout: bool = False
 
+    @property
+    def capacity(self) -> int:
+        """The most entries that the table can have; constant entries may be more than its size."""
+        return self.size if self.const_entries is None else len(self.const_entries)
+
 
 class Conditional(SyntaxNode):
     """A two-way branch between tables."""

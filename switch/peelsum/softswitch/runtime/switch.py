@@ -91,7 +91,7 @@ class Switch:
         meters = {
             name: MeterCells(
                 name,
-                meter.size if meter.table is None else program.tables[meter.table].size,
+                meter.size if meter.table is None else program.tables[meter.table].capacity,
                 externs.meters[name],
                 memory,
                 self.lock,
@@ -100,7 +100,9 @@ class Switch:
         }
         #: Indirect meters by name.
         self.meters = {name: cells for name, cells in meters.items() if program.meters[name].table is None}
-        hits = {name: memory[base : base + program.tables[name].size] for name, base in externs.hits.items()}
+        hits = {
+            name: memory[base : base + program.tables[name].capacity] for name, base in externs.hits.items()
+        }
         self.tables = {
             name: Table(
                 program,

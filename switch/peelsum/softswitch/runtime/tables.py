@@ -219,11 +219,11 @@ class Table:
     def _insert(self, entry: TableEntry) -> None:
         """Add an entry, of the program or of the control plane."""
         self._check_keys(entry.keys)
-        identity, const_entries = self._identity(entry.keys, entry.priority), self._declaration.const_entries
+        identity = self._identity(entry.keys, entry.priority)
         if identity in self._stored:
             keys = ", ".join(map(str, entry.keys))
             raise DuplicateEntry(f"table {self.name}: ({keys}) already exists; modify it instead")
-        if len(self._stored) >= (self.size if const_entries is None else len(const_entries)):
+        if len(self._stored) >= self._declaration.capacity:
             raise TableFull(
                 f"table {self.name}: all {self.size} entries are taken; delete some or enlarge it"
             )
