@@ -29,6 +29,8 @@ class Option:
     """The largest value."""
     name: str = ""
     """The option's name, if it differs from the field's: `--name`."""
+    short: str = ""
+    """A second name, as `-n`; requires `name`."""
     metavar: str | None = None
     """The placeholder for the value in the help."""
     parse: Callable[[Any], Any] | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from peelsum.options import CommandSettings, Option, OptionError
-from peelsum.wire import CPU_PORT
+from peelsum.wire import CPU_PORT, DROP_PORT
 from peelsum.wire.datagrams import Address
 
 T = TypeVar("T")
@@ -78,9 +78,10 @@ def _repeated(
     return Option(text, name=name, metavar=metavar, parse=parse, repeated=True, **more)
 
 
-_INTERFACES = _repeated(
+INTERFACES = _repeated(
     "A port on a network interface, instead of UDP; repeat it for others.",
     *("--interface", "PORT@NAME", partial(_by_port, str, "eth0")),
+    short="-i",
 )
 _UDP_PORTS = _repeated(
     "The UDP port of one port, instead of udp_base; repeat it.",
@@ -112,6 +113,8 @@ _PORT_METHOD = Option(
 )
 _SCHEDULE = Option("Changes of rates and delays, TOML or CSV, from the first frame on.", metavar="FILE")
 _CAPTURE = Option("Write pcap files of every port there, one for each direction.", metavar="FOLDER")
+_CPU_PORT = Option("The port through which packets go to and come from the controller.", 1, DROP_PORT - 1)
+_PROGRAM = Option("BMv2 JSON of a program to run until a controller loads one.", metavar="FILE")
 _P4RUNTIME = Option("Where P4Runtime listens; port 0 chooses a free one.")
 
 
@@ -125,7 +128,7 @@ class SwitchSettings(CommandSettings):
     udp_base: Annotated[int | None, _UDP_BASE] = None
     udp_ports: Annotated[Mapping[int, int], _UDP_PORTS] = field(default_factory=dict)
     host: Annotated[str, Option("Address of the UDP ports.")] = "127.0.0.1"
-    interfaces: Annotated[Mapping[int, str], _INTERFACES] = field(default_factory=dict)
+    interfaces: Annotated[Mapping[int, str], INTERFACES] = field(default_factory=dict)
     port_method: Annotated[Method, _PORT_METHOD] = "auto"
     peer_addresses: Annotated[Mapping[int, Address], _PEER_ADDRESSES] = field(default_factory=dict)
     loss: Annotated[float, _LOSS] = 0.0
@@ -138,6 +141,11 @@ class SwitchSettings(CommandSettings):
     schedule: Annotated[Path | None, _SCHEDULE] = None
     capture: Annotated[Path | None, _CAPTURE] = None
     device_id: Annotated[int, Option("P4Runtime's device_id.", 0, 2**64 - 1)] = 1
+    cpu_port: Annotated[int, _CPU_PORT] = CPU_PORT
+    program: Annotated[Path | None, _PROGRAM] = None
+    as_bmv2: bool = False
+    """Whether P4Runtime may listen beyond loopback without TLS, and captures are named after interfaces and
+    replace earlier ones, as in BMv2; no option."""
     mode: Literal["numba", "python"] = "numba"
     """Whether pipelines are compiled or interpreted; no option."""
 
@@ -152,13 +160,16 @@ class SwitchSettings(CommandSettings):
             raise OptionError(
                 f"--loss: {self.loss:g} is for UDP ports; lose packets on the link of an interface"
             )
-        self._check_ports("--interface", self.interfaces, CPU_PORT - 1)
-        self._check_ports("--join", self.peer_addresses, self.ports)
-        self._check_ports("--udp-port", self.udp_ports, self.ports)
+        self._check_ports("--interface", self.interfaces, range(DROP_PORT))
+        self._check_ports("--join", self.peer_addresses, range(1, self.ports + 1))
+        self._check_ports("--udp-port", self.udp_ports, range(1, self.ports + 1))
+        if self.cpu_port in (self.interfaces or range(1, self.ports + 1)):
+            raise OptionError(f"--cpu-port: {self.cpu_port}: is a port of the switch; choose another number")
 
-    def _check_ports(self, name: str, values: Mapping[int, object], last: int) -> None:
+    def _check_ports(self, name: str, values: Mapping[int, object], ports: range) -> None:
         for port, value in values.items():
-            if not 1 <= port <= last:
-                raise OptionError(f"{name}: {port}@{value}: port {port} is out of range; use 1 to {last}")
+            if port not in ports:
+                limits = f"{ports.start} to {ports.stop - 1}"
+                raise OptionError(f"{name}: {port}@{value}: port {port} is out of range; use {limits}")
         if len(set(values.values())) < len(values):
             raise OptionError(f"{name}: {', '.join(map(str, values.values()))}: give each to one port")

@@ -30,12 +30,14 @@ from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 
 LANES = 8
+#: The CPU port of `rig`'s switch.
+FROM_CONTROLLER = 510
 SIZE = packet_bytes(LANES)
 
 
 @pytest.fixture
 def rig() -> Iterator[SimpleNamespace]:
-    ports = UdpPorts([1, 2])
+    ports = UdpPorts([1, 2], cpu_port=FROM_CONTROLLER)
     device = Device()
     with DataPlane(device, ports) as plane:
         yield SimpleNamespace(ports=ports, device=device, plane=plane)
@@ -84,7 +86,7 @@ def test_a_committed_pipeline_sets_the_size_of_packets(rig: SimpleNamespace) -> 
 def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace) -> None:
     delivered: list[bytes] = []
     rig.device.on_packet_in(delivered.extend)
-    switch = StubSwitch(lambda port: np.where(port == CPU_PORT, 1, CPU_PORT))
+    switch = StubSwitch(lambda port: np.where(port == FROM_CONTROLLER, 1, FROM_CONTROLLER))
     rig.device.install(switch)
     frame = bytes(frame_header(9, SIZE)) + bytes(packets(1)[0])
     with at(rig, 1) as host:
@@ -93,7 +95,7 @@ def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace)
         assert bytes(host.receive().packets[0]) == frame[FRAME_HEADER_BYTES:]
         host.send(packets(2))
         rig.plane.process_batch(1)
-    assert switch.ports == [[CPU_PORT], [1, 1]]
+    assert switch.ports == [[FROM_CONTROLLER], [1, 1]]
     assert delivered == [bytes(frame_header(1, SIZE)) + bytes(payload) for payload in packets(2)]
 
 
@@ -104,7 +106,7 @@ def test_frames_of_a_pipeline_that_was_replaced_do_not_reach_the_controller(rig:
 
     def route(port: np.ndarray) -> np.ndarray:
         rig.device.install(StubSwitch(crossed))
-        return np.full_like(port, CPU_PORT)
+        return np.full_like(port, FROM_CONTROLLER)
 
     rig.device.install(StubSwitch(route))
     with at(rig, 1) as host:
@@ -167,6 +169,9 @@ print(sorted(counts.ports))
         (1, {"loss": 2.0}, "loss: 2 is out of range; use 0 to 1"),
         (2, {"peer_addresses": {3: ("127.0.0.1", 9)}}, "join: .*port 3 is out of range; use 1 to 2"),
         (1, {"p4runtime": "nonsense"}, "nonsense"),
+        (1, {"program": Path("/nowhere.json")}, "/nowhere.json: No such file or directory; give the JSON"),
+        (8, {"cpu_port": 8}, "cpu-port: 8: is a port of the switch; choose another number"),
+        (8, {"interfaces": {511: "eth0"}}, "interface: 511@eth0: port 511 is out of range; use 0 to 510"),
     ],
 )
 def test_what_is_out_of_range_is_named(ports: int, options: dict[str, object], message: str) -> None:
@@ -207,7 +212,7 @@ def test_an_injected_frame_meets_the_pipeline_that_it_is_for(rig: SimpleNamespac
     rig.plane.process_batch(1)
     committing.join(PATIENCE_S)
     rig.plane.process_batch(1)
-    assert (old.ports, new.ports) == ([], [[CPU_PORT]])
+    assert (old.ports, new.ports) == ([], [[FROM_CONTROLLER]])
 
 
 NOW_NS = 1_700_000_000_123_456_789
@@ -233,7 +238,7 @@ def frames_in(folder: Path) -> dict[str, list[bytes]]:
 
 def test_every_frame_is_written_down_by_port_and_way(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    capture = Capture([1, 2], folder, clock=lambda: NOW_NS)
+    capture = Capture({1: "port1", 2: "port2"}, folder, clock=lambda: NOW_NS)
     capture.write("in", Frames.of(FRAMES[:3]))
     capture.write("out", Frames.of(FRAMES))
     capture.write("out", Frames.of(FRAMES[1:2]))
@@ -254,7 +259,7 @@ def test_the_data_plane_captures_what_arrives_and_what_leaves(
 ) -> None:
     size = packet_bytes(8)
     ports, device = UdpPorts([1]), Device()
-    capture, links = Capture([1], tmp_path), Links([1], delays=delays)
+    capture, links = Capture({1: "port1"}, tmp_path), Links([1], delays=delays)
     with (
         closing(ports),
         closing(device),
@@ -280,13 +285,13 @@ def test_a_capture_that_is_there_is_kept(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named() -> None:
     with pytest.raises(SoftswitchError, match="capture: /dev/null/here: Not a directory"):
-        Capture([1], Path("/dev/null/here"))
+        Capture({1: "port1"}, Path("/dev/null/here"))
 
 
 def test_when_a_file_cannot_be_written_nothing_is_captured_any_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capture = Capture([1, 2], tmp_path)
+    capture = Capture({1: "port1", 2: "port2"}, tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:

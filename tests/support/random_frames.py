@@ -64,13 +64,13 @@ class Generator:
         match step:
             case Extract(header):
                 self._extract(header)
-            case ExtractNext(stack):
+            case ExtractNext(stack, member):
                 elements = self._program.stacks[stack]
-                self._extract(elements[min(self._filled[stack], len(elements) - 1)])
+                self._extract(elements[min(self._filled[stack], len(elements) - 1)][member])
                 self._filled[stack] += 1
-            case Advance(count):
-                self._extend(8 * count)
-                self._position += 8 * count
+            case Advance(Const(bits)):
+                self._extend(bits)
+                self._position += bits
 
     def _extract(self, header: str) -> None:
         for field in self._program.headers[header].fields:

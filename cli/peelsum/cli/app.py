@@ -17,6 +17,7 @@ from peelsum.cli import (
     network,
     predict,
     server,
+    simple_switch,
     switch,
     trace,
 )
@@ -31,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(switch.app, name="switch")
+app.command("simple-switch", cls=simple_switch.BMv2Command)(simple_switch.command)
 app.add_typer(job.app, name="job")
 app.add_typer(job.controller_app, name="controller")
 app.add_typer(server.app, name="server")

@@ -27,6 +27,12 @@ def main() -> None:
         sys.exit(2)
 
 
+def simple_switch_grpc() -> None:
+    """Run `peelsum simple-switch`: the entry point of `peelsum_simple_switch_grpc`."""
+    sys.argv.insert(1, "simple-switch")
+    main()
+
+
 def _run() -> None:
     """Import the command line and run it, with the default handling of Ctrl-C before and after."""
     handler = signal.getsignal(signal.SIGINT)

@@ -80,7 +80,7 @@ def _parameters(settings: type[CommandSettings]) -> list[Parameter]:
         if option.parse is not None:
             hint, default = (list[str] | None, None) if option.repeated else (str, option.shown(default))
         typer_option = typer.Option(
-            *([option.name] if option.name else []),
+            *filter(None, (option.name, option.short)),
             help=option.help, metavar=option.metavar, envvar=option.envvar, hidden=option.hidden,
         )  # fmt: skip
         annotation: Any = Annotated[hint, typer_option]

@@ -29,6 +29,11 @@ _GRACE_S = 0.5
 @with_settings
 def run(settings: SwitchSettings, service: Service) -> None:
     """Run the softswitch until Ctrl-C. A controller loads its pipeline, for example `peelsum job admit`."""
+    run_softswitch(settings, service)
+
+
+def run_softswitch(settings: SwitchSettings, service: Service) -> None:
+    """Run the softswitch until a signal arrives, and report where it listens."""
     from peelsum.logs import configure, log_event
     from peelsum.metrics import Values, switch_values
     from peelsum.softswitch import SoftswitchError

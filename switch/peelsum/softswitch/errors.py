@@ -17,6 +17,10 @@ class UnsupportedConstruct(SoftswitchError):
     """The program is valid but uses something that the softswitch does not support; the message names it."""
 
 
+class NotCompilable(UnsupportedConstruct):
+    """Machine code for 64-bit numbers cannot do what the program does; interpreted code can."""
+
+
 class InvalidEntry(SoftswitchError):
     """The program's declarations do not allow this table entry, register index or group."""
 
@@ -31,3 +35,7 @@ class NoSuchEntry(SoftswitchError):
 
 class TableFull(SoftswitchError):
     """The table holds as many entries as its declared size allows."""
+
+
+class EntryInUse(SoftswitchError):
+    """A member or group of an action profile cannot be removed while something refers to it."""

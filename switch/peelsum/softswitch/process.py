@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self, TypeAlias
 
+from peelsum.softswitch.compiler.loading import load
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports import interface_loop, udp_loop
@@ -30,12 +31,12 @@ from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
 from peelsum.softswitch.runtime.switch import Switch
 from peelsum.switch_settings import SwitchSettings
 from peelsum.tls import TlsIdentity, is_loopback
-from peelsum.wire import CPU_PORT, Verdict, count_lanes, packet_bytes
+from peelsum.wire import Verdict, count_lanes, packet_bytes
 
 #: All ports of a switch.
 Ports: TypeAlias = UdpPorts | InterfacePorts
-#: The selector's key for the socket that `stop` writes to; its other keys are numbers of ports.
-_STOPPING = -1
+#: The selector's keys for the socket that `stop` writes to, and the device; its others are port numbers.
+_STOPPING, _DEVICE = -1, -2
 #: Batches after which a compiled loop returns: never, but for other reasons.
 _UNLIMITED = 1 << 62
 _logger = logging.getLogger("peelsum.switch")
@@ -84,7 +85,7 @@ class DataPlane:
         self._wake_writer.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_reader, selectors.EVENT_READ, _STOPPING)
-        self._selector.register(device, selectors.EVENT_READ, CPU_PORT)
+        self._selector.register(device, selectors.EVENT_READ, _DEVICE)
         for number, port in ports.ports.items():
             self._selector.register(port.socket, selectors.EVENT_READ, number)
 
@@ -122,9 +123,9 @@ class DataPlane:
             self._release_due_frames()
             timeout = 0
         ready = {key.data for key, _ in self._selector.select(timeout)}
-        if ready & {CPU_PORT, _STOPPING}:
+        if ready & {_DEVICE, _STOPPING}:
             self._handle_wakeup()
-        ready -= {CPU_PORT, _STOPPING}
+        ready -= {_DEVICE, _STOPPING}
         received = self._ports.receive(sorted(ready))
         if len(received):
             if self._capture is not None:
@@ -178,7 +179,7 @@ class DataPlane:
             self._switch = switch
             injected = self._device.take_injected()
         if injected:
-            self._process(Frames.of([(CPU_PORT, frame) for frame in injected]))
+            self._process(Frames.of([(self._ports.cpu_port, frame) for frame in injected]))
 
     def _new_loop(self, switch: Switch) -> CompiledLoop | None:
         """Return a compiled loop for a pipeline; None if its ports, links or program need the Python loop."""
@@ -220,7 +221,7 @@ class DataPlane:
             return
         now = self.now_us()
         out = self._switch.process(frames, now)
-        to_cpu = out.port == CPU_PORT
+        to_cpu = out.port == self._ports.cpu_port
         if to_cpu.any():
             self._deliver_to_cpu([frame for _, frame in out.at(to_cpu).pairs()])
             out = out.at(~to_cpu)
@@ -294,15 +295,19 @@ def run(
         accepts_any_hello = identity is None and is_loopback(settings.host)
         try:
             ports = (
-                InterfacePorts(settings.interfaces, method=settings.port_method)
+                InterfacePorts(settings.interfaces, method=settings.port_method, cpu_port=settings.cpu_port)
                 if settings.interfaces
                 else _open_udp_ports(settings, accepts_any_hello)
             )
             stack.callback(ports.close)
-            warm_up(ports)
+            program = None if settings.program is None else load(settings.program)
             capture = None
             if settings.capture is not None:
-                capture = stack.enter_context(closing(Capture(ports.ports, settings.capture)))
+                names = {number: f"port{number}" for number in ports.ports}
+                if settings.as_bmv2:
+                    names |= settings.interfaces
+                capture = Capture(names, settings.capture, overwrite=settings.as_bmv2)
+                stack.enter_context(closing(capture))
             links = Links(
                 ports.ports,
                 rates=settings.rates.of(ports.ports),
@@ -315,12 +320,20 @@ def run(
                 settings.device_id,
                 mode=settings.mode,
                 queues=links.queues,
-                ports={*ports.ports, CPU_PORT},
+                # Interfaces' switches accept every port in a group, as BMv2 does.
+                ports=None if settings.interfaces else {*ports.ports, settings.cpu_port},
                 secret_ports=ports.ports if isinstance(ports, UdpPorts) else None,
             )
             stack.callback(device.close)
-            server = serve(device, settings.p4runtime, identity)
+            server = serve(device, settings.p4runtime, identity, any_address=settings.as_bmv2)
             stack.callback(server.stop)
+            # Clients of P4Runtime need not wait for the compiler.
+            warm_up(ports)
+            if program is not None:
+                switch = device.build(program)
+                with device.lock:
+                    if device.switch is None:  # no controller has been faster
+                        device.install(switch)
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
         plane = stack.enter_context(DataPlane(device, ports, links=links, capture=capture))
@@ -355,6 +368,7 @@ def _open_udp_ports(settings: SwitchSettings, accepts_any_hello: bool) -> Ports:
         loss=settings.loss,
         seed=settings.seed,
         accepts_any_hello=accepts_any_hello,
+        cpu_port=settings.cpu_port,
     )
     for port, address in settings.peer_addresses.items():
         ports.ports[port].join(address)

@@ -159,7 +159,9 @@ class Maker:
             inputs = ((A, 0, 32), (temporary(3), 0, bits))
         elif not self.seldom():
             return ()
-        return (model.Checksum("sum", ops.FieldRef("h", "sum"), inputs, condition, False, True),)
+        return (
+            model.Checksum("sum", ops.FieldRef("h", "sum"), "csum16", inputs, False, condition, False, True),
+        )
 
 
 def packets(seed):

@@ -80,37 +80,54 @@ def test_who_is_the_primary_and_who_hears_of_it(steps, primary, told):
             arbiter.close(streams[name])
         else:
             bid(arbiter, streams[name], election_id)
-    assert arbiter.primary is streams.get(primary)
+    assert arbiter.packet_receivers == ([streams[primary]] if primary else [])
     assert {name: stream.told for name, stream in streams.items() if stream.told} == told
+
+
+def write_code(arbiter, role="", **election_id):
+    """The code with which a write is refused; None if it is permitted."""
+    try:
+        arbiter.require_primary(p4r.WriteRequest(role=role, **election_id))
+    except RequestError as error:
+        return error.code.name
+    return None
 
 
 @pytest.mark.parametrize("election_id", [0, 4, 6, 1 << 64 | 5])
 def test_only_the_primarys_present_bid_may_write(election_id):
     arbiter = Arbiter(7)
     stream = Stream(arbiter)
-
-    def refusal(election_id, role=""):
-        with pytest.raises(RequestError) as error:
-            arbiter.require_primary(U128.encode(election_id), role)
-        return error.value.code.name
-
-    assert refusal(5) == "PERMISSION_DENIED"
+    assert write_code(arbiter, election_id=U128.encode(5)) == "PERMISSION_DENIED"
     bid(arbiter, stream, 5)
-    arbiter.require_primary(U128.encode(5), "")
-    assert refusal(election_id) == "PERMISSION_DENIED"
+    assert write_code(arbiter, election_id=U128.encode(5)) is None
+    assert write_code(arbiter, election_id=U128.encode(election_id)) == "PERMISSION_DENIED"
     bid(arbiter, stream, 6)
-    assert refusal(5) == "PERMISSION_DENIED"
-    assert refusal(6, "operator") == "UNIMPLEMENTED"
+    assert write_code(arbiter, election_id=U128.encode(5)) == "PERMISSION_DENIED"
 
 
-def test_each_role_has_an_election_of_its_own_and_only_the_default_one_gives_rights():
+def test_without_an_election_everybody_may_write():
+    """As in BMv2: requests without election id, as long as no stream has bid."""
+    arbiter = Arbiter(7)
+    stream = Stream(arbiter)
+    assert write_code(arbiter) is None
+    bid(arbiter, stream, 0)
+    assert write_code(arbiter) == "PERMISSION_DENIED"
+    arbiter.close(stream)
+    assert write_code(arbiter) is None
+
+
+def test_each_role_has_a_primary_that_may_write():
     arbiter = Arbiter(7)
     writer, holder, other, late = (Stream(arbiter) for _ in range(4))
-    bid(arbiter, writer, 5)
     bid(arbiter, holder, 1, "job 1")
-    bid(arbiter, other, 1, "job 2")
-    assert (writer.told, holder.told, other.told) == ([(PRIMARY, 5)], [(PRIMARY, 1)], [(PRIMARY, 1)])
-    assert arbiter.primary is writer
+    bid(arbiter, other, 3, "job 2")
+    assert arbiter.packet_receivers == [holder, other]
+    bid(arbiter, writer, 5)
+    assert (writer.told, holder.told, other.told) == ([(PRIMARY, 5)], [(PRIMARY, 1)], [(PRIMARY, 3)])
+    assert arbiter.packet_receivers == [writer]
+    assert write_code(arbiter, "job 2", election_id=U128.encode(3)) is None
+    assert write_code(arbiter, "job 1", election_id=U128.encode(3)) == "PERMISSION_DENIED"
+    assert write_code(arbiter, "job 3", election_id=U128.encode(3)) == "PERMISSION_DENIED"
     with pytest.raises(RequestError, match=r"id 1 already exists, of process 7 at 10\.0\.0\.1:5; bid"):
         bid(arbiter, late, 1, "job 1")
     with pytest.raises(RequestError, match=r"role: 'job 1': this stream has another"):
@@ -118,7 +135,8 @@ def test_each_role_has_an_election_of_its_own_and_only_the_default_one_gives_rig
     arbiter.close(holder)
     bid(arbiter, late, 1, "job 1")
     assert late.told == [(PRIMARY, 1)]
-    assert arbiter.primary is writer
+    assert arbiter.is_primary(late)
+    assert not arbiter.is_primary(holder)
 
 
 def told(stream):

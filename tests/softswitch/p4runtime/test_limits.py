@@ -25,7 +25,7 @@ def test_the_call_of_a_client_that_does_not_read_is_cancelled():
     stream, message = ControllerStream(lambda: cancels.append(True)), p4r.StreamMessageResponse()
     for _ in range(2 * MOST_WAITING):
         stream.send(message)
-    assert not stream.send_packet(p4r.PacketIn())
+    assert not stream.send_or_drop(p4r.StreamMessageResponse(packet=p4r.PacketIn()))
     assert cancels == []
     stream.send(message)
     assert cancels == [True]

@@ -5,6 +5,7 @@ import pytest
 from finsy.p4entity import P4TableAction as Action
 from finsy.p4entity import P4TableEntry as Entry
 from finsy.p4entity import P4TableMatch as Match
+from finsy.p4schema import P4Schema
 from finsy.proto import p4r
 
 from peelsum.pipelines import pipeline
@@ -154,29 +155,81 @@ def test_bad_configurations_are_refused_and_change_nothing(client, config, devic
 
 
 def test_unsupported_p4info_is_refused_by_name(primary, config):
-    config.p4info.meters.add().preamble.name = "Ingress.police"
+    meter = config.p4info.meters.add()
+    meter.preamble.name, meter.spec.type = "Ingress.police", 1  # SINGLE_RATE_THREE_COLOR
     code, details = code_of(lambda: primary.set_pipeline(config))
-    assert (code, details.split(":")[0]) == ("UNIMPLEMENTED", "meter Ingress.police")
+    assert (code, details.split(":")[0]) == ("UNIMPLEMENTED", "single-rate meter Ingress.police")
 
 
 @pytest.mark.parametrize(
-    ("action", "code"),
-    [
-        ("UNSPECIFIED", "INVALID_ARGUMENT"),
-        ("VERIFY_AND_SAVE", "UNIMPLEMENTED"),
-        ("COMMIT", "UNIMPLEMENTED"),
-        ("RECONCILE_AND_COMMIT", "UNIMPLEMENTED"),
-    ],
+    ("action", "has_config"),
+    [("UNSPECIFIED", True), ("VERIFY", False), ("VERIFY_AND_COMMIT", False), ("COMMIT", True)],
 )
-def test_actions_other_than_verify_and_commit_are_refused(primary, config, device, action, code):
-    code, details = code_of(lambda: primary.set_pipeline(config, action))
-    assert (code, device.switch) == (code, None)
-    assert code == "INVALID_ARGUMENT" or details.startswith(f"action {action}:")
+def test_actions_that_are_unknown_or_whose_config_is_missing_or_superfluous(
+    primary, config, device, action, has_config
+):
+    code, details = code_of(lambda: primary.set_pipeline(config if has_config else None, action))
+    assert (code, device.switch) == ("INVALID_ARGUMENT", None)
+    assert details.startswith("config: " if action != "UNSPECIFIED" else "action: 0 ")
 
 
-@pytest.mark.parametrize("action", ["VERIFY", "VERIFY_AND_COMMIT"])
-def test_actions_need_a_config(primary, action):
-    assert code_of(lambda: primary.set_pipeline(None, action))[0] == "INVALID_ARGUMENT"
+def test_a_saved_pipeline_is_filled_before_it_is_committed(primary, schema, config, device):
+    assert code_of(lambda: primary.set_pipeline(None, "COMMIT"))[0] == "FAILED_PRECONDITION"
+    primary.set_pipeline(config, "VERIFY_AND_SAVE")
+    assert device.switch is None
+    primary.update("INSERT", table_entry=route(schema))
+    primary.set_pipeline(None, "COMMIT")
+    assert device.switch.tables["MatchEverything.route"].entries()
+    running = device.switch
+    primary.set_pipeline(config, "VERIFY_AND_SAVE")
+    assert device.switch is running
+    assert primary.read(table_entry=p4r.TableEntry(table_id=schema.tables["route"].id)) == []
+    primary.set_pipeline(None, "COMMIT")
+    assert device.switch is not running
+
+
+def test_reconcile_keeps_what_controllers_wrote(client, schema, config, device):
+    action = Action("forward", port=7)
+    entities = [
+        {"table_entry": Entry("route", action=action, is_default_action=True).encode_entry(schema)},
+        {"table_entry": route(schema)},
+        {
+            "packet_replication_engine_entry": p4r.PacketReplicationEngineEntry(
+                multicast_group_entry=p4r.MulticastGroupEntry(
+                    multicast_group_id=3, replicas=[p4r.Replica(egress_port=2, instance=1)]
+                )
+            )
+        },
+        {
+            "packet_replication_engine_entry": p4r.PacketReplicationEngineEntry(
+                clone_session_entry=p4r.CloneSessionEntry(
+                    session_id=5, replicas=[p4r.Replica(egress_port=4, instance=1)]
+                )
+            )
+        },
+    ]
+    for position, entity in enumerate(entities):
+        client.update("INSERT" if position else "MODIFY", **entity)
+    before = device.switch
+    client.set_pipeline(config, "RECONCILE_AND_COMMIT")
+    assert device.switch is not before
+    assert device.switch.groups.get(3) == ((2, 1),)
+    assert device.switch.sessions.get(5) == ((4, 1),)
+    route_id = schema.tables["route"].id
+    assert client.read(table_entry=p4r.TableEntry(table_id=route_id)) == [entities[1]["table_entry"]]
+    default = p4r.TableEntry(table_id=route_id, is_default_action=True)
+    assert client.read(table_entry=default) == [entities[0]["table_entry"]]
+
+
+def test_reconcile_fails_whole_if_the_new_program_lacks_a_table(client, schema, config, device):
+    client.update("INSERT", table_entry=route(schema))
+    running, smaller = device.switch, pipeline(32)
+    other = P4Schema(smaller.p4info_path, smaller.json_path.read_bytes()).get_pipeline_config()
+    code, details = code_of(lambda: client.set_pipeline(other, "RECONCILE_AND_COMMIT"))
+    assert code == "UNKNOWN"
+    assert "no table" in details
+    assert device.switch is running
+    assert client.get_pipeline() == config
 
 
 def test_another_device_is_not_here(connect):

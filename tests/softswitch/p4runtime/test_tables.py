@@ -214,8 +214,8 @@ def test_what_the_program_fixes_is_denied(client, schema):
     assert code_of_one(client, "MODIFY", entity(table_only, schema)) == "PERMISSION_DENIED"
 
 
-def test_idle_timeouts_are_not_implemented(client, schema):
-    assert code_of_one(client, "INSERT", changed(schema, ROUTE, idle_timeout_ns=5)) == "UNIMPLEMENTED"
+def test_idle_timeouts_are_refused_where_the_table_has_none(client, schema):
+    assert code_of_one(client, "INSERT", changed(schema, ROUTE, idle_timeout_ns=5)) == "INVALID_ARGUMENT"
 
 
 def test_a_full_table_says_so(client, schema):

@@ -24,10 +24,10 @@ from peelsum.softswitch.ports.udp_kernels import UdpColumn
 from peelsum.softswitch.process import DataPlane
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import Queues
-from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Kind, pack, packet_bytes, packet_fields
+from peelsum.wire import FRAME_HEADER_BYTES, Kind, pack, packet_bytes, packet_fields
 from peelsum.wire.datagrams import BatchSocket
 
-LANES, WORKERS, SERVER = 32, 4, 5
+LANES, WORKERS, SERVER, CPU = 32, 4, 5, 300
 SIZE = packet_bytes(LANES)
 #: The program's clock: ticks of 2**6 us, and what is added to them (switch/p4/generated/wire.p4).
 TICK_SHIFT, EPOCH_TICKS = 6, 0x40000000
@@ -48,7 +48,7 @@ def rig_of(queues: Queues | None = None) -> Iterator[SimpleNamespace]:
     """A job's switch whose loop runs on UDP, its hosts, and a second switch that runs without ports."""
     program = load(pipeline(LANES).json_path)
     ours, other = SoftswitchRig(program, "numba"), SoftswitchRig(program, "numba")
-    ports, device = UdpPorts(range(1, SERVER + 1), batch=64), Device(queues=queues)
+    ports, device = UdpPorts(range(1, SERVER + 1), batch=64, cpu_port=CPU), Device(queues=queues)
     if queues:
         ours.switch = Switch(program, queues=queues)
     with contextlib.ExitStack() as stack:
@@ -138,7 +138,7 @@ def test_it_goes_on_where_the_room_for_copies_ended(rig: SimpleNamespace) -> Non
 def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespace) -> None:
     delivered: list[bytes] = []
     rig.device.on_packet_in(delivered.extend)
-    rig.job.rig.set_group(1, [2, CPU_PORT])
+    rig.job.rig.set_group(1, [2, CPU])
     rig.hosts[SERVER].send(results(20))
     got = turn_until(rig, 2, 20)
     assert np.array_equal(got, results(20))
@@ -164,7 +164,7 @@ def test_a_kernel_that_refuses_so_many_segments_gets_fewer(rig: SimpleNamespace)
 
 
 def test_frames_from_the_controller_pass(rig: SimpleNamespace) -> None:
-    rig.job.rig.admit_server(1, CPU_PORT)
+    rig.job.rig.admit_server(1, CPU)
     row = bytes(results(1)[0])
     assert rig.device.inject(frame(row))
     rig.plane.process_batch(PATIENCE_S)

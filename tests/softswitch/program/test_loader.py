@@ -1,7 +1,9 @@
 """Programs that the loader accepts, and constructs that it refuses by name."""
 
+import contextlib
 import copy
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -38,12 +40,17 @@ def action(document, name):
 @pytest.mark.parametrize(
     ("section", "item", "message"),
     [
-        ("header_union_stacks", {"name": "u"}, "header union stack u"),
-        ("parse_vsets", {"name": "known_vids"}, "parser value set known_vids"),
-        ("meter_arrays", {"name": "I.police"}, "meter I.police"),
+        (
+            "meter_arrays",
+            {"name": "I.police", "rate_count": 3, "source_info": {"filename": "x.p4", "line": 7}},
+            r"meter I.police: 3 rates; use two \(line 7 of x.p4\)",
+        ),
         ("extern_instances", {"name": "psa"}, "extern instance psa"),
-        ("learn_lists", {"name": "macs"}, "digest macs"),
-        ("header_unions", {"name": "u"}, "header union u"),
+        (
+            "learn_lists",
+            {"id": 1, "name": "macs", "elements": [{"type": "payload"}]},
+            "digest macs: payload: not supported",
+        ),
         (
             "field_lists",
             {"name": "kept", "id": 1, "elements": [{"type": "payload"}]},
@@ -91,26 +98,24 @@ def of(op, left, right):
 
 
 REFUSED = [
-    (in_drop("assign", WIDE, of("+", WIDE, ONE)), r"operator \+: may be .* past 64 bits"),
     (in_drop("assign", TTL, of("rotate", TTL, TTL)), "operator rotate"),
-    (in_drop("truncate"), "action RouterIngress.drop: primitive truncate"),
-    (in_drop("generate_digest"), "action RouterIngress.drop: primitive generate_digest"),
-    (lambda d: acl(d).update(type="indirect_ws"), "table RouterIngress.acl: of type indirect_ws"),
-    (lambda d: acl(d).update(support_timeout=True), "table RouterIngress.acl: idle timeout"),
-    (lambda d: acl(d).update(direct_meters="m"), "table RouterIngress.acl: direct meter"),
+    (in_drop("mirror"), "action RouterIngress.drop: primitive mirror"),
+    (lambda d: acl(d).update(action_profile="p"), "RouterIngress.acl: entries with action profile p"),
     (too_large, "table RouterIngress.acl: size"),
     (
         lambda d: acl(d)["key"][0].update(match_type="selector"),
         "table RouterIngress.acl: match kind selector",
     ),
-    (lambda d: d["header_types"][-1]["fields"].append(["options", "*"]), r"varbit .*\.options"),
-    (lambda d: d["calculations"][0].update(algo="crc32"), "checksum .*: algorithm crc32"),
-    (lambda d: d["calculations"][0]["input"].append({"type": "payload"}), "checksum .*: input payload"),
-    (lambda d: in_state(0, "parser_ops")(d).update(op="extract_VL"), "parser state start: extract_VL"),
+    (
+        lambda d: d["header_types"][-1].update(length_exp={}, fields=[["options", "*"]]),
+        r"field .*\.options: P4_14's length of headers",
+    ),
+    (lambda d: d["calculations"][0].update(algo="md5"), "checksum .*: hash md5"),
+    (lambda d: in_state(0, "parser_ops")(d).update(op="rewind"), "parser state start: rewind"),
     (lambda d: d["deparsers"][0]["primitives"].append({"op": "log_msg"}), "deparser: primitive log_msg"),
     (
-        lambda d: d["register_arrays"][0].update(bitwidth=65),
-        "register RouterIngress.last_source: cells of 65",
+        lambda d: d["register_arrays"][0].update(bitwidth=2049),
+        "register RouterIngress.last_source: cells of 2049",
     ),
     (lambda d: d["header_types"][-1]["fields"].append(["odd", 3, False]), "not whole bytes"),
 ]
@@ -136,6 +141,14 @@ def test_constructs_are_refused_by_name(document, change, message):
         in_drop("pop", ("header_stack", "nowhere"), ONE),
         in_drop("assign", ("field", ["ipv4", "nowhere"]), ONE),
         in_drop("register_write", ("register_array", "nowhere"), ONE, ONE),
+        in_drop("execute_meter", ("meter_array", "nowhere"), ONE, TTL),
+        in_drop("generate_digest", ONE, ONE),
+        in_drop(
+            "log_msg", ("string", "x"), ("parameters_vector", [{"type": "field", "value": ["no", "no"]}])
+        ),
+        lambda d: acl(d).update(action_profile="nowhere", entries=None),
+        lambda d: d.setdefault("header_union_stacks", []).append({"name": "u"}),
+        lambda d: d.setdefault("parse_vsets", []).append({"name": "known_vids"}),
     ],
 )
 def test_a_file_that_does_not_hang_together_is_a_bad_program(document, change):
@@ -256,3 +269,48 @@ def test_what_older_compilers_leave_out_means_the_same(document):
     by_name = {made.name: number for number, made in read.actions.items()}
     made = read.ingress.nodes["RouterIngress.acl"]
     assert made.actions == (by_name["RouterIngress.permit"], by_name["RouterIngress.deny"])
+
+
+def places(node):
+    """Yield each container of a JSON document, and the key or index of each item in it."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in list(items):
+        yield node, key
+        yield from places(value)
+
+
+ODD_VALUES = [
+    None,
+    -1,
+    0,
+    1,
+    7,
+    1 << 70,
+    "",
+    "0x",
+    "nowhere",
+    "0xffff",
+    [],
+    [1, 2],
+    {},
+    {"type": "field"},
+    True,
+    2.5,
+]
+
+
+@pytest.mark.parametrize("path", ["p4/variable.json", "p4runtime/p4/externs.json", "p4/again.json"])
+def test_programs_with_random_changes_are_refused_or_load(path):
+    text = (P4.parent / path).read_text()
+    rng = random.Random(path)
+    for _ in range(40):
+        changed = json.loads(text)
+        found = list(places(changed))
+        for _ in range(rng.choice([1, 1, 3])):
+            container, key = rng.choice(found)
+            if rng.random() < 0.3 and isinstance(container, dict):
+                container.pop(key, None)
+            elif isinstance(container, dict) or key < len(container):
+                container[key] = rng.choice([*ODD_VALUES, copy.deepcopy(rng.choice(found)[0])])
+        with contextlib.suppress(SoftswitchError):
+            Switch(parse(changed, "x"), "python")

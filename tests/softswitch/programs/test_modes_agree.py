@@ -1,7 +1,10 @@
 """Machine code and plain Python agree on any input: random packets and bytes of any length."""
 
+import copy
+import json
 import random
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,12 @@ from random_frames import Generator
 
 from peelsum.pipelines.artifacts import ARTIFACTS
 from peelsum.softswitch import Frames, Switch, load
+from peelsum.softswitch.compiler.loading import parse
+from peelsum.softswitch.program.model import GroupReference, MemberReference
+from peelsum.softswitch.runtime.meters import Rates
 
+P4 = Path(__file__).parents[1] / "p4"
+EXTERNS = P4.parent / "p4runtime" / "p4" / "externs.json"
 NEXT_HOP = 0x0200_0000_0099
 
 
@@ -39,6 +47,21 @@ def peelsum(switch):
     switch.groups.set(1, [(worker, 0) for worker in range(4)])
 
 
+def externs(switch):
+    paths, hops = (switch.profiles[f"ExternsIngress.{name}"] for name in ("paths", "hops"))
+    for number in range(1, 5):
+        paths.insert_member(number, "ExternsIngress.send", (number,))
+        hops.insert_member(number, "ExternsIngress.send_marked", (number, number << 60))
+    paths.insert_group(1, {number: number for number in range(1, 5)})
+    for key in range(0, 256, 17):
+        switch.tables["ExternsIngress.balanced"].insert((key,), GroupReference(1))
+    switch.tables["ExternsIngress.indirect"].insert(((0, 0),), MemberReference(2), priority=1)
+    switch.tables["ExternsIngress.shaped"].insert((1,), "ExternsIngress.metered", (3,))
+    switch.tables["ExternsIngress.shaped"].write_meter((1,), Rates(9, 100, 10, 200))
+    switch.value_sets["ExternsParser.tagged_keys"].set([(0, 1), (0xFF, 0xFF)])
+    switch.meters["ExternsIngress.police"].write(1, Rates(100, 2, 200, 4))
+
+
 #: Programs, and what fills their tables and groups.
 PROGRAMS = {
     **dict.fromkeys(
@@ -47,6 +70,7 @@ PROGRAMS = {
     "router": router,
     "replicate": replicate,
     "peelsum": peelsum,
+    "externs": externs,
 }
 
 
@@ -72,11 +96,16 @@ def frames_for(switch, seed, count):
     return Frames.of([(rng.choice(ports), frame) for frame in frames])
 
 
+def path_of(name):
+    """Return the compiled file of a program."""
+    return {"peelsum": ARTIFACTS / "peelsum_32.json", "externs": EXTERNS}.get(name, P4 / f"{name}.json")
+
+
 @pytest.fixture(scope="module", params=PROGRAMS)
-def made(request, program_of):
+def made(request):
     """Return a function that makes a switch of a mode, with entries."""
     name = request.param
-    program = load(ARTIFACTS / "peelsum_32.json") if name == "peelsum" else program_of(name)
+    program = load(path_of(name))
 
     def make(mode="numba"):
         switch = Switch(program, mode)
@@ -91,6 +120,8 @@ def state_of(switch):
         name: item.values() for kind in (switch.registers, switch.counters) for name, item in kind.items()
     }
     cells["direct"] = switch.state.counts
+    cells["tables and externs"] = switch.state.memory
+    cells["digests"] = np.array([values for _, values in switch.messages.digests], np.uint64)
     return cells
 
 
@@ -101,6 +132,22 @@ def test_both_modes_give_the_same_frames_and_state(made):
         assert plain.process(batch, now).pairs() == native.process(batch, now).pairs()
     for cells, values in state_of(plain).items():
         assert np.array_equal(values, state_of(native)[cells]), cells
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_code_for_numbers_of_any_width_does_the_same(name):
+    """A register of more than 64 bits, which nothing uses, makes the program one that is only interpreted."""
+    document = json.loads(path_of(name).read_text())
+    exact = copy.deepcopy(document)
+    exact["register_arrays"].append({"name": "wide", "id": 999, "size": 1, "bitwidth": 65})
+    plain, other = (Switch(parse(part, name), "python") for part in (document, exact))
+    for switch in (plain, other):
+        PROGRAMS[name](switch)
+    batch = frames_for(plain, 7, 100)
+    assert plain.process(batch, 9).pairs() == other.process(batch, 9).pairs()
+    assert "wide" in other.registers
+    for cells, values in state_of(plain).items():
+        assert np.array_equal(values, state_of(other)[cells]), cells
 
 
 def test_the_cut_of_a_stream_into_batches_does_not_matter(made):

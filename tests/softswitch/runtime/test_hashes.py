@@ -11,6 +11,7 @@ from softswitch_frames import send
 
 from peelsum.softswitch import Switch
 from peelsum.softswitch.compiler.loading import parse
+from peelsum.softswitch.runtime import hashes
 
 P4 = Path(__file__).parents[1] / "p4"
 
@@ -126,3 +127,90 @@ def test_copies_do_not_see_each_others_hashes(switch_of):
     switch.groups.set(3, [(1, 21), (2, 22)])
     first, second = ask(8, a=7, b=crc16(bytes(5) + b"\7")), ask(8, a=7, b=1)
     assert answers(switch, ask(8, a=7, b=1)) == [bytes(10) + first, bytes(10) + second]
+
+
+def remainder(data, bits, polynomial, start=0, is_reflected=False):
+    """Return a CRC by long division; the start value goes into the first bits of the data."""
+    octets = bytes(reflected(byte, 8) for byte in data) if is_reflected else data
+    rest = int.from_bytes(octets, "big") << bits
+    rest ^= start << 8 * len(data)
+    for position in range(rest.bit_length() - 1, bits - 1, -1):
+        if rest >> position & 1:
+            rest ^= (1 << bits | polynomial) << position - bits
+    return reflected(rest, bits) if is_reflected else rest
+
+
+def xor32(data):
+    padded = data + bytes(-len(data) % 4)
+    mixed = 0
+    for (word,) in struct.iter_unpack(">I", padded):
+        mixed ^= word
+    return mixed
+
+
+def hash_ex(data):
+    value = 2166136261
+    for byte in struct.unpack(f"{len(data)}b", data):
+        value = (value ^ byte) * 16777619 % (1 << 32)
+    value = (value + (value << 13)) % (1 << 32)
+    value ^= value >> 7
+    value = (value + (value << 3)) % (1 << 32)
+    value ^= value >> 17
+    return (value + (value << 5)) % (1 << 32)
+
+
+def with_algorithms(mode, *algorithms):
+    """Return a switch of the program in which these algorithms replace the first ones."""
+    document = json.loads((P4 / "hashes.json").read_text())
+    for calculation, algorithm in zip(document["calculations"], algorithms, strict=False):
+        calculation["algo"] = algorithm
+    return Switch(parse(document, "hashes"), mode)
+
+
+COMPILED = {
+    "crc8_custom": lambda data: remainder(data, 8, 0x07),
+    "crcCCITT": lambda data: remainder(data, 16, 0x1021, start=0xFFFF),
+    "crc64_custom": lambda data: remainder(data, 64, 0x1B, is_reflected=True),
+    "xor32": xor32,
+    "toeplitz": lambda data: 0,
+}
+
+
+@pytest.mark.parametrize("mode", ["python", "numba"])
+def test_other_hashes_of_bmv2(mode):
+    switch, rng = with_algorithms(mode, *COMPILED), random.Random(4)
+    assert switch.mode == mode
+    for op, (name, reference) in enumerate(COMPILED.items()):
+        for _ in range(20):
+            a, c = rng.getrandbits(48), rng.getrandbits(128)
+            (frame,) = answers(switch, ask(op, size=(1 << 64) - 1, a=a, c=c))
+            data = a.to_bytes(6, "big") + bytes(3) + c.to_bytes(16, "big")
+            assert struct.unpack_from(">Q", frame)[0] == reference(data) % ((1 << 64) - 1), name
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b"", 0xEF46DB3751D8E999),
+        (b"a", 0xD24EC4F1A98C6E5B),
+        (b"abc", 0x44BC2CF5AD770999),
+        (b"Nobody inspects the spammish repetition", 0xFBCEA83C8A378BF1),
+    ],
+)
+def test_xxh64_gives_published_values(data, value):
+    assert hashes.xxh64(list(data), len(data)) == value
+
+
+def test_hashes_that_are_only_interpreted():
+    switch, a = with_algorithms("numba", "hash_ex", "bmv2_hash"), 0xF1020304F506
+    assert switch.mode == "python"
+    data = a.to_bytes(6, "big") + bytes(19)
+    for op, expected in enumerate((hash_ex(data), hashes.xxh64(list(data), 25))):
+        (frame,) = answers(switch, ask(op, size=(1 << 64) - 1, a=a))
+        assert struct.unpack_from(">Q", frame)[0] == expected
+
+
+def test_round_robin_counts_packets():
+    """It has no input, so that successive packets get successive numbers."""
+    got = answers(with_algorithms("python", "round_robin"), *[ask(CRC16, base=5, size=3)] * 5)
+    assert [struct.unpack_from(">Q", frame)[0] for frame in got] == [5, 6, 7, 5, 6]

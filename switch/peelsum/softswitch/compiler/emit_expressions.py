@@ -2,7 +2,8 @@
 
 BMv2 computes with integers of any size, generated code modulo 2**64. For sums, products and bitwise operators
 both results are equal modulo 2**64. Comparisons and right shifts need the exact value: if a range exceeds 64
-bits there, the program is refused. So generated code needs no checks.
+bits there, the program is not compiled but interpreted, with the integers of Python that
+`ExactExpressions` writes. So generated code needs no checks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from peelsum.softswitch.compiler.layout import FULL, words_of
-from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.errors import NotCompilable, UnsupportedConstruct
 from peelsum.softswitch.program import operations as ops
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class Expressions:
     supported for them: copies, constants, bitwise operators, and shifts by a constant.
     """
 
+    #: Constants below this are written as shifts of numbers.
+    _constant_shifts = 64
+
     def __init__(self, emitter: Emitter) -> None:
         self._emitter = emitter
 
@@ -70,6 +74,12 @@ class Expressions:
                 return self._emitter.validity(header)
             case ops.Hit(table):
                 return self._emitter.hit(table)
+            case ops.InValueSet(name, value):
+                plan = self._emitter.externs.value_sets[name]
+                bits = plan.table.keys[0].bits
+                words = ", ".join(self.limbs(value, bits))
+                place = f"memory, {plan.region}, {plan.row_words}, {plan.key_offset}"
+                return f"(find_first({place}, ({words},), {words_of(bits)}, 0, 0) != 0)"
             case ops.Unary("not", operand):
                 return f"(not {self.condition(operand)})"
             case ops.Unary("d2b", ops.Unary("b2d", operand)):
@@ -102,7 +112,7 @@ class Expressions:
             return self._compare(op, *values)
         # Numbers of more than 64 bits are compared limb by limb.
         if min(value.low for value in values) < 0:
-            raise UnsupportedConstruct(f"operator {op}: on signed numbers past 64 bits; cast them to bit<W>")
+            raise NotCompilable(f"operator {op}: on signed numbers past 64 bits; cast them to bit<W>")
         count = words_of(max(value.high for value in values).bit_length())
         tests = [f"{self.limb(left, number)} {op} {self.limb(right, number)}" for number in range(count)]
         return f"({(' and ' if op == '==' else ' or ').join(tests)})"
@@ -115,9 +125,7 @@ class Expressions:
             bias, all_ones = self._emitter.constant(_HALF), self._emitter.constant(_TOP - 1)
             sides = (f"(({side.text} + {bias}) & {all_ones})" for side in (left, right))
             return f"({next(sides)} {op} {next(sides)})"
-        raise UnsupportedConstruct(
-            f"operator {op}: on numbers that do not fit 64 bits; cast them to fewer bits"
-        )
+        raise NotCompilable(f"operator {op}: on numbers that do not fit 64 bits; cast them to fewer bits")
 
     def constant(self, value: int) -> BoundedValue:
         """Return the value of a constant."""
@@ -127,10 +135,18 @@ class Expressions:
         """Return an expression's value. Raises UnsupportedConstruct, with the name `what`, beyond 64 bits."""
         value = self.value(expr)
         if not value.exact:
-            raise UnsupportedConstruct(
-                f"{what}: may be negative or past 64 bits; cast it to an unsigned type"
-            )
+            raise NotCompilable(f"{what}: may be negative or past 64 bits; cast it to an unsigned type")
         return value
+
+    def limbs(self, expr: ops.Expr, bits: int) -> list[str]:
+        """Return the text of an expression of `bits` bits in limbs of 64 bits, most significant first."""
+        if bits <= 64:
+            return [self.truncated(expr, bits)]
+        count = words_of(bits)
+        texts = [self.limb(expr, number) for number in reversed(range(count))]
+        if bits % 64 and self.value(expr).high >> bits:
+            texts[0] = f"({texts[0]} & {(1 << bits % 64) - 1})"
+        return texts
 
     def limb(self, expr: ops.Expr, number: int) -> str:
         """Return the text of bits 64 * number to 64 * number + 63 of an expression."""
@@ -214,8 +230,8 @@ class Expressions:
             case ">>":
                 return self._shift_right(left, right)
             case "two_comp_mod" | "usat_cast" | "sat_cast":
-                if not isinstance(right, ops.Const) or not 1 <= right.value <= 64:
-                    raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; use up to 64")
+                if not isinstance(right, ops.Const) or not 1 <= right.value <= _RANGE_SHIFT:
+                    raise UnsupportedConstruct(f"operator {op}: to {right}; use a constant width")
                 return self._cast(op, self.value(left), right.value)
         raise UnsupportedConstruct(f"operator {op} as a number: not supported; leave it out of the program")
 
@@ -224,7 +240,7 @@ class Expressions:
 
         Refuses the program if the shift itself may exceed 64 bits.
         """
-        if isinstance(shift, ops.Const) and 0 <= shift.value < 64:
+        if isinstance(shift, ops.Const) and 0 <= shift.value < self._constant_shifts:
             text = f"({value.text} << {self._emitter.constant(shift.value)})"
             return BoundedValue(text, value.low << shift.value, value.high << shift.value)
         count = self.exact(shift, "operator <<")
@@ -237,7 +253,7 @@ class Expressions:
         value = self.value(left)
         if isinstance(shift, ops.Const) and value.high >= _TOP:
             if value.low < 0 or shift.value < 0:
-                raise UnsupportedConstruct("operator >>: on signed numbers past 64 bits; cast to bit<W>")
+                raise NotCompilable("operator >>: on signed numbers past 64 bits; cast to bit<W>")
             return BoundedValue(self.limb(ops.Binary(">>", left, shift), 0), 0, value.high >> shift.value)
         count = self.exact(shift, "operator >>")
         if value.low < 0 and value.signed:  # an unsigned shift of value + 2**63
@@ -255,15 +271,15 @@ class Expressions:
     def _cast(self, op: str, value: BoundedValue, bits: int) -> BoundedValue:
         """Return a value cast to `bits` bits: wrapped, or saturated to an unsigned or a signed type."""
         half = 1 << bits - 1
+        if bits > 64:
+            raise NotCompilable(f"operator {op}: to more than 64 bits")
         if op == "two_comp_mod":
             return self.sign_extended(self._truncate(value, bits).text, bits)
         low, high = (0, 2 * half - 1) if op == "usat_cast" else (-half, half - 1)
         if low <= value.low and value.high <= high:
             return value
         if not value.signed or not BoundedValue("", low, high).signed:
-            raise UnsupportedConstruct(
-                f"operator {op}: on numbers that do not fit 63 bits; cast them to fewer bits"
-            )
+            raise NotCompilable(f"operator {op}: on numbers that do not fit 63 bits; cast them to fewer bits")
         ends = ", ".join(self._emitter.constant(end) for end in (low, high))
         return BoundedValue(
             f"clamp({value.text}, {ends})", max(low, min(value.low, high)), min(high, max(value.high, low))
@@ -285,10 +301,49 @@ class Expressions:
         return self._truncate(self.value(expr), bits).text
 
 
+class ExactExpressions(Expressions):
+    """Writes expressions for the interpreter, whose integers have any width and sign."""
+
+    _constant_shifts = _RANGE_SHIFT
+
+    def _compare(self, op: str, left: BoundedValue, right: BoundedValue) -> str:
+        return f"({left.text} {op} {right.text})"
+
+    def _comparison(self, op: str, left: ops.Expr, right: ops.Expr) -> str:
+        return self._compare(op, self.value(left), self.value(right))
+
+    def exact(self, expr: ops.Expr, what: str) -> BoundedValue:
+        """Return an expression's value, modulo 2**64 as in BMv2; negative numbers become large ones."""
+        return self._truncate(self.value(expr), 64)
+
+    def limb(self, expr: ops.Expr, number: int) -> str:
+        """Return the text of bits 64 * number to 64 * number + 63 of an expression."""
+        return f"(({self.value(expr).text} >> {64 * number}) & {FULL})"
+
+    def _shift_left(self, value: BoundedValue, shift: ops.Expr) -> BoundedValue:
+        if isinstance(shift, ops.Const):
+            return super()._shift_left(value, shift)
+        # Longer shifts would take memory without limit, and no field is so wide.
+        ranges = super()._shift_left(value, shift)
+        count = f"min({self.exact(shift, 'operator <<').text}, {_RANGE_SHIFT})"
+        return BoundedValue(f"({value.text} << {count})", ranges.low, ranges.high)
+
+    def _shift_right(self, left: ops.Expr, shift: ops.Expr) -> BoundedValue:
+        value, count = self.value(left), self.exact(shift, "operator >>")
+        return BoundedValue(f"({value.text} >> {count.text})", min(0, value.low), max(0, value.high))
+
+    def _cast(self, op: str, value: BoundedValue, bits: int) -> BoundedValue:
+        if op == "two_comp_mod":
+            return self.sign_extended(self._truncate(value, bits).text, bits)
+        low, high = (0, (1 << bits) - 1) if op == "usat_cast" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+        ends = (self._emitter.constant(end) for end in (low, high))
+        return BoundedValue("clamp({}, {}, {})".format(value.text, *ends), low, high)
+
+
 def _is_boolean(expr: ops.Expr) -> bool:
     """Return whether an expression is a Boolean, not a number."""
     match expr:
-        case ops.Bool() | ops.IsValid() | ops.Hit() | ops.Unary("not" | "d2b", _):
+        case ops.Bool() | ops.IsValid() | ops.Hit() | ops.InValueSet() | ops.Unary("not" | "d2b", _):
             return True
         case ops.Binary(op, _, _):
             return op in _COMPARISONS or op in ("and", "or")

@@ -17,7 +17,15 @@ from peelsum.softswitch.compiler.emit_statements import CLONE_FLAG
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.layout import StateLayout, Variable
-from peelsum.softswitch.program.operations import Clone, FieldRef, Recirculate, Resubmit, walk
+from peelsum.softswitch.program.operations import (
+    Assert,
+    Clone,
+    FieldRef,
+    Recirculate,
+    Resubmit,
+    Truncate,
+    walk,
+)
 
 #: Most items that one frame may make; further ones are refused and counted.
 MOST_ITEMS = 256
@@ -46,6 +54,7 @@ class MultiPassWriter(SwitchWriter):
         self._ingress_requests = {type(node) for node in walk(blocks.ingress)}
         self._egress_requests = {type(node) for node in walk(blocks.egress)}
         self._flags = [emit.validity_variables[name] for name in self._packet_headers]
+        self._flags += ["failed"] if self._uses(Assert) else []
 
     def queue_words(self) -> int:
         """Return how many words `pass_queue` needs."""
@@ -60,7 +69,7 @@ class MultiPassWriter(SwitchWriter):
     def _field_list_variables(self) -> Iterator[tuple[FieldRef, str, int]]:
         """Yield the variables of all fields in field lists, and their words in an item."""
         refs = dict.fromkeys(ref for refs in self._program.field_lists.values() for ref in refs)
-        variables = [(ref, name) for ref in refs for name in self._emit.limb_places(ref)]
+        variables = [(ref, name) for ref in refs for name in self._emit.places(ref)]
         for word, (ref, name) in enumerate(variables, len(_HEADER_WORDS)):
             yield ref, name, word
 
@@ -68,7 +77,8 @@ class MultiPassWriter(SwitchWriter):
         """Yield a packet's variables, their words in an item, and the number of elements, 0 for a scalar."""
         emit = self._emit
         stacks = emit.stack_variables.values()
-        counts = dict.fromkeys((CURRENT_SIZE, "parsed", "remaining", *stacks, *self._flags), 0)
+        others = [*emit.varbit_variables.values(), *(["truncated_to"] if self._uses(Truncate) else [])]
+        counts = dict.fromkeys((CURRENT_SIZE, "parsed", "remaining", *stacks, *self._flags, *others), 0)
         for chunk in (chunk for chunks in self._storage.chunks.values() for chunk in chunks):
             counts[chunk.name] = 0 if isinstance(chunk, Variable) else chunk.count
         word = len(_HEADER_WORDS) + len(list(self._field_list_variables()))
@@ -210,8 +220,7 @@ class MultiPassWriter(SwitchWriter):
         if Recirculate not in self._egress_requests:
             super()._write_departure()
             return
-        size = "(to + remaining - sent * out_stride)"
-        words = {"source": "1", "base": "tail * out_stride", "size": size}
+        words = {"source": "1", "base": "tail * out_stride", "size": "sent_size"}
         with emit.block("if recirculate_fields != 0:"):
             self._append_item(_RECIRCULATED, "recirculate_fields", words)
         with emit.block("else:"):

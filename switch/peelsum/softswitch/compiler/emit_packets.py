@@ -8,14 +8,14 @@ Elsewhere, e.g. in a loop, the code tests the variable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, SIZES, Emitter
 from peelsum.softswitch.compiler.layout import Array, Chunk, Variable, limbs, words_of
-from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.errors import NotCompilable, UnsupportedConstruct
 from peelsum.softswitch.program.model import Checksum
-from peelsum.softswitch.program.operations import FieldRef, Hash
+from peelsum.softswitch.program.operations import HASHES, INTERPRETED_HASHES, Expr, FieldRef, Inputs
 
 
 def stop_parser(emit: Emitter, test: str, error: str) -> None:
@@ -23,8 +23,11 @@ def stop_parser(emit: Emitter, test: str, error: str) -> None:
     emit.nested(f"if {test}:", f"parser_error = {emit.program.errors.get(error, error)}", "break")
 
 
-def extract(emit: Emitter, header: str) -> None:
-    """Extract a header from the packet."""
+def extract(emit: Emitter, header: str, varbit_bits: Expr | None) -> None:
+    """Extract a header from the packet; its varbit, if any, has as many bits as an expression says."""
+    if varbit_bits is not None:
+        _extract_with_varbit(emit, header, varbit_bits)
+        return
     size = emit.program.headers[header].bits // 8
     stop_parser(emit, f"remaining < {size}", "PacketTooShort")
     emit.line("at = base + parsed")
@@ -34,9 +37,44 @@ def extract(emit: Emitter, header: str) -> None:
         else:
             load = f"load{chunk.bits}(data, at + {chunk.offset // 8} + k * {chunk.bits // 8})"
             emit.nested(f"for k in range({chunk.count}):", f"{emit.name(chunk.name)}[k] = {load}")
+    _set_valid(emit, header)
+    emit.line(f"parsed = parsed + {size}", f"remaining = remaining - {size}")
+
+
+def _extract_with_varbit(emit: Emitter, header: str, varbit_bits: Expr) -> None:
+    """Extract a header with a varbit, in exact code: load it as one number, and split that into fields."""
+    declared, width = emit.program.headers[header], emit.varbit_bits(header)
+    bits = emit.expressions.exact(varbit_bits, f"width of the varbit of {header}").text
+    emit.line(f"bits = {bits}", f"header_size = {declared.bits // 8} + bits // 8")
+    stop_parser(emit, "bits % 8 != 0", "ParserInvalidArgument")
+    stop_parser(emit, "remaining < header_size", "PacketTooShort")
+    most_bits = 0 if declared.varbit is None else declared.varbit.bits
+    stop_parser(emit, f"bits > {most_bits}", "HeaderTooShort")
     emit.line(
-        f"{emit.validity(header)} = True", f"parsed = parsed + {size}", f"remaining = remaining - {size}"
+        f"{width} = bits",
+        "word = load_number(data, base + parsed, header_size)",
+        "field_end = 8 * header_size",
     )
+    for ref, field_bits in fields_of(emit, header):
+        emit.line(
+            f"field_end = field_end - {field_bits}",
+            f"{emit.place(ref)} = (word >> field_end) & ((1 << {field_bits}) - 1)",
+        )
+    _set_valid(emit, header)
+    emit.line("parsed = parsed + header_size", "remaining = remaining - header_size")
+
+
+def fields_of(emit: Emitter, header: str) -> Iterator[tuple[FieldRef, str]]:
+    """Yield a header's fields, with the text of their widths."""
+    for field in emit.program.headers[header].fields:
+        yield FieldRef(header, field.name), emit.varbit_bits(header) if field.varbit else str(field.bits)
+
+
+def _set_valid(emit: Emitter, header: str) -> None:
+    """Mark a header as valid, and the other headers of its union as invalid."""
+    emit.line(f"{emit.validity(header)} = True")
+    for other in emit.program.unions.get(header, ()):
+        set_validity(emit, other, False)
 
 
 def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
@@ -54,10 +92,19 @@ def set_validity(emit: Emitter, header: str, valid: bool) -> None:
     with emit.block(f"if not {validity}:" if valid else f"if {validity}:"):
         if valid:
             clear_chunks(emit, emit.storage.chunks[header])
-        emit.line(
-            f"{validity} = {valid}",
-            f"{size} = {size} {'+' if valid else '-'} {emit.program.headers[header].bits // 8}",
-        )
+            if emit.program.headers[header].varbit:
+                emit.line(f"{emit.varbit_bits(header)} = 0")
+        emit.line(f"{size} = {size} {'+' if valid else '-'} {_header_bytes(emit, header)}")
+        if valid:
+            _set_valid(emit, header)
+        else:
+            emit.line(f"{validity} = False")
+
+
+def _header_bytes(emit: Emitter, header: str) -> str:
+    """Return the text of a valid header's length in bytes."""
+    declared = emit.program.headers[header]
+    return f"{declared.bits // 8}" + (f" + {emit.varbit_bits(header)} // 8" if declared.varbit else "")
 
 
 def copy_header(emit: Emitter, target: str, source: str) -> None:
@@ -69,12 +116,16 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
         )
     with emit.block(f"if {emit.validity(source)}:"):
         copy_fields(emit, target, source)
+        for other in emit.program.unions.get(target, ()):
+            set_validity(emit, other, False)
     if not emit.program.headers[target].metadata:
         emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
 
 
 def copy_fields(emit: Emitter, target: str, source: str) -> None:
     """Copy a header's fields from another of its type."""
+    if emit.program.headers[source].varbit:
+        emit.line(f"{emit.varbit_bits(target)} = {emit.varbit_bits(source)}")
     for target_chunk, chunk in zip(emit.storage.chunks[target], emit.storage.chunks[source], strict=True):
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(target_chunk.name)} = {emit.name(chunk.name)}")
@@ -85,33 +136,33 @@ def copy_fields(emit: Emitter, target: str, source: str) -> None:
             )
 
 
-def extract_next(emit: Emitter, stack: str) -> None:
-    """Extract a stack's next element from the packet."""
-    elements = emit.program.stacks[stack]
+def extract_next(emit: Emitter, stack: str, member: int, varbit_bits: Expr | None) -> None:
+    """Extract a stack's next element from the packet; of unions, the header in place `member`."""
+    elements = [element[member] for element in emit.program.stacks[stack]]
     count, filled = emit.stack_count(stack), emit.filled.get(stack)
     if filled is not None and filled < len(elements):
-        extract(emit, elements[filled])
+        extract(emit, elements[filled], varbit_bits)
         emit.line(f"{count} = {filled + 1}")
         emit.filled[stack] = filled + 1
         return
     stop_parser(emit, f"{count} == {len(elements)}", "StackOutOfBounds")
     for number, header in enumerate(elements):
         with emit.block(f"{'elif' if number else 'if'} {count} == {number}:"):
-            extract(emit, header)
+            extract(emit, header, varbit_bits)
     emit.line(f"{count} = {count} + 1")
 
 
 def shift_stack(emit: Emitter, stack: str, places: int) -> None:
     """Shift a stack's elements up, or down if `places` is negative."""
     emit.filled.pop(stack, None)
-    elements = emit.program.stacks[stack]
-    count, size = emit.stack_count(stack), len(elements)
+    count, size = emit.stack_count(stack), len(emit.program.stacks[stack])
     targets = range(size - 1, places - 1, -1) if places > 0 else range(max(size + places, 0))
-    for target in targets:
-        copy_fields(emit, elements[target], elements[target - places])
-        emit.line(f"{emit.validity(elements[target])} = {emit.validity(elements[target - places])}")
-    for header in elements[:places] if places > 0 else elements[len(targets) :]:
-        emit.line(f"{emit.validity(header)} = False")
+    for elements in zip(*emit.program.stacks[stack], strict=True):
+        for target in targets:
+            copy_fields(emit, elements[target], elements[target - places])
+            emit.line(f"{emit.validity(elements[target])} = {emit.validity(elements[target - places])}")
+        for header in elements[:places] if places > 0 else elements[len(targets) :]:
+            emit.line(f"{emit.validity(header)} = False")
     if places > 0:
         emit.line(f"{count} = {count} + {places} if {count} + {places} < {size} else {size}")
     else:
@@ -121,14 +172,22 @@ def shift_stack(emit: Emitter, stack: str, places: int) -> None:
 def copy_stack(emit: Emitter, target: str, source: str) -> None:
     """Copy a stack from another of its type."""
     emit.filled.pop(target, None)
-    for target_header, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
-        copy_header(emit, target_header, header)
+    for pair in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
+        for target_header, header in zip(*pair, strict=True):
+            copy_header(emit, target_header, header)
     emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")
 
 
 def deparse(emit: Emitter, header: str) -> None:
     """Write a header to the outgoing packet if it is valid, and move `to` past it."""
     with emit.block(f"if {emit.validity(header)}:"):
+        if emit.program.headers[header].varbit:
+            emit.line("word = 0")
+            for ref, bits in fields_of(emit, header):
+                emit.line(f"word = (word << {bits}) | {emit.place(ref)}")
+            emit.line(f"header_size = {_header_bytes(emit, header)}")
+            emit.line("store_number(out, to, header_size, word)", "to = to + header_size")
+            return
         group: list[Variable] = []
         for chunk in emit.storage.chunks[header]:
             if isinstance(chunk, Array):
@@ -183,102 +242,103 @@ def _bytes_of(pieces: Sequence[tuple[str, int]]) -> Iterator[str]:
         yield f"({' | '.join(texts)}) & 255"
 
 
-#: Most headers of a checksum whose inputs are not a multiple of 16 bits: each doubles the generated code.
-_MOST_UNALIGNED = 4
+def hash_of(emit: Emitter, algorithm: str, inputs: Inputs, what: str, payload: bool = False) -> str:
+    """Write code that fills `hashed` with inputs of valid headers; return the text of their hash."""
+    if emit.exact:
+        _gather_exact(emit, inputs)
+    else:
+        _gather(emit, inputs, what)
+    if payload:
+        emit.line("copy(hashed, count, data, base + parsed, remaining)", "count = count + remaining")
+    if algorithm in INTERPRETED_HASHES and not emit.exact:
+        raise NotCompilable(f"hash {algorithm}")
+    return f"({HASHES[algorithm].format(round_robin=emit.externs.round_robin)})"
 
 
-def hash_fields(emit: Emitter, statement: Hash, bits: int) -> str:
-    """Write code that fills `hashed` and return the text of the hash, truncated to `bits`."""
+def _gather(emit: Emitter, inputs: Inputs, what: str) -> None:
+    """Write the inputs to `hashed`, and their number of bytes to `count`."""
     emit.line("count = 0")
     position = 0
-    while position < len(statement.inputs):
-        header, end = _same_header_run(emit, statement, position)
-        pieces = [piece for item in statement.inputs[position:end] for piece in _limbs_of(emit, *item)]
-        if sum(width for _, width in pieces) % 8 and end < len(statement.inputs):
-            raise UnsupportedConstruct(
-                f"hash {statement.algorithm}: fields of {header or 'metadata'} before others "
-                "are not whole bytes; pad them"
-            )
+    while position < len(inputs):
+        header, end = _same_header_run(emit, inputs, position)
+        pieces = [piece for item in inputs[position:end] for piece in _limbs_of(emit, *item)]
+        if sum(width for _, width in pieces) % 8 and end < len(inputs):
+            raise NotCompilable(f"{what}: fields of {header or 'metadata'} before others are not whole bytes")
         with nullcontext() if header is None else emit.block(f"if {emit.validity(header)}:"):
             texts = list(_bytes_of(pieces))
             emit.line(*(f"hashed[count + {byte}] = {text}" for byte, text in enumerate(texts)))
             emit.line(f"count = count + {len(texts)}")
         position = end
-    base = emit.expressions.exact(statement.base, "base of a hash").text
-    size = emit.expressions.exact(statement.size, "size of a hash").text
-    emit.line(f"size_of = {size}")
-    text = f"hash_{statement.algorithm}(hashed, count) % (size_of if size_of != 0 else 1)"
-    return f"({text} + {base}) & {(1 << bits) - 1}"
 
 
-def _same_header_run(emit: Emitter, item: Hash | Checksum, start: int) -> tuple[str | None, int]:
+def _gather_exact(emit: Emitter, inputs: Inputs) -> None:
+    """Write the inputs to `hashed` as `_gather` does, of any widths."""
+    emit.line("word = 0", "bits = 0")
+    for ref, value, width in inputs:
+        text, bits = str(value) if ref is None else emit.place(ref), str(width)
+        if ref is not None and emit.declared(ref).varbit:
+            bits = emit.varbit_bits(ref.header)
+        with nullcontext() if ref is None else emit.block(f"if {emit.validity(ref.header)}:"):
+            emit.line(f"word = (word << {bits}) | {text}", f"bits = bits + {bits}")
+    emit.line("count = (bits + 7) // 8", "word = word << (8 * count - bits)")
+    emit.line("store_number(hashed, 0, count, word)")
+
+
+def _same_header_run(emit: Emitter, inputs: Inputs, start: int) -> tuple[str | None, int]:
     """Return the packet header of input `start`, or None, and the end of the inputs with that header."""
 
     def header_of(position: int) -> str | None:
-        ref = item.inputs[position][0]
+        ref = inputs[position][0]
         return None if ref is None or emit.program.headers[ref.header].metadata else ref.header
 
     end = start + 1
-    while end < len(item.inputs) and header_of(end) == header_of(start):
+    while end < len(inputs) and header_of(end) == header_of(start):
         end += 1
     return header_of(start), end
 
 
+def words_of_checksum(emit: Emitter, item: Checksum) -> list[tuple[str | None, Inputs]] | None:
+    """Return a checksum's inputs by header, if they can be summed in words of 16 bits; else None.
+
+    Where the inputs of a header are not whole words, it depends on the header where the next ones begin.
+    """
+    runs, position, widths = [], 0, []
+    while position < len(item.inputs):
+        header, end = _same_header_run(emit, item.inputs, position)
+        runs.append((header, item.inputs[position:end]))
+        widths.append(sum(bits for _, _, bits in item.inputs[position:end]))
+        position = end
+    whole = not any(width % 16 for width in widths[:-1]) and sum(widths) % 8 == 0
+    is_sum = item.algorithm in ("csum16", "cksum16") and not item.payload and not emit.exact
+    return runs if whole and is_sum else None
+
+
 def checksum(emit: Emitter, item: Checksum) -> None:
     """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
+    runs = words_of_checksum(emit, item)
+    if runs is None:
+        text = hash_of(emit, item.algorithm, item.inputs, f"checksum {item.name}", item.payload)
+        emit.line(f"folded = {text} & {(1 << min(64, emit.bits(item.target))) - 1}")
+        return
     emit.line("total = 0")
-    _add_inputs_from(emit, item, 0, 0, {})
+    for header, inputs in runs:
+        with nullcontext() if header is None else emit.block(f"if {emit.validity(header)}:"):
+            _add_inputs(emit, inputs)
     for _ in range(3):
         emit.line("total = (total & 0xFFFF) + (total >> 16)")
     emit.line("folded = total ^ 0xFFFF")
 
 
-def _add_inputs_from(
-    emit: Emitter, item: Checksum, position: int, offset: int, validity: Mapping[str, bool]
-) -> None:
-    """Add the inputs from index `position` on to `total`; the inputs before them have `offset` bits.
-
-    The alignment of inputs depends on which headers before them are valid. So if a header's inputs are not a
-    multiple of 16 bits, the code after them is written twice, for the header valid and invalid. `validity`
-    has the headers for which this is decided.
-    """
-    while position < len(item.inputs):
-        header, end = _same_header_run(emit, item, position)
-        if header is None or validity.get(header):
-            offset = _add_inputs(emit, item, position, end, offset)
-        elif header not in validity:
-            bits = sum(part[2] for part in item.inputs[position:end])
-            if bits % 16 and end < len(item.inputs):
-                if len(validity) == _MOST_UNALIGNED:
-                    raise UnsupportedConstruct(
-                        f"checksum {item.name}: inputs of more than {_MOST_UNALIGNED} headers that are not a "
-                        "multiple of 16 bits; pad some of them"
-                    )
-                with emit.block(f"if {emit.validity(header)}:"):
-                    end_offset = _add_inputs(emit, item, position, end, offset)
-                    _add_inputs_from(emit, item, end, end_offset, {**validity, header: True})
-                with emit.block("else:"):
-                    _add_inputs_from(emit, item, end, offset, {**validity, header: False})
-                return
-            with emit.block(f"if {emit.validity(header)}:"):
-                offset = _add_inputs(emit, item, position, end, offset)
-        position = end
-    if offset % 8:
-        raise UnsupportedConstruct(
-            f"checksum {item.name}: over {offset} bits, which are not whole bytes; pad them"
-        )
-
-
-def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
-    """Add the inputs from `start` to `end` to `total`, 16 bits at a time; return the offset after them."""
-    for ref, value, bits in item.inputs[start:end]:
-        for text, width in _limbs_of(emit, ref, value, bits):
+def _add_inputs(emit: Emitter, inputs: Inputs) -> None:
+    """Add inputs to `total`, 16 bits at a time."""
+    offset = 0
+    for item in inputs:
+        for text, width in _limbs_of(emit, *item):
             word, offset = offset // 16, offset + width
             for position in range(word, -(-offset // 16)):
                 shift = 16 * (position + 1) - offset  # of the value's low end from the word's
                 shifted = f"({text} {'<<' if shift > 0 else '>>'} {abs(shift)})" if shift else text
                 emit.line(f"total = total + ({shifted} & 0xFFFF)")
-    return offset
 
 
 def _limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:

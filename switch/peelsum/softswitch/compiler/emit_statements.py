@@ -6,9 +6,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TypeAlias
 
+from peelsum.softswitch.compiler import emit_externs as externs
 from peelsum.softswitch.compiler import emit_packets as packets
 from peelsum.softswitch.compiler import flow
 from peelsum.softswitch.compiler.emitter import Emitter
+from peelsum.softswitch.compiler.extern_layout import member_codes
 from peelsum.softswitch.compiler.layout import (
     ROW_ENTRY,
     ROW_PARAMS,
@@ -20,7 +22,7 @@ from peelsum.softswitch.compiler.layout import (
     words_of,
 )
 from peelsum.softswitch.compiler.reroll import is_loop_invariant
-from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.errors import NotCompilable
 from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.load_actions import VALID
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
@@ -66,8 +68,12 @@ class Statements:
                     test = expressions.condition(ops.Binary("==", index, ops.Const(number)))
                     with emit.block(f"{'elif' if number else 'if'} {test}:"):
                         self._assign(target, value)
-            case ops.Hash(target):
-                emit.line(f"{emit.place(target)} = {packets.hash_fields(emit, statement, emit.bits(target))}")
+            case ops.Hash(target, algorithm, inputs, base, size):
+                text = packets.hash_of(emit, algorithm, inputs, f"hash {algorithm}")
+                emit.line(f"size_of = {expressions.exact(size, 'size of a hash').text}")
+                text = f"{text} % (size_of if size_of != 0 else 1)"
+                first = expressions.exact(base, "base of a hash").text
+                emit.line(f"{emit.place(target)} = ({text} + {first}) & {(1 << emit.bits(target)) - 1}")
             case flow.If():
                 self._if(statement)
             case flow.Apply():
@@ -83,7 +89,7 @@ class Statements:
                 self._loop_with_checks(statement, list(rows))
                 self._rows.clear()
             case ops.ReadRegister(target, register, index):
-                bits = min(emit.bits(target), 64)
+                bits = emit.bits(target)
                 mask = f" & {(1 << bits) - 1}" if bits < self._plan(register).bits else ""
                 self._access(register, index, f"{emit.place(target)} = {{cell}}{mask}")
             case ops.WriteRegister(register, index, value):
@@ -102,10 +108,14 @@ class Statements:
                 packets.copy_stack(emit, target_stack, source)
             case ops.ShiftStack(stack, places):
                 packets.shift_stack(emit, stack, places)
-            case ExtractNext(stack):
-                packets.extract_next(emit, stack)
-            case flow.StateMachine(states):
-                self._state_machine(states)
+            case ops.AssignVarbit(target_field, source_field):
+                emit.line(f"{emit.place(target_field)} = {emit.place(source_field)}")
+                widths = [emit.varbit_bits(ref.header) for ref in (target_field, source_field)]
+                emit.line(" = ".join(widths))
+            case ExtractNext(stack, member, varbit_bits):
+                packets.extract_next(emit, stack, member, varbit_bits)
+            case flow.StateMachine():
+                self._state_machine(statement)
             case flow.Goto(state):
                 emit.line("break" if state is None else f"state = {state}")
             case ops.Clone(session, fields):
@@ -119,25 +129,33 @@ class Statements:
                 emit.line("leaving = True")
             case flow.ExitCheck():
                 emit.nested("if leaving:", "break")
-            case Extract(header):
-                packets.extract(emit, header)
+            case Extract(header, varbit_bits):
+                packets.extract(emit, header, varbit_bits)
             case Require(bits):
                 packets.stop_parser(emit, f"remaining < {-(-bits // 8)}", "PacketTooShort")
-            case Advance(count):
-                packets.stop_parser(emit, f"remaining < {count}", "PacketTooShort")
-                emit.line(f"parsed = parsed + {count}", f"remaining = remaining - {count}")
+            case Advance(bits):
+                text = expressions.exact(bits, "number of bits to advance by").text
+                emit.line(f"skipped = {text}")
+                packets.stop_parser(emit, "skipped % 8 != 0", "ParserInvalidArgument")
+                packets.stop_parser(emit, "remaining < skipped // 8", "PacketTooShort")
+                emit.line("parsed = parsed + skipped // 8", "remaining = remaining - skipped // 8")
             case Verify(condition, error):
                 test = f"not {expressions.condition(condition)}"
                 packets.stop_parser(emit, test, expressions.truncated(error, 32))
+            case ops.Primitive():
+                externs.statement(emit, statement)
 
-    def _state_machine(self, states: tuple[flow.Block, ...]) -> None:
+    def _state_machine(self, machine: flow.StateMachine) -> None:
         """Write states as a loop, with limited visits, as states that extract nothing could loop forever."""
         emit = self._emit
         emit.line("state = 0", "visits = 0")
         with emit.block("while True:"):
-            packets.stop_parser(emit, f"visits == {MOST_STATE_VISITS}", "ParserTimeout")
+            if machine.in_parser:
+                packets.stop_parser(emit, f"visits == {MOST_STATE_VISITS}", "ParserTimeout")
+            else:
+                emit.nested(f"if visits == {MOST_STATE_VISITS}:", "break")
             emit.line("visits = visits + 1")
-            for number, block in enumerate(states):
+            for number, block in enumerate(machine.states):
                 with emit.block(f"{'elif' if number else 'if'} state == {number}:"):
                     emit.filled.clear()  # the next visit may have other counts
                     self.block(block)
@@ -146,24 +164,19 @@ class Statements:
         """Write an assignment to a field of any width."""
         emit, expressions = self._emit, self._emit.expressions
         bits = emit.bits(target)
-        if bits <= 64:
+        if bits <= 64 or emit.exact:
             emit.line(f"{emit.place(target)} = {expressions.truncated(value, bits)}")
             return
         assert isinstance(target, ops.FieldRef)
         if isinstance(value, ops.FieldRef) and emit.bits(value) == bits:
-            texts = emit.limb_places(value)
+            texts = emit.places(value)
         else:
             if isinstance(value, ops.Const):
                 value = ops.Const(value.value % (1 << bits))
-            bounds = expressions.value(value)
-            if bounds.low < 0:
-                raise UnsupportedConstruct(
-                    f"assignment to {bits} bits: may be negative; cast it to bit<{bits}>"
-                )
-            texts = [expressions.limb(value, number) for number in reversed(range(words_of(bits)))]
-            if bits % 64 and bounds.high >> bits:
-                texts[0] = f"({texts[0]} & {(1 << bits % 64) - 1})"
-        for variable, text in zip(emit.limb_places(target), texts, strict=True):
+            if expressions.value(value).low < 0:
+                raise NotCompilable(f"assignment to {bits} bits: may be negative; cast it to bit<{bits}>")
+            texts = expressions.limbs(value, bits)
+        for variable, text in zip(emit.places(target), texts, strict=True):
             emit.line(f"{variable} = {text}")
 
     def _if(self, branch: flow.If, keyword: str = "if") -> None:
@@ -183,30 +196,19 @@ class Statements:
         """Write a table's lookup, its direct counter, and its actions: tests of the code in the row."""
         emit, table, plan = self._emit, application.table, self._emit.plans[application.table]
         row, default = emit.temporary("row"), plan.default_row
-        lookup = str(default)
-        if plan.table.keys:
-            texts = []  # of the words of the packet's key
-            for key_parts in plan.words:
-                limb_texts = [(_key_limb(emit, plan, part.key, part.limb), part.shift) for part in key_parts]
-                texts.append(
-                    " | ".join(f"({text} << {shift})" if shift else text for text, shift in limb_texts)
-                )
-            texts += [_key_limb(emit, plan, number, 0) for number in plan.ranges]
-            kind, mask = ("exact", f", {plan.capacity - 1}") if plan.exact else ("first", "")
-            place = f"memory, {plan.region}{mask}, {plan.row_words}, {plan.key_offset}"
-            if len(texts) == 1 and not plan.ranges:
-                lookup = f"find_{kind}1({place}, {texts[0]}, {default})"
-            else:
-                emit.line(*(f"keys[{number}] = {text}" for number, text in enumerate(texts)))
-                counts = f"{len(plan.words)}" if plan.exact else f"{len(plan.words)}, {len(plan.ranges)}"
-                lookup = f"find_{kind}({place}, keys, {counts}, {default})"
-        emit.line(f"{row} = {lookup}")
-        direct = self._layout.direct.get(table)
-        if table in emit.hit_variables or direct is not None:
+        emit.line(f"{row} = {self._lookup(plan)}")
+        direct, profile = self._layout.direct.get(table), plan.table.profile
+        records_hits = table in emit.externs.hits or table in emit.externs.direct_meters
+        on_hit = direct is not None or profile is not None or records_hits
+        if table in emit.hit_variables or on_hit:
             emit.line(f"{emit.hit(table)} = {row} != {default}")
-        if direct is not None:
+        if on_hit:
             with emit.block(f"if {emit.hit(table)}:"):
-                self._count(direct, f"memory[{row} + {ROW_ENTRY}]")
+                if direct is not None:
+                    self._count(direct, f"memory[{row} + {ROW_ENTRY}]")
+                externs.record_hit(emit, table, row)
+                if profile is not None:
+                    externs.choose_member(emit, profile, row, default)
         arms = [(number, arm) for number, arm in application.arms if arm]
         if len(application.arms) == 1:
             for number, arm in arms:
@@ -214,9 +216,29 @@ class Statements:
         elif arms:
             code = emit.temporary("code")
             emit.line(f"{code} = memory[{row}]")
+            codes = {} if profile is None else member_codes(emit.program, profile)
             for position, (number, arm) in enumerate(arms):
-                with emit.block(f"{'elif' if position else 'if'} {code} == {number + 1}:"):
+                name = emit.program.actions[number].name if number in plan.table.actions else ""
+                with emit.block(f"{'elif' if position else 'if'} {code} == {codes.get(name, number + 1)}:"):
                     self._action_arm(plan, row, number, arm)
+
+    def _lookup(self, plan: TablePlan) -> str:
+        """Write the packet's key, and return the text of the row that it finds, or of the default row."""
+        emit, default = self._emit, plan.default_row
+        if not plan.table.keys:
+            return str(default)
+        texts = []  # of the words of the packet's key
+        for key_parts in plan.words:
+            limb_texts = [(_key_limb(emit, plan, part.key, part.limb), part.shift) for part in key_parts]
+            texts.append(" | ".join(f"({text} << {shift})" if shift else text for text, shift in limb_texts))
+        texts += [_key_limb(emit, plan, number, 0) for number in plan.ranges]
+        kind, mask = ("exact", f", {plan.capacity - 1}") if plan.exact else ("first", "")
+        place = f"memory, {plan.region}{mask}, {plan.row_words}, {plan.key_offset}"
+        if len(texts) == 1 and not plan.ranges:
+            return f"find_{kind}1({place}, {texts[0]}, {default})"
+        emit.line(*(f"keys[{number}] = {text}" for number, text in enumerate(texts)))
+        counts = f"{len(plan.words)}" if plan.exact else f"{len(plan.words)}, {len(plan.ranges)}"
+        return f"find_{kind}({place}, keys, {counts}, {default})"
 
     def _action_arm(self, plan: TablePlan, row: str, number: int, arm: flow.Block) -> None:
         """Write the loads of an action's parameters, then its statements."""
@@ -227,8 +249,12 @@ class Statements:
         declared = emit.program.actions[number].params
         for index, param in sorted(params.items()):
             first_word = ROW_PARAMS + sum(words_of(other.bits) for other in declared[:index])
-            for limb in range(words_of(param.bits)):
-                emit.line(f"{emit.param(param, limb)} = memory[{row} + {first_word + limb}]")
+            limb_count = words_of(param.bits)
+            texts = [f"memory[{row} + {first_word + limb}]" for limb in range(limb_count)]
+            if emit.exact:
+                shifts = range(64 * (limb_count - 1), -1, -64)
+                texts = [" | ".join(f"({text} << {by})" for text, by in zip(texts, shifts, strict=True))]
+            emit.line(*(f"{emit.param(param, limb)} = {text}" for limb, text in enumerate(texts)))
         self.block(arm)
 
     def _loop_with_checks(self, loop: flow.Repeat, rows: list[Row]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse
+from peelsum.softswitch.compiler.emit_externs import send_digest
+from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse, words_of_checksum
 from peelsum.softswitch.compiler.emit_statements import Statements
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
-from peelsum.softswitch.compiler.flow import Block
+from peelsum.softswitch.compiler.flow import Apply, Block
 from peelsum.softswitch.compiler.layout import FULL, StateLayout, Variable
 from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.model import Checksum
@@ -46,6 +47,7 @@ class SwitchWriter:
         self._emit = emit
         self._statements = Statements(emit, layout)
         self._packet_headers = [header.name for header in program.headers.values() if not header.metadata]
+        self._kinds = {type(node) for block in blocks for node in ops.walk(block)}
         # Declare the hit variables that the program reads before the code that sets them is written.
         for block in blocks:
             for node in ops.walk(block):
@@ -74,10 +76,16 @@ class SwitchWriter:
             emit.line(f"{array.name} = array{size}({array.count})")
             if array.name in self._copied_names():
                 emit.line(f"e_{array.name} = array{size}({array.count})")
+        program = self._program
         hashes = [node for block in self._blocks for node in ops.walk(block) if isinstance(node, ops.Hash)]
-        if hashes:
-            most_bytes = max(sum(-(-bits // 8) for _, _, bits in node.inputs) for node in hashes)
-            emit.line(f"hashed = array8({max(1, most_bytes)})")
+        checksums = [item for item in program.checksums if words_of_checksum(emit, item) is None]
+        selectors = [profile.selector for profile in program.profiles.values()]
+        inputs = [node.inputs for node in hashes] + [item.inputs for item in checksums]
+        inputs += [selector.inputs for selector in selectors if selector is not None]
+        if inputs:
+            most_bytes = max(sum(-(-bits // 8) for _, _, bits in each) for each in inputs)
+            payload = " + stride" if any(item.payload for item in program.checksums) else ""
+            emit.line(f"hashed = array8({max(1, most_bytes)}{payload})")
         emit.line("frame = first", "sent = 0")
 
     def _packet(self) -> None:
@@ -102,6 +110,13 @@ class SwitchWriter:
                 clear_chunks(emit, [chunk for chunk in chunks[header.name] if isinstance(chunk, Variable)])
         for hit in emit.hit_variables.values():
             emit.line(f"{hit} = False")
+        for header in self._program.headers.values():
+            if header.varbit:
+                emit.line(f"{emit.varbit_bits(header.name)} = 0")
+        if self._uses(ops.Truncate):
+            emit.line(f"truncated_to = {FULL}")
+        if self._uses(ops.Assert):
+            emit.line("failed = False")
         for stack in self._program.stacks:
             emit.line(f"{emit.stack_count(stack)} = 0")
         emit.filled = dict.fromkeys(self._program.stacks, 0)
@@ -130,7 +145,15 @@ class SwitchWriter:
                     with emit.block(f"if folded != {emit.place(item.target)}:"):
                         self._set_intrinsic("standard_metadata.checksum_error", "1")
         self._set_intrinsic("standard_metadata.parser_error", "parser_error", mask=True)
+        if self._uses(ops.SendDigest):
+            emit.line("digest = 0")
         self._write_once(self._blocks.ingress)
+        if self._uses(ops.SendDigest):
+            send_digest(emit)
+
+    def _uses(self, kind: type[ops.Primitive]) -> bool:
+        """Return whether the program has such a statement."""
+        return kind in self._kinds
 
     def _write_once(self, block: Block, leaves: bool = False) -> None:
         """Write a block; one that `leaves` or exits is inside a loop that runs once, so `break` leaves it."""
@@ -170,6 +193,8 @@ class SwitchWriter:
         if ref is not None and ref in self._storage.fields:
             emit.nested(f"if {emit.place(ref)} != 0:", "replicas = 0")
         emit.line(f"unicast_port = {spec}")
+        if self._uses(ops.Assert):
+            emit.nested("if failed:", "replicas = 0")
 
     def _write_copy(self) -> None:
         """Take one copy of a packet through its port's queue, egress and deparser."""
@@ -200,7 +225,8 @@ class SwitchWriter:
         burst_depth = "burst_depth(queues, egress_port)" if self._queued else "0"
         self._set_intrinsic("queueing_metadata.deq_qdepth", burst_depth)
         self._egress()
-        with emit.block(f"if {emit.place(EGRESS_SPEC)} != {DROP_PORT}:"):
+        passed = f" and not {emit.name('failed')}" if self._uses(ops.Assert) else ""
+        with emit.block(f"if {emit.place(EGRESS_SPEC)} != {DROP_PORT}{passed}:"):
             self._send()
         emit.copied = frozenset()
 
@@ -223,21 +249,35 @@ class SwitchWriter:
         targets: list[ops.Target] = [item.target for item in self._program.checksums if item.update]
         headers: list[str] = []
         names = {CURRENT_SIZE}
+        direct_meters = self._emit.externs.direct_meters
         for node in ops.walk(self._blocks.egress):
             match node:
                 case ops.Assign(target) | ops.Hash(target) | ops.ReadRegister(target):
                     targets.append(target)
+                case ops.ExecuteMeter(target) | ops.Random(target):
+                    targets.append(target)
+                case Apply(table) if table in direct_meters:
+                    (field,) = (part for part in [self._program.meters[direct_meters[table]].target] if part)
+                    targets.append(field)
+                case ops.AssignVarbit(target):
+                    headers.append(target.header)
+                case ops.Truncate():
+                    names.add("truncated_to")
+                case ops.Assert():
+                    names.add("failed")
                 case ops.AssignIndexed(element_targets):
                     targets += element_targets
                 case ops.SetValidity(header) | ops.CopyHeader(header):
                     headers.append(header)
                 case ops.ShiftStack(stack) | ops.CopyStack(stack):
-                    headers += self._program.stacks[stack]
+                    headers += [header for element in self._program.stacks[stack] for header in element]
                     names.add(self._emit.stack_variables[stack])
         names.update(name for target in targets for name in self._storage.names(target))
-        for header in headers:
+        for header in {other for name in headers for other in (name, *self._program.unions.get(name, ()))}:
             if not self._program.headers[header].metadata:
                 names.add(self._emit.validity_variables[header])
+            if self._program.headers[header].varbit:
+                names.add(self._emit.varbit_bits(header))
             names.update(chunk.name for chunk in self._storage.chunks[header])
         return frozenset(names)
 
@@ -252,13 +292,18 @@ class SwitchWriter:
         emit.line("to = sent * out_stride")
         for header in self._program.deparser:
             deparse(emit, header)
-        emit.line("copy(out, to, data, base + parsed, remaining)")
+        emit.line(
+            "copy(out, to, data, base + parsed, remaining)", "sent_size = to + remaining - sent * out_stride"
+        )
+        if self._uses(ops.Truncate):
+            limit = emit.name("truncated_to")
+            emit.nested(f"if sent_size > {limit}:", f"sent_size = {limit}")
         self._write_departure()
 
     def _write_departure(self) -> None:
         """Send the packet that was written to the output."""
         emit = self._emit
-        emit.line("out_length[sent] = to + remaining - sent * out_stride", "out_port[sent] = egress_port")
+        emit.line("out_length[sent] = sent_size", "out_port[sent] = egress_port")
         if self._queued:
             emit.line(
                 "out_leave[sent] = schedule_departure(queues, egress_port, now, number(out_length[sent]))"

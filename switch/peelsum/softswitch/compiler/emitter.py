@@ -7,9 +7,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 
-from peelsum.softswitch.compiler.emit_expressions import BoundedValue, Expressions, unsigned
-from peelsum.softswitch.compiler.layout import Array, Storage, TablePlan, words_of
-from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.compiler.emit_expressions import (
+    BoundedValue,
+    ExactExpressions,
+    Expressions,
+    unsigned,
+)
+from peelsum.softswitch.compiler.extern_layout import ExternLayout
+from peelsum.softswitch.compiler.layout import FULL, Array, Storage, TablePlan, words_of
+from peelsum.softswitch.errors import NotCompilable, UnsupportedConstruct
 from peelsum.softswitch.program.model import FieldDeclaration, Program
 from peelsum.softswitch.program.operations import Expr, FieldElement, FieldRef, Lookahead, Param, Target
 
@@ -31,13 +37,23 @@ class Emitter:
     """Collects the source text of one function.
 
     Where egress runs once per copy of a packet, `copied` has the variables of which it uses copies.
+    exact: write code for the interpreter, in which numbers have any width and sign.
     """
 
-    def __init__(self, program: Program, storage: Storage, plans: dict[str, TablePlan]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        storage: Storage,
+        plans: dict[str, TablePlan],
+        externs: ExternLayout,
+        exact: bool,
+    ) -> None:
         self.program = program
         self.storage = storage
         self.plans = plans
-        self.expressions = Expressions(self)
+        self.externs = externs
+        self.exact = exact
+        self.expressions = ExactExpressions(self) if exact else Expressions(self)
         self.lines: list[str] = []
         self.copied: frozenset[str] = frozenset()
         self._depth = 0
@@ -50,6 +66,9 @@ class Emitter:
             "v_", (name for name, item in program.headers.items() if not item.metadata)
         )
         self.stack_variables = _variable_names("n_", program.stacks)
+        self.varbit_variables = _variable_names(
+            "w_", (name for name, item in program.headers.items() if item.varbit)
+        )
 
     def line(self, *texts: str) -> None:
         """Append lines at the current depth. Numbers in them become constants of the right type."""
@@ -118,6 +137,10 @@ class Emitter:
         """Return the variable that says whether a table's last application hit."""
         return self.hit_variables.setdefault(table, f"hit{len(self.hit_variables) + 1}")
 
+    def varbit_bits(self, header: str) -> str:
+        """Return the variable that holds the width of a header's varbit."""
+        return self.name(self.varbit_variables[header])
+
     def param(self, param: Param, limb: int = 0) -> str:
         """Return the variable of a 64-bit limb of an action parameter, the highest being number 0."""
         return f"p{list(self.plans).index(param.table)}_{param.index}_{limb}"
@@ -125,6 +148,9 @@ class Emitter:
     def load_bits(self, base: str, offset: int, bits: int) -> str:
         """Return the text of `bits` packet bits (at most 64), which start `offset` bits after byte `base`."""
         first, end = offset // 8, -(-(offset + bits) // 8)
+        if end - first > 8 and self.exact:
+            text = f"load_number(data, {base} + {first}, {end - first})"
+            return f"(({text} >> {8 * end - offset - bits}) & {(1 << bits) - 1})"
         if end - first > 8:
             # They span nine bytes: load the last one separately.
             tail = offset + bits - 8 * (end - 1)
@@ -171,24 +197,33 @@ class Emitter:
         if element is not None:
             return self.cell(*element, target.step if isinstance(target, FieldElement) else 0)
         assert isinstance(target, FieldRef)
-        if self.bits(target) > 64:
-            raise UnsupportedConstruct(
+        if self.bits(target) > 64 and not self.exact:
+            raise NotCompilable(
                 f"field {target.header}.{target.field}: computing with {self.bits(target)} bits; "
                 "use at most 64, or only copy and match the field"
             )
         return self.name(self.storage.variables(target)[0].name)
 
-    def limb_places(self, target: FieldRef) -> list[str]:
-        """Return the variables of a field of any width, most significant first."""
+    def places(self, target: FieldRef) -> list[str]:
+        """Return the variables of a field, most significant first."""
         if self.storage.array(target) is not None:
             return [self.place(target)]
         return [self.name(variable.name) for variable in self.storage.variables(target)]
 
+    def limb_places(self, target: FieldRef) -> list[str]:
+        """Return the text of a field's limbs of 64 bits, most significant first."""
+        places, count = self.places(target), words_of(self.bits(target))
+        if self.exact and count > 1:
+            return [f"(({places[0]} >> {64 * number}) & {FULL})" for number in reversed(range(count))]
+        return places
+
     def limb(self, source: Expr, number: int) -> str | None:
         """Return a 64-bit limb of a number, the lowest being number 0; None if it has at most 64 bits.
 
-        Only unsigned fields, parameters and lookaheads have limbs.
+        Only unsigned fields, parameters and lookaheads have limbs, and none in exact code.
         """
+        if self.exact:
+            return None
         match source:
             case FieldRef() if not self.declared(source).signed:
                 bits = self.bits(source)
@@ -207,7 +242,7 @@ class Emitter:
             case Lookahead(offset, _):
                 width = min(64, bits - 64 * number)
                 return self.load_bits("(base + parsed)", offset + bits - 64 * number - width, width)
-        return self.limb_places(source)[position]
+        return self.places(source)[position]
 
     def read(self, target: Target) -> BoundedValue:
         """Return a field's value."""

@@ -1,13 +1,14 @@
 """Converts control flow graphs (pipelines, parsers, jumps inside actions) to nested statements.
 
-BMv2 JSON names each node's successors; generated code needs blocks. Pipelines and actions with loops are
-refused. A parser may loop, e.g. over a header stack, and then becomes a state machine.
+BMv2 JSON names each node's successors; generated code needs blocks. Pipelines with loops are refused. A
+parser or an action may loop, e.g. over a header stack, and then becomes a state machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.errors import UnsupportedConstruct
@@ -47,9 +48,13 @@ class Repeat(ops.SyntaxNode):
 
 
 class StateMachine(ops.SyntaxNode):
-    """Run `states[0]`, then the state that each state's `Goto` names, until one ends the machine."""
+    """Run `states[0]`, then the state that each state's `Goto` names, until one ends the machine.
+
+    After too many states it ends, in a parser with ParserTimeout.
+    """
 
     states: tuple[Block, ...]
+    in_parser: bool
 
 
 class Goto(ops.SyntaxNode):
@@ -178,8 +183,33 @@ def _structured_body(action: ops.Action) -> Block:
             return (If(ops.Unary("d2b", primitive.condition), then, orelse),)
         return (primitive,)
 
-    graph = _Graph(f"action {action.name}", index_or_end(0), following)
+    try:
+        graph = _Graph(f"action {action.name}", index_or_end(0), following)
+    except _CycleError:
+        return (_action_machine(body),)
     return graph.block(index_or_end(0), None, write)
+
+
+def _action_machine(body: Sequence[ops.Primitive]) -> StateMachine:
+    """Return an action with loops as a state machine; a state begins where a jump ends or may lead."""
+    jumps = [number for number, part in enumerate(body) if isinstance(part, (ops.Jump, ops.JumpIfZero))]
+    targets = {part.to for part in body if isinstance(part, (ops.Jump, ops.JumpIfZero))}
+    starts = sorted({0, len(body), *targets, *(number + 1 for number in jumps)})
+    states: list[Block] = []
+
+    def goto(number: int) -> Block:
+        return (Goto(None if number == len(body) else starts.index(number)),)
+
+    for start, end in pairwise(starts):
+        match body[end - 1]:
+            case ops.Jump(to):
+                states.append((*body[start : end - 1], *goto(to)))
+            case ops.JumpIfZero(condition, to):
+                branch = If(ops.Unary("d2b", condition), goto(end), goto(to))
+                states.append((*body[start : end - 1], branch))
+            case _:
+                states.append((*body[start:end], *goto(end)))
+    return StateMachine(tuple(states), in_parser=False)
 
 
 def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
@@ -240,7 +270,7 @@ def parser_block(parser: model.Parser) -> Block:
     def following(name: str) -> list[str | None]:
         transitions = parser.states[name].transitions
         followers = [transition.next_state for transition in transitions]
-        return followers if transitions and transitions[-1].values is None else [*followers, None]
+        return followers if transitions and transitions[-1].is_default else [*followers, None]
 
     def write(name: str, arm: Callable[[Any], Block]) -> Block:
         state = parser.states[name]
@@ -254,9 +284,9 @@ def parser_block(parser: model.Parser) -> Block:
         blocks = []
         for state in (parser.states[name] for name in names):
             selected = _select(state, lambda after: (Goto(None if after is None else number[after]),))
-            has_default = state.transitions and state.transitions[-1].values is None
+            has_default = state.transitions and state.transitions[-1].is_default
             blocks.append((*state.ops, *(selected if has_default else _end_if_unmatched(selected))))
-        return (StateMachine(tuple(blocks)),)
+        return (StateMachine(tuple(blocks), in_parser=True),)
     return graph.block(parser.start, None, write)
 
 
@@ -275,12 +305,13 @@ def _select(state: model.ParserState, arm: Callable[[Any], Block]) -> Block:
     chain: Block = ()
     for transition in reversed(state.transitions):
         then = arm(transition.next_state)
-        if transition.values is None:
+        if transition.is_default:
             chain = then
             continue
-        condition: ops.Expr = ops.Bool(True)
+        condition: ops.Expr = transition.condition or ops.Bool(True)
         masks = transition.masks or [None] * len(state.key)
-        for expression, value, mask in zip(state.key, transition.values, masks, strict=True):
+        tests = () if transition.values is None else zip(state.key, transition.values, masks, strict=True)
+        for expression, value, mask in tests:
             if mask != 0:
                 left = expression if mask is None else ops.Binary("&", expression, ops.Const(mask))
                 test = ops.Binary("==", left, ops.Const(value if mask is None else value & mask))

@@ -103,7 +103,7 @@ class CounterPlan:
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The layout of the program's registers and counters."""
+    """The layout of the program's registers and counters; `direct` has counters by table."""
 
     registers: dict[str, RegisterPlan]
     counters: dict[str, CounterPlan]
@@ -136,26 +136,30 @@ def plan_tables(program: Program) -> dict[str, TablePlan]:
     for name, table in program.tables.items():
         actions = [program.actions[number] for number in {*table.actions, table.default_action}]
         param_words = max(sum(words_of(param.bits) for param in action.params) for action in actions)
-        words = pack_keys(table.keys)
-        ranges = tuple(number for number, key in enumerate(table.keys) if key.kind == "range")
-        exact = all(key.kind == "exact" for key in table.keys)
-        row_words = ROW_PARAMS + param_words + (1 if exact else 2) * (len(words) + len(ranges))
-        size = len(table.const_entries) if table.const_entries is not None else table.size
-        capacity = 1 << max(1, (2 * size - 1).bit_length()) if exact else size
-        if not table.keys:
-            capacity = 0
-        default_row, region = end, end + ROW_PARAMS + param_words
-        # Before the rows of a table that is searched in order is their number.
-        end = region + capacity * row_words + (0 if exact else 1)
-        plans[name] = TablePlan(
-            table, param_words, words, ranges, exact, row_words, capacity, default_row, region, end
-        )
+        # A row of a table with an action profile has only the address of a member or group.
+        plans[name] = plan_table(table, param_words if table.profile is None else 1, end)
+        end = plans[name].end
     if end > WORDS_LIMIT:
         largest = max(plans.values(), key=lambda plan: plan.end - plan.default_row).table
         raise UnsupportedConstruct(
             f"table {largest.name}: size {largest.size} needs too much memory; declare less"
         )
     return plans
+
+
+def plan_table(table: TableDeclaration, param_words: int, start: int) -> TablePlan:
+    """Return the layout of one table from word `start` of the table memory on."""
+    words = pack_keys(table.keys)
+    ranges = tuple(number for number, key in enumerate(table.keys) if key.kind == "range")
+    exact = all(key.kind == "exact" for key in table.keys)
+    row_words = ROW_PARAMS + param_words + (1 if exact else 2) * (len(words) + len(ranges))
+    capacity = 1 << max(1, (2 * table.capacity - 1).bit_length()) if exact else table.capacity
+    if not table.keys:
+        capacity = 0
+    region = start + ROW_PARAMS + param_words
+    # Before the rows of a table that is searched in order is their number.
+    end = region + capacity * row_words + (0 if exact else 1)
+    return TablePlan(table, param_words, words, ranges, exact, row_words, capacity, start, region, end)
 
 
 def plan_registers(program: Program, banks: Iterable[Sequence[str]]) -> dict[str, RegisterPlan]:
@@ -207,12 +211,15 @@ Chunk: TypeAlias = Variable | Array
 
 
 class Storage:
-    """The variables and arrays of one program; `blocks` is all its code."""
+    """The variables and arrays of one program; `blocks` is all its code.
+
+    exact: give each field one variable of any width, for interpreted code.
+    """
 
     def __init__(
-        self, program: Program, blocks: Iterable[Any], spans: Spans, roots: Iterable[FieldRef]
+        self, program: Program, blocks: Iterable[Any], spans: Spans, roots: Iterable[FieldRef], exact: bool
     ) -> None:
-        self._program = program
+        self._program, self._exact = program, exact
         self._names: set[str] = set()
         #: Of every packet field, and of metadata that the program uses: the variables that hold it, most
         #: significant first, or the array and the index in it.
@@ -223,10 +230,11 @@ class Storage:
             refs.update(node for node in walk(block) if isinstance(node, FieldRef))
         for table in program.tables.values():
             refs.update(key.target for key in table.keys)
-        for checksum in program.checksums:
-            refs.add(checksum.target)
-            refs.update(ref for ref, _, _ in checksum.inputs if ref is not None)
-            refs.update(node for node in walk(checksum.condition) if isinstance(node, FieldRef))
+        others = (program.checksums, program.messages, *program.profiles.values(), *program.meters.values())
+        refs.update(node for node in walk(others) if isinstance(node, FieldRef))
+        # A header with a varbit is extracted field by field.
+        headers = [header for header in program.headers.values() if header.varbit]
+        refs.update(FieldRef(header.name, field.name) for header in headers for field in header.fields)
         #: (type, field) of all fields that the program names.
         used = {(program.headers[ref.header].type_name, ref.field) for ref in refs}
         by_type: dict[str, list[tuple[int, int]]] = {}
@@ -292,7 +300,7 @@ class Storage:
             name = header.fields[number].name
             if not header.metadata or (header.type_name, name) in used:
                 # Variables of up to 64 bits each, most significant first.
-                start, limb_count = offset, words_of(bits)
+                start, limb_count = offset, 1 if self._exact else words_of(bits)
                 variables = []
                 for limb in range(limb_count):
                     width = 64 if limb else bits - 64 * (limb_count - 1)

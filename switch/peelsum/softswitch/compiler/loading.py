@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
@@ -12,6 +12,7 @@ from peelsum.reading import parse_json, read_bytes
 from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, MultiPassWriter
 from peelsum.softswitch.compiler.emit_switch import EGRESS_SPEC, Blocks, SwitchWriter
 from peelsum.softswitch.compiler.emitter import Emitter
+from peelsum.softswitch.compiler.extern_layout import ExternLayout, plan_externs
 from peelsum.softswitch.compiler.flow import parser_block, pipeline_block
 from peelsum.softswitch.compiler.layout import (
     StateLayout,
@@ -22,7 +23,7 @@ from peelsum.softswitch.compiler.layout import (
     plan_tables,
 )
 from peelsum.softswitch.compiler.reroll import Roller
-from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
+from peelsum.softswitch.errors import BadProgram, NotCompilable, UnsupportedConstruct
 from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.loader import read
 from peelsum.softswitch.program.model import Program
@@ -72,9 +73,14 @@ RUNTIME = (
     *("K", "number", "array8", "array16", "array32", "array64", "clamp", "copy", "shl", "shr"),
     *("find_exact", "find_exact1", "find_first", "find_first1"),
     *("enqueue", "burst_depth", "waiting_time", "schedule_departure"),
-    *(f"hash_{name}" for name in ops.HASHES),
+    *("meter_colour", "random_number", "next_number"),
+    *("crc_reflected", "crc_forward", "internet_checksum", "xor_words", "first_number"),
     *("load8", "load16", "load32", "load64", "store8", "store16", "store32", "store64"),
 )
+
+
+#: Names that only code for the interpreter takes from `plain`.
+EXACT_RUNTIME = ("load_number", "store_number", "hash_ex", "xxh64")
 
 
 @dataclass(frozen=True)
@@ -83,20 +89,38 @@ class Generated:
 
     source: str
     tables: dict[str, TablePlan]
+    externs: ExternLayout
     layout: StateLayout
     growth: int
     """The most bytes by which a packet can become longer."""
     queue_words: int = 0
     """Words of the queue for cloned, resubmitted and recirculated packets; 0 if the program makes none."""
+    not_compilable: str = ""
+    """Why only the interpreter can run the code; empty if Numba can compile it."""
 
 
 @lru_cache(maxsize=8)
 def generate(program: Program, roll: bool = True, queued: bool = False) -> Generated:
     """Return the code of a program. Raises UnsupportedConstruct if it cannot be generated.
 
+    If machine code cannot do what the program does, the code is for the interpreter only.
     roll: convert statements that differ only by lane to loops.
     queued: the switch has queues at its ports, so packets pass through them.
     """
+    try:
+        for header in program.headers.values():
+            if header.varbit:
+                raise NotCompilable(f"varbit {header.name}.{header.varbit.name}")
+        for register in program.registers.values():
+            if register.bits > 64:
+                raise NotCompilable(f"register {register.name}: cells of {register.bits} bits")
+        return _generate(program, roll, queued, exact=False)
+    except NotCompilable as error:
+        return replace(_generate(program, False, queued, exact=True), not_compilable=str(error))
+
+
+def _generate(program: Program, roll: bool, queued: bool, exact: bool) -> Generated:
+    """Return the code of a program: for both modes, or `exact` code for the interpreter only."""
     roller = Roller(program)
     unrolled = Blocks(
         parser_block(program.parser),
@@ -111,23 +135,26 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     direct = {item.table: counters[name] for name, item in program.counters.items() if item.table is not None}
     layout = StateLayout(plan_registers(program, banks), counters, direct)
     tables = plan_tables(program)
+    externs = plan_externs(program, max((plan.end for plan in tables.values()), default=0))
     # The architecture needs these fields even if the program does not use them.
     group = program.intrinsic("intrinsic_metadata.mcast_grp")
     architecture_fields = [EGRESS_SPEC] if group is None else [EGRESS_SPEC, group]
-    storage = Storage(program, blocks, spans, architecture_fields)
-    emit = Emitter(program, storage, tables)
+    storage = Storage(program, blocks, spans, architecture_fields, exact)
+    emit = Emitter(program, storage, tables, externs, exact)
     added: set[str] = set()
     for node in (node for block in blocks for node in ops.walk(block)):
         match node:
             case ops.SetValidity(header, True) | ops.CopyHeader(header):
                 added.add(header)
             case ops.ShiftStack(stack) | ops.CopyStack(stack):
-                added.update(program.stacks[stack])
-    growth = sum(program.headers[name].bits // 8 for name in added)
+                added.update(header for element in program.stacks[stack] for header in element)
+            case ops.AssignVarbit(target):
+                added.add(target.header)
+    growth = sum(sum(field.bits for field in program.headers[name].fields) // 8 for name in added)
     requests = {type(node) for block in blocks for node in ops.walk(block)}
     if not requests & {ops.Clone, ops.Resubmit, ops.Recirculate}:
-        return Generated(SwitchWriter(emit, layout, blocks, queued).source(), tables, layout, growth)
+        return Generated(SwitchWriter(emit, layout, blocks, queued).source(), tables, externs, layout, growth)
     writer = MultiPassWriter(emit, layout, blocks, queued)
     if any(isinstance(node, ops.Recirculate) for node in ops.walk(blocks.egress)):
         growth *= MOST_ITEMS + 1
-    return Generated(writer.source(), tables, layout, growth, writer.queue_words())
+    return Generated(writer.source(), tables, externs, layout, growth, writer.queue_words())

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from peelsum.softswitch.compiler.flow import Apply, Block, ExitCheck, If, Repeat, Statement
+from peelsum.softswitch.compiler.flow import Apply, Block, ExitCheck, If, Repeat, StateMachine, Statement
 from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Program, Require, Verify
 
@@ -97,7 +97,7 @@ class Roller:
             places.append(place)
             declared = self._program.headers[node.header].fields[place[1]]
             return "field", declared.bits, declared.signed
-        if isinstance(node, (Apply, ExitCheck, ops.Exit, ops.Hit, Repeat, *_PARSER_ENDS)):
+        if isinstance(node, (Apply, ExitCheck, ops.Exit, ops.Hit, Repeat, StateMachine, *_PARSER_ENDS)):
             return "unique", id(node)  # equal to no other shape: control flow is not rolled
         if isinstance(node, tuple):
             return tuple(self._shape_of(item, places) for item in node)
@@ -209,7 +209,13 @@ def is_loop_invariant(program: Program, value: ops.Expr, loop: Repeat) -> bool:
                 return False  # it may change any field
             case ops.AssignIndexed(targets):
                 written = written.union(*(_places_of(program, target, loop.count) for target in targets))
-            case ops.Assign(target) | ops.Hash(target) | ops.ReadRegister(target):
+            case (
+                ops.Assign(target)
+                | ops.Hash(target)
+                | ops.ReadRegister(target)
+                | ops.ExecuteMeter(target)
+                | ops.Random(target)
+            ):
                 written |= _places_of(program, target, loop.count)
     for node in ops.walk(value):
         if isinstance(node, (ops.FieldElement, ops.Lookahead)):

@@ -6,13 +6,26 @@ An entity of a kind that the softswitch does not support is refused, with the na
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from time import monotonic_ns
 from typing import Any, Literal, TypeAlias
 
 from finsy.proto import p4d, p4r
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from peelsum.softswitch import Switch
-from peelsum.softswitch.p4runtime.info import PipelineInfo, counter_values, to_bytes, to_int
+from peelsum.softswitch.p4runtime.digests import DigestEntries
+from peelsum.softswitch.p4runtime.info import (
+    PipelineInfo,
+    ValueSetInfo,
+    counter_values,
+    decode_key,
+    decode_rates,
+    encode_match,
+    encode_rates,
+    to_bytes,
+    to_int,
+)
+from peelsum.softswitch.p4runtime.profiles import ProfileEntries
 from peelsum.softswitch.p4runtime.status import (
     BatchError,
     Code,
@@ -22,6 +35,7 @@ from peelsum.softswitch.p4runtime.status import (
     unimplemented,
 )
 from peelsum.softswitch.p4runtime.tables import TableEntries
+from peelsum.softswitch.program.model import KeyValue
 from peelsum.softswitch.runtime.device import SecretPort
 from peelsum.wire import SECRET_BYTES, SECRETS_EXTERN
 
@@ -38,9 +52,14 @@ class Entities:
         switch: Switch,
         ports: Collection[int] | None = None,
         secret_ports: Mapping[int, SecretPort] | None = None,
+        clock: Callable[[], int] = monotonic_ns,
     ) -> None:
-        """ports, secret_ports: as for `Device`."""
-        tables, groups = TableEntries(info, switch), ReplicationEntries(switch, ports)
+        """ports, secret_ports: as for `Device`. clock: returns nanoseconds, for time-outs."""
+        profiles, groups = ProfileEntries(info, switch, ports), ReplicationEntries(switch, ports)
+        self.tables = tables = TableEntries(info, switch, profiles, clock)
+        self.digests = digests = DigestEntries(info.digests, switch.messages.digests, clock)
+        value_sets = ValueSetEntries(info, switch)
+        meters = CellEntries("meter", info.meters, switch.meters)
         counters = CellEntries("counter", info.counters, switch.counters)
         registers = CellEntries("register", info.registers, switch.registers)
         self._handlers: dict[str, _Handlers] = {
@@ -49,6 +68,12 @@ class Entities:
             "counter_entry": (counters.write, counters.read),
             "register_entry": (registers.write, registers.read),
             "packet_replication_engine_entry": (groups.write, groups.read),
+            "meter_entry": (meters.write, meters.read),
+            "direct_meter_entry": (tables.write_meter, tables.read_meters),
+            "action_profile_member": (profiles.write_member, profiles.read_members),
+            "action_profile_group": (profiles.write_group, profiles.read_groups),
+            "value_set_entry": (value_sets.write, value_sets.read),
+            "digest_entry": (digests.write, digests.read),
         }
         if secret_ports is not None:
             secrets = SecretEntries(switch, secret_ports)
@@ -96,12 +121,15 @@ class Entities:
 
 
 class CellEntries:
-    """The indirect counters of a pipeline, or its registers: Write sets one cell, Read returns one or all."""
+    """The indirect counters, meters or registers of a pipeline: Write sets one cell, Read one or all."""
 
     def __init__(
-        self, kind: Literal["counter", "register"], names: Mapping[int, str], state: Mapping[str, Any]
+        self,
+        kind: Literal["counter", "meter", "register"],
+        names: Mapping[int, str],
+        state: Mapping[str, Any],
     ) -> None:
-        """names: by id. state: the switch's counters or registers, by name."""
+        """names: by id. state: the switch's counters, meters or registers, by name."""
         self._kind, self._names, self._state = kind, names, state
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: Any) -> None:
@@ -112,8 +140,12 @@ class CellEntries:
         if not entry.HasField("index"):
             raise invalid(f"{cells.name}: index is missing; give the cell's index")
         index = _checked_index(entry.index.index, cells)
-        values: tuple[int, ...]
-        if self._kind == "counter":
+        values: tuple[Any, ...]
+        if self._kind == "meter":
+            if entry.HasField("counter_data"):
+                raise unimplemented(f"counters of meter {cells.name}")
+            values = (decode_rates(entry, "config"),)
+        elif self._kind == "counter":
             if not entry.HasField("data"):
                 raise invalid(f"counter {cells.name}: data is missing; give packets and bytes")
             values = counter_values(entry.data, cells.name)
@@ -137,11 +169,15 @@ class CellEntries:
         return (
             self._encode(cells_id, p4r.Index(index=index), value)
             for cells_id, first, values in arrays
-            for index, value in enumerate(values.tolist(), first)
+            for index, value in enumerate(values if self._kind == "meter" else values.tolist(), first)
         )
 
-    def _encode(self, cells_id: int, index: p4r.Index, value: Any) -> p4r.CounterEntry | p4r.RegisterEntry:
-        """Return the entry of a cell; a counter's value is its packets and bytes."""
+    def _encode(
+        self, cells_id: int, index: p4r.Index, value: Any
+    ) -> p4r.CounterEntry | p4r.MeterEntry | p4r.RegisterEntry:
+        """Return the entry of a cell; a counter's value is its packets and bytes, a meter's its rates."""
+        if self._kind == "meter":
+            return p4r.MeterEntry(meter_id=cells_id, index=index, config=encode_rates(value))
         if self._kind == "counter":
             counts = p4r.CounterData(packet_count=value[0], byte_count=value[1])
             return p4r.CounterEntry(counter_id=cells_id, index=index, data=counts)
@@ -161,6 +197,54 @@ def _checked_index(index: int, cells: Any) -> int:
             Code.OUT_OF_RANGE, f"{cells.name}: index {index} is not below its size {cells.size}"
         )
     return index
+
+
+class ValueSetEntries:
+    """The value sets of one pipeline."""
+
+    def __init__(self, info: PipelineInfo, switch: Switch) -> None:
+        self._value_sets, self._switch = info.value_sets, switch
+        self._written: dict[int, p4r.ValueSetEntry] = {}
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.ValueSetEntry) -> None:
+        """Replace the members of a value set. Raises RequestError or SoftswitchError, with no change."""
+        value_set = self._find(entry.value_set_id)
+        if kind != p4r.Update.MODIFY:
+            raise invalid(f"value set {value_set.name}: cannot be inserted or deleted; modify it")
+        keys = [decode_key(member.match, value_set) for member in entry.members]
+        if len(set(keys)) != len(keys):
+            raise RequestError(
+                Code.ALREADY_EXISTS, f"value set {value_set.name}: a member is given twice; give it once"
+            )
+        self._switch.value_sets[value_set.name].set([_joined_key(key, value_set) for key in keys])
+        self._written[value_set.id] = written = p4r.ValueSetEntry(value_set_id=value_set.id)
+        for key in keys:
+            matches = map(encode_match, key, value_set.fields)
+            written.members.add(match=[match for match in matches if match is not None])
+
+    def read(self, selector: p4r.ValueSetEntry) -> Iterator[p4r.ValueSetEntry]:
+        """Return the selected value set with its members as they were written; id 0 selects all."""
+        if selector.members:
+            raise invalid("members: have no meaning in a read; leave them out")
+        ids = [self._find(selector.value_set_id).id] if selector.value_set_id else list(self._value_sets)
+        empty = {number: p4r.ValueSetEntry(value_set_id=number) for number in ids}
+        return iter([self._written.get(number, entry) for number, entry in empty.items()])
+
+    def _find(self, value_set_id: int) -> ValueSetInfo:
+        if value_set_id not in self._value_sets:
+            raise invalid(f"value_set_id: no value set {value_set_id:#x} in the P4Info; use one of its ids")
+        return self._value_sets[value_set_id]
+
+
+def _joined_key(key: Sequence[KeyValue], value_set: ValueSetInfo) -> tuple[int, int]:
+    """Return value and mask of a member, with its fields side by side."""
+    value = mask = 0
+    for part, field in zip(key, value_set.fields, strict=True):
+        number, part_mask = (part, field.all_ones) if isinstance(part, int) else part
+        if field.kind == "lpm":
+            part_mask = field.all_ones ^ field.all_ones >> part_mask
+        value, mask = value << field.bits | number, mask << field.bits | part_mask
+    return value, mask
 
 
 #: The field with a group's number, by the kind of entry.

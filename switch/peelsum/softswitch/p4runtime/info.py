@@ -1,20 +1,22 @@
 """Indexes a P4Info by id, and converts numbers, match fields and packets between P4Runtime and the switch.
 
-A P4Info with something that the softswitch does not support is refused, e.g. action profiles, meters, or
-translated types. Byte strings are in canonical form, and numbers must fit the widths in the P4Info.
+A P4Info with something that the softswitch does not support is refused, e.g. translated types. Byte strings
+are in canonical form, and numbers must fit the widths in the P4Info.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from functools import partial
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from finsy.proto import p4i, p4r
+from finsy.proto import p4d, p4i, p4r
 
 from peelsum.softswitch.p4runtime.status import invalid, unimplemented
 from peelsum.softswitch.program.model import KeyValue
+from peelsum.softswitch.runtime.meters import Rates
 
 _T = TypeVar("_T")
 MatchKind = Literal["exact", "lpm", "ternary", "range", "optional"]
@@ -134,6 +136,53 @@ def counter_values(data: p4r.CounterData, name: str) -> tuple[int, int]:
     return data.packet_count, data.byte_count
 
 
+def decode_rates(message: p4r.MeterEntry | p4r.DirectMeterEntry | p4r.TableEntry, field: str) -> Rates | None:
+    """Return the rates in a message's `field`; None if it is unset. Raises RequestError."""
+    if not message.HasField(field):  # type: ignore[arg-type]
+        return None
+    config = getattr(message, field)
+    if config.eburst:
+        raise invalid("eburst: is for single-rate meters; leave it out, as this meter has two rates")
+    return Rates(config.cir, config.cburst, config.pir, config.pburst)
+
+
+def encode_rates(rates: Rates | None) -> p4r.MeterConfig | None:
+    """Return the configuration of a meter; None if it is not configured."""
+    if rates is None:
+        return None
+    committed, committed_burst, peak, peak_burst = rates
+    return p4r.MeterConfig(cir=committed, cburst=committed_burst, pir=peak, pburst=peak_burst)
+
+
+@dataclass(frozen=True)
+class ProfileInfo:
+    """An action profile, the actions that its members may have, and the largest size of groups; 0 is any."""
+
+    id: int
+    name: str
+    actions: frozenset[int]
+    max_group_size: int
+
+
+@dataclass(frozen=True)
+class ValueSetInfo:
+    """A value set, with the fields of its members."""
+
+    id: int
+    name: str
+    fields: tuple[FieldInfo, ...]
+
+
+@dataclass(frozen=True)
+class DigestInfo:
+    """A digest, and how many numbers its data has: of a "struct" or "tuple", or one that is a "bitstring"."""
+
+    id: int
+    name: str
+    kind: str
+    size: int
+
+
 @dataclass(frozen=True)
 class ActionInfo:
     """An action, by its P4Info name."""
@@ -155,6 +204,9 @@ class TableInfo:
     is_const: bool
     const_default: bool
     direct_counter: str | None
+    direct_meter: str | None = None
+    profile: ProfileInfo | None = None
+    idle_timeout: bool = False
 
     @property
     def needs_priority(self) -> bool:
@@ -173,14 +225,21 @@ class PipelineInfo:
     registers: dict[int, str]
     """Names of registers."""
     packet_headers: Mapping[str, tuple[FieldInfo, ...]]
+    meters: Mapping[int, str] = attribute(default_factory=dict)
+    """Names of indirect meters."""
+    profiles: Mapping[int, ProfileInfo] = attribute(default_factory=dict)
+    value_sets: Mapping[int, ValueSetInfo] = attribute(default_factory=dict)
+    digests: Mapping[int, DigestInfo] = attribute(default_factory=dict)
 
     @classmethod
     def of(cls, p4info: p4i.P4Info) -> PipelineInfo:
         """Index a P4Info. Raises RequestError: UNIMPLEMENTED, or INVALID_ARGUMENT if it is inconsistent."""
-        for kind in ("action_profiles", "meters", "direct_meters", "value_sets", "digests", "externs"):
-            for item in getattr(p4info, kind):
-                name = item.preamble.name if hasattr(item, "preamble") else item.extern_type_name
-                raise unimplemented(f"{kind.rstrip('s').replace('_', ' ')} {name}")
+        for extern in p4info.externs:
+            raise unimplemented(f"extern {extern.extern_type_name}")
+        specs: list[Any] = [*p4info.meters, *p4info.direct_meters]
+        for item in specs:
+            if item.spec.type == p4i.MeterSpec.SINGLE_RATE_THREE_COLOR:
+                raise unimplemented(f"single-rate meter {item.preamble.name}")
         for name, new_type in p4info.type_info.new_types.items():
             if new_type.WhichOneof("representation") == "translated_type":
                 raise unimplemented(f"translated type {name}")
@@ -188,8 +247,10 @@ class PipelineInfo:
             p4info.actions, lambda number, name, action: ActionInfo(number, name, _numbers(action.params))
         )
         counters = {counter.direct_table_id: counter.preamble.name for counter in p4info.direct_counters}
+        meters = {meter.direct_table_id: meter.preamble.name for meter in p4info.direct_meters}
+        profiles = _by_id(p4info.action_profiles, partial(_profile, p4info))
         return cls(
-            tables=_by_id(p4info.tables, partial(_table, actions, counters)),
+            tables=_by_id(p4info.tables, partial(_table, actions, counters, meters, profiles)),
             actions=actions,
             counters=_by_id(p4info.counters, lambda _, name, counter: name),
             registers=_by_id(p4info.registers, _register),
@@ -197,6 +258,13 @@ class PipelineInfo:
                 header.preamble.name: _numbers(header.metadata)
                 for header in p4info.controller_packet_metadata
             },
+            meters=_by_id(p4info.meters, lambda _, name, meter: name),
+            profiles=profiles,
+            value_sets=_by_id(
+                p4info.value_sets,
+                lambda number, name, item: ValueSetInfo(number, name, _key_fields(name, item.match)),
+            ),
+            digests=_by_id(p4info.digests, partial(_digest, p4info.type_info)),
         )
 
 
@@ -217,33 +285,126 @@ def _by_id(declarations: Iterable[Any], convert: Callable[[int, str, Any], _T]) 
     return indexed
 
 
-def _table(
-    actions: dict[int, ActionInfo], counters: dict[int, str], table_id: int, name: str, table: p4i.Table
-) -> TableInfo:
-    if table.implementation_id:
-        raise unimplemented(f"action profile of table {name}")
-    for reference in table.action_refs:
-        if reference.id not in actions:
-            raise invalid(f"p4info: table {name} refers to action {reference.id:#x}, which is not declared")
+def _profile(p4info: p4i.P4Info, number: int, name: str, profile: p4i.ActionProfile) -> ProfileInfo:
+    if profile.HasField("sum_of_members") or profile.weights_disallowed:
+        raise unimplemented(f"sizes that are no sums of weights, of action profile {name}")
+    tables = [table for table in p4info.tables if table.implementation_id == number]
+    references = [item for table in tables for item in table.action_refs]
+    actions = frozenset(item.id for item in references if item.scope != p4i.ActionRef.DEFAULT_ONLY)
+    return ProfileInfo(number, name, actions, profile.max_group_size)
+
+
+def _digest(types: Any, number: int, name: str, digest: p4i.Digest) -> DigestInfo:
+    """Return a digest. Raises RequestError unless its data are numbers."""
+    kind, members = digest.type_spec.WhichOneof("type_spec") or "empty", [digest.type_spec]
+    if kind == "struct":
+        members = [member.type_spec for member in types.structs[digest.type_spec.struct.name].members]
+    elif kind == "tuple":
+        members = list(digest.type_spec.tuple.members)
+    if any(member.WhichOneof("type_spec") != "bitstring" for member in members):
+        raise unimplemented(f"digest {name} of other types than numbers")
+    return DigestInfo(number, name, kind, len(members))
+
+
+def encode_digest(digest: DigestInfo, values: Sequence[int]) -> p4d.P4Data:
+    """Return the data of a digest with these values."""
+    numbers = [p4d.P4Data(bitstring=to_bytes(value)) for value in values]
+    if digest.kind == "bitstring":
+        return numbers[0]
+    data = p4d.P4Data()
+    getattr(data, digest.kind).members.extend(numbers)
+    return data
+
+
+def decode_action(
+    action: p4r.Action, actions: Mapping[int, ActionInfo], known: frozenset[int], owner: str
+) -> tuple[ActionInfo, tuple[int, ...]]:
+    """Return an action and its arguments. Raises RequestError if it is not `known` to its owner."""
+    declared = actions.get(action.action_id)
+    if declared is None or declared.id not in known:
+        raise invalid(f"{owner}: has no action {action.action_id:#x}; use one of its own")
+    values_by_id = {param.param_id: param.value for param in action.params}
+    if len(values_by_id) != len(action.params):
+        raise invalid(f"action {declared.name}: a parameter is given twice; give each once")
+    values: list[int] = []
+    for param in declared.params:
+        if param.id not in values_by_id:
+            raise invalid(f"action {declared.name}: parameter {param.name} is missing; give its value")
+        values.append(to_int(values_by_id.pop(param.id), param.bits, f"{declared.name}.{param.name}"))
+    if values_by_id:
+        raise invalid(f"action {declared.name}: has no parameter {min(values_by_id)}; use the P4Info's ids")
+    return declared, tuple(values)
+
+
+def encode_action(action: ActionInfo, params: Sequence[int]) -> p4r.Action:
+    """Return an action with arguments."""
+    values = [
+        p4r.Action.Param(param_id=param.id, value=to_bytes(value))
+        for param, value in zip(action.params, params, strict=True)
+    ]
+    return p4r.Action(action_id=action.id, params=values)
+
+
+def decode_key(matches: Sequence[p4r.FieldMatch], owner: TableInfo | ValueSetInfo) -> tuple[KeyValue, ...]:
+    """Return the key of match fields; omitted ones are wildcards. Raises RequestError."""
+    matches_by_id: dict[int, p4r.FieldMatch] = {}
+    for match in matches:
+        if match.field_id in matches_by_id:
+            raise invalid(f"{owner.name}: match field {match.field_id} is given twice; give it once")
+        matches_by_id[match.field_id] = match
+    key: list[KeyValue] = []
+    for field in owner.fields:
+        match_field = matches_by_id.pop(field.id, None)
+        key_part = wildcard(field) if match_field is None else decode_match(match_field, field)
+        if key_part is None:
+            raise invalid(f"{owner.name}: exact field {field.name} is missing; give its value")
+        key.append(key_part)
+    if matches_by_id:
+        raise invalid(f"{owner.name}: has no match field {min(matches_by_id)}; use the P4Info's ids")
+    return tuple(key)
+
+
+def _key_fields(owner: str, declarations: Iterable[Any]) -> tuple[FieldInfo, ...]:
+    """Return the fields of a key. Raises RequestError for unknown match kinds and missing widths."""
     fields = []
-    for match in table.match_fields:
+    for match in declarations:
         kind = _KIND_NAMES.get(match.match_type)
         if kind not in get_args(MatchKind):
             unknown = match.other_match_type or match.match_type
-            raise unimplemented(f"match kind {unknown} of {name}.{match.name}")
+            raise unimplemented(f"match kind {unknown} of {owner}.{match.name}")
         if match.bitwidth <= 0:
-            raise invalid(f"p4info: {name}.{match.name} has no bit width; compile the program again")
+            raise invalid(f"p4info: {owner}.{match.name} has no bit width; compile the program again")
         fields.append(FieldInfo(match.id, match.name, match.bitwidth, cast(MatchKind, kind)))
+    return tuple(fields)
+
+
+def _table(
+    actions: dict[int, ActionInfo],
+    counters: dict[int, str],
+    meters: dict[int, str],
+    profiles: dict[int, ProfileInfo],
+    table_id: int,
+    name: str,
+    table: p4i.Table,
+) -> TableInfo:
+    if table.implementation_id and table.implementation_id not in profiles:
+        raise invalid(f"p4info: table {name} has an action profile that is not declared; compile it again")
+    for reference in table.action_refs:
+        if reference.id not in actions:
+            raise invalid(f"p4info: table {name} refers to action {reference.id:#x}, which is not declared")
     scopes = {reference.id: reference.scope for reference in table.action_refs}
     return TableInfo(
         id=table_id,
         name=name,
-        fields=tuple(fields),
+        fields=_key_fields(name, table.match_fields),
         entry_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.DEFAULT_ONLY),
         default_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.TABLE_ONLY),
         is_const=table.is_const_table,
         const_default=table.const_default_action_id != 0,
         direct_counter=counters.get(table_id),
+        direct_meter=meters.get(table_id),
+        profile=profiles.get(table.implementation_id),
+        idle_timeout=table.idle_timeout_behavior == p4i.Table.NOTIFY_CONTROL,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from finsy.proto import p4i, p4r
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
@@ -21,6 +23,26 @@ _WITH_P4INFO = (_Get.ALL, _Get.P4INFO_AND_COOKIE)
 _WITH_DEVICE_CONFIG = (_Get.ALL, _Get.DEVICE_CONFIG_AND_COOKIE)
 
 
+def _replication(**entry: Any) -> p4r.Entity:
+    """Return the entity of a multicast group or clone session."""
+    return p4r.Entity(packet_replication_engine_entry=p4r.PacketReplicationEngineEntry(**entry))
+
+
+#: Selectors of the entities that RECONCILE_AND_COMMIT keeps, in the order in which they refer to each other.
+_FORWARDING_STATE = (
+    p4r.Entity(action_profile_member=p4r.ActionProfileMember()),
+    p4r.Entity(action_profile_group=p4r.ActionProfileGroup()),
+    p4r.Entity(table_entry=p4r.TableEntry()),
+    p4r.Entity(meter_entry=p4r.MeterEntry()),
+    p4r.Entity(direct_meter_entry=p4r.DirectMeterEntry()),
+    _replication(multicast_group_entry=p4r.MulticastGroupEntry()),
+    _replication(clone_session_entry=p4r.CloneSessionEntry()),
+)
+#: Kinds of entities that always exist, and so are modified instead of inserted.
+_CELLS = ("meter_entry", "direct_meter_entry")
+_DEFAULTS = p4r.Entity(table_entry=p4r.TableEntry(is_default_action=True))
+
+
 class InstalledPipeline:
     """A verified configuration, its switch, and the entities of that switch."""
 
@@ -30,6 +52,38 @@ class InstalledPipeline:
         self.info, program = verify(config)
         self.switch = device.build(program)
         self.entities = Entities(self.info, self.switch, device.ports, device.secret_ports)
+        self.initial_defaults = self.read(_DEFAULTS)
+
+    def copy_state(self, source: InstalledPipeline) -> None:
+        """Copy another pipeline's forwarding state, for RECONCILE_AND_COMMIT.
+
+        These are all entities except counters and registers, which start at zero. Default actions are copied
+        if a controller has changed them. Raises RequestError if this program cannot have one of the entities.
+        """
+        updates = [
+            p4r.Update(
+                type=p4r.Update.MODIFY if entity.WhichOneof("entity") in _CELLS else p4r.Update.INSERT,
+                entity=entity,
+            )
+            for selector in _FORWARDING_STATE
+            for entity in source.read(selector)
+            if not entity.table_entry.is_const
+        ]
+        updates += [
+            p4r.Update(type=p4r.Update.MODIFY, entity=entity)
+            for entity in source.read(_DEFAULTS)
+            if entity not in source.initial_defaults
+        ]
+        self.entities.write(updates)
+
+    def read(self, selector: p4r.Entity) -> list[p4r.Entity]:
+        """Return the selected entities; none if the softswitch has no entities of this kind."""
+        try:
+            return list(self.entities.read(selector))
+        except RequestError as error:
+            if error.code is not Code.UNIMPLEMENTED:
+                raise
+            return []
 
     def to_response(self, response_type: int) -> p4r.ForwardingPipelineConfig:
         """Return the configuration for GetForwardingPipelineConfig. Raises RequestError."""
@@ -87,11 +141,27 @@ def _check_consistency(info: PipelineInfo, p4info: p4i.P4Info, program: Program)
         # BMv2 has no optional matches: the compiler converts them to ternary ones.
         kinds = ["ternary" if field.kind == "optional" else field.kind for field in table.fields]
         key = list(zip(kinds, (field.bits for field in table.fields), strict=True))
+        profile = None if table.profile is None else table.profile.name
         if built is None or key != [(part.kind, part.bits) for part in built.keys]:
             raise _inconsistency(f"table {table.name}")
+        if profile != built.profile or (table.idle_timeout and not built.idle_timeout):
+            raise _inconsistency(f"action profile or idle time-outs of table {table.name}")
+        direct = [meter.name for meter in program.meters.values() if meter.table == table.name]
+        if table.direct_meter not in (None, *direct):
+            raise _inconsistency(f"direct meter of table {table.name}")
+    for value_set in info.value_sets.values():
+        declared_set = program.value_sets.get(value_set.name)
+        if declared_set is None or declared_set.bits != sum(field.bits for field in value_set.fields):
+            raise _inconsistency(f"value set {value_set.name}")
+    digests = {item.text: len(item.values) for item in program.messages if item.kind == "digest"}
+    for digest in info.digests.values():
+        if digests.get(digest.name) != digest.size:
+            raise _inconsistency(f"digest {digest.name}")
     for kind, declared, arrays in (
         ("counter", p4info.counters, program.counters),
         ("register", p4info.registers, program.registers),
+        ("meter", p4info.meters, program.meters),
+        ("action profile", p4info.action_profiles, program.profiles),
     ):
         for cells in declared:
             array = arrays.get(cells.preamble.name)

@@ -21,6 +21,7 @@ from finsy.proto import p4r, p4r_grpc
 
 from peelsum.softswitch.p4runtime import status
 from peelsum.softswitch.p4runtime.info import to_frame, to_packet_in
+from peelsum.softswitch.p4runtime.notifications import Notifier
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.stream import Arbiter, ControllerStream
 from peelsum.softswitch.runtime.device import Device
@@ -54,7 +55,11 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self._arbiter = Arbiter(device.device_id)
         self._state_requests = RequestQueue(MAX_WAITING)
         self._build_requests = RequestQueue(MAX_CONFIGURING)
+        #: The pipeline to which reads and writes refer: the last one that was saved or committed.
+        self._saved: InstalledPipeline | None = None
+        #: The pipeline that processes packets; None before the first commit.
         self._running: InstalledPipeline | None = None
+        self._notifier: Notifier | None = None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)
         self._free_reads = BoundedSemaphore(MAX_READS)
         device.on_packet_in(self._packet_in)
@@ -88,12 +93,12 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         """Attempt every update of the batch in order, even if others fail; stop if the client cancels."""
         with _abort_on_error(context):
             self._check(context, _WRITERS, "write", request.device_id)
-            self._arbiter.require_primary(request.election_id, request.role)
+            self._arbiter.require_primary(request)
             if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
                 raise status.unimplemented("atomicity other than CONTINUE_ON_ERROR")
             with self._state_requests.turn(context, len(request.updates)):
                 # Another client may have become the primary while this call waited.
-                self._arbiter.require_primary(request.election_id, request.role)
+                self._arbiter.require_primary(request)
                 self._pipeline().entities.write(request.updates, context.is_active)
         return p4r.WriteResponse()
 
@@ -103,8 +108,6 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         """Yield the entities that the request selects, several hundred per message."""
         with _abort_on_error(context):
             self._check(context, _READERS, "read", request.device_id)
-            if request.role:
-                raise status.unimplemented(f"role {request.role}")
             with self._state_requests.turn(context):
                 entities = self._pipeline().entities
                 entities_read = chain.from_iterable(
@@ -132,32 +135,41 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def SetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.SetForwardingPipelineConfigResponse:
-        """Verify or commit a pipeline. While the new one is built, the running one continues."""
+        """Verify, save or commit a pipeline. While a new one is built, the running one continues."""
         with _abort_on_error(context):
             self._check(context, _WRITERS, "pipeline", request.device_id)
-            self._arbiter.require_primary(request.election_id, request.role)
-            match request.action:
-                case _Set.VERIFY | _Set.VERIFY_AND_COMMIT if not request.HasField("config"):
-                    raise status.invalid("config: is missing; give the pipeline's")
-                case _Set.VERIFY:
-                    with self._build_requests.turn(context):
-                        verify(request.config)
-                case _Set.VERIFY_AND_COMMIT:
-                    # Building takes seconds. Meanwhile, Writes and Reads of the running pipeline continue.
-                    with self._build_requests.turn(context):
-                        built = InstalledPipeline(request.config, self._device)
-                        with self._state_requests.turn(context):
-                            self._arbiter.require_primary(request.election_id, request.role)
-                            with self._device.lock:
-                                self._device.install(built.switch)
-                                self._running = built
-                case _Set.VERIFY_AND_SAVE | _Set.COMMIT | _Set.RECONCILE_AND_COMMIT as action:
-                    raise status.unimplemented(f"action {_Set.Action.Name(action)}")
-                case other:
-                    raise status.invalid(
-                        f"action: {other} is not in the specification; use VERIFY_AND_COMMIT"
-                    )
+            self._arbiter.require_primary(request)
+            action = request.action
+            if action not in _Set.Action.values() or action == _Set.UNSPECIFIED:
+                raise status.invalid(f"action: {action} is not in the specification; use VERIFY_AND_COMMIT")
+            if request.HasField("config") is (action == _Set.COMMIT):
+                remedy = "leave it out, to commit the saved one" if action == _Set.COMMIT else "give one"
+                raise status.invalid(f"config: does not fit {_Set.Action.Name(action)}; {remedy}")
+            with self._build_requests.turn(context):
+                if action == _Set.VERIFY:
+                    verify(request.config)
+                else:
+                    self._set_pipeline(request, context)
         return p4r.SetForwardingPipelineConfigResponse()
+
+    def _set_pipeline(
+        self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
+    ) -> None:
+        """Save or commit a pipeline."""
+        # Building takes seconds. Meanwhile, Writes and Reads of the present pipeline continue.
+        built = InstalledPipeline(request.config, self._device) if request.HasField("config") else None
+        with self._state_requests.turn(context):
+            self._arbiter.require_primary(request)
+            pipeline = built or self._pipeline()
+            if request.action == _Set.RECONCILE_AND_COMMIT and self._saved is not None:
+                pipeline.copy_state(self._saved)
+            self._saved = pipeline
+            if request.action != _Set.VERIFY_AND_SAVE and pipeline is not self._running:
+                with self._device.lock:
+                    self._device.install(pipeline.switch)
+                    self._running = pipeline
+                self.stop()
+                self._notifier = Notifier(pipeline, self._notify)
 
     def GetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
@@ -169,10 +181,10 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         return p4r.GetForwardingPipelineConfigResponse(config=config)
 
     def _pipeline(self) -> InstalledPipeline:
-        """Return the running pipeline. Raises RequestError without one."""
-        if self._running is None:
+        """Return the pipeline that was saved or committed last. Raises RequestError without one."""
+        if self._saved is None:
             raise status.RequestError(status.Code.FAILED_PRECONDITION, _NO_PIPELINE)
-        return self._running
+        return self._saved
 
     # The stream
 
@@ -219,10 +231,15 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._arbiter.bid(stream, request.arbitration)
             return
         try:
-            if kind != "packet":
-                message = kind if kind == "digest_ack" else f"stream message {kind or 'without content'}"
-                raise status.unimplemented(message)
-            self._packet_out(stream, request.packet)
+            match kind:
+                case "packet" | "digest_ack" if not self._arbiter.is_primary(stream):
+                    raise status.denied(f"{kind}: only the primary sends these; win the election")
+                case "packet":
+                    self._packet_out(request.packet)
+                case "digest_ack":
+                    self._pipeline().entities.digests.acknowledge(request.digest_ack)
+                case _:
+                    raise status.unimplemented(f"stream message {kind or 'without content'}")
         except status.RequestError as error:
             report = p4r.StreamError(
                 canonical_code=error.code.value[0], message=error.message, space=status.ERROR_SPACE
@@ -236,22 +253,31 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                     report.other.SetInParent()
             stream.send(p4r.StreamMessageResponse(error=report))
 
-    def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
-        """Queue a PacketOut for the data plane. Raises RequestError for a backup, or if too many wait."""
-        if self._arbiter.primary is not stream:
-            raise status.denied("packet_out: only the primary sends packets; win the election")
+    def _packet_out(self, packet: p4r.PacketOut) -> None:
+        """Queue a PacketOut for the data plane. Raises RequestError if too many wait."""
         # The lock prevents a commit between encoding the header for a pipeline and queueing the frame for it.
         with self._device.lock:
-            injected = self._device.inject(to_frame(packet, self._pipeline().info))
+            running = self._running or self._pipeline()
+            injected = self._device.inject(to_frame(packet, running.info))
         if not injected:
             raise status.exhausted("packet_out: too many wait for the data plane; send slower")
 
     def _packet_in(self, frames: Sequence[bytes]) -> None:
-        """Send frames that left on the CPU port to the primary, if there is one."""
-        stream, pipeline = self._arbiter.primary, self._running
-        if stream is not None and pipeline is not None:
+        """Send frames that left on the CPU port to the controllers that receive packets."""
+        pipeline = self._running
+        if pipeline is not None:
             for frame in frames:
-                stream.send_packet(to_packet_in(frame, pipeline.info))
+                self._notify(p4r.StreamMessageResponse(packet=to_packet_in(frame, pipeline.info)))
+
+    def _notify(self, message: p4r.StreamMessageResponse) -> bool:
+        """Send a message to the controllers that receive packets; return whether one gets it."""
+        sent = [stream.send_or_drop(message) for stream in self._arbiter.packet_receivers]
+        return any(sent)
+
+    def stop(self) -> None:
+        """End the notifications of the running pipeline."""
+        if self._notifier is not None:
+            self._notifier.stop()
 
 
 def _client_name(context: grpc.ServicerContext) -> str:
@@ -287,8 +313,16 @@ THREAD_PREFIX = "p4runtime"
 class RunningServer:
     """A P4Runtime server that answers until `stop`."""
 
-    def __init__(self, device: Device, server: LimitedServer, threads: ThreadPoolExecutor, host: str) -> None:
+    def __init__(
+        self,
+        device: Device,
+        server: LimitedServer,
+        service: P4RuntimeService,
+        threads: ThreadPoolExecutor,
+        host: str,
+    ) -> None:
         self._device = device
+        self._service = service
         self._server = server
         self._threads = threads
         self.port = server.port
@@ -297,23 +331,30 @@ class RunningServer:
     def stop(self) -> None:
         """End every call, and free the port. A compilation in progress continues in its thread."""
         self._device.on_packet_in(None)
+        self._service.stop()
         self._server.stop(_STOP_GRACE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def serve(
-    device: Device, address: str = "127.0.0.1:9559", identity: TlsIdentity | None = None
+    device: Device,
+    address: str = "127.0.0.1:9559",
+    identity: TlsIdentity | None = None,
+    *,
+    any_address: bool = False,
 ) -> RunningServer:
     """Serve P4Runtime for a device at `address` (host:port; port 0 takes a free one).
 
     identity: if given, clients must use TLS with a certificate, whose role limits what they may do.
-    Raises ValueError if the address is malformed, or beyond loopback without an identity; OSError if the
+    any_address: whether the address may be beyond loopback without an identity.
+    Raises ValueError if the address is malformed or not permitted; OSError if the
     server cannot listen on it.
     """
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:
         raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
-    require_tls("grpc address", host, identity)
+    if not any_address:
+        require_tls("grpc address", host, identity)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
     logging.getLogger("grpc._server").addFilter(status.RateLimit())
     try:
@@ -326,7 +367,7 @@ def serve(
     service = P4RuntimeService(device, secured=identity is not None)
     p4r_grpc.add_P4RuntimeServicer_to_server(service, server.grpc)
     server.start()
-    return RunningServer(device, server, threads, host)
+    return RunningServer(device, server, service, threads, host)
 
 
 #: Seconds that each update adds to a batch's time of arrival, so that short batches pass long ones.

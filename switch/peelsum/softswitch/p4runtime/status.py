@@ -9,7 +9,7 @@ from time import monotonic
 import grpc
 from finsy.proto import p4r, rpc_status
 
-from peelsum.softswitch.errors import DuplicateEntry, NoSuchEntry, SoftswitchError, TableFull
+from peelsum.softswitch.errors import DuplicateEntry, EntryInUse, NoSuchEntry, SoftswitchError, TableFull
 
 Code = grpc.StatusCode
 #: Most log records per interval of seconds, so that a client that causes errors cannot fill the disk.
@@ -28,6 +28,7 @@ _SWITCH_CODES = {
     DuplicateEntry: Code.ALREADY_EXISTS,
     NoSuchEntry: Code.NOT_FOUND,
     TableFull: Code.RESOURCE_EXHAUSTED,
+    EntryInUse: Code.FAILED_PRECONDITION,
 }
 
 

@@ -1,7 +1,8 @@
 """The open StreamChannels of controllers: messages that wait for each, and which one is the primary.
 
-Arbitration follows section 5 of the P4Runtime specification, and does not depend on gRPC. The primary of the
-default role may write. A role with a name gives no rights: it is a lock for the clients that bid for it.
+Arbitration follows section 5 of the P4Runtime specification, and does not depend on gRPC. The primary of each
+role may write everything, because roles have no configuration. As in BMv2, everybody may write as long as no
+controller has bid.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from peelsum.softswitch.p4runtime.status import (
     unimplemented,
 )
 
-#: Most messages, and most bytes, that may wait for a slow client. Beyond them, PacketIns are dropped; beyond
-#: twice as many, the call is cancelled.
+#: Most messages, and most bytes, that may wait for a slow client. Beyond them, PacketIns and notifications
+#: are dropped; beyond twice as many, the call is cancelled.
 MOST_WAITING = 8192
 MOST_BYTES = 16 << 20
 
@@ -31,9 +32,9 @@ MOST_BYTES = 16 << 20
 class ControllerStream:
     """The server's end of a stream. Any thread may send; one thread iterates over `responses`.
 
-    Messages that the client has not read wait here, up to a limit. Beyond it, PacketIns are dropped, as in a
-    port's queue. Other messages are answers that the client needs: for them the limit is twice as high, and
-    beyond it the call is cancelled.
+    Messages that the client has not read wait here, up to a limit. Beyond it, PacketIns, digests and idle
+    notifications are dropped, as in a port's queue. Other messages are answers that the client needs: for
+    them the limit is twice as high, and beyond it the call is cancelled.
     """
 
     def __init__(self, cancel: Callable[[], object] = lambda: None, client: str = "another client") -> None:
@@ -50,9 +51,9 @@ class ControllerStream:
             self.end()
             self._cancel()
 
-    def send_packet(self, packet: p4r.PacketIn) -> bool:
-        """Queue a PacketIn; return False if too much waits and the PacketIn is dropped."""
-        return self._queue(p4r.StreamMessageResponse(packet=packet), 1)
+    def send_or_drop(self, response: p4r.StreamMessageResponse) -> bool:
+        """Queue a message that may be lost; return False if too much waits and it is dropped."""
+        return self._queue(response, 1)
 
     def end(self, error: RequestError | None = None) -> None:
         """End the stream after the queued messages, with an error if one is given."""
@@ -168,21 +169,38 @@ class Arbiter:
             if not election.bids:
                 del self._elections[role]
 
-    @property
-    def primary(self) -> ControllerStream | None:
-        """The stream that may write and that receives PacketIns."""
-        # `get`, because the data plane's thread must not add an election while another thread bids.
-        election = self._elections.get(_DEFAULT)
-        return None if election is None else election.primary
-
-    def require_primary(self, election_id: p4r.Uint128, role: str) -> None:
-        """Raise RequestError unless `election_id` is the primary's."""
-        if role:
-            raise unimplemented(f"role {role}")
-        requested_id = U128.decode(election_id)
+    def is_primary(self, stream: ControllerStream) -> bool:
+        """Return whether a stream is the primary of its role."""
         with self._lock:
-            election = self._elections[_DEFAULT]
-            if election.primary is None or election.bids[election.primary] != requested_id:
+            return any(election.primary is stream for election in self._elections.values())
+
+    @property
+    def packet_receivers(self) -> list[ControllerStream]:
+        """The streams that get PacketIns: the primary of the default role, or without one all primaries.
+
+        A controller that uses another role as a lock does not expect packets there.
+        """
+        with self._lock:
+            primaries = {role: election.primary for role, election in self._elections.items()}
+        if (default := primaries.get(_DEFAULT)) is not None:
+            return [default]
+        return [primary for primary in primaries.values() if primary is not None]
+
+    def require_primary(self, request: p4r.WriteRequest | p4r.SetForwardingPipelineConfigRequest) -> None:
+        """Raise RequestError unless the request's election id is that of its role's primary.
+
+        If no stream has bid, requests without an election id are permitted, as in BMv2.
+        """
+        requested_id = U128.decode(request.election_id)
+        with self._lock:
+            if not self._elections and not request.HasField("election_id"):
+                return
+            election = self._elections.get(request.role)
+            if (
+                election is None
+                or election.primary is None
+                or election.bids[election.primary] != requested_id
+            ):
                 raise denied(
                     f"election_id: {requested_id} is not the primary's; bid for it on a stream first"
                 )

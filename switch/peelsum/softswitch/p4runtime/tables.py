@@ -1,29 +1,35 @@
 """Entities of tables: converts P4Runtime's table entries to the switch's entries and back.
 
-The switch stores the entries. Only their metadata, which it does not interpret, is stored here.
+The switch stores the entries. Their metadata, which it does not interpret, and their idle time-outs are
+stored here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from time import time_ns
+from typing import Any, NamedTuple, TypeAlias
 
 from finsy.proto import p4r
 
 from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import NoSuchEntry
+from peelsum.softswitch.p4runtime.idle_timeouts import IdleTimeouts
 from peelsum.softswitch.p4runtime.info import (
     PipelineInfo,
     TableInfo,
     counter_values,
-    decode_match,
+    decode_action,
+    decode_key,
+    decode_rates,
+    encode_action,
     encode_match,
-    to_bytes,
-    to_int,
-    wildcard,
+    encode_rates,
 )
+from peelsum.softswitch.p4runtime.profiles import ProfileEntries
 from peelsum.softswitch.p4runtime.status import denied, invalid, unimplemented
-from peelsum.softswitch.program.model import KeyValue, TableEntry
+from peelsum.softswitch.program.model import ActionChoice, TableEntry
+from peelsum.softswitch.runtime.meters import Rates
 from peelsum.softswitch.runtime.tables import Match
 
 #: What identifies an entry: table, key, priority.
@@ -31,18 +37,31 @@ _EntryKey: TypeAlias = tuple[str, Match, int]
 
 
 _NO_METADATA = p4r.TableEntry()
-#: An entry when it was read, its metadata, and its packets and bytes if they were requested.
-_Row: TypeAlias = tuple[TableEntry, p4r.TableEntry, tuple[int, int] | None]
+
+
+class _Row(NamedTuple):
+    """An entry when it was read, and what was requested of it."""
+
+    entry: TableEntry
+    metadata: p4r.TableEntry
+    counts: tuple[int, int] | None
+    rates: Rates | None
+    idle_ns: int | None
 
 
 class TableEntries:
-    """The tables of one pipeline."""
+    """The tables of one pipeline. clock: returns nanoseconds, for idle time-outs."""
 
-    def __init__(self, info: PipelineInfo, switch: Switch) -> None:
+    def __init__(
+        self, info: PipelineInfo, switch: Switch, profiles: ProfileEntries, clock: Callable[[], int]
+    ) -> None:
         self._info = info
         self._switch = switch
+        self._profiles = profiles
+        self._idle: IdleTimeouts[_EntryKey] = IdleTimeouts(clock)
+        self._idle_tables = {table.name: table for table in info.tables.values() if table.idle_timeout}
         self._actions = {action.name: action for action in info.actions.values()}
-        #: Entries of P4Runtime that have only the metadata.
+        #: Entries of P4Runtime that have only what a controller wrote and the switch does not store.
         self._metadata: dict[_EntryKey, p4r.TableEntry] = {}
         self._initial_defaults = {
             table.name: switch.tables[table.name].default for table in info.tables.values()
@@ -65,11 +84,16 @@ class TableEntries:
         if kind == p4r.Update.DELETE:
             state.delete(key, priority)
             self._metadata.pop(entry_key, None)
+            self._idle.remove(entry_key)
             return
         action, params = self._action(entry, table, table.entry_actions, "an entry")
         write_entry = state.insert if kind == p4r.Update.INSERT else state.modify
         write_entry(key, action, params, priority)
         self._store_metadata(entry_key, entry)
+        if table.idle_timeout:
+            self._idle.start(entry_key, entry.idle_timeout_ns)
+        if table.direct_meter is not None:
+            state.write_meter(key, decode_rates(entry, "meter_config"), priority)
         if entry.HasField("counter_data"):
             state.write_counter(key, *counter_values(entry.counter_data, table.name), priority)
 
@@ -87,7 +111,8 @@ class TableEntries:
             raise denied(f"table {table.name}: the default action is const; change the program")
         state = self._switch.tables[table.name]
         if entry.HasField("action"):
-            state.set_default(*self._action(entry, table, table.default_actions, "the default"))
+            action, params = self._action(entry, table, table.default_actions, "the default")
+            state.set_default(action if isinstance(action, str) else "", params)
         else:
             state.set_default(*self._initial_defaults[table.name])
         self._store_metadata((table.name, (), 0), entry)
@@ -95,9 +120,11 @@ class TableEntries:
     def _store_metadata(self, entry_key: _EntryKey, entry: p4r.TableEntry) -> None:
         """Store the metadata that a controller wrote with an entry, if any."""
         self._metadata.pop(entry_key, None)
-        if entry.metadata or entry.controller_metadata:
+        if entry.metadata or entry.controller_metadata or entry.idle_timeout_ns:
             self._metadata[entry_key] = p4r.TableEntry(
-                metadata=entry.metadata, controller_metadata=entry.controller_metadata
+                metadata=entry.metadata,
+                controller_metadata=entry.controller_metadata,
+                idle_timeout_ns=entry.idle_timeout_ns,
             )
 
     def _table(self, table_id: int) -> TableInfo:
@@ -118,77 +145,120 @@ class TableEntries:
 
     def _action(
         self, entry: p4r.TableEntry, table: TableInfo, allowed: frozenset[int], where: str
-    ) -> tuple[str, tuple[int, ...]]:
+    ) -> tuple[ActionChoice, tuple[int, ...]]:
         """Return the action in an entry and its arguments. Raises RequestError if it is not `allowed`."""
+        if table.profile is not None:
+            return self._profiles.decode_choice(entry.action, table.profile), ()
         kind = entry.action.WhichOneof("type")
         if kind != "action":
             raise invalid(
                 f"table {table.name}: the action is {kind or 'missing'}; it must be a direct action"
             )
-        action = self._info.actions.get(entry.action.action.action_id)
-        if action is None or action.id not in table.entry_actions | table.default_actions:
-            raise invalid(
-                f"table {table.name}: has no action {entry.action.action.action_id:#x}; use one of its own"
-            )
+        known = table.entry_actions | table.default_actions
+        action, params = decode_action(entry.action.action, self._info.actions, known, f"table {table.name}")
         if action.id not in allowed:
             raise denied(f"table {table.name}: {action.name} cannot be {where}'s action")
-        params = entry.action.action.params
-        values_by_id = {param.param_id: param.value for param in params}
-        if len(values_by_id) != len(params):
-            raise invalid(f"action {action.name}: a parameter is given twice; give each once")
-        values: list[int] = []
-        for param in action.params:
-            if param.id not in values_by_id:
-                raise invalid(f"action {action.name}: parameter {param.name} is missing; give its value")
-            values.append(to_int(values_by_id.pop(param.id), param.bits, f"{action.name}.{param.name}"))
-        if values_by_id:
-            raise invalid(f"action {action.name}: has no parameter {min(values_by_id)}; use the P4Info's ids")
-        return action.name, tuple(values)
+        return action.name, params
 
-    # Direct counters
+    # Direct counters and meters
 
     def write_counter(self, kind: p4r.Update.Type.ValueType, entry: p4r.DirectCounterEntry) -> None:
         """Set the counter of one entry. Raises RequestError or SoftswitchError."""
-        if kind != p4r.Update.MODIFY:
-            raise invalid("direct_counter_entry: exists as long as its table entry; modify it")
-        table = self._counted_table(entry.table_entry.table_id)
+        table = self._written_table(kind, entry, "direct_counter")
         if not entry.HasField("data"):
             raise invalid(f"table {table.name}: counter data is missing; give packets and bytes")
         _, key, priority = self._entry_key(entry.table_entry, table)
         values = counter_values(entry.data, table.name)
         self._switch.tables[table.name].write_counter(key, *values, priority)
 
+    def write_meter(self, kind: p4r.Update.Type.ValueType, entry: p4r.DirectMeterEntry) -> None:
+        """Configure the meter of one entry; without a config, it colours all green. Raises as above."""
+        table = self._written_table(kind, entry, "direct_meter")
+        if entry.HasField("counter_data"):
+            raise unimplemented(f"counters of meters of table {table.name}")
+        _, key, priority = self._entry_key(entry.table_entry, table)
+        self._switch.tables[table.name].write_meter(key, decode_rates(entry, "config"), priority)
+
+    def _written_table(self, kind: p4r.Update.Type.ValueType, entry: Any, resource: str) -> TableInfo:
+        """Return the table of a direct counter or meter that is written. Raises RequestError."""
+        if kind != p4r.Update.MODIFY:
+            raise invalid(f"{resource}_entry: exists as long as its table entry; modify it")
+        return self._table_with(resource, entry.table_entry.table_id)
+
+    def _table_with(self, resource: str, table_id: int) -> TableInfo:
+        """Return a table that has a direct counter or meter. Raises RequestError if it has none."""
+        table = self._table(table_id)
+        if getattr(table, resource) is None:
+            name = resource.replace("_", " ")
+            raise invalid(f"table {table.name}: has no {name}; declare one in the program")
+        return table
+
     def read_counters(self, selector: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
         """Return the direct counters of the entries that `selector` selects now."""
-        table_selector = p4r.TableEntry(counter_data=p4r.CounterData())
-        table_selector.MergeFrom(selector.table_entry)
-        if table_selector.table_id:
-            tables = [self._counted_table(table_selector.table_id)]
-        else:
-            tables = [table for table in self._info.tables.values() if table.direct_counter is not None]
+        request = p4r.TableEntry(counter_data=p4r.CounterData())
 
         def counter_of(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
             counter = p4r.DirectCounterEntry(table_entry=entry, data=entry.counter_data)
             counter.table_entry.ClearField("counter_data")
             return counter
 
-        return map(counter_of, self._entries(table_selector, tables))
+        return map(counter_of, self._entries_with("direct_counter", selector.table_entry, request))
 
-    def _counted_table(self, table_id: int) -> TableInfo:
-        table = self._table(table_id)
-        if table.direct_counter is None:
-            raise invalid(f"table {table.name}: has no direct counter; declare one in the program")
-        return table
+    def read_meters(self, selector: p4r.DirectMeterEntry) -> Iterator[p4r.DirectMeterEntry]:
+        """Return the direct meters of the entries that `selector` selects now."""
+        request = p4r.TableEntry(meter_config=p4r.MeterConfig())
+
+        def meter_of(entry: p4r.TableEntry) -> p4r.DirectMeterEntry:
+            config = entry.meter_config if entry.HasField("meter_config") else None
+            meter = p4r.DirectMeterEntry(table_entry=entry, config=config)
+            meter.table_entry.ClearField("meter_config")
+            return meter
+
+        return map(meter_of, self._entries_with("direct_meter", selector.table_entry, request))
+
+    def _entries_with(
+        self, resource: str, selector: p4r.TableEntry, request: p4r.TableEntry
+    ) -> Iterator[p4r.TableEntry]:
+        """Return the selected entries of tables with a direct counter or meter, as `request` says."""
+        request.MergeFrom(selector)
+        if request.table_id:
+            tables = [self._table_with(resource, request.table_id)]
+        else:
+            tables = [table for table in self._info.tables.values() if getattr(table, resource) is not None]
+        return self._entries(request, tables)
+
+    # Idle time-outs
+
+    def expired(self) -> p4r.IdleTimeoutNotification | None:
+        """Return a notification of the entries that have expired; None if there are none."""
+        self._record_hits()
+        notification = p4r.IdleTimeoutNotification(timestamp=time_ns())
+        for name, key, priority in self._idle.expired():
+            table = self._idle_tables[name]
+            matches = map(encode_match, key, table.fields)
+            entry = notification.table_entry.add(
+                table_id=table.id, match=[match for match in matches if match is not None], priority=priority
+            )
+            entry.MergeFrom(self._metadata.get((name, key, priority), _NO_METADATA))
+        return notification if notification.table_entry else None
+
+    def _record_hits(self) -> None:
+        """Restart the timers of entries that packets have hit since the last call."""
+        for name in self._idle_tables:
+            entries = self._switch.tables[name].take_hits()
+            self._idle.record_hits((name, entry.keys, entry.priority) for entry in entries)
 
     # Reading
 
     def read(self, selector: p4r.TableEntry) -> Iterator[p4r.TableEntry]:
         """Return the entries or default actions that `selector` selects now; table_id 0 selects all."""
-        if selector.HasField("time_since_last_hit"):
-            raise unimplemented("time_since_last_hit")
         if selector.match and not selector.table_id:
             raise invalid("match: has no meaning without table_id; give both")
-        tables = [self._table(selector.table_id)] if selector.table_id else self._info.tables.values()
+        tables = [self._table(selector.table_id)] if selector.table_id else list(self._info.tables.values())
+        if selector.HasField("time_since_last_hit"):
+            if selector.is_default_action or (selector.table_id and not tables[0].idle_timeout):
+                raise invalid("time_since_last_hit: there are no idle time-outs for this; leave it out")
+            self._record_hits()
         if selector.is_default_action:
             return iter([self._default(table) for table in tables])
         return self._entries(selector, tables)
@@ -222,29 +292,44 @@ class TableEntries:
                 entries = [state.entry(key, selector.priority)]
             except NoSuchEntry:
                 entries = []
-        return [
-            (
-                entry,
-                self._metadata.get((table.name, entry.keys, entry.priority), _NO_METADATA),
-                state.read_counter(entry.keys, entry.priority) if counts else None,
+        rates = selector.HasField("meter_config") and table.direct_meter is not None
+        idle = selector.HasField("time_since_last_hit") and table.idle_timeout
+        rows = []
+        for entry in entries:
+            key, priority = entry.keys, entry.priority
+            entry_key = (table.name, key, priority)
+            rows.append(
+                _Row(
+                    entry,
+                    self._metadata.get(entry_key, _NO_METADATA),
+                    state.read_counter(key, priority) if counts else None,
+                    state.read_meter(key, priority) if rates else None,
+                    self._idle.since_last_hit(entry_key) if idle else None,
+                )
             )
-            for entry in entries
-        ]
+        return rows
 
     def _entry(self, table: TableInfo, row: _Row) -> p4r.TableEntry:
         """Return a row as P4Runtime's entry."""
-        stored, metadata, counts = row
+        stored = row.entry
         matches = map(encode_match, stored.keys, table.fields)
+        if isinstance(stored.action, str):
+            action = p4r.TableAction(action=encode_action(self._actions[stored.action], stored.params))
+        else:
+            action = self._profiles.encode_choice(stored.action)
         entry = p4r.TableEntry(
             table_id=table.id,
             match=[match for match in matches if match is not None],
             priority=stored.priority if table.needs_priority else 0,
-            action=self._encode_action(stored.action, stored.params),
+            action=action,
             is_const=table.is_const,
+            meter_config=encode_rates(row.rates),
         )
-        entry.MergeFrom(metadata)
-        if counts is not None:
-            entry.counter_data.packet_count, entry.counter_data.byte_count = counts
+        entry.MergeFrom(row.metadata)
+        if row.counts is not None:
+            entry.counter_data.packet_count, entry.counter_data.byte_count = row.counts
+        if row.idle_ns is not None:
+            entry.time_since_last_hit.elapsed_ns = row.idle_ns
         return entry
 
     def _default(self, table: TableInfo) -> p4r.TableEntry:
@@ -254,48 +339,30 @@ class TableEntries:
             table_id=table.id,
             is_default_action=True,
             # A table that declares no default action has one that P4Info does not know.
-            action=self._encode_action(action, params) if action in self._actions else None,
+            action=p4r.TableAction(action=encode_action(self._actions[action], params))
+            if action in self._actions
+            else None,
             is_const=table.const_default,
         )
         entry.MergeFrom(self._metadata.get((table.name, (), 0), _NO_METADATA))
         return entry
 
-    def _encode_action(self, name: str, params: Sequence[int]) -> p4r.TableAction:
-        action = self._actions[name]
-        values = [
-            p4r.Action.Param(param_id=param.id, value=to_bytes(value))
-            for param, value in zip(action.params, params, strict=True)
-        ]
-        return p4r.TableAction(action=p4r.Action(action_id=action.id, params=values))
-
-
-def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Match:
-    """Return the switch's key for match fields; omitted ones are wildcards. Raises RequestError."""
-    matches_by_id: dict[int, p4r.FieldMatch] = {}
-    for match in matches:
-        if match.field_id in matches_by_id:
-            raise invalid(f"table {table.name}: match field {match.field_id} is given twice; give it once")
-        matches_by_id[match.field_id] = match
-    key: list[KeyValue] = []
-    for field in table.fields:
-        match_field = matches_by_id.pop(field.id, None)
-        key_part = wildcard(field) if match_field is None else decode_match(match_field, field)
-        if key_part is None:
-            raise invalid(f"table {table.name}: exact field {field.name} is missing; give its value")
-        key.append(key_part)
-    if matches_by_id:
-        raise invalid(f"table {table.name}: has no match field {min(matches_by_id)}; use the P4Info's ids")
-    return tuple(key)
-
 
 def _check_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
     """Raise RequestError for meters, counters and time-outs that the table does not have."""
-    for extra in ("meter_config", "meter_counter_data"):
-        if entry.HasField(extra):
-            raise invalid(f"table {table.name}: has no direct meter for {extra}; leave it out")
+    if entry.HasField("meter_config") or entry.HasField("meter_counter_data"):
+        if table.direct_meter is None or entry.is_default_action:
+            raise invalid(f"table {table.name}: has no direct meter for meter_config; leave it out")
+        if entry.HasField("meter_counter_data"):
+            raise unimplemented(f"counters of meters of table {table.name}")
+        decode_rates(entry, "meter_config")
     if entry.HasField("counter_data"):
         if table.direct_counter is None or entry.is_default_action:
             raise invalid(f"table {table.name}: has no direct counter for counter_data; leave it out")
         counter_values(entry.counter_data, table.name)
-    if entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
-        raise unimplemented(f"idle timeout of table {table.name}")
+    if entry.HasField("time_since_last_hit"):
+        raise invalid(f"table {table.name}: time_since_last_hit cannot be written; leave it out")
+    if entry.idle_timeout_ns and (not table.idle_timeout or entry.is_default_action):
+        raise invalid(f"table {table.name}: has no idle time-outs for idle_timeout_ns; leave it out")
+    if entry.idle_timeout_ns < 0:
+        raise invalid(f"table {table.name}: idle_timeout_ns {entry.idle_timeout_ns} must not be negative")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -23,26 +24,35 @@ _RECORD_HEADER_BYTES = 16
 
 
 class Capture:
-    """Writes frames to `portN_in.pcap` and `portN_out.pcap` in a folder.
+    """Writes each port's frames to `NAME_in.pcap` and `NAME_out.pcap` in a folder.
 
     Datagrams that the configured loss drops are in `_out` files, but not in `_in` files. If a file cannot be
     written, capturing ends with a message on standard error, and the switch continues.
     """
 
     def __init__(
-        self, ports: Iterable[int], folder: Path, *, clock: Callable[[], int] = time.time_ns
+        self,
+        names: Mapping[int, str],
+        folder: Path,
+        *,
+        overwrite: bool = False,
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        """clock: returns nanoseconds since 1970. Raises SoftswitchError if a file cannot be made."""
+        """names: of the files, by port. overwrite: whether to replace files that exist.
+
+        clock: returns nanoseconds since 1970. Raises SoftswitchError if a file cannot be made.
+        """
         self._clock = clock
         self._open_files = ExitStack()
-        self._files: dict[tuple[int, str], BinaryIO] = {}
+        self._files: dict[tuple[int, str], FileIO] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for port in ports:
+            for port, name in names.items():
                 for direction in ("in", "out"):
-                    file = self._open_files.enter_context(
-                        (folder / f"port{port}_{direction}.pcap").open("xb")
-                    )
+                    path = folder / f"{name}_{direction}.pcap"
+                    # Without a buffer, the file can be read while the switch runs.
+                    file = path.open("wb" if overwrite else "xb", buffering=0)
+                    self._open_files.enter_context(file)
                     file.write(_FILE_HEADER)
                     self._files[port, direction] = file
         except OSError as error:

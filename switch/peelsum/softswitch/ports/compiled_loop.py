@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
+from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.pacing_kernels import NEVER
+from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.runtime.native import CompiledProgram
 from peelsum.softswitch.runtime.switch import OutputBuffers, Switch
-from peelsum.wire import CPU_PORT
 from peelsum.wire.system_calls import INTERRUPTED, errno, nanoseconds, ppoll
 
 _POLLIN, _REVENTS_SHIFT = 1 << 32, 48
@@ -79,20 +80,21 @@ class CompiledLoop(ABC):
 
     def __init__(
         self,
+        ports: UdpPorts | InterfacePorts,
         switch: Switch,
         entry: CompiledProgram,
-        loop: LoopState,
-        batch: NDArray[np.uint8],
-        share: int,
+        wakers: Sequence[int],
         started_ns: int,
     ) -> None:
-        """batch: uint8[frames, stride], into which the loop receives. share: frames per iteration, about.
+        """wakers: descriptors that end the wait when they are readable.
 
         started_ns: when the program's clock was 0, by `time.monotonic_ns`.
         """
-        self.switch, self.entry, self.loop = switch, entry, loop
-        self._batch, self._output = batch, OutputBuffers()
-        self.loop.numbers[LoopField.STARTED], self.loop.numbers[LoopField.BATCH] = started_ns, share
+        self.switch, self.entry = switch, entry
+        sockets = [port.socket.fileno() for port in ports.ports.values()]
+        self.loop = new_loop_state([*wakers, *sockets], len(sockets))
+        self._batch, self._output, self._cpu_port = ports.received.data, OutputBuffers(), ports.cpu_port
+        self.loop.numbers[LoopField.STARTED], self.loop.numbers[LoopField.BATCH] = started_ns, ports.batch
 
     def run(self, timeout_s: float | None, iterations: int) -> tuple[bool, list[bytes]]:
         """Process up to `iterations` batches; wait up to `timeout_s` for each (None: without limit).
@@ -113,7 +115,7 @@ class CompiledLoop(ABC):
             raise OSError(-reason, f"ports: wait or receive: {os.strerror(-reason)}")
         frames = output.frames(int(numbers[LoopField.OUTPUT_COUNT]), stride)
         numbers[LoopField.OUTPUT_COUNT] = 0
-        return reason == WOKEN, [frame for _, frame in frames.at(frames.port == CPU_PORT).pairs()]
+        return reason == WOKEN, [frame for _, frame in frames.at(frames.port == self._cpu_port).pairs()]
 
     @abstractmethod
     def run_compiled(self, leaving: OutputFrames, wait_us: int) -> int:

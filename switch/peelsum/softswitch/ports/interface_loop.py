@@ -71,11 +71,9 @@ class InterfaceLoop(CompiledLoop):
         wakers: Sequence[int],
         started_ns: int,
     ) -> None:
-        """wakers: descriptors that end the wait when they are readable. Others: see `CompiledLoop`."""
+        """Take the switch's program from `entry`; for the others, see `CompiledLoop`."""
         self._ports = ports
-        sockets = [port.socket.fileno() for port in ports.ports.values()]
-        loop = new_loop_state([*wakers, *sockets], len(sockets))
-        super().__init__(switch, entry, loop, ports.received.data, ports.batch, started_ns)
+        super().__init__(ports, switch, entry, wakers, started_ns)
 
     def run_compiled(self, output: OutputFrames, wait_us: int) -> int:
         """Run the compiled loop; see `CompiledLoop`."""

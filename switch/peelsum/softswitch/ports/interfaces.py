@@ -10,8 +10,11 @@ import errno
 import fcntl
 import logging
 import mmap
+import re
+import shutil
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +35,7 @@ from peelsum.softswitch.ports.ring_kernels import (
 from peelsum.softswitch.ports.xdp import CHUNK, RING, XdpSocket
 from peelsum.softswitch.runtime.frames import Frames, frames_per_batch
 from peelsum.switch_settings import Method
-from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, HEADER_BYTES
 from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, interface_mtu_error, mtu_of
 
 _logger = logging.getLogger("peelsum")
@@ -52,6 +55,9 @@ _OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)
 _NAME_BYTES = 15
 #: The least bytes for a frame: Ethernet's usual maximum.
 _ETHERNET_BYTES = 1514
+#: A rate in the output of `tc`, and its units in Mbit/s.
+_TC_RATE = re.compile(r"\brate (\d+(?:\.\d+)?)([KMG]?)bit")
+_MBITS = {"": 1e-6, "K": 1e-3, "M": 1.0, "G": 1e3}
 #: Seconds between two checks of the interfaces' MTUs.
 _MTU_CHECK_INTERVAL_S = 1.0
 
@@ -72,8 +78,6 @@ class InterfaceCounts:
     """Frames dropped because they were longer than the pipeline, or the interface, accepts."""
     down: int = 0
     """Frames dropped because the interface was down or removed."""
-    tagged: int = 0
-    """Frames dropped because they had a VLAN tag, which the interface had removed."""
 
 
 class InterfacePort:
@@ -101,7 +105,7 @@ class InterfacePort:
     @property
     def counts(self) -> InterfaceCounts:
         """A copy of the counts so far."""
-        received, sent, full, too_long, link_down, tagged = (int(count) for count in self._counts)
+        received, sent, full, too_long, link_down = (int(count) for count in self._counts)
         with suppress(OSError):
             if self.xdp is not None:
                 self._overrun, refused = self.xdp.dropped()
@@ -109,7 +113,7 @@ class InterfacePort:
             else:  # reading resets the kernel's count
                 statistics = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
                 self._overrun += struct.unpack("=II", statistics)[1]
-        return InterfaceCounts(received, sent, full, self._overrun, too_long, link_down, tagged)
+        return InterfaceCounts(received, sent, full, self._overrun, too_long, link_down)
 
     def check_mtu(self, packet_bytes: int, *, always: bool = False) -> None:
         """Log a warning if packets of `packet_bytes` are too long for the interface.
@@ -168,14 +172,24 @@ class InterfacePort:
 class InterfacePorts:
     """All ports of a switch, on interfaces. `received` and `wires` are the memory of compiled functions."""
 
-    def __init__(self, interfaces: Mapping[int, str], *, batch: int = 1024, method: Method = "auto") -> None:
+    def __init__(
+        self,
+        interfaces: Mapping[int, str],
+        *,
+        batch: int = 1024,
+        method: Method = "auto",
+        cpu_port: int = CPU_PORT,
+    ) -> None:
         """interfaces: names by switch port. batch: most frames that `receive` returns.
+
+        cpu_port: frames to it are for the controller.
 
         Raises OSError naming the port and the interface that cannot be used.
         """
         self.batch = self._most_frames = batch
         self._packet_bytes, self._next_mtu_check_s = 0, 0.0
-        self.wires = new_interface_rings(list(interfaces), batch)
+        self.cpu_port = cpu_port
+        self.wires = new_interface_rings(list(interfaces), batch, cpu_port)
         #: By switch port number.
         self.ports: dict[int, InterfacePort] = {}
         try:
@@ -220,8 +234,14 @@ class InterfacePorts:
                 port.check_mtu(self._packet_bytes)
 
     def _allocate_buffers(self, packet_bytes: int) -> None:
-        """Allocate the arrays for received frames with packets of `packet_bytes`."""
-        stride = -(-max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES) // 64) * 64
+        """Allocate the arrays for received frames with packets of `packet_bytes`.
+
+        With a pipeline without lanes, they have room for the longest frame that a port can receive.
+        """
+        longest = max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES)
+        if packet_bytes <= HEADER_BYTES:
+            longest = max([longest, *(port.longest for port in self.ports.values())])
+        stride = -(-longest // 64) * 64
         self.batch = frames_per_batch(self._most_frames, stride)
         length, port = np.zeros((2, self.batch), np.int32)
         self.received = Frames(np.zeros((self.batch, stride), np.uint8), length, port)
@@ -262,6 +282,17 @@ def best_port_method(name: str) -> tuple[Method, str]:
         return "packet", error.strerror or ""
     xdp.close()
     return "xdp", xdp.mode
+
+
+def shaped_rate(name: str) -> float | None:
+    """Return the rate in Mbit/s to which `tc` (htb or tbf) limits an interface; None without a limit."""
+    tc = shutil.which("tc")
+    rates = []
+    for kind in ("class", "qdisc") if tc else ():
+        command = [str(tc), kind, "show", "dev", name]
+        text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        rates += [float(number) * _MBITS[unit] for number, unit in _TC_RATE.findall(text)]
+    return max(rates, default=None)
 
 
 def disable_offloads(name: str) -> None:

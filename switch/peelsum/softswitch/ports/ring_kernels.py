@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
 from peelsum.softswitch.ports.xdp import CHUNK, MOST_CHUNKS, RING
-from peelsum.wire import CPU_PORT
 from peelsum.wire.system_calls import (
     AGAIN,
     INTERRUPTED,
@@ -36,13 +35,17 @@ from peelsum.wire.system_calls import (
 
 #: v1model's ports have 9 bits.
 _PORTS = 512
+# Values in `InterfaceRings.rows` that are no row: the port does not exist, or it is the controller's.
+_NO_SUCH_PORT, _FOR_CPU = -1, -2
 _LAST, _WORD = RING - 1, (1 << 32) - 1
 _BUSY, _TOO_LONG = 16, 90
 # Of struct tpacket2_hdr: bits of tp_status, and 32-bit words.
-_STATUS_USER, _STATUS_VLAN_VALID = 1, 1 << 4
+_STATUS_USER, _STATUS_VLAN_VALID, _STATUS_TPID_VALID = 1, 1 << 4, 1 << 6
 # Of struct xdp_desc: the bit of its options that another chunk of the frame follows.
 _MORE_CHUNKS = 1
-_STATUS_WORD, _LENGTH_WORD, _CAPTURED_WORD, _MAC_OFFSET_WORD = 0, 1, 2, 3
+_LENGTH_WORD, _CAPTURED_WORD, _MAC_OFFSET_WORD, _VLAN_WORD = 1, 2, 3, 6
+#: A VLAN tag's bytes, its place in a frame, and its usual type.
+_TAG_BYTES, _TAG_OFFSET, _TAG_TYPE = 4, 12, 0x8100
 _SOL_SOCKET, _SO_ERROR = 1, 4
 
 
@@ -54,7 +57,6 @@ class InterfaceCount(IntEnum):
     FULL = 2
     LONG = 3
     DOWN = 4
-    TAGGED = 5
 
 
 class InterfaceColumn(IntEnum):
@@ -91,7 +93,7 @@ class InterfaceRings(NamedTuple):
     state: NDArray[np.int64]  # [ports, Column]
     numbers: NDArray[np.int32]  # [ports]: of the switch ports
     counts: NDArray[np.int64]  # [ports, Count]
-    rows: NDArray[np.int32]  # [_PORTS]: a switch port's row, or -1
+    rows: NDArray[np.int32]  # [_PORTS]: a switch port's row, _NO_SUCH_PORT or _FOR_CPU
     dropped: NDArray[np.int64]  # [1]: frames to ports that do not exist
     free: NDArray[np.uint32]  # [ports, RING]: addresses of chunks for frames that leave
     messages: NDArray[np.int64]  # [frames, 8]: struct mmsghdr
@@ -99,9 +101,10 @@ class InterfaceRings(NamedTuple):
     error: NDArray[np.int32]  # [2]: a socket's error number, and its bytes
 
 
-def new_interface_rings(numbers: Sequence[int], frames: int) -> InterfaceRings:
+def new_interface_rings(numbers: Sequence[int], frames: int, cpu_port: int) -> InterfaceRings:
     """Return memory for the ports `numbers`, to send up to `frames` frames by one system call."""
-    rows = np.full(_PORTS, -1, np.int32)
+    rows = np.full(_PORTS, _NO_SUCH_PORT, np.int32)
+    rows[cpu_port] = _FOR_CPU
     rows[list(numbers)] = np.arange(len(numbers))
     messages, parts = np.zeros((frames, 8), np.int64), np.zeros((frames, 2), np.int64)
     messages[:, 2], messages[:, 3] = parts.ctypes.data + 16 * np.arange(frames), 1
@@ -182,20 +185,30 @@ def _receive_from_slots(
         if not status & _STATUS_USER:
             break
         size = np.int64(load(slot, _CAPTURED_WORD))
-        if status & _STATUS_VLAN_VALID:
-            counts[InterfaceCount.TAGGED] += 1
-        elif size < np.int64(load(slot, _LENGTH_WORD)) or size > data.shape[1]:
+        tag_bytes = _TAG_BYTES if status & _STATUS_VLAN_VALID else 0
+        if size < np.int64(load(slot, _LENGTH_WORD)) or size + tag_bytes > data.shape[1]:
             counts[InterfaceCount.LONG] += 1
         else:
             start = slot + np.int64(load(slot, _MAC_OFFSET_WORD) & np.uint32(0xFFFF))
-            memcpy(data[count].ctypes.data, start, size)
-            length[count] = size
+            memcpy(data[count].ctypes.data + tag_bytes, start, size)
+            if tag_bytes:
+                memcpy(data[count].ctypes.data, start, _TAG_OFFSET)
+                tag = np.int64(load(slot, _VLAN_WORD))
+                tag_type = tag >> 16 if status & _STATUS_TPID_VALID else np.int64(_TAG_TYPE)
+                _restore_tag(data[count, _TAG_OFFSET:], int(tag_type), int(tag & 0xFFFF))
+            length[count] = size + tag_bytes
             count += 1
         publish(slot, np.uint32(0))
         state[InterfaceColumn.TAKEN] = (state[InterfaceColumn.TAKEN] + 1) % state[InterfaceColumn.SLOTS]
     if state[InterfaceColumn.TAKEN] == first_taken and not count:
         _clear_socket_error(wires, row)
     return count
+
+
+@compiled
+def _restore_tag(frame: NDArray[np.uint8], tag_type: int, value: int) -> None:
+    """Write the VLAN tag that the kernel has taken out of a received frame."""
+    frame[0], frame[1], frame[2], frame[3] = tag_type >> 8, tag_type & 0xFF, value >> 8, value & 0xFF
 
 
 @compiled
@@ -215,8 +228,9 @@ def send(
     """
     for_cpu, for_ports = 0, 0
     for frame in range(length.shape[0]):
-        for_cpu += port[frame] == CPU_PORT
-        for_ports += 0 <= port[frame] < _PORTS and wires.rows[port[frame]] >= 0
+        row = wires.rows[port[frame]] if 0 <= port[frame] < _PORTS else _NO_SUCH_PORT
+        for_cpu += row == _FOR_CPU
+        for_ports += row >= 0
     for row in range(wires.numbers.shape[0]):
         if wires.state[row, InterfaceColumn.XDP]:
             _send_by_xdp(wires, row, data, length, port)

@@ -31,7 +31,7 @@ from peelsum.softswitch.ports.udp_kernels import (
     sort,
 )
 from peelsum.softswitch.runtime.frames import Frames, frames_per_batch
-from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES, FrameAddress, encapsulation
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, HEADER_BYTES, FrameAddress, encapsulation
 from peelsum.wire.datagrams import MAX_DATAGRAM, Address, BatchSocket
 
 _SWITCH_NUMBER = 0xFFFE
@@ -141,12 +141,14 @@ class UdpPorts:
         seed: int = 0,
         offload: bool | None = None,
         accepts_any_hello: bool = True,
+        cpu_port: int = CPU_PORT,
     ) -> None:
         """Open one socket per switch port.
 
         base: switch port p listens on UDP port base + p, or base[p]; by default on any free one.
         batch: about how many frames `receive` returns at most.
-        are_open: whether ports without a secret accept every hello.
+        accepts_any_hello: whether ports without a secret accept every hello.
+        cpu_port: frames to it are for the controller.
         loss: share of datagrams except hellos that each port loses in each direction, decided by `seed`.
         Raises ValueError for a share or a number out of range, OSError naming an address that is in use.
         """
@@ -155,7 +157,8 @@ class UdpPorts:
         for number in numbers:
             if not 0 <= number < PORTS:
                 raise ValueError(f"port: {number} is out of range; use 0 to {PORTS - 1}")
-        self.sockets = new_sockets(numbers)
+        self.cpu_port = cpu_port
+        self.sockets = new_sockets(numbers, cpu_port)
         if not 0 <= loss <= 1:
             raise ValueError(f"loss: {loss} is out of range; use 0 to 1")
         self.sockets.loss[0] = loss

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
-from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, PROOF_BYTES
+from peelsum.wire import FRAME_HEADER_BYTES, PROOF_BYTES
 from peelsum.wire.hello import siphash_2_4
 from peelsum.wire.system_calls import (
     AGAIN,
@@ -138,9 +138,10 @@ class SendBuffers(NamedTuple):
     end: NDArray[np.int64]  # [ports]: the part after a port's last one
 
 
-def new_sockets(numbers: Sequence[int]) -> Sockets:
+def new_sockets(numbers: Sequence[int], cpu_port: int) -> Sockets:
     """Return memory for the ports `numbers`, without sockets and peers."""
-    rows = np.full(PORTS, -1, np.int32)
+    rows = np.full(PORTS, _NO_SUCH_PORT, np.int32)
+    rows[cpu_port] = _FOR_CPU
     rows[numbers] = np.arange(len(numbers))
     challenge = np.zeros(1, np.uint64)
     return Sockets(
@@ -402,16 +403,16 @@ def sort(sockets: Sockets, data: NDArray[np.uint8], length: NDArray[np.int32], p
 @compiled
 def row_of(sockets: Sockets, frame: NDArray[np.uint8], length: int, port: int, frame_bytes: int) -> int:
     """Return the row of the port by which a frame leaves, or one of four codes for other frames."""
-    if port == CPU_PORT:
-        return _FOR_CPU
     if port == HELD:
         return _HELD
+    row = sockets.rows[port] if 0 <= port < PORTS else _NO_SUCH_PORT
+    if row == _FOR_CPU:
+        return _FOR_CPU
     if length != frame_bytes:  # before a look at its bytes: a frame may be shorter than its headers
         return _UNFRAMED
     if frame[12] != 0x08 or frame[13] != 0x00 or frame[14] != 0x45 or frame[23] != 17:
         return _UNFRAMED
-    row = sockets.rows[port] if 0 <= port < PORTS else -1
-    return int(row) if row >= 0 else _NO_SUCH_PORT
+    return int(row)
 
 
 @compiled

@@ -93,14 +93,9 @@ class UdpLoop(CompiledLoop):
         wakers: Sequence[int],
         started_ns: int,
     ) -> None:
-        """Take the switch's program from `entry`, and the ports with a rate from `queues`.
-
-        wakers: descriptors that end the wait when they are readable. started_ns: see `CompiledLoop`.
-        """
+        """Take the ports with a rate from `queues`; for the others, see `CompiledLoop`."""
         self._ports = ports
-        sockets = [port.socket.fileno() for port in ports.ports.values()]
-        loop = new_loop_state([*wakers, *sockets], len(sockets))
-        super().__init__(switch, entry, loop, ports.received.data, ports.batch, started_ns)
+        super().__init__(ports, switch, entry, wakers, started_ns)
         paced_ports, limit = (queues.ports, queues.limit) if queues else ([], 1)
         self._rings = new_rings(paced_ports, limit, int(ports.received.iovecs[0, 1]), ports.sockets)
         self._ring_rows = len(paced_ports) * limit

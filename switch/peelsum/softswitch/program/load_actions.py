@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from dataclasses import field as attribute
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -21,12 +23,27 @@ _ARITHMETIC = ("+", "-", "*", "&", "|", "^", "<<", ">>", "two_comp_mod", "usat_c
 _BINARY = (*_ARITHMETIC, "==", "!=", "<", "<=", ">", ">=", "and", "or")
 
 
+@contextmanager
+def position_of(item: Json) -> Iterator[None]:
+    """Add the position of a construct in the P4 source to the UnsupportedConstruct that the body raises."""
+    try:
+        yield
+    except UnsupportedConstruct as error:
+        source = item.get("source_info")
+        if not source or " (line " in str(error):
+            raise
+        raise UnsupportedConstruct(f"{error} (line {source['line']} of {source['filename']})") from error
+
+
 @dataclass(frozen=True)
 class Scope:
     """Resolves the names of one program and, within an action, its parameters."""
 
     headers: Mapping[str, model.Header]
-    stacks: Mapping[str, tuple[str, ...]]
+    stacks: Mapping[str, tuple[tuple[str, ...], ...]]
+    unions: Mapping[str, tuple[str, ...]]
+    members: Mapping[str, Sequence[str]]
+    """By stack of unions, the names of a union's headers."""
     calculations: Mapping[str, Json]
     aliases: Mapping[str, ops.FieldRef]
     signed: frozenset[tuple[int, int]]
@@ -34,12 +51,18 @@ class Scope:
     params: Sequence[ops.ActionParam] = ()
     where: str = ""
     """The action or parser state, for errors."""
+    messages: list[model.Message] = attribute(default_factory=list)
+    """What the program sends to the control plane; digests come first."""
 
-    def inputs(self, calculation: Json, where: str) -> ops.Inputs:
-        """Return a calculation's inputs: fields and constants."""
+    def inputs(self, items: Sequence[Json], where: str) -> ops.Inputs:
+        """Return the inputs of a calculation or digest: fields and constants."""
         inputs: list[tuple[ops.FieldRef | None, int, int]] = []
-        for item in calculation["input"]:
-            if item["type"] == "field":
+        for item in items:
+            if item["type"] == "header":
+                header = self.headers[item["value"]]
+                refs = [ops.FieldRef(header.name, part.name) for part in header.fields]
+                inputs += [(ref, 0, part.bits) for ref, part in zip(refs, header.fields, strict=True)]
+            elif item["type"] == "field":
                 field = self.field(item["value"])
                 inputs.append((field, 0, self.declared(field).bits))
             elif item["type"] == "hexstr":
@@ -47,7 +70,7 @@ class Scope:
                 inputs.append((None, bits_of(item["value"], bits), bits))
             else:
                 raise UnsupportedConstruct(
-                    f"{where}: input {item['type']}: not supported; use fields and constants"
+                    f"{where}: {item['type']}: not supported; use fields, headers and constants"
                 )
         return tuple(inputs)
 
@@ -63,10 +86,19 @@ class Scope:
             raise BadProgram(f"header stack {name}: is not declared; compile the program again")
         return name
 
-    def last(self, stack: str, field: str) -> ops.Expr:
-        """Return a field of the element of a stack that was filled last."""
-        candidates = [self.field((header, field)) for header in self.stacks[self.stack(stack)]]
+    def last(self, stack: str, field: str, member: str = "") -> ops.Expr:
+        """Return a field of the element of a stack that was filled last; of unions, a field of `member`."""
+        headers = self.column(stack, self.member(stack, member))
+        candidates = [self.field((header, field)) for header in headers]
         return _select_by_index(ops.StackCount(stack), 1, candidates, ops.Const(0))
+
+    def column(self, stack: str, member: int = 0) -> list[str]:
+        """Return the header that each element of a stack has in place `member`."""
+        return [element[member] for element in self.stacks[self.stack(stack)]]
+
+    def member(self, stack: str, name: str) -> int:
+        """Return the place of the header called `name` in the unions of a stack; 0 for a header stack."""
+        return self.members[self.stack(stack)].index(name) if name else 0
 
     def field(self, value: Sequence[str]) -> ops.FieldRef:
         """Return the field that a [header, field] pair names. Raises BadProgram if it is not declared."""
@@ -96,6 +128,8 @@ class Scope:
                 return self.field(value)
             case "stack_field":
                 return self.last(*value)
+            case "union_stack_field":
+                return self.last(value[0], value[2], value[1])
             case "hexstr":
                 return ops.Const(int(value, 16))
             case "bool":
@@ -113,13 +147,14 @@ class Scope:
     def _operation(self, item: Json) -> ops.Expr:
         """Return the expression of an operator and its operands."""
         op = item["op"]
-        if op == "valid":
-            element = _stack_element(item["right"])
-            if element is None:
-                return ops.IsValid(self.header(item["right"]["value"]))
-            headers = self.stacks[self.stack(element["left"]["value"])]
-            validities = [ops.IsValid(header) for header in headers]
-            return _select_by_index(self.expression(element["right"]), 0, validities, ops.Bool(False))
+        if op in ("valid", "valid_union"):
+            operand = _unwrapped(item["right"])
+            if operand.get("type") == "header":
+                return ops.IsValid(self.header(operand["value"]))
+            if operand.get("type") == "header_union":
+                return _any_valid(self.unions[operand["value"]])
+            elements, index = self.element(operand)
+            return _select_by_index(index, 0, [_any_valid(element) for element in elements], ops.Bool(False))
         if op == "last_stack_index":
             # Unsigned, and so the largest number if the stack is empty.
             last = ops.Binary("-", ops.StackCount(self.stack(item["right"]["value"])), ops.Const(1))
@@ -138,14 +173,36 @@ class Scope:
             return ops.Binary(op, self.expression(item["left"]), self.expression(item["right"]))
         raise UnsupportedConstruct(f"operator {op}: not supported; leave it out of the program")
 
+    def element(self, item: Json) -> tuple[list[tuple[str, ...]], ops.Expr]:
+        """Return the headers of each element from which an operation selects, and the index.
+
+        Raises UnsupportedConstruct for anything but an element of a stack, or a header of one of unions.
+        """
+        item = _unwrapped(item)
+        if item.get("op") == "access_union_header":
+            elements, index = self.element(item["left"])
+            return [(element[int(item["right"])],) for element in elements], index
+        if item.get("op") not in _SELECT_ELEMENT:
+            raise UnsupportedConstruct(f"operator {item.get('op')}: use it on elements of stacks only")
+        return list(self.stacks[self.stack(item["left"]["value"])]), self.expression(item["right"])
+
     def element_fields(self, item: Json) -> tuple[tuple[ops.FieldRef, ...], ops.Expr]:
         """Return the fields from which an `access_field` selects, one per stack element, and the index."""
-        element = _stack_element(item["left"])
-        if element is None:
-            raise UnsupportedConstruct("operator access_field: use it on elements of header stacks only")
-        headers = [self.headers[name] for name in self.stacks[self.stack(element["left"]["value"])]]
-        refs = tuple(ops.FieldRef(header.name, header.fields[int(item["right"])].name) for header in headers)
-        return refs, self.expression(element["right"])
+        elements, index = self.element(item["left"])
+        headers = [self.headers[header] for (header,) in elements]
+        return tuple(ops.FieldRef(each.name, each.fields[int(item["right"])].name) for each in headers), index
+
+
+#: Operators that select an element of a stack.
+_SELECT_ELEMENT = ("dereference_header_stack", "dereference_stack", "dereference_union_stack")
+
+
+def _any_valid(headers: Sequence[str]) -> ops.Expr:
+    """Return whether any of some headers is valid."""
+    condition: ops.Expr = ops.IsValid(headers[0])
+    for header in headers[1:]:
+        condition = ops.Binary("or", condition, ops.IsValid(header))
+    return condition
 
 
 def bits_of(text: str, bits: int) -> int:
@@ -154,12 +211,11 @@ def bits_of(text: str, bits: int) -> int:
     return number % (1 << bits) if number < 0 else number
 
 
-def _stack_element(item: Json) -> Json | None:
-    """Return the operation in `item` that selects an element of a header stack; None for anything else."""
+def _unwrapped(item: Json) -> Json:
+    """Return an operand without the expressions around it."""
     while item.get("type") == "expression":
         item = item["value"]
-    is_element = item.get("op") in ("dereference_header_stack", "dereference_stack")
-    return item if is_element else None
+    return item
 
 
 def _select_by_index(
@@ -184,7 +240,10 @@ def load_action(item: Json, scope: Scope) -> ops.Action:
         for index, part in enumerate(item["runtime_data"])
     )
     action_scope = replace(scope, params=params, where=f"action {item['name']}")
-    primitives = [_primitive(part, action_scope) for part in item["primitives"]]
+    primitives = []
+    for part in item["primitives"]:
+        with position_of(part):
+            primitives.append(_primitive(part, action_scope))
     first_statements = list(accumulate(map(len, primitives), initial=0))
     body = tuple(
         replace(statement, to=first_statements[min(statement.to, len(primitives))])
@@ -193,14 +252,17 @@ def load_action(item: Json, scope: Scope) -> ops.Action:
         for statements in primitives
         for statement in statements
     )
-    return ops.Action(int(item["id"]), item["name"], params, body)
+    return ops.Action(int(item["id"]), str(item["name"]), params, body)
 
 
 def _primitive(item: Json, scope: Scope) -> tuple[ops.Primitive, ...]:
     """Return a primitive's statements. Raises UnsupportedConstruct with its name and where it is used."""
     match item["op"]:
-        case "no_op" | "log_msg":
+        case "no_op":
             return ()
+        case "assign_union":
+            target, source = (scope.unions[part["value"]] for part in item["parameters"])
+            return tuple(map(ops.CopyHeader, target, source))
         case "mark_to_drop" | "drop" as op:
             # Drop the packet, unless later statements choose a port or a multicast group.
             metadata, group_metadata = "standard_metadata", "intrinsic_metadata"
@@ -231,7 +293,9 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
             return ops.SetValidity(_header_name(args[0], scope), op == "add_header")
         case "assign_header" | "copy_header":
             return ops.CopyHeader(_header_name(args[0], scope), _header_name(args[1], scope))
-        case "assign_header_stack":
+        case "assign_VL":
+            return ops.AssignVarbit(_target(args[0], scope), _target(args[1], scope))
+        case "assign_header_stack" | "assign_union_stack":
             return ops.CopyStack(scope.stack(args[0]["value"]), scope.stack(args[1]["value"]))
         case "push" | "pop":
             places = _constant(args[1], scope)
@@ -244,13 +308,25 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
             return ops.Recirculate(_constant(args[0], scope))
         case "modify_field_with_hash_based_offset":
             calculation = scope.calculations[args[2]["value"]]
-            if (algorithm := calculation["algo"]) not in ops.HASHES:
-                raise UnsupportedConstruct(
-                    f"{scope.where}: hash {algorithm}: not supported; use {', '.join(ops.HASHES)}"
-                )
-            inputs = scope.inputs(calculation, f"{scope.where}: hash")
+            algorithm = hash_name(calculation["algo"], scope.where)
+            inputs = scope.inputs(calculation["input"], f"{scope.where}: input of a hash")
             base, size = scope.expression(args[1]), scope.expression(args[3])
             return ops.Hash(_target(args[0], scope), algorithm, inputs, base, size)
+        case "execute_meter":
+            return ops.ExecuteMeter(_target(args[2], scope), args[0]["value"], scope.expression(args[1]))
+        case "modify_field_rng_uniform":
+            return ops.Random(_target(args[0], scope), scope.expression(args[1]), scope.expression(args[2]))
+        case "truncate":
+            return ops.Truncate(scope.expression(args[0]))
+        case "generate_digest":
+            return ops.SendDigest(_constant(args[1], scope))
+        case "log_msg":
+            values = tuple(_logged_value(part, scope) for part in args[1]["value"])
+            return ops.Log(_message(model.Message("log", str(args[0]["value"]), values), scope))
+        case "assert" | "assume":
+            condition = ops.Unary("d2b", scope.expression(args[0]))
+            message = model.Message("assert", f"{op} of {scope.where}", ())
+            return ops.Assert(condition, _message(message, scope))
         case "exit":
             return ops.Exit()
         case "_jump":
@@ -260,11 +336,33 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
     raise UnsupportedConstruct(f"{scope.where}: primitive {op}: not supported; leave it out of the program")
 
 
+def hash_name(algorithm: str, where: str) -> str:
+    """Return the name of a hash algorithm. Raises UnsupportedConstruct for one that is not in BMv2."""
+    if algorithm not in ops.HASHES:
+        raise UnsupportedConstruct(
+            f"{where}: hash {algorithm}: not supported; use one of {', '.join(ops.HASHES)}"
+        )
+    return algorithm
+
+
+def _logged_value(item: Json, scope: Scope) -> tuple[ops.Expr, int, bool]:
+    """Return a value in a line of the log, with its width and sign."""
+    value = scope.expression(item)
+    if isinstance(value, ops.FieldRef):
+        declared = scope.declared(value)
+        return value, declared.bits, declared.signed
+    return value, 64, False
+
+
+def _message(message: model.Message, scope: Scope) -> int:
+    """Add a message to those that the program sends; return its number."""
+    scope.messages.append(message)
+    return len(scope.messages) - 1
+
+
 def _assign(item: Json, value: ops.Expr, scope: Scope) -> ops.Primitive:
     """Return an assignment to a field, or to a field of a stack element that is selected at run time."""
-    operand = item
-    while operand.get("type") == "expression":
-        operand = operand["value"]
+    operand = _unwrapped(item)
     if operand.get("op") == "access_field":
         targets, index = scope.element_fields(operand)
         return ops.AssignIndexed(targets, index, value)
@@ -307,7 +405,10 @@ def load_parser(item: Json, scope: Scope) -> model.Parser:
     for part in item["parse_states"]:
         name = part["name"]
         state_scope = replace(scope, where=f"parser state {name}")
-        operations = [step for op in part["parser_ops"] for step in _parser_operations(op, state_scope)]
+        operations: list[model.ParserOp] = []
+        for op in part["parser_ops"]:
+            with position_of(op):
+                operations += _parser_operations(op, state_scope)
         key_parts = [_key_expression(key_part, state_scope) for key_part in part["transition_key"]]
         # A parser compares the bits of a field, whether it is signed or not.
         key = tuple(
@@ -316,7 +417,7 @@ def load_parser(item: Json, scope: Scope) -> model.Parser:
         )
         operations += _lookahead_checks(key)
         declared = [field for _, field in key_parts]
-        transitions = tuple(_transition(step, declared, state_scope) for step in part["transitions"])
+        transitions = tuple(_transition(step, key, declared, state_scope) for step in part["transitions"])
         states[name] = model.ParserState(name, tuple(operations), key, transitions)
     if item["init_state"] not in states:
         raise BadProgram(f"parser {item['name']}: no state {item['init_state']}; compile the program again")
@@ -330,7 +431,11 @@ def _key_expression(item: Json, scope: Scope) -> tuple[ops.Expr, model.FieldDecl
         return scope.field(value), scope.declared(scope.field(value))
     if kind == "stack_field":
         stack, name = value
-        return scope.last(stack, name), scope.declared(scope.field((scope.stacks[stack][0], name)))
+        return scope.last(stack, name), scope.declared(scope.field((scope.column(stack)[0], name)))
+    if kind == "union_stack_field":
+        stack, member, name = value
+        column = scope.column(stack, scope.member(stack, member))
+        return scope.last(stack, name, member), scope.declared(scope.field((column[0], name)))
     if kind == "lookahead":
         lookahead = ops.Lookahead(*map(int, value))
         return lookahead, model.FieldDeclaration(kind, lookahead.bits)
@@ -343,17 +448,26 @@ def _lookahead_checks(expressions: Any) -> list[model.ParserOp]:
     return [model.Require(max(ends))] if ends else []
 
 
-def _transition(item: Json, key: Sequence[model.FieldDeclaration], scope: Scope) -> model.Transition:
+def _transition(
+    item: Json, key: Sequence[ops.Expr], declared: Sequence[model.FieldDeclaration], scope: Scope
+) -> model.Transition:
     """Return a transition, with its value and mask split into one number per key field."""
     next_state = item["next_state"]
     # Compilers before version 2.6 of the format write no type.
     kind = item.get("type", "default" if item["value"] == "default" else "hexstr")
     if kind == "default":
         return model.Transition(None, None, next_state)
+    mask = None if item.get("mask") is None else _split(int(item["mask"], 16), declared)
+    if kind == "parse_vset":
+        if mask is not None:
+            raise UnsupportedConstruct(f"{scope.where}: value set {item['value']} with a mask; leave it out")
+        number: ops.Expr = ops.Const(0)  # the key's fields side by side
+        for part, field in zip(key, declared, strict=True):
+            number = ops.Binary("|", ops.Binary("<<", number, ops.Const(field.bits)), part)
+        return model.Transition(None, None, next_state, ops.InValueSet(item["value"], number))
     if kind != "hexstr":
         raise UnsupportedConstruct(f"{scope.where}: transition on a {kind}; use values")
-    mask = None if item.get("mask") is None else _split(int(item["mask"], 16), key)
-    return model.Transition(_split(int(item["value"], 16), key), mask, next_state)
+    return model.Transition(_split(int(item["value"], 16), declared), mask, next_state)
 
 
 def _split(value: int, key: Sequence[model.FieldDeclaration]) -> tuple[int, ...]:
@@ -379,10 +493,16 @@ def _parser_operations(item: Json, scope: Scope) -> list[model.ParserOp]:
     """Return the operations of an item in a state: extract, set, verify, advance, or a primitive."""
     args = item["parameters"]
     match item["op"]:
-        case "extract" if args[0]["type"] == "regular":
-            return [model.Extract(scope.header(args[0]["value"]))]
-        case "extract" if args[0]["type"] == "stack":
-            return [model.ExtractNext(scope.stack(args[0]["value"]))]
+        case "extract" | "extract_VL":
+            bits = scope.expression(args[1]) if item["op"] == "extract_VL" else None
+            checks = [] if bits is None else _lookahead_checks(bits)
+            match args[0]["type"], args[0]["value"]:
+                case "regular", str() as header:
+                    return [*checks, model.Extract(scope.header(header), bits)]
+                case "stack", str() as stack:
+                    return [*checks, model.ExtractNext(scope.stack(stack), 0, bits)]
+                case "union_stack", [stack, member]:
+                    return [*checks, model.ExtractNext(stack, scope.member(stack, member), bits)]
         case "set":
             value = scope.expression(args[1])
             return [*_lookahead_checks(value), _assign(args[0], value, scope)]
@@ -390,15 +510,11 @@ def _parser_operations(item: Json, scope: Scope) -> list[model.ParserOp]:
             return [model.Verify(scope.expression(args[0]), scope.expression(args[1]))]
         case "shift" | "advance":
             bits = ops.Const(8 * int(args[0])) if item["op"] == "shift" else scope.expression(args[0])
-            if not isinstance(bits, ops.Const) or bits.value % 8:
-                raise UnsupportedConstruct(
-                    f"{scope.where}: advances by a computed or odd number of bits; use whole bytes"
-                )
-            if bits.value < 0:
+            if isinstance(bits, ops.Const) and bits.value < 0:
                 raise BadProgram(
                     f"{scope.where}: advances by {bits.value // 8} bytes; compile the program again"
                 )
-            return [model.Advance(bits.value // 8)]
+            return [*_lookahead_checks(bits), model.Advance(bits)]
         case "primitive":
             return list(_primitive(args[0], scope))
     argument_type = args[0].get("type") if args and isinstance(args[0], dict) else ""

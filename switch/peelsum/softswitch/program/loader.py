@@ -12,17 +12,17 @@ from typing import cast
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 from peelsum.softswitch.program import model
 from peelsum.softswitch.program import operations as ops
-from peelsum.softswitch.program.load_actions import VALID, Json, Scope, bits_of, load_action, load_parser
+from peelsum.softswitch.program.load_actions import (
+    VALID,
+    Json,
+    Scope,
+    bits_of,
+    hash_name,
+    load_action,
+    load_parser,
+    position_of,
+)
 
-#: Sections that must be empty, and what their items are called in errors.
-_UNSUPPORTED_SECTIONS = {
-    "header_unions": "header union",
-    "header_union_stacks": "header union stack",
-    "parse_vsets": "parser value set",
-    "meter_arrays": "meter",
-    "learn_lists": "digest",
-    "extern_instances": "extern instance",
-}
 _CORE_ERRORS = (
     *("NoError", "PacketTooShort", "NoMatch", "StackOutOfBounds"),
     *("HeaderTooShort", "ParserTimeout", "ParserInvalidArgument"),
@@ -33,36 +33,24 @@ _MOST_FIELD_BITS = 2048
 
 def read(document: Json, name: str) -> model.Program:
     """Return the program `name` in a BMv2 JSON document. Raises BadProgram or UnsupportedConstruct."""
-    for section, noun in _UNSUPPORTED_SECTIONS.items():
-        for item in document.get(section, ()):
-            item_name = item.get("name", item) if isinstance(item, dict) else item
-            raise UnsupportedConstruct(f"{noun} {item_name}: not supported; leave it out of the program")
+    for item in document.get("extern_instances", ()):
+        with position_of(item):
+            raise UnsupportedConstruct(
+                f"extern instance {item.get('name')}: not supported; use those of v1model"
+            )
     headers = _headers(document)
-    calculations = {item["name"]: item for item in document.get("calculations", ())}
-    aliases = {alias: ops.FieldRef(*target) for alias, target in document.get("field_aliases", ())}
-    names = {item["id"]: item["name"] for item in document["headers"]}
-    stacks = {
-        item["name"]: tuple(names[number] for number in item["header_ids"])
-        for item in document.get("header_stacks", ())
-    }
-    scope = Scope(headers, stacks, calculations, aliases, _signed_parameters(document))
+    scope = _scope(document, headers)
+    scope.messages.extend(_digests(document, scope))
     actions = {item["id"]: load_action(item, scope) for item in document["actions"]}
-    if any(not table.get("default_entry") for item in document["pipelines"] for table in item["tables"]):
+    parser = load_parser(_single_item(document, "parsers"), scope)
+    tables = [table for item in document["pipelines"] for table in item["tables"]]
+    if any(not table.get("default_entry") or "action_profile" in table for table in tables):
         actions[NO_ACTION] = ops.Action(NO_ACTION, "NoAction", (), ())
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
     # P4's core errors have numbers even if the program does not declare them.
     errors = {str(key): int(value) for key, value in document.get("errors", ())}
     for core_error in _CORE_ERRORS:
         errors.setdefault(core_error, max(errors.values(), default=-1) + 1)
-    field_lists = {}
-    for item in document.get("field_lists", ()):
-        for element in item["elements"]:
-            if element["type"] != "field":
-                what = f"field list {item['name']}: holds a {element['type']}"
-                raise UnsupportedConstruct(f"{what}; use fields only")
-        refs = (scope.field(element["value"]) for element in item["elements"])
-        # Only metadata: a copy of the packet either keeps all headers or parses them again.
-        field_lists[int(item["id"])] = tuple(ref for ref in refs if headers[ref.header].metadata)
     empty = model.PipelineGraph("none", None, {})
     deparser = _single_item(document, "deparsers")
     for primitive in deparser.get("primitives", ()):
@@ -70,7 +58,7 @@ def read(document: Json, name: str) -> model.Program:
     program = model.Program(
         name=name,
         headers=headers,
-        parser=load_parser(_single_item(document, "parsers"), scope),
+        parser=parser,
         ingress=pipelines.get("ingress", empty),
         egress=pipelines.get("egress", empty),
         deparser=tuple(deparser["order"]),
@@ -79,29 +67,92 @@ def read(document: Json, name: str) -> model.Program:
         counters=_counters(document),
         checksums=tuple(_checksum(item, scope) for item in document.get("checksums", ())),
         errors=errors,
-        aliases=aliases,
+        aliases=scope.aliases,
         stacks=scope.stacks,
-        field_lists=field_lists,
+        unions={
+            header: tuple(other for other in union if other != header)
+            for union in scope.unions.values()
+            for header in union
+        },
+        field_lists=_field_lists(document, scope),
+        meters={item["name"]: _meter(item, scope) for item in document.get("meter_arrays", ())},
+        profiles=_profiles(document, scope),
+        value_sets=_value_sets(document),
+        messages=tuple(scope.messages),
     )
     _check(program)
     return program
 
 
+def _scope(document: Json, headers: Mapping[str, model.Header]) -> Scope:
+    """Return what the program's names refer to. Unions and stacks of unions name their headers by number."""
+    sections = ("calculations", "header_stacks", "header_unions", "header_union_types", "header_union_stacks")
+    calculations, stacks, unions, union_types, union_stacks = (document.get(name, ()) for name in sections)
+    names = {item["id"]: item["name"] for item in document["headers"]}
+    by_id = {item["id"]: tuple(names[number] for number in item["header_ids"]) for item in unions}
+    members = {item["name"]: [name for name, _ in item["headers"]] for item in union_types}
+    elements = {item["name"]: tuple((names[number],) for number in item["header_ids"]) for item in stacks}
+    for item in union_stacks:
+        elements[item["name"]] = tuple(by_id[number] for number in item["header_union_ids"])
+    return Scope(
+        headers=headers,
+        stacks=elements,
+        unions={item["name"]: by_id[item["id"]] for item in unions},
+        members={item["name"]: members[item["union_type"]] for item in union_stacks},
+        calculations={item["name"]: item for item in calculations},
+        aliases={alias: ops.FieldRef(*target) for alias, target in document.get("field_aliases", ())},
+        signed=_signed_parameters(document),
+    )
+
+
+def _field_lists(document: Json, scope: Scope) -> dict[int, tuple[ops.FieldRef, ...]]:
+    """Return the metadata in each field list, by number: a copy keeps all headers or parses them again."""
+    field_lists = {}
+    for item in document.get("field_lists", ()):
+        for element in item["elements"]:
+            if element["type"] != "field":
+                what = f"field list {item['name']}: holds a {element['type']}"
+                raise UnsupportedConstruct(f"{what}; use fields only")
+        refs = (scope.field(element["value"]) for element in item["elements"])
+        field_lists[int(item["id"])] = tuple(ref for ref in refs if scope.headers[ref.header].metadata)
+    return field_lists
+
+
+def _value_sets(document: Json) -> dict[str, model.ValueSet]:
+    """Return the parser's value sets by name."""
+    value_sets = {}
+    for item in document.get("parse_vsets", ()):
+        size, bits = (
+            _size({"max_size": _VALUE_SET_SIZE, **item}, "max_size"),
+            int(item["compressed_bitwidth"]),
+        )
+        if not 1 <= bits <= _MOST_FIELD_BITS:
+            raise UnsupportedConstruct(f"value set {item['name']}: {bits} bits; use 1 to {_MOST_FIELD_BITS}")
+        value_sets[item["name"]] = model.ValueSet(item["name"], size, bits)
+    return value_sets
+
+
 def _headers(document: Json) -> dict[str, model.Header]:
-    """Return the header instances by name. Raises UnsupportedConstruct for varbit and too wide fields."""
+    """Return the header instances by name. Raises UnsupportedConstruct for too wide fields."""
     types: dict[str, tuple[model.FieldDeclaration, ...]] = {}
     for item in document["header_types"]:
         fields = []
+        fixed_bits = sum(bits for _, bits, *_ in item["fields"] if bits != "*")
         for field_name, bits, *signed in item["fields"]:
-            if bits == "*":
-                raise UnsupportedConstruct(
-                    f"varbit {item['name']}.{field_name}: not supported; give it a fixed width"
-                )
+            is_varbit = bits == "*"
+            if is_varbit:
+                if item.get("length_exp") is not None:
+                    raise UnsupportedConstruct(
+                        f"field {item['name']}.{field_name}: P4_14's length of headers: not supported; write "
+                        "the program in P4_16, with varbit"
+                    )
+                bits = 8 * int(item["max_length"]) - fixed_bits
             if not 1 <= int(bits) <= _MOST_FIELD_BITS:
                 raise UnsupportedConstruct(
                     f"field {item['name']}.{field_name}: {bits} bits; use 1 to {_MOST_FIELD_BITS}"
                 )
-            fields.append(model.FieldDeclaration(field_name, int(bits), bool(signed and signed[0])))
+            is_signed = bool(signed and signed[0])
+            fields.append(model.FieldDeclaration(field_name, int(bits), is_signed, is_varbit))
         types[item["name"]] = tuple(fields)
     headers: dict[str, model.Header] = {}
     for item in document["headers"]:
@@ -127,8 +178,8 @@ def _registers(document: Json) -> dict[str, model.RegisterArray]:
     registers = {}
     for item in document.get("register_arrays", ()):
         name, bits = item["name"], item["bitwidth"]
-        if not 1 <= bits <= 64:
-            raise UnsupportedConstruct(f"register {name}: cells of {bits} bits; use 1 to 64")
+        if not 1 <= bits <= _MOST_FIELD_BITS:
+            raise UnsupportedConstruct(f"register {name}: cells of {bits} bits; use 1 to {_MOST_FIELD_BITS}")
         registers[name] = model.RegisterArray(name, _size(item), int(bits))
     return registers
 
@@ -149,8 +200,60 @@ def _counters(document: Json) -> dict[str, model.CounterArray]:
     return counters
 
 
-def _size(item: Json) -> int:
-    size = int(item["size"])
+#: Size of a value set of a compiler that writes none.
+_VALUE_SET_SIZE = 1024
+
+
+def _digests(document: Json, scope: Scope) -> list[model.Message]:
+    """Return the program's digests in the order of their numbers, which begin at 1; number 0 is unused."""
+    digests = [model.Message("digest", "", ())]
+    for item in sorted(document.get("learn_lists", ()), key=lambda item: int(item["id"])):
+        if item["id"] != len(digests):
+            raise BadProgram(f"digest {item['name']}: number {item['id']}; compile the program again")
+        with position_of(item):
+            inputs = scope.inputs(item["elements"], f"digest {item['name']}")
+        values = tuple((ops.Const(value) if ref is None else ref, bits, False) for ref, value, bits in inputs)
+        digests.append(model.Message("digest", item["name"], values))
+    return digests
+
+
+def _meter(item: Json, scope: Scope) -> model.Meter:
+    """Return a meter. Raises UnsupportedConstruct unless it has two rates."""
+    if item.get("rate_count", 2) != 2:
+        with position_of(item):
+            raise UnsupportedConstruct(f"meter {item['name']}: {item['rate_count']} rates; use two")
+    direct = bool(item.get("is_direct"))
+    return model.Meter(
+        item["name"],
+        _size(item),
+        item["type"] == "bytes",
+        item["binding"] if direct else None,
+        scope.field(item["result_target"]) if direct else None,
+    )
+
+
+def _profiles(document: Json, scope: Scope) -> dict[str, model.ActionProfile]:
+    """Return the action profiles by name. Older compilers declare them within tables."""
+    profiles = {}
+    for pipeline in document["pipelines"]:
+        tables = pipeline["tables"]
+        within_tables = [
+            {**table, "name": table["act_prof_name"]} for table in tables if "act_prof_name" in table
+        ]
+        for item in (*pipeline.get("action_profiles", ()), *within_tables):
+            name, selector = item["name"], None
+            if item.get("selector") is not None:
+                where = f"action profile {name}"
+                with position_of(item):
+                    algorithm = hash_name(item["selector"]["algo"], where)
+                    selector = model.Selector(algorithm, scope.inputs(item["selector"]["input"], where))
+            profiles[name] = model.ActionProfile(name, _size(item, "max_size"), selector)
+    return profiles
+
+
+def _size(item: Json, key: str = "size") -> int:
+    """Return the size of an item. Raises BadProgram for a negative one."""
+    size = int(item[key])
     if size < 0:
         raise BadProgram(f"{item['name']}: size {size}; compile the program again")
     return size
@@ -165,20 +268,19 @@ def _single_item(document: Json, section: str) -> Json:
 
 
 def _checksum(item: Json, scope: Scope) -> model.Checksum:
-    calculation = scope.calculations[item["calculation"]]
-    if calculation["algo"] != "csum16":
-        raise UnsupportedConstruct(
-            f"checksum {item['name']}: algorithm {calculation['algo']}: not supported; use csum16"
+    calculation, where = scope.calculations[item["calculation"]], f"checksum {item['name']}"
+    condition, inputs = item.get("if_cond"), calculation["input"]
+    with position_of(item):
+        return model.Checksum(
+            name=item["name"],
+            target=scope.field(item["target"]),
+            algorithm=hash_name(calculation["algo"], where),
+            inputs=scope.inputs([part for part in inputs if part["type"] != "payload"], where),
+            payload=any(part["type"] == "payload" for part in inputs),
+            condition=None if condition is None else scope.expression(condition),
+            verify=bool(item.get("verify", True)),
+            update=bool(item.get("update", True)),
         )
-    condition = item.get("if_cond")
-    return model.Checksum(
-        name=item["name"],
-        target=scope.field(item["target"]),
-        inputs=scope.inputs(calculation, f"checksum {item['name']}"),
-        condition=None if condition is None else scope.expression(condition),
-        verify=bool(item.get("verify", True)),
-        update=bool(item.get("update", True)),
-    )
 
 
 def _check(program: model.Program) -> None:
@@ -191,13 +293,21 @@ def _check(program: model.Program) -> None:
     for name in program.deparser:
         if name not in program.headers:
             raise BadProgram(f"{program.name}: deparser emits {name}, which is not a header; compile again")
+    in_stacks = {name for elements in program.stacks.values() for element in elements for name in element}
+    for name in in_stacks | program.unions.keys():
+        if program.headers[name].metadata:
+            raise BadProgram(f"header {name}: is metadata, in no stack or union; compile the program again")
     for header in program.headers.values():
         if not header.metadata and header.bits % 8:
             raise UnsupportedConstruct(
                 f"header {header.name}: {header.bits} bits are not whole bytes; pad it"
             )
     parser = tuple(op for state in program.parser.states.values() for op in state.ops)
-    for node in ops.walk((parser, *(action.body for action in program.actions.values()))):
+    conditions = tuple(
+        part.condition for state in program.parser.states.values() for part in state.transitions
+    )
+    tables = tuple(program.tables.values())
+    for node in ops.walk((parser, conditions, tables, *(action.body for action in program.actions.values()))):
         match node:
             case ops.ReadRegister() | ops.WriteRegister() if node.register not in program.registers:
                 what = f"register {node.register}: is not declared"
@@ -205,6 +315,14 @@ def _check(program: model.Program) -> None:
                 what = f"header {node.header}: is metadata, in no packet"
             case ops.CountAt(counter) if counter not in program.counters:
                 what = f"counter {counter}: is not declared"
+            case model.TableDeclaration() if node.profile not in (None, *program.profiles):
+                what = f"action profile {node.profile}: is not declared"
+            case ops.ExecuteMeter(_, meter) if meter not in program.meters:
+                what = f"meter {meter}: is not declared"
+            case ops.InValueSet(name) if name not in program.value_sets:
+                what = f"value set {name}: is not declared"
+            case ops.SendDigest(number) if program.messages[number].kind != "digest" or not number:
+                what = f"digest {number}: is not declared"
             case ops.Clone() | ops.Resubmit() | ops.Recirculate() if node.fields not in program.field_lists:
                 what = f"field list {node.fields}: is not declared"
             case _:
@@ -221,11 +339,10 @@ def load_pipeline(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -
     """Return one pipeline with its tables and conditionals."""
     for call in item.get("action_calls", ()):
         raise UnsupportedConstruct(f"action call {call.get('name')}: not supported; recompile with p4c")
-    for profile in item.get("action_profiles", ()):
-        raise UnsupportedConstruct(f"action profile {profile.get('name')}: not supported; use a plain table")
     nodes: dict[str, model.TableDeclaration | model.Conditional] = {}
     for node in item["tables"]:
-        nodes[node["name"]] = _table(node, scope, actions)
+        with position_of(node):
+            nodes[node["name"]] = _table(node, scope, actions)
     for node in item["conditionals"]:
         condition = scope.expression(node["expression"])
         nodes[node["name"]] = model.Conditional(
@@ -240,18 +357,15 @@ def load_pipeline(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -
 
 
 def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model.TableDeclaration:
-    """Return a table. Raises UnsupportedConstruct for action profiles, meters and time-outs."""
-    name = item["name"]
-    if item["type"] != "simple":
+    """Return a table. Raises UnsupportedConstruct if the program's entries use an action profile."""
+    name, profile = item["name"], item.get("action_profile") or item.get("act_prof_name")
+    if profile is not None and item.get("entries"):
         raise UnsupportedConstruct(
-            f"table {name}: of type {item['type']}, which is not supported; use a plain table"
+            f"table {name}: entries with action profile {profile}: let a controller insert them"
         )
-    if item.get("support_timeout"):
-        raise UnsupportedConstruct(f"table {name}: idle timeout: not supported; leave it out")
-    if item.get("direct_meters") is not None:
-        raise UnsupportedConstruct(f"table {name}: direct meter: not supported; leave it out")
     keys = tuple(_key(part, scope, name) for part in item["key"])
-    default = item.get("default_entry") or {"action_id": NO_ACTION}
+    # A table with an action profile has no default action in the file.
+    default = (None if profile else item.get("default_entry")) or {"action_id": NO_ACTION}
     action, params = _action_call(default, actions, name)
     if "action_ids" in item:
         numbers = tuple(int(number) for number in item["action_ids"])
@@ -281,7 +395,7 @@ def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model
     return model.TableDeclaration(
         name=name,
         keys=keys,
-        size=int(item["max_size"]),
+        size=_size(item, "max_size"),
         actions=numbers,
         default_action=action,
         default_params=params,
@@ -291,6 +405,8 @@ def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model
             numbers_by_name[key]: value for key, value in successors_by_name.items() if key in numbers_by_name
         },
         next_by_hit=next_by_hit,
+        profile=profile,
+        idle_timeout=bool(item.get("support_timeout")),
     )
 
 

@@ -17,11 +17,12 @@ MatchKind: TypeAlias = Literal["exact", "lpm", "ternary", "range"]
 
 
 class FieldDeclaration(SyntaxNode):
-    """A field of a header type. A `signed` field is in two's complement."""
+    """A field of a header type. A `signed` field is in two's complement. A `varbit` has up to `bits` bits."""
 
     name: str
     bits: int
     signed: bool = False
+    varbit: bool = False
 
 
 class Header(SyntaxNode):
@@ -34,8 +35,13 @@ class Header(SyntaxNode):
 
     @property
     def bits(self) -> int:
-        """The width of all fields together."""
-        return sum(field.bits for field in self.fields)
+        """The width of all fields together, without a varbit."""
+        return sum(field.bits for field in self.fields if not field.varbit)
+
+    @property
+    def varbit(self) -> FieldDeclaration | None:
+        """The header's field of variable width, if it has one."""
+        return next((field for field in self.fields if field.varbit), None)
 
     def field(self, name: str) -> FieldDeclaration | None:
         """Return the field called `name`, or None."""
@@ -46,15 +52,21 @@ class Header(SyntaxNode):
 
 
 class Extract(SyntaxNode):
-    """Extract a header from the packet, or stop with PacketTooShort."""
+    """Extract a header from the packet, or stop with PacketTooShort. Its varbit, if any, has `bits` bits."""
 
     header: str
+    bits: Expr | None = None
 
 
 class ExtractNext(SyntaxNode):
-    """Extract the next element of a header stack from the packet, or stop with StackOutOfBounds."""
+    """Extract the next element of a stack from the packet, or stop with StackOutOfBounds.
+
+    Of a stack of unions, extract the header that the unions have in place `member`.
+    """
 
     stack: str
+    member: int = 0
+    bits: Expr | None = None
 
 
 class Require(SyntaxNode):
@@ -71,20 +83,29 @@ class Verify(SyntaxNode):
 
 
 class Advance(SyntaxNode):
-    """Skip `count` whole bytes, or stop with PacketTooShort."""
+    """Skip `bits` bits. Stop with PacketTooShort, or ParserInvalidArgument unless they are whole bytes."""
 
-    count: int
+    bits: Expr
 
 
 ParserOp: TypeAlias = Extract | ExtractNext | Require | Verify | Advance | Primitive
 
 
 class Transition(SyntaxNode):
-    """A transition, taken if every masked part of the key equals its value, or always if `values` is None."""
+    """A transition, taken if every masked part of the key equals its value, or always if `values` is None.
+
+    With a `condition`, it is taken if that holds.
+    """
 
     values: tuple[int, ...] | None
     masks: tuple[int, ...] | None
     next_state: str | None
+    condition: Expr | None = None
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is always taken."""
+        return self.values is None and self.condition is None
 
 
 class ParserState(SyntaxNode):
@@ -119,6 +140,37 @@ class TableKey(SyntaxNode):
     mask: int | None = None
 
 
+class MemberReference(SyntaxNode):
+    """The action of an entry: member number `member` of the table's action profile."""
+
+    member: int
+
+
+class GroupReference(SyntaxNode):
+    """The action of an entry: a member of group number `group`, which the selector chooses by packet."""
+
+    group: int
+
+
+class WeightedAction(SyntaxNode):
+    """An action in an `ActionSet`, and how often it is chosen in relation to the others."""
+
+    action: str
+    params: tuple[int, ...]
+    weight: int = 1
+    watch_port: bytes = b""
+
+
+class ActionSet(SyntaxNode):
+    """The action of an entry: one of several actions, which the selector chooses by packet."""
+
+    actions: tuple[WeightedAction, ...]
+
+
+#: The action of an entry: by name or, in a table with an action profile, a choice in the profile.
+ActionChoice: TypeAlias = "str | MemberReference | GroupReference | ActionSet"
+
+
 class TableEntry(SyntaxNode):
     """A table entry. If several match a packet, the largest `priority` wins, then the longest prefix.
 
@@ -126,7 +178,7 @@ class TableEntry(SyntaxNode):
     """
 
     keys: tuple[KeyValue, ...]
-    action: str
+    action: ActionChoice
     params: tuple[int, ...]
     priority: int
 
@@ -135,7 +187,8 @@ class TableDeclaration(SyntaxNode):
     """A match-action table and its successors.
 
     `next_by_action` is keyed by action number. `next_by_hit` is (hit, miss) and takes precedence if given.
-    With `const_default`, the default action and its parameters never change.
+    With `const_default`, the default action and its parameters never change. With a `profile`, the actions of
+    entries are members or groups of this action profile. `idle_timeout`: hits of entries are recorded.
     """
 
     name: str
@@ -148,6 +201,13 @@ class TableDeclaration(SyntaxNode):
     const_entries: tuple[TableEntry, ...] | None
     next_by_action: Mapping[int, str | None]
     next_by_hit: tuple[str | None, str | None] | None
+    profile: str | None = None
+    idle_timeout: bool = False
+
+    @property
+    def capacity(self) -> int:
+        """The most entries that the table can have; constant entries may be more than its size."""
+        return self.size if self.const_entries is None else len(self.const_entries)
 
 
 class Conditional(SyntaxNode):
@@ -195,12 +255,62 @@ class CounterArray(SyntaxNode):
     table: str | None
 
 
+class Meter(SyntaxNode):
+    """Cells that colour packets by RFC 2698, in packets or in bytes.
+
+    A direct meter has one cell per entry of `table`, and stores the colour in `target` when an entry is hit.
+    """
+
+    name: str
+    size: int
+    in_bytes: bool
+    table: str | None
+    target: FieldRef | None
+
+
+class Selector(SyntaxNode):
+    """How a packet's member of a group is chosen: by this hash over `inputs`."""
+
+    algorithm: str
+    inputs: Inputs
+
+
+class ActionProfile(SyntaxNode):
+    """Actions with arguments, which entries of tables share. Only one with a `selector` has groups."""
+
+    name: str
+    size: int
+    selector: Selector | None
+
+
+class ValueSet(SyntaxNode):
+    """A set of up to `size` numbers of `bits` bits, which states of the parser compare with their keys."""
+
+    name: str
+    size: int
+    bits: int
+
+
+class Message(SyntaxNode):
+    """What the program sends to the control plane: a digest, a line of the log or a failed assertion.
+
+    `text` is the digest's name, or the line, in which `{}` stands for a value. values: (number, bits,
+    signed).
+    """
+
+    kind: Literal["digest", "log", "assert"]
+    text: str
+    values: tuple[tuple[Expr, int, bool], ...]
+
+
 class Checksum(SyntaxNode):
-    """A 16-bit ones' complement checksum over `inputs`: (field or None, constant value, bits) in order."""
+    """A checksum over `inputs`: (field or None, constant value, bits) in order, then the payload if asked."""
 
     name: str
     target: FieldRef
+    algorithm: str
     inputs: Inputs
+    payload: bool
     condition: Expr | None
     verify: bool
     update: bool
@@ -222,10 +332,16 @@ class Program:
     checksums: tuple[Checksum, ...]
     errors: Mapping[str, int]
     aliases: Mapping[str, FieldRef] = field(default_factory=dict)
-    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The headers of each header stack, first element first."""
+    stacks: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    """By stack, the headers that each element has: one, or the members of a union. First element first."""
+    unions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By header in a union, the union's other headers, which become invalid when it becomes valid."""
     field_lists: Mapping[int, tuple[FieldRef, ...]] = field(default_factory=dict)
     """By number of the field list: the metadata that a clone, resubmitted or recirculated packet keeps."""
+    meters: Mapping[str, Meter] = field(default_factory=dict)
+    profiles: Mapping[str, ActionProfile] = field(default_factory=dict)
+    value_sets: Mapping[str, ValueSet] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
 
     @property
     def tables(self) -> dict[str, TableDeclaration]:

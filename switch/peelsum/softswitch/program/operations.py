@@ -6,8 +6,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
-#: Hash algorithms, by their names in BMv2 JSON.
-HASHES = ("crc16", "crc32", "csum16", "xor16", "identity")
+_CRC16, _CRC32 = (
+    "crc_reflected(hashed, count, 0xA001, 0)",
+    "crc_reflected(hashed, count, 0xEDB88320, 0xFFFFFFFF)",
+)
+#: By their names in BMv2 JSON, BMv2's hash algorithms as calls of the runtime. Custom CRCs and the Toeplitz
+#: hash are as they are before a controller changes them; the latter then has a key of zeros.
+HASHES = {
+    "crc16": _CRC16,
+    "crc16_custom": _CRC16,
+    "crc32": f"{_CRC32} ^ 0xFFFFFFFF",
+    "crc32_custom": f"{_CRC32} ^ 0xFFFFFFFF",
+    "crc8_custom": "crc_forward(hashed, count, 0x07, 0, 8)",
+    "crc64_custom": "crc_reflected(hashed, count, 0xD800000000000000, 0)",
+    "crcCCITT": "crc_forward(hashed, count, 0x1021, 0xFFFF, 16)",
+    "csum16": "internet_checksum(hashed, count)",
+    "cksum16": "internet_checksum(hashed, count)",
+    "xor16": "xor_words(hashed, count, 1)",
+    "xor32": "xor_words(hashed, count, 3)",
+    "identity": "first_number(hashed, count)",
+    "round_robin": "next_number(memory, {round_robin})",
+    "toeplitz": "0",
+    "hash_ex": "hash_ex(hashed, count)",
+    "xxh64": "xxh64(hashed, count)",
+    "bmv2_hash": "xxh64(hashed, count)",
+}
+#: Those of them that only the interpreter has.
+INTERPRETED_HASHES = ("hash_ex", "xxh64", "bmv2_hash")
 
 
 @dataclass_transform(frozen_default=True)
@@ -92,6 +117,13 @@ class Hit(Expr):
     """Whether the last application of a table found an entry, as a Boolean."""
 
     table: str
+
+
+class InValueSet(Expr):
+    """Whether a number matches a member of a value set, as a Boolean."""
+
+    value_set: str
+    value: Expr
 
 
 class Lookahead(Expr):
@@ -185,6 +217,47 @@ class CountAt(Primitive):
     index: Expr
 
 
+class ExecuteMeter(Primitive):
+    """Store the colour that a cell of a meter gives to the packet; an index past the end stores nothing."""
+
+    target: Target
+    meter: str
+    index: Expr
+
+
+class Random(Primitive):
+    """Store a random number between `low` and `high`, both included; if low > high, store nothing."""
+
+    target: Target
+    low: Expr
+    high: Expr
+
+
+class Truncate(Primitive):
+    """Send at most `length` bytes of the packet. Of several calls, the shortest length counts."""
+
+    length: Expr
+
+
+class SendDigest(Primitive):
+    """Send message number `message` at the end of ingress. Of several calls, only the last takes effect."""
+
+    message: int
+
+
+class Log(Primitive):
+    """Send message number `message`, a line of the log."""
+
+    message: int
+
+
+class Assert(Primitive):
+    """Drop the packet and send message number `message` unless `condition` holds."""
+
+    condition: Expr
+    message: int
+
+
 class SetValidity(Primitive):
     """Make a header valid or invalid. The fields of one that becomes valid are zero."""
 
@@ -197,6 +270,13 @@ class CopyHeader(Primitive):
 
     target: str
     source: str
+
+
+class AssignVarbit(Primitive):
+    """Copy a varbit field, including its width, to another."""
+
+    target: FieldRef
+    source: FieldRef
 
 
 class ShiftStack(Primitive):

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 
 from peelsum.compiling import compiler
 from peelsum.softswitch.compiler.loading import RUNTIME, Generated
-from peelsum.softswitch.runtime import plain, queues
+from peelsum.softswitch.runtime import hashes, meters, plain, queues
 
 # Numba's own annotations are partial and do not describe what it returns here.
 types: Any = numba_types
@@ -49,9 +49,9 @@ def _kernel(function: Callable[..., Any]) -> Any:
 
 find_exact1, find_exact = _kernel(plain.find_exact1), _kernel(plain.find_exact)
 find_first1, find_first = _kernel(plain.find_first1), _kernel(plain.find_first)
-hash_crc16, hash_crc32 = _kernel(plain.hash_crc16), _kernel(plain.hash_crc32)
-hash_csum16, hash_xor16 = _kernel(plain.hash_csum16), _kernel(plain.hash_xor16)
-hash_identity = _kernel(plain.hash_identity)
+globals().update({function.__name__: _kernel(function) for function in hashes.COMPILED})
+meter_colour = _kernel(meters.meter_colour)
+random_number, next_number = _kernel(plain.random_number), _kernel(plain.next_number)
 enqueue, schedule_departure = _kernel(queues.enqueue), _kernel(queues.schedule_departure)
 waiting_time, burst_depth = _kernel(queues.waiting_time), _kernel(queues.burst_depth)
 
@@ -203,6 +203,12 @@ def machine_code(generated: Generated, name: str) -> Callable[..., tuple[int, in
 
     Return None, and log the reason, if Numba would take too long or fails.
     """
+    if generated.not_compilable:
+        _logger.warning(
+            "switch: interprets program %s, slowly: machine code cannot do this: %s",
+            *(name, generated.not_compilable),
+        )
+        return None
     seconds = seconds_to_compile(generated.source)
     if seconds > MOST_SECONDS:
         _logger.warning(

@@ -1,27 +1,27 @@
 """The functions that generated code calls, in plain Python; all numbers are Python's integers.
 
-`peelsum.softswitch.runtime.native` has the same names for Numba. It compiles the hashes and lookups of this
-module, so these use constants instead of numbers.
+`peelsum.softswitch.runtime.native` has the same names for Numba. It compiles the lookups and random numbers
+of this module, so these use constants instead of numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.compiler.loading import RUNTIME, Generated
+from peelsum.softswitch.compiler.loading import EXACT_RUNTIME, RUNTIME, Generated
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.runtime import queues
+from peelsum.softswitch.runtime import hashes, queues
+from peelsum.softswitch.runtime.meters import meter_colour  # noqa: F401 - generated code calls it
 
-_ZERO, _ONE, _TWO, _EIGHT, _SIXTEEN = 0, 1, 2, 8, 16
-_LOW, _ONES, _WORD = 0xFFFF, 0xFFFFFFFF, (1 << 64) - 1
-#: The polynomials of CRC-16/ARC and of Ethernet's CRC-32, reflected.
-_POLY_16, _POLY_32 = 0xA001, 0xEDB88320
+_ZERO, _ONE, _TWO, _WORD = 0, 1, 2, (1 << 64) - 1
 _FACTOR = 0x9E3779B97F4A7C15
 _SHIFT = 29
+#: SplitMix64's multipliers and shifts.
+_MIX_1, _MIX_2, _MIX_30, _MIX_27, _MIX_31 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 30, 27, 31
 #: Keys shorter than a word fill its top bits, so without this shift the product's low bits would be zero.
 _FOLD = 32
 
@@ -58,7 +58,8 @@ def _with_python_integers(argument: Any) -> Any:
 
 def interpreted(generated: Generated) -> Callable[..., tuple[int, int]]:
     """Return the generated function in plain Python. Raises UnsupportedConstruct if it is too deep."""
-    names: dict[str, Any] = {name: globals()[name] for name in RUNTIME}
+    functions = {**vars(hashes), **globals()}
+    names: dict[str, Any] = {name: functions[name] for name in (*RUNTIME, *EXACT_RUNTIME)}
     try:
         exec(compile(generated.source, "<generated>", "exec"), names)
     except (RecursionError, MemoryError):  # Python's parser raises MemoryError if nesting is too deep
@@ -80,24 +81,13 @@ array16 = array32 = array64 = array8
 
 
 def _load_function(size: int) -> Callable[[NDArray[np.uint8], int], int]:
-    """Return a function that loads `size` bytes."""
-
-    def load(data: NDArray[np.uint8], offset: int) -> int:
-        """Return some bytes as a number, most significant byte first."""
-        return int.from_bytes(data[offset : offset + size].tobytes(), "big")
-
-    return load
+    """Return a function that loads `size` bytes as a number, most significant byte first."""
+    return lambda data, offset: int.from_bytes(data[offset : offset + size].tobytes(), "big")
 
 
 def _store_function(size: int) -> Callable[[NDArray[np.uint8], int, int], None]:
-    """Return a function that stores `size` bytes."""
-
-    def store(out: NDArray[np.uint8], offset: int, value: int) -> None:
-        """Store the lowest bytes of `value`, most significant byte first."""
-        truncated = value & (1 << 8 * size) - 1
-        out[offset : offset + size] = np.frombuffer(truncated.to_bytes(size, "big"), np.uint8)
-
-    return store
+    """Return a function that stores the lowest `size` bytes of a number, most significant byte first."""
+    return lambda out, offset, value: store_number(out, offset, size, value & (1 << 8 * size) - 1)
 
 
 load8, load16, load32, load64 = map(_load_function, (1, 2, 4, 8))
@@ -108,7 +98,19 @@ def copy(
     out: NDArray[np.uint8], out_offset: int, data: NDArray[np.uint8], data_offset: int, count: int
 ) -> None:
     """Copy `count` bytes."""
-    out[out_offset : out_offset + count] = data[data_offset : data_offset + count]
+    part = data[data_offset : data_offset + count]
+    out[out_offset : out_offset + count] = part if isinstance(out, np.ndarray) else part.tolist()
+
+
+def load_number(data: NDArray[np.uint8], offset: int, count: int) -> int:
+    """Return `count` bytes as a number, most significant byte first."""
+    return int.from_bytes(data[offset : offset + count].tobytes(), "big")
+
+
+def store_number(out: Any, offset: int, count: int, value: int) -> None:
+    """Store a number of `count` bytes, most significant byte first."""
+    data = value.to_bytes(count, "big")
+    out[offset : offset + count] = np.frombuffer(data, np.uint8) if isinstance(out, np.ndarray) else data
 
 
 def shl(value: int, count: int) -> int:
@@ -126,53 +128,25 @@ def clamp(value: int, low: int, high: int) -> int:
     return min(max(value, low), high)
 
 
-# --- hashes of simple_switch over the first `count` bytes of an array ------------------------------
+# --- numbers that a program takes one after the other ---------------------------------------------
 
 
-def hash_crc16(data: Sequence[int], count: int) -> int:
-    """Return CRC-16/ARC of the first `count` bytes."""
-    remainder = _ZERO
-    for i in range(count):
-        remainder = remainder ^ data[i]
-        for _ in range(8):
-            remainder = (remainder >> _ONE) ^ _POLY_16 if remainder & _ONE != _ZERO else remainder >> _ONE
-    return remainder
+def next_number(memory: MutableSequence[int], cell: int) -> int:
+    """Return 0, 1, 2 and so on, of which the next one is in the memory."""
+    number = memory[cell]
+    memory[cell] = (number + _ONE) & _WORD
+    return number
 
 
-def hash_crc32(data: Sequence[int], count: int) -> int:
-    """Return the CRC-32 of Ethernet and zlib of the first `count` bytes."""
-    remainder = _ONES
-    for i in range(count):
-        remainder = remainder ^ data[i]
-        for _ in range(8):
-            remainder = (remainder >> _ONE) ^ _POLY_32 if remainder & _ONE != _ZERO else remainder >> _ONE
-    return remainder ^ _ONES
-
-
-def hash_csum16(data: Sequence[int], count: int) -> int:
-    """Return the Internet checksum (RFC 1071) of the first `count` bytes."""
-    total = _ZERO
-    for i in range(count):
-        total = total + (data[i] << _EIGHT if i & _ONE == _ZERO else data[i])
-    while total > _LOW:
-        total = (total & _LOW) + (total >> _SIXTEEN)
-    return total ^ _LOW
-
-
-def hash_xor16(data: Sequence[int], count: int) -> int:
-    """Return the XOR of the 16-bit words in the first `count` bytes."""
-    words_xor = _ZERO
-    for i in range(count):
-        words_xor = words_xor ^ (data[i] << _EIGHT if i & _ONE == _ZERO else data[i])
-    return words_xor
-
-
-def hash_identity(data: Sequence[int], count: int) -> int:
-    """Return the first 8 bytes as a number, most significant byte first."""
-    value = _ZERO
-    for i in range(min(count, _EIGHT)):
-        value = (value << _EIGHT) | data[i]
-    return value
+def random_number(memory: MutableSequence[int], cell: int, low: int, high: int) -> int:
+    """Return a random number from `low` to `high` by SplitMix64, whose state is in the memory."""
+    state = (memory[cell] + _FACTOR) & _WORD
+    memory[cell] = state
+    state = ((state ^ (state >> _MIX_30)) * _MIX_1) & _WORD
+    state = ((state ^ (state >> _MIX_27)) * _MIX_2) & _WORD
+    state = state ^ (state >> _MIX_31)
+    count = (high - low + _ONE) & _WORD
+    return state if count == _ZERO else low + state % count
 
 
 # --- lookups in the table memory, whose layout `compiler.layout.TablePlan` describes ---------------

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.compiler.layout import CounterPlan, RegisterPlan
-from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry
+from peelsum.softswitch.compiler.layout import CounterPlan, RegisterPlan, TablePlan, limbs
+from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry, TableFull
 
 
 class FairLock:
@@ -111,6 +111,29 @@ class IndirectCounter(_CellArray):
         """Set a cell. Raises InvalidEntry for an index out of range."""
         with self._lock:
             self._cells[self._checked(index)] = packets & _WORD, octets & _WORD
+
+
+class ValueSetState:
+    """The members of a value set of the parser, each a value and a mask; a member matches if they agree."""
+
+    def __init__(self, plan: TablePlan, memory: NDArray[np.uint64], lock: FairLock) -> None:
+        self.name, self.size, self.bits = plan.table.name, plan.table.size, plan.table.keys[0].bits
+        self._plan, self._memory, self._lock = plan, memory, lock
+
+    def set(self, members: Sequence[tuple[int, int]]) -> None:
+        """Replace all members. Raises TableFull, or InvalidEntry for a number that does not fit."""
+        if len(members) > self.size:
+            raise TableFull(f"value set {self.name}: {len(members)} members, more than its size {self.size}")
+        for value, mask in members:
+            if not 0 <= value <= mask < 1 << self.bits or value & ~mask:
+                raise InvalidEntry(
+                    f"value set {self.name}: {value:#x} with mask {mask:#x} does not fit {self.bits} bits"
+                )
+        pairs = [zip(limbs(value, self.bits), limbs(mask, self.bits), strict=True) for value, mask in members]
+        rows = [[0, 0, *(word for pair in row for word in pair)] for row in pairs]
+        words = [len(rows), *(word for row in rows for word in row)]
+        with self._lock:
+            self._memory[self._plan.region : self._plan.region + len(words)] = words
 
 
 class ReplicationGroups:

@@ -5,22 +5,32 @@ It has no sockets and no clock: time is an argument, and ports are numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, REFUSED_COUNT
+from peelsum.softswitch.compiler.extern_layout import member_codes
 from peelsum.softswitch.compiler.loading import generate
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.runtime.action_profiles import ProfileState
 from peelsum.softswitch.runtime.frames import Frames
+from peelsum.softswitch.runtime.messages import Messages
+from peelsum.softswitch.runtime.meters import MeterCells
 from peelsum.softswitch.runtime.native import CompiledProgram, machine_code
 from peelsum.softswitch.runtime.plain import interpreted
 from peelsum.softswitch.runtime.queues import Queues
-from peelsum.softswitch.runtime.state import FairLock, IndirectCounter, Register, ReplicationGroups
-from peelsum.softswitch.runtime.tables import Table
+from peelsum.softswitch.runtime.state import (
+    FairLock,
+    IndirectCounter,
+    Register,
+    ReplicationGroups,
+    ValueSetState,
+)
+from peelsum.softswitch.runtime.tables import Table, argument_words
 
 #: The clock of programs counts microseconds modulo this.
 _CLOCK_WRAP = 1 << 48
@@ -63,15 +73,55 @@ class Switch:
         self._generated = generated = generate(program, roll, queues is not None)
         layout = generated.layout
         plans = layout.registers.values()
-        memory = _zeros((plan.end for plan in generated.tables.values()), np.uint64)
+        externs = generated.externs
+        memory = _zeros([externs.end], np.uint64)
         regs = _zeros((p.base + p.size * p.step for p in plans if not p.wide), np.uint32)
         wide = _zeros((p.base + p.size * p.step for p in plans if p.wide), np.uint64)
+        if generated.not_compilable:  # for registers of more than 64 bits
+            wide = wide.astype(object)
         counts = _zeros((p.base + 2 * p.size for p in layout.counters.values()), np.uint64)
         direct = {table: counts[p.base : p.base + 2 * p.size] for table, p in layout.direct.items()}
+        #: Action profiles by name.
+        self.profiles = {
+            name: ProfileState(
+                declaration, externs.profiles[name], memory, _action_words(program, name), self.lock
+            )
+            for name, declaration in program.profiles.items()
+        }
+        meters = {
+            name: MeterCells(
+                name,
+                meter.size if meter.table is None else program.tables[meter.table].capacity,
+                externs.meters[name],
+                memory,
+                self.lock,
+            )
+            for name, meter in program.meters.items()
+        }
+        #: Indirect meters by name.
+        self.meters = {name: cells for name, cells in meters.items() if program.meters[name].table is None}
+        hits = {
+            name: memory[base : base + program.tables[name].capacity] for name, base in externs.hits.items()
+        }
         self.tables = {
-            name: Table(program, plan, memory, direct.get(name), self.lock)
+            name: Table(
+                program,
+                plan,
+                memory,
+                direct.get(name),
+                self.lock,
+                profile=self.profiles.get(plan.table.profile or ""),
+                meter=meters.get(externs.direct_meters.get(name, "")),
+                hits=hits.get(name),
+            )
             for name, plan in generated.tables.items()
         }
+        #: Value sets of the parser by name.
+        self.value_sets = {
+            name: ValueSetState(plan, memory, self.lock) for name, plan in externs.value_sets.items()
+        }
+        #: What the program sends to the control plane.
+        self.messages = Messages(program, externs, memory)
         self.registers = {
             name: Register(name, plan, wide if plan.wide else regs, self.lock)
             for name, plan in layout.registers.items()
@@ -84,7 +134,9 @@ class Switch:
         self.groups = ReplicationGroups(self.lock)
         #: Clone sessions, which have numbers of their own.
         self.sessions = ReplicationGroups(self.lock, "clone session", 1 << 15)
-        self._pass_queue = np.zeros(generated.queue_words, np.uint64)
+        self._pass_queue: NDArray[Any] = np.zeros(generated.queue_words, np.uint64)
+        if generated.not_compilable:  # for variables of more than 64 bits
+            self._pass_queue = self._pass_queue.astype(object)
         self._queued_bytes = np.zeros(0, np.uint8)
         queue_memory = (queues or Queues({})).memory
         self._state = ProgramMemory(memory, regs, wide, counts, self.groups.memory, queue_memory)
@@ -125,6 +177,7 @@ class Switch:
                 )  # fmt: skip
                 processed, written = int(processed), written + int(produced)
                 if processed >= count:
+                    self.take_messages()
                     return output.frames(written, out_stride)
                 output.grow(written, max(2 * output.rows, written + copies), out_stride)
 
@@ -135,6 +188,15 @@ class Switch:
         Use it only while `lock` is held: a change of groups may replace theirs.
         """
         return self._state._replace(groups=self.groups.memory)
+
+    def take_messages(self) -> None:
+        """Write the program's log, and move its digests to `messages.digests`.
+
+        `process` calls it. While a compiled loop runs, another thread has to.
+        """
+        if self.messages.waiting:
+            with self.lock:
+                self.messages.take()
 
     @property
     def refused_passes(self) -> int:
@@ -178,6 +240,20 @@ class OutputBuffers:
         """Return the first `count` frames."""
         data = self.data[: count * stride].reshape(count, stride)
         return Frames(data, self.length[:count], self.port[:count], self.leave[:count])
+
+
+def _action_words(program: Program, profile: str) -> Callable[[str, Sequence[int]], list[int]]:
+    """Return a function that makes a row of a member of an action profile from an action and arguments."""
+    codes = member_codes(program, profile)
+    actions = {action.name: action for action in program.actions.values()}
+
+    def words(name: str, params: Sequence[int]) -> list[int]:
+        if name not in codes:
+            known = ", ".join(sorted(codes))
+            raise InvalidEntry(f"action profile {profile}: no action {name}; it has {known}")
+        return [codes[name], 0, *argument_words(actions[name], params)]
+
+    return words
 
 
 def _zeros(ends: Iterable[int], dtype: type[_Scalar]) -> NDArray[_Scalar]:

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.layout import ROW_ACTION, ROW_PARAMS, TablePlan, limbs
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
-from peelsum.softswitch.program.model import KeyValue, Program, TableEntry, TableKey
+from peelsum.softswitch.program.model import ActionChoice, KeyValue, Program, TableEntry, TableKey
+from peelsum.softswitch.program.operations import Action
+from peelsum.softswitch.runtime.action_profiles import ProfileState
+from peelsum.softswitch.runtime.meters import MeterCells, Rates
 from peelsum.softswitch.runtime.plain import hash_words
 from peelsum.softswitch.runtime.state import FairLock
 
@@ -45,8 +48,17 @@ class Table:
         memory: NDArray[np.uint64],
         counts: NDArray[np.uint64] | None,
         lock: FairLock,
+        *,
+        profile: ProfileState | None = None,
+        meter: MeterCells | None = None,
+        hits: NDArray[np.uint64] | None = None,
     ) -> None:
-        """counts: packets and bytes of each entry, by its number, in turn; None without direct counter."""
+        """counts: packets and bytes of each entry, by its number, in turn; None without direct counter.
+
+        profile: the table's action profile. meter: its direct meter. hits: by an entry's number, whether a
+        packet has hit the entry; None without idle time-outs.
+        """
+        self._profile, self._meter, self._hits = profile, meter, hits
         self._plan, self._memory, self._counts, self._lock = plan, memory, counts, lock
         self._declaration = plan.table
         #: The table's full name, as in P4Info.
@@ -73,8 +85,10 @@ class Table:
 
     # --- control ----------------------------------------------------------------------------------
 
-    def insert(self, keys: Match, action: str, params: Sequence[int] = (), priority: int = 0) -> None:
-        """Add an entry. Raises InvalidEntry, DuplicateEntry or TableFull.
+    def insert(
+        self, keys: Match, action: ActionChoice, params: Sequence[int] = (), priority: int = 0
+    ) -> None:
+        """Add an entry. Raises InvalidEntry, DuplicateEntry or TableFull; NoSuchEntry for an unknown member.
 
         `keys` has one item per key field: an int (exact), (value, mask) (ternary), (value, prefix length)
         (lpm) or (low, high) (range).
@@ -83,13 +97,16 @@ class Table:
             self._check_mutable()
             self._insert(TableEntry(tuple(keys), action, tuple(params), priority))
 
-    def modify(self, keys: Match, action: str, params: Sequence[int] = (), priority: int = 0) -> None:
+    def modify(
+        self, keys: Match, action: ActionChoice, params: Sequence[int] = (), priority: int = 0
+    ) -> None:
         """Set an entry's action and parameters. Raises InvalidEntry or NoSuchEntry."""
         with self._lock:
             self._check_mutable()
             entry = TableEntry(tuple(keys), action, tuple(params), priority)
             stored = self._find(entry.keys, priority)
-            code, words = self._action_words(action, entry.params)
+            code, words = self._entry_words(action, entry.params)
+            self._release(stored)
             stored.entry = entry
             stored.words[ROW_ACTION] = code
             stored.words[ROW_PARAMS : self._plan.key_offset] = words
@@ -101,6 +118,7 @@ class Table:
             self._check_mutable()
             stored = self._find(tuple(keys), priority)
             self._remove_row(stored)
+            self._release(stored)
             del self._stored[self._identity(tuple(keys), priority)], self._ranked[self._position(stored)]
             self._free_numbers.append(stored.number)
 
@@ -123,6 +141,10 @@ class Table:
     def set_default(self, action: str, params: Sequence[int] = ()) -> None:
         """Replace the default action. Raises InvalidEntry, e.g. if the program declares it const."""
         with self._lock:
+            if self._profile is not None:
+                raise InvalidEntry(
+                    f"table {self.name}: has an action profile and so no default action; insert an entry"
+                )
             if self._declaration.const_default:
                 raise InvalidEntry(
                     f"table {self.name}: the default action is const; change the program instead"
@@ -151,6 +173,38 @@ class Table:
             raise InvalidEntry(f"table {self.name}: has no direct counter; declare one in the program")
         return self._counts, 2 * self._find(tuple(keys), priority).number
 
+    # --- direct meters and idle time-outs -----------------------------------------------------------
+
+    def read_meter(self, keys: Match, priority: int = 0) -> Rates | None:
+        """Return the rates of an entry's direct meter; None if it is not configured, so that all is green.
+
+        Raises NoSuchEntry, or InvalidEntry if the table has no direct meter.
+        """
+        with self._lock:
+            return self._direct_meter().read(self._find(tuple(keys), priority).number)
+
+    def write_meter(self, keys: Match, rates: Rates | None, priority: int = 0) -> None:
+        """Configure an entry's direct meter. Raises as `read_meter` does."""
+        with self._lock:
+            self._direct_meter().write(self._find(tuple(keys), priority).number, rates)
+
+    def _direct_meter(self) -> MeterCells:
+        if self._meter is None:
+            raise InvalidEntry(f"table {self.name}: has no direct meter; declare one in the program")
+        return self._meter
+
+    def take_hits(self) -> list[TableEntry]:
+        """Return the entries that packets have hit since the last call, in a table with idle time-outs."""
+        if self._hits is None:
+            return []
+        numbers = np.flatnonzero(self._hits)
+        if not len(numbers):
+            return []
+        self._hits[numbers] = 0
+        hit = set(numbers.tolist())
+        with self._lock:
+            return [stored.entry for stored in self._ranked if stored.number in hit]
+
     # --- rules ------------------------------------------------------------------------------------
 
     def _check_mutable(self) -> None:
@@ -165,15 +219,15 @@ class Table:
     def _insert(self, entry: TableEntry) -> None:
         """Add an entry, of the program or of the control plane."""
         self._check_keys(entry.keys)
-        code, params = self._action_words(entry.action, entry.params)
-        identity, const_entries = self._identity(entry.keys, entry.priority), self._declaration.const_entries
+        identity = self._identity(entry.keys, entry.priority)
         if identity in self._stored:
             keys = ", ".join(map(str, entry.keys))
             raise DuplicateEntry(f"table {self.name}: ({keys}) already exists; modify it instead")
-        if len(self._stored) >= (self.size if const_entries is None else len(const_entries)):
+        if len(self._stored) >= self._declaration.capacity:
             raise TableFull(
                 f"table {self.name}: all {self.size} entries are taken; delete some or enlarge it"
             )
+        code, params = self._entry_words(entry.action, entry.params)
         number = self._free_numbers.pop() if self._free_numbers else len(self._stored)
         # Entries are tried by priority, then by prefix length, then by age.
         self._serial += 1
@@ -185,6 +239,10 @@ class Table:
         insort(self._ranked, stored, key=lambda other: other.rank)
         if self._counts is not None:
             self._counts[2 * number : 2 * number + 2] = 0
+        if self._meter is not None:
+            self._meter.write(number, None)
+        if self._hits is not None:
+            self._hits[number] = 0
         self._write_row(stored)
 
     def _find(self, keys: Match, priority: int) -> _StoredEntry:
@@ -206,20 +264,30 @@ class Table:
             if key_error:
                 raise InvalidEntry(f"table {self.name}: key {key.name}: {key_error}")
 
+    def _entry_words(self, action: ActionChoice, params: Sequence[int]) -> tuple[int, list[int]]:
+        """Return the code in an entry's row, and the words of its arguments or of its choice in a profile."""
+        if self._profile is None:
+            if not isinstance(action, str):
+                raise InvalidEntry(f"table {self.name}: has no action profile; give an action")
+            return self._action_words(action, params)
+        if isinstance(action, str):
+            raise InvalidEntry(
+                f"table {self.name}: entries have members or groups of {self._profile.name}, not actions"
+            )
+        return 1, [self._profile.acquire(action)]
+
+    def _release(self, stored: _StoredEntry) -> None:
+        """End an entry's use of its action profile."""
+        if self._profile is not None and not isinstance(stored.entry.action, str):
+            self._profile.release(stored.entry.action, stored.words[ROW_PARAMS])
+
     def _action_words(self, name: str, params: Sequence[int]) -> tuple[int, list[int]]:
         """Return an action's code in a row, and the words of its arguments. Raises InvalidEntry."""
         if name not in self._actions:
             known = ", ".join(sorted(self._actions))
             raise InvalidEntry(f"table {self.name}: no action {name}; it has {known}")
-        action = self._actions[name]
-        if len(params) != len(action.params):
-            raise InvalidEntry(f"action {name}: {len(params)} parameters given; it has {len(action.params)}")
-        words: list[int] = []
-        for param, value in zip(action.params, params, strict=True):
-            if not 0 <= value < 1 << param.bits:
-                raise InvalidEntry(f"action {name}: {param.name}: {value} does not fit {param.bits} bits")
-            words += limbs(value, param.bits)
-        return action.number + 1, words + [0] * (self._plan.param_words - len(words))
+        words = argument_words(self._actions[name], params)
+        return self._actions[name].number + 1, words + [0] * (self._plan.param_words - len(words))
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -307,6 +375,20 @@ class Table:
     def _write_hashed_row(self, stored: _StoredEntry, slot: int) -> None:
         self._slots[slot], stored.slot = stored, slot
         self._update_row(stored)
+
+
+def argument_words(action: Action, params: Sequence[int]) -> list[int]:
+    """Return the words of an action's arguments. Raises InvalidEntry if they do not fit its parameters."""
+    if len(params) != len(action.params):
+        raise InvalidEntry(
+            f"action {action.name}: {len(params)} parameters given; it has {len(action.params)}"
+        )
+    words: list[int] = []
+    for param, value in zip(action.params, params, strict=True):
+        if not 0 <= value < 1 << param.bits:
+            raise InvalidEntry(f"action {action.name}: {param.name}: {value} does not fit {param.bits} bits")
+        words += limbs(value, param.bits)
+    return words
 
 
 def _key_error(value_or_pair: KeyValue, key: TableKey) -> str | None:

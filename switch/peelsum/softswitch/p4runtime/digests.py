@@ -1,0 +1,136 @@
+"""Digests over P4Runtime: their configuration, and the lists in which the controller receives them.
+
+A list is sent when it is full or when its oldest digest has waited long enough. The same data is not sent
+again until the controller has acknowledged the list, or until the time for that is over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from time import time_ns
+
+from finsy.proto import p4r
+
+from peelsum.softswitch.p4runtime.info import DigestInfo, encode_digest
+from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid
+from peelsum.softswitch.runtime.messages import Digest
+
+#: Most digests in a list if the controller sets no limit.
+_MOST_IN_LIST = 1024
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The configuration of an enabled digest, its next list, and the lists that are not acknowledged."""
+
+    config: p4r.DigestEntry.Config
+    buffer: dict[tuple[int, ...], None] = field(default_factory=dict)
+    first_at: int = 0
+    unacknowledged: dict[int, tuple[int, frozenset[tuple[int, ...]]]] = field(default_factory=dict)
+    """By list id: when the list was sent, and its digests."""
+
+    def is_known(self, values: tuple[int, ...]) -> bool:
+        """Return whether the same data waits or was sent and not acknowledged."""
+        return values in self.buffer or any(values in sent for _, sent in self.unacknowledged.values())
+
+    def is_due(self, now: int) -> bool:
+        """Return whether to send the buffer now."""
+        if not self.buffer:
+            return False
+        limit = self.config.max_list_size or _MOST_IN_LIST
+        return len(self.buffer) >= limit or now - self.first_at >= self.config.max_timeout_ns
+
+
+class DigestEntries:
+    """The digests of one pipeline. Any thread may call the methods.
+
+    clock: returns nanoseconds.
+    """
+
+    def __init__(
+        self, digests: Mapping[int, DigestInfo], sent: deque[Digest], clock: Callable[[], int]
+    ) -> None:
+        """sent: the digests that the data plane has sent, which `lists` takes."""
+        self._digests, self._sent, self._clock, self._lock = digests, sent, clock, Lock()
+        self._ids = {digest.name: number for number, digest in digests.items()}
+        self._streams: dict[int, _Stream] = {}
+        self._list_id = 0
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.DigestEntry) -> None:
+        """Enable, configure or disable a digest. Raises RequestError."""
+        self._check(entry.digest_id)
+        name, is_enabled = self._digests[entry.digest_id].name, entry.digest_id in self._streams
+        if min(entry.config.max_timeout_ns, entry.config.max_list_size, entry.config.ack_timeout_ns) < 0:
+            raise invalid(f"digest {name}: times and sizes must not be negative")
+        if kind == p4r.Update.INSERT and is_enabled:
+            raise RequestError(Code.ALREADY_EXISTS, f"digest {name} is enabled; modify it instead")
+        if kind != p4r.Update.INSERT and not is_enabled:
+            raise RequestError(Code.NOT_FOUND, f"digest {name} is not enabled; insert it first")
+        with self._lock:
+            if kind == p4r.Update.DELETE:
+                del self._streams[entry.digest_id]
+                return
+            config = p4r.DigestEntry.Config()
+            config.CopyFrom(entry.config)
+            self._streams.setdefault(entry.digest_id, _Stream(config)).config = config
+
+    def read(self, selector: p4r.DigestEntry) -> Iterator[p4r.DigestEntry]:
+        """Return the configuration of the selected digest, if it is enabled; id 0 selects all."""
+        if selector.digest_id:
+            self._check(selector.digest_id)
+        return iter(
+            [
+                p4r.DigestEntry(digest_id=number, config=stream.config)
+                for number, stream in sorted(self._streams.items())
+                if selector.digest_id in (0, number)
+            ]
+        )
+
+    def acknowledge(self, ack: p4r.DigestListAck) -> None:
+        """Forget the digests of a list, so that the same data may be sent again. Raises RequestError."""
+        self._check(ack.digest_id)
+        with self._lock:
+            if ack.digest_id in self._streams:
+                self._streams[ack.digest_id].unacknowledged.pop(ack.list_id, None)
+
+    def lists(self) -> list[p4r.DigestList]:
+        """Take the digests that the data plane has sent; return the lists that are due."""
+        lists = []
+        with self._lock:
+            now = self._clock()
+            for stream in self._streams.values():
+                timeout = stream.config.ack_timeout_ns
+                for list_id, (sent_at, _) in list(stream.unacknowledged.items()):
+                    if now - sent_at >= timeout:
+                        del stream.unacknowledged[list_id]
+            while self._sent:
+                name, values = self._sent.popleft()
+                number = self._ids.get(name, 0)
+                enabled = self._streams.get(number)
+                if enabled is None or enabled.is_known(values):
+                    continue
+                if not enabled.buffer:
+                    enabled.first_at = now
+                enabled.buffer[values] = None
+                if enabled.is_due(now):
+                    lists.append(self._list(number, enabled, now))
+            for number, stream in self._streams.items():
+                if stream.is_due(now):
+                    lists.append(self._list(number, stream, now))
+        return lists
+
+    def _list(self, number: int, stream: _Stream, now: int) -> p4r.DigestList:
+        """Return the buffer as a list, which is then not acknowledged."""
+        self._list_id += 1
+        data = [encode_digest(self._digests[number], values) for values in stream.buffer]
+        if stream.config.ack_timeout_ns:
+            stream.unacknowledged[self._list_id] = now, frozenset(stream.buffer)
+        stream.buffer.clear()
+        return p4r.DigestList(digest_id=number, list_id=self._list_id, data=data, timestamp=time_ns())
+
+    def _check(self, digest_id: int) -> None:
+        if digest_id not in self._digests:
+            raise invalid(f"digest_id: no digest {digest_id:#x} in the P4Info; use one of its ids")

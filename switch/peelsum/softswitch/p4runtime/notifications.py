@@ -1,0 +1,48 @@
+"""Sends what the data plane has to tell the controller: digests, expired entries, and lines of the log.
+
+Generated code writes digests, hits and messages to memory. A thread polls it every `INTERVAL_S`, for
+programs that have any of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event, Thread
+
+from finsy.proto import p4r
+
+from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline
+
+#: Seconds between two polls, as P4Runtime's specification suggests for idle time-outs.
+INTERVAL_S = 0.01
+
+
+class Notifier:
+    """Sends the notifications of one pipeline until `stop`."""
+
+    def __init__(
+        self, pipeline: InstalledPipeline, send: Callable[[p4r.StreamMessageResponse], bool]
+    ) -> None:
+        """send: sends a message to the primary; returns False if there is none."""
+        self._pipeline, self._send, self._stopped = pipeline, send, Event()
+        program = pipeline.switch.program
+        if program.messages[1:] or any(table.idle_timeout for table in program.tables.values()):
+            Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread after its current poll."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(INTERVAL_S):
+            self.poll()
+
+    def poll(self) -> None:
+        """Send what there is now."""
+        switch, entities = self._pipeline.switch, self._pipeline.entities
+        switch.take_messages()
+        for digest_list in entities.digests.lists():
+            self._send(p4r.StreamMessageResponse(digest=digest_list))
+        notification = entities.tables.expired()
+        if notification is not None:
+            self._send(p4r.StreamMessageResponse(idle_timeout_notification=notification))
