@@ -77,7 +77,7 @@ class BMv2Options(CommandSettings):
         Literal["trace", "debug", "info", "warn", "error", "off"],
         Option("The least level that is logged.", name="--log-level", short="-L"),
     ] = "trace"
-    grpc_server_addr: Annotated[str, _ADDRESS] = "0.0.0.0:9559"
+    grpc_server_addr: Annotated[str, _ADDRESS] = "127.0.0.1:9559"
     cpu_port: Annotated[int, Option("The controller's port.", 1, DROP_PORT - 1)] = CPU_PORT
     thrift_port: Annotated[
         int | None, Option("Close connections to this TCP port: there is no Thrift server.", 1, 65535)
@@ -180,7 +180,8 @@ def command(
 ) -> None:
     """Run the softswitch with the options of BMv2's simple_switch_grpc, until Ctrl-C.
 
-    Whoever reaches P4Runtime's address can program the switch: there is no TLS, as in BMv2.
+    Whoever reaches P4Runtime's address can program the switch: there is no TLS, as in BMv2. The address is on
+    loopback unless another is given.
     """
     settings = options.to_settings(program)
     options.configure_logs()
