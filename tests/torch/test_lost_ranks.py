@@ -18,6 +18,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import lost_ranks
 import psutil
+import stopped_ranks
 from free_ports import KeptPort
 from patience import PATIENCE_S, until
 from served_job import Controlling, Switch, described, served_to_four
@@ -156,6 +157,46 @@ def test_a_rank_that_is_stopped_for_too_long_is_no_longer_a_member_and_says_so(j
     assert "this rank is no longer a member of its run: a sum of rank " in message
     sums = check_sums(ranks)
     assert [averages[-1][0] for averages in sums.values()] == [(0, 1, 2, 3)] * 4 + [(0, 2, 3)] * 8
+
+
+#: When a rank is stopped; in a repair, after another one was killed.
+MOMENTS = [0.0, 0.003, 0.01, "repair", "close"]
+
+
+def run_with_a_stopped_rank(job, folder, moment, until, timeout_s):
+    """Run four ranks for 12 steps, of which rank 1 is stopped; return records and error by rank."""
+    kills = {3: (4, 0.005)} if moment == "repair" else {}
+    options = {"on_lost": "continue", "timeout_s": timeout_s}
+    (killed := folder / "killed").mkdir()
+    arguments = 1, moment, until, 12, kills, killed, options
+    ranks = run_ranks(4, stopped_ranks.train, *arguments, environments=[job] * 4)
+    return {rank: result for rank, result in enumerate(ranks) if result is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rank_that_is_stopped_for_10_s_goes_on(job, tmp_path, moment):
+    ranks = run_with_a_stopped_rank(job, tmp_path, moment, 10.0, 900.0)
+    sums = check_sums(ranks.values())
+    assert len(sums) == 12
+    assert sums[11][-1][0] == tuple(ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rank_that_is_stopped_until_the_others_have_ended_says_that_it_is_no_member(job, tmp_path, moment):
+    """The others go on without it. If it had completed all its sums, it ends in order, with the same ones."""
+    ranks = run_with_a_stopped_rank(job, tmp_path, moment, tmp_path / "ended", 20.0)
+    records, (name, message, _) = ranks[1]
+    if moment == "close":
+        assert message == ""
+    else:
+        assert name == "TransportError"
+        assert "is no longer a member" in message
+        assert len(records) < 12
+    sums = check_sums((records, ("", "", 0.0)) if rank == 1 else result for rank, result in ranks.items())
+    assert len(sums) == 12
+    assert sums[11][-1][0] == (tuple(ranks) if moment == "close" else tuple(sorted(ranks.keys() - {1})))
 
 
 @pytest.mark.parametrize("joiners", [1, 2])
