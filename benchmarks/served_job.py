@@ -57,3 +57,9 @@ def _free_base(ports: int) -> int:
             except OSError:
                 continue
         return base
+
+
+def free_port() -> int:
+    """Return a TCP port of loopback that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
