@@ -294,6 +294,31 @@ def test_the_server_is_lost_with_a_rank(served, job, tmp_path, number):
     assert len(check_sums(left)) == 20
 
 
+@pytest.mark.system
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_switch_is_lost_with_a_rank(tmp_path, comes_back):
+    (killed := tmp_path / "killed").mkdir()
+    with (
+        served_to_four(tmp_path, spare=0, timeout_s=900.0) as (switch, _, job),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        arguments = 20, {1: (5, 0.0)}, killed, {"on_lost": "continue"}
+        ranks = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        until(lambda: lost_ranks.killed_at(killed))
+        switch.stop()
+        if comes_back:
+            switch.start()
+        left = [result for result in ranks.result() if result is not None]
+    assert len(left) == 3
+    errors = {name for _, (name, _, _) in left}
+    if errors != {""}:  # a busy machine starts a switch too late
+        assert errors == {"TransportError"}
+        assert all("nothing answers P4Runtime" in message for _, (_, message, _) in left)
+        return
+    assert comes_back
+    assert len(check_sums(left)) == 20
+
+
 def test_nothing_is_left_behind(served):
     """Of all runs so far: one job with one server, and no connection of a rank."""
     switch, controller, _ = served
