@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+from sklearn.datasets import load_digits
 from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.torch import SwitchAllreduceState, hook, init_process_group
@@ -39,7 +39,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.enter:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]  # not exported, but documented
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     else:
         init_process_group("gloo")
     torch.manual_seed(0)
@@ -54,7 +55,7 @@ def main() -> None:
     ddp.zero_grad()
     state, step = None, 0
     if options.checkpoint is None:
-        shared = {"model": model, "optimizer": optimizer}
+        shared: dict[str, Any] = {"model": model, "optimizer": optimizer}
         named = model.named_parameters()
         state = SwitchAllreduceState(names=named, on_lost="continue", enters=options.enter, shared=shared)
         ddp.register_comm_hook(state, hook)
@@ -64,7 +65,7 @@ def main() -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
-    rank = dist.get_rank() if state is None else state.rank
+    rank = dist.get_rank() if state is None else state.rank or 0
     tell(rank=rank, process=os.getpid())
     reported_at = 0.0
     while True:
@@ -73,7 +74,7 @@ def main() -> None:
         chosen = torch.Generator().manual_seed(1000 * step + rank)
         batch = torch.randint(len(images), (BATCH,), generator=chosen)
         optimizer.zero_grad()
-        loss_of(ddp(images[batch]), digits[batch]).backward()
+        loss_of(ddp(images[batch]), digits[batch]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         lowest = rank == (0 if state is None else state.members[0])
         if lowest and time.monotonic() >= reported_at:

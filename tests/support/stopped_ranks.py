@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ def _stop_once(moment: Moment, until: float | Path) -> None:
         nonlocal begun
         begun += 1
         if begun == 4 * len(lost_ranks.SIZES) and not isinstance(moment, str):
-            threading.Thread(target=lambda: (time.sleep(moment), stop(until)), daemon=True).start()
+            threading.Timer(moment, stop, (until,)).start()
         return submitted(*arguments, **options)
 
     def agree(*arguments: Any, **options: Any) -> Any:
