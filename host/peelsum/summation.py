@@ -43,7 +43,8 @@ class Summation(Protocol):
     """A backend: sums words over the workers of a job.
 
     All workers of a job must make the same calls of `sum_words`: in the same order, with parts of the same
-    lengths and ops.
+    lengths and ops. A backend that goes on without ranks that are lost also has `members`: the rank of each
+    worker, as numbered at the start of the run.
     """
 
     @property

@@ -81,3 +81,20 @@ def test_times_come_from_the_clock_that_was_given() -> None:
     result = reduce.sum({"g": np.ones(3, np.float32)})
     # Network: agreement, header and values. The words of the last two are written before, and read after it.
     assert (result.encode_s, result.network_s, result.decode_s) == (2.0, 3.0, 2.0)
+
+
+@pytest.mark.parametrize("members", [(), (0, 2, 5)], ids=["from the start", "after losses"])
+def test_a_result_names_its_members_and_averages_divide_by_their_number(members: tuple[int, ...]) -> None:
+    group = LocalSummation.group(3, timeout_s=PATIENCE_S)
+    for backend in group if members else ():
+        setattr(backend, "members", members)  # noqa: B010 - only a backend that loses ranks has it
+
+    def average(backend: LocalSummation) -> Any:
+        gradient = np.array([backend.worker_id, 12.0], np.float32)
+        return Allreduce(backend, average=True).sum({"g": gradient})
+
+    with ThreadPoolExecutor(3) as pool:
+        for result in pool.map(average, group):
+            assert result.members == (members or (0, 1, 2))
+            assert result["g"].divisor == len(result.members)
+            assert result["g"].values.tolist() == [1.0, 12.0]

@@ -54,7 +54,7 @@ def test_tests_that_pages_name_are_there():
             assert (ROOT / file).exists(), (page, file)
 
 
-@pytest.mark.parametrize("name", ["accuracy", "codec", "performance", "simulation", "training"])
+@pytest.mark.parametrize("name", ["accuracy", "codec", "failures", "performance", "simulation", "training"])
 def test_a_page_of_results_opens_with_a_picture_and_three_sentences(name):
     """The experiments' pages have theirs in tests/benchmarks/test_page.py."""
     beginnings = ("# ", "![", "**What was measured.** ", "**What it shows.** ", "**Where we lose.** ")

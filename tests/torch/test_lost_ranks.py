@@ -18,6 +18,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import lost_ranks
 import psutil
+import stopped_ranks
 from free_ports import KeptPort
 from patience import PATIENCE_S, until
 from served_job import Controlling, Switch, described, served_to_four
@@ -158,6 +159,46 @@ def test_a_rank_that_is_stopped_for_too_long_is_no_longer_a_member_and_says_so(j
     assert [averages[-1][0] for averages in sums.values()] == [(0, 1, 2, 3)] * 4 + [(0, 2, 3)] * 8
 
 
+#: When a rank is stopped; in a repair, after another one was killed.
+MOMENTS = [0.0, 0.003, 0.01, "repair", "close"]
+
+
+def run_with_a_stopped_rank(job, folder, moment, until, timeout_s):
+    """Run four ranks for 12 steps, of which rank 1 is stopped; return records and error by rank."""
+    kills = {3: (4, 0.005)} if moment == "repair" else {}
+    options = {"on_lost": "continue", "timeout_s": timeout_s}
+    (killed := folder / "killed").mkdir()
+    arguments = 1, moment, until, 12, kills, killed, options
+    ranks = run_ranks(4, stopped_ranks.train, *arguments, environments=[job] * 4)
+    return {rank: result for rank, result in enumerate(ranks) if result is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rank_that_is_stopped_for_10_s_goes_on(job, tmp_path, moment):
+    ranks = run_with_a_stopped_rank(job, tmp_path, moment, 10.0, 900.0)
+    sums = check_sums(ranks.values())
+    assert len(sums) == 12
+    assert sums[11][-1][0] == tuple(ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rank_that_is_stopped_until_the_others_have_ended_says_that_it_is_no_member(job, tmp_path, moment):
+    """The others go on without it. If it had completed all its sums, it ends in order, with the same ones."""
+    ranks = run_with_a_stopped_rank(job, tmp_path, moment, tmp_path / "ended", 20.0)
+    records, (name, message, _) = ranks[1]
+    if moment == "close":
+        assert message == ""
+    else:
+        assert name == "TransportError"
+        assert "is no longer a member" in message
+        assert len(records) < 12
+    sums = check_sums((records, ("", "", 0.0)) if rank == 1 else result for rank, result in ranks.items())
+    assert len(sums) == 12
+    assert sums[11][-1][0] == (tuple(ranks) if moment == "close" else tuple(sorted(ranks.keys() - {1})))
+
+
 @pytest.mark.parametrize("joiners", [1, 2])
 def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path, joiners):
     """They get the parameters, and from then on all have the same averages."""
@@ -250,6 +291,31 @@ def test_the_server_is_lost_with_a_rank(served, job, tmp_path, number):
         controller.started[0].send_signal(number)
         left = [result for result in ranks.result() if result is not None]
     assert len(left) == 3
+    assert len(check_sums(left)) == 20
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_switch_is_lost_with_a_rank(tmp_path, comes_back):
+    (killed := tmp_path / "killed").mkdir()
+    with (
+        served_to_four(tmp_path, spare=0, timeout_s=900.0) as (switch, _, job),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        arguments = 20, {1: (5, 0.0)}, killed, {"on_lost": "continue"}
+        ranks = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        until(lambda: lost_ranks.killed_at(killed))
+        switch.stop()
+        if comes_back:
+            switch.start()
+        left = [result for result in ranks.result() if result is not None]
+    assert len(left) == 3
+    errors = {name for _, (name, _, _) in left}
+    if errors != {""}:  # a busy machine starts a switch too late
+        assert errors == {"TransportError"}
+        assert all("nothing answers P4Runtime" in message for _, (_, message, _) in left)
+        return
+    assert comes_back
     assert len(check_sums(left)) == 20
 
 

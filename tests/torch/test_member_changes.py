@@ -1,4 +1,4 @@
-"""Results that another rank sends, and a lease that two threads use."""
+"""Results that another rank sends, stalls while members change, and a lease that two threads use."""
 
 import socket
 import threading
@@ -10,8 +10,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from peelsum.torch.member_changes import MemberChanges
 from peelsum.torch.sparse_sums import SparseTensor
-from peelsum.transport.lease import Lease
+from peelsum.transport.config import JobConfig
+from peelsum.transport.errors import StalledError
+from peelsum.transport.lease import Generation, Lease
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
@@ -23,6 +26,67 @@ def test_a_sparse_result_without_rows_replaces_another(dtype):
     )
     assert other.coalesce()._nnz() == 0
     assert rest.tolist() == [7]
+
+
+class Scripted:
+    """A backend of rank 0 of four, and its lease. Worker 1 is missing in the first `stalls` sums."""
+
+    worker_id, workers, next_chunk = 0, 4, 7
+
+    def __init__(self, stalls):
+        self.stalls, self.leases, self.sent, self.agreed = stalls, [self], [], []
+        self.config = JobConfig(1, 2, 4, 8)
+
+    def agree(self, completed, chunk, patience_s, *, entry=False):
+        silent = {rank for message in self.sent for rank in message["silent"]}
+        members = tuple(rank for rank in range(4) if rank not in silent)
+        admission = {
+            "job_id": 1,
+            "generation": 3 + len(self.agreed),
+            "workers": len(members),
+            "lanes": 8,
+            "timeout_s": 1.0,
+        }
+        # The others lack the last sum, so that it is sent to them.
+        self.agreed.append(
+            Generation(admission, members, (completed, *[completed - 1] * 3)[: len(members)], ())
+        )
+        return self.agreed[-1]
+
+    def send(self, **message):
+        self.sent.append(message)
+
+    def continue_in(self, config, worker_id):
+        self.config, self.worker_id = config, worker_id
+
+    def sum_words(self, parts):
+        if self.stalls:
+            self.stalls -= 1
+            raise StalledError("worker 1 is missing", (1,))
+        return [part.words for part in parts]
+
+    def finish(self, *, check_leases):
+        self.sum_words([])
+
+    def close(self):
+        self.sent.append({"call": "closed", "silent": ()})
+
+
+@pytest.mark.parametrize("stalls", [0, 1, 2])
+def test_a_rank_that_is_missing_while_others_enter_is_lost(stalls):
+    backend = Scripted(stalls)
+    changes = MemberChanges(backend)
+    changes.admit()
+    assert backend.sent == [{"call": "stalled", "silent": [rank]} for rank in range(1, 1 + stalls)]
+    assert changes.members == tuple(rank for rank in range(4) if rank == 0 or rank > stalls)
+
+
+@pytest.mark.parametrize("stalls", [0, 1, 2])
+def test_a_rank_that_is_missing_at_the_end_is_lost(stalls):
+    backend = Scripted(stalls)
+    MemberChanges(backend).close()
+    stalled = [{"call": "stalled", "silent": [rank]} for rank in range(1, 1 + stalls)]
+    assert backend.sent == [*stalled, {"call": "closed", "silent": ()}]
 
 
 def test_a_step_begins_while_a_sum_checks_the_lease():

@@ -87,7 +87,9 @@ def test_a_rank_that_leaves_is_no_loss_to_one_that_leaves(pair):
     lease, end = pair
     say(end, lost=[], change=1)
     assert isinstance(error_of(lease), RankLostError)
-    lease.check("job 1", leaving=True)
+    assert not lease.is_withdrawn
+    end.sendall(b'{"end": "too slow"}\n')
+    until(lambda: lease.check("job 1", leaving=True) or lease.is_withdrawn)
 
 
 @pytest.mark.parametrize(

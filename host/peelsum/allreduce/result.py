@@ -238,6 +238,8 @@ class StepResult(Mapping[str, TensorResult]):
     """The results, in the order of the tensors."""
     tally: StepSummary
     """Counts of the step's tensors, without arrays."""
+    members: tuple[int, ...]
+    """The ranks in the sums, as numbered at the start of the run. An average is divided by their number."""
     contributions: Callable[[], Mapping[str, Contribution]]
     """Returns what this worker contributed to each tensor, by name: none of one that is not finite."""
     digest: int

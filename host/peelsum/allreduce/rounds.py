@@ -148,6 +148,7 @@ class StepExecutor:
         return StepResult(
             tensors=decoder.results,
             tally=decoder.tally,
+            members=getattr(self._summation, "members", tuple(range(self._plan.workers))),
             contributions=decoder.contributions,
             digest=self._plan.digest,
             one_round=self._plan.ahead,

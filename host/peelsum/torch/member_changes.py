@@ -82,19 +82,19 @@ class MemberChanges:
         and is counted.
         Raises TransportError if this rank is no longer a member, or if the controller cannot admit the rest.
         """
-        if isinstance(error, StalledError):
-            if not error.missing_workers:
-                raise error
-            missing = [self.members[worker] for worker in error.missing_workers]
-            self._lease.send(call="stalled", silent=missing)
         while True:
+            if isinstance(error, StalledError):
+                if not error.missing_workers:
+                    raise error
+                missing = [self.members[worker] for worker in error.missing_workers]
+                self._lease.send(call="stalled", silent=missing)
             next_chunk = self._backend.next_chunk
             generation = self._lease.agree(self._completed, next_chunk, join_limit_s())
             self._enter(generation)
             try:
                 return self._complete_last_sum(generation, work)
-            except RankLostError:
-                continue
+            except RECOVERABLE as again:
+                error = again
 
     def begin_step(self, step: int) -> bool:
         """Return whether ranks enter before this step; then call `admit`, once all sums are done."""
@@ -106,7 +106,7 @@ class MemberChanges:
         self._enter(agreed)
         try:
             self._complete_last_sum(agreed, None)
-        except RankLostError as error:
+        except RECOVERABLE as error:
             self.continue_after(error, None)
 
     @property
@@ -125,7 +125,7 @@ class MemberChanges:
             try:
                 self._backend.finish(check_leases=True)
                 break
-            except RankLostError as error:
+            except RECOVERABLE as error:
                 self.continue_after(error, None)
         self._backend.close()
 

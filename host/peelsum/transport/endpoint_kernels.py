@@ -53,6 +53,8 @@ PROBE_RATIO = 1.5
 FIRST_RATIO = 2.0
 #: The share of a longer first answer's time that is expected of the next one.
 FIRST_KEPT = 0.75
+#: Pauses after which every chunk is probed while results show losses. Chunks in a full queue take less.
+LATE_PAUSES = 4
 #: How often a chunk is retransmitted before each try waits longer, up to 16 times.
 EAGER_TRIES = 4
 #: Workers that send a RESEND of one chunk at once, from the third try on.
@@ -507,10 +509,13 @@ def expire(state: WorkerState, now: float, limits: Limits) -> None:
     """Queue the chunks whose timer has run out, and probes after the oldest.
 
     If about as many chunks were answered since the last timeout as it retransmitted, the window's tail was
-    lost: `_probes` then doubles the number of probes. Of slow chunks, one is answered at a time.
+    lost: `_probes` then doubles the number of probes. Of slow chunks, one is answered at a time. While
+    results show losses, chunks that were sent long ago are probed, too: of many workers' contributions to a
+    chunk, one is nearly always lost, so that no later result reveals it.
     """
     cursors, clock, pause = state.cursors, state.clock, _pause(state, limits)
     queued = probes = lost = 0
+    lossy = False
     for position in range(cursors[Cursor.BASE], cursors[Cursor.NEXT]):
         row = position % state.answered.shape[0]
         sent, tries = state.sent_at[row], state.tries[row]
@@ -520,7 +525,9 @@ def expire(state: WorkerState, now: float, limits: Limits) -> None:
         due = (tries > 0 or oldest) and _due(clock, sent, tries, pause, limits) <= now
         if due and oldest:
             probes = _probes(state)
-        if due or (queued < probes and now - sent >= pause):
+            lossy = position < state.congestion[congestion.Number.LOSSY_UNTIL]
+        late = lossy and tries == 0 and now - sent >= LATE_PAUSES * pause
+        if due or late or (queued < probes and now - sent >= pause):
             lost += tries == 0 and clock[Clock.QUIET_SINCE] > sent
             _enqueue(state, position, OWN_DOUBT)
             queued += 1
@@ -547,18 +554,20 @@ def _probes(state: WorkerState) -> int:
 def _kind(cursors: Numbers, position: int, tries: int, cause: int) -> int:
     """Return the kind of a retransmission: a RETRY at first, which leaves partial sums in the switch.
 
+    Of more than eight workers, it is a RETRY twice, because one of their first RETRYs is often lost, too.
     Then workers take turns, one and later eight at a time: they send a RESEND, the others a RETRY, because
     the RESENDs of many workers would fill the server's port. The server requests the other contributions of a
     chunk that later ones have overtaken. At the end of a sum nothing is later: from the third time on, all
     send a RESEND.
     """
+    tries -= cursors[Cursor.PLACES] > SENDERS
     at_end = position + REORDERING > cursors[Cursor.HIGHEST]
     if cause == NEEDED or (tries > 1 and at_end) or tries > 2 * EAGER_TRIES:
         return RESEND
     senders = 1 if tries == 1 else SENDERS
     first = (position & 0xFFFFFFFF) + SENDERS * max(0, tries - 2)
     in_turn = (cursors[Cursor.PLACE] - first) % cursors[Cursor.PLACES] < senders
-    return RESEND if tries and in_turn else RETRY
+    return RESEND if tries > 0 and in_turn else RETRY
 
 
 @compiled

@@ -161,7 +161,8 @@ class Lease:
     def check(self, waiting: str, *, leaving: bool = False) -> None:
         """Raise RankLostError if the controller has reported a loss, or TransportError if it has gone.
 
-        A rank that has left is reported, too; if `leaving`, that is no error. waiting: what this rank waits
+        A rank that has left is reported, too. If `leaving`, this rank has all its sums: then neither that
+        nor the end of the connection is an error. waiting: what this rank waits
         for, as the begin of the message. It takes a microsecond.
         """
         if not self._lock.acquire(blocking=False):
@@ -173,9 +174,15 @@ class Lease:
             for message in self._messages:
                 if message.get("lost") or ("lost" in message and not leaving):
                     raise RankLostError(_lost_ranks(message), waiting)
-            self._require_connection()
+            if not leaving:
+                self._require_connection()
         finally:
             self._lock.release()
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether the controller has sent why this rank is no longer a member."""
+        return any("end" in message for message in self._messages)
 
     def begin_step(self, step: int, patience_s: float) -> bool:
         """Return whether ranks enter before this step; then call `agree` before its first sum.

@@ -32,7 +32,7 @@ from peelsum.transport.errors import (
     WorkerLeftError,
     in_plane,
 )
-from peelsum.transport.events import Stalled, TensorCompleted, WorkerLeft
+from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
 from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s
 from peelsum.transport.lease import Lease
@@ -341,19 +341,31 @@ class SwitchSummation:
     def finish(self, *, check_leases: bool = False) -> None:
         """Wait, at most `timers.linger`, until every worker has every result.
 
-        check_leases: whether to raise RankLostError if another worker is lost in this time. The wait is then
-        at most `timers.stall`: without its last results, a worker that was stopped would continue alone.
+        check_leases: whether to raise RankLostError if another worker is lost in this time, and StalledError
+        if one is missing at its end. The wait is then at most `timers.stall`: without its last results, a
+        worker that was stopped would continue alone.
         """
         self._finished = True
         linger_s = self.config.timers.stall if check_leases else None
         for endpoint in self._endpoints:
             endpoint.finish(time.monotonic(), linger_s)
         while not all(endpoint.finished for endpoint in self._endpoints):
-            self._exchange.run()
+            events = self._exchange.run()
             if check_leases:
                 self._check_leases(leaving=True)
+                if any(lease.is_withdrawn for lease in self._leases):
+                    break  # the others go on without this rank, which has all results
+                self._check_confirmed(events)
         for lease in self._leases:
             lease.leave()
+
+    def _check_confirmed(self, events: Sequence[tuple[int, Event]]) -> None:
+        """Raise StalledError if the wait for the others has ended, and the server names some of them."""
+        for plane, event in events:
+            if isinstance(event, JobFinished) and not event.confirmed:
+                wait = self._endpoints[plane].stalled(time.monotonic())
+                if wait.missing_workers:
+                    raise StalledError(str(wait), wait.missing_workers)
 
     def close(self) -> None:
         """Wait, at most `timers.linger`, until every worker has every result; then free the ports.

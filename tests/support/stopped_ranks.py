@@ -1,0 +1,70 @@
+"""Ranks of `lost_ranks.train` that are stopped by SIGSTOP, as by a debugger, and continue later."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lost_ranks
+
+from peelsum.torch import SwitchAllreduceState
+from peelsum.transport.lease import Lease
+
+#: When a rank is stopped: seconds after the begin of step 4, when the members have agreed after a loss, or
+#: before it leaves.
+Moment = float | str
+
+
+def train(rank: int, victim: int, moment: Moment, until: float | Path, *arguments: Any) -> Any:
+    """Run `lost_ranks.train` with these arguments; the victim is stopped once, at this moment.
+
+    until: the seconds for which it is stopped, or a file that the first of the others makes at its end.
+    """
+    if rank == victim:
+        _stop_once(moment, until)
+    result = lost_ranks.train(rank, *arguments)
+    if isinstance(until, Path):
+        until.touch()
+    return result
+
+
+def _stop_once(moment: Moment, until: float | Path) -> None:
+    """Let this process be stopped at a moment."""
+    begun = 0
+
+    def submit(*arguments: Any, **options: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        if begun == 4 * len(lost_ranks.SIZES) and not isinstance(moment, str):
+            threading.Timer(moment, stop, (until,)).start()
+        return submitted(*arguments, **options)
+
+    def agree(*arguments: Any, **options: Any) -> Any:
+        generation = agreed(*arguments, **options)
+        stop(until)
+        Lease.agree = agreed  # type: ignore[method-assign]
+        return generation
+
+    def close(state: SwitchAllreduceState) -> None:
+        stop(until)
+        closed(state)
+
+    submitted, agreed, closed = SwitchAllreduceState.submit, Lease.agree, SwitchAllreduceState.close
+    patches: dict[Moment, tuple[type, Callable[..., Any]]] = {
+        "repair": (Lease, agree),
+        "close": (SwitchAllreduceState, close),
+    }
+    where, patch = patches.get(moment, (SwitchAllreduceState, submit))
+    setattr(where, patch.__name__, patch)
+
+
+def stop(until: float | Path) -> None:
+    """Stop this process for some seconds, or until a file exists."""
+    wait = f"while [ ! -e '{until}' ]; do sleep 0.1; done" if isinstance(until, Path) else f"sleep {until}"
+    subprocess.Popen(["sh", "-c", f"{wait}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
