@@ -151,10 +151,8 @@ class ProfileState:
         try:
             for item in choice.actions:
                 members.append(self._new_member(item.action, item.params))
-            pairs = zip(members, choice.actions, strict=True)
-            address = self._new_group(
-                [member.row for member, item in pairs for _ in range(item.weight)]
-            ).address
+            weights = [item.weight for item in choice.actions]
+            address = self._new_group(self._repeated(members, weights)).address
         except (InvalidEntry, TableFull):
             for member in members:
                 self._free_member(member)
@@ -195,10 +193,15 @@ class ProfileState:
 
     def _rows_of(self, weights: Mapping[int, int]) -> list[int]:
         """Return the rows of a group's members, in the order of their numbers, repeated by weight."""
-        if sum(weights.values()) > self._plan.end - self._plan.lists:
+        numbers = sorted(weights)
+        return self._repeated(map(self._member, numbers), map(weights.__getitem__, numbers))
+
+    def _repeated(self, members: Iterable[Member], weights: Iterable[int]) -> list[int]:
+        """Return the row of each member as often as its weight. Raises TableFull for weights of any size."""
+        pairs = list(zip(members, weights, strict=True))
+        if sum(weight for _, weight in pairs) > self._plan.end - self._plan.lists:
             raise TableFull(f"{self.name}: a group's weights add up to too much; use smaller ones")
-        rows = [(self._member(number).row, weight) for number, weight in sorted(weights.items())]
-        return [row for row, weight in rows for _ in range(weight)]
+        return [member.row for member, weight in pairs for _ in range(weight)]
 
     def _set_members(self, group: Group, members: Iterable[int]) -> None:
         """Set the numbers of a group's members, which are then in use."""

@@ -69,7 +69,7 @@ class Table:
         self.size = plan.table.size
         self._actions = {program.actions[n].name: program.actions[n] for n in self._declaration.actions}
         default = program.actions[self._declaration.default_action]
-        self._actions.setdefault(default.name, default)
+        self._actions[default.name] = default  # of a table without default action, not its own NoAction
         self._stored: dict[tuple[Match, int], _StoredEntry] = {}
         self._ranked: list[_StoredEntry] = []
         self._slots: dict[int, _StoredEntry] = {}
