@@ -186,6 +186,7 @@ def test_members_groups_and_entries_that_use_them(entities, device, ids):
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, (1, 0, b""))}),
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, (1, 1, b"\7"))}),
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, one, one)}),
+        ("MODIFY", "OK", {"action_profile_group": group(ids, 9, (2, 3, b"\0\2"), one)}),
         ("INSERT", "OK", {"table_entry": balanced(ids, 1, action_profile_group_id=9)}),
         ("INSERT", "OK", {"table_entry": balanced(ids, 2, action_profile_member_id=2)}),
         ("INSERT", "NOT_FOUND", {"table_entry": balanced(ids, 3, action_profile_member_id=9)}),
