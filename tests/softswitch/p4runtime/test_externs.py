@@ -430,6 +430,17 @@ def test_an_entry_that_is_not_hit_expires_again_and_again(entities, device, ids,
         assert code_of(entities, "MODIFY", table_entry=_with(idle(ids, 2, 0), **wrong)) == "INVALID_ARGUMENT"
 
 
+def test_a_later_entry_may_expire_earlier(entities, ids, clock):
+    entities.write([update("INSERT", action_profile_member=member(ids, 1, 9))])
+    for key, timeout_s in ((1, 0), (2, 9), (3, 1)):
+        entities.write([update("INSERT", table_entry=idle(ids, key, timeout_s))])
+        assert expired(entities) == []
+    assert code_of(entities, "MODIFY", table_entry=idle(ids, 2, 2)) == "OK"
+    for keys in ([3], [2, 3], [3]):
+        clock.now += SECOND
+        assert expired(entities) == keys
+
+
 def test_the_primary_is_notified_of_expired_entries(client, ids):
     client.update("INSERT", action_profile_member=member(ids, 1, 9))
     client.update("INSERT", table_entry=idle(ids, 1, 0.02))
