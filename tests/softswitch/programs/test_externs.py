@@ -3,6 +3,7 @@
 import json
 import random
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -328,6 +329,20 @@ def test_a_profile_holds_what_it_declares_and_no_more(switch):
         for number in range(1, 17):
             paths.delete_member(number)
     assert (paths.members, paths.groups, len(table)) == ({}, {}, 0)
+
+
+def test_an_unused_profile_takes_little_memory_beside_its_rows():
+    document = json.loads((P4 / "externs.json").read_text())
+    for profile in document["pipelines"][0]["action_profiles"]:
+        profile["max_size"] = 1 << 18
+    program = parse(document, "externs")
+    tracemalloc.start()
+    switch = Switch(program, "python")
+    own = tracemalloc.Filter(inclusive=True, filename_pattern="*/action_profiles.py")
+    traces = tracemalloc.take_snapshot().filter_traces([own]).statistics("filename")
+    tracemalloc.stop()
+    assert switch.profiles["ExternsIngress.paths"].size == 1 << 18
+    assert sum(trace.size for trace in traces) < 1 << 16
 
 
 def test_hits_of_entries_with_time_outs_are_recorded_once(switch):
