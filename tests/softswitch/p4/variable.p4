@@ -140,7 +140,11 @@ control VariableIngress(
 control VariableEgress(
     inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard
 ) {
-    apply { }
+    apply {
+        if (hdr.lead.skip == 8) {
+            hdr.lead.sum = hdr.lead.sum + (bit<16>) standard.packet_length;
+        }
+    }
 }
 
 control VariableUpdate(inout headers_t hdr, inout metadata_t meta) {

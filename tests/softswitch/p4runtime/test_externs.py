@@ -10,6 +10,7 @@ from p4runtime_client import process, refusal, update
 
 from peelsum.softswitch import Frames
 from peelsum.softswitch.p4runtime.entities import Entities
+from peelsum.softswitch.p4runtime.notifications import Notifier
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.status import BatchError, Code, RequestError
 
@@ -133,6 +134,9 @@ def test_a_direct_meter_belongs_to_its_entry(client, ids, device):
     meters[0].ClearField("config")
     meters[1].config.CopyFrom(rates)
     assert client.read(direct_meter_entry=all_meters) == meters
+    wrong = shaped(ids, 10, meter_config=p4r.MeterConfig(cir=2, pir=1))
+    assert refusal(client, "INSERT", table_entry=wrong)[0] == "INVALID_ARGUMENT"
+    assert client.read(direct_meter_entry=all_meters) == meters, "nothing was inserted"
     absent = p4r.DirectMeterEntry(table_entry=shaped(ids, 9), config=rates)
     assert refusal(client, "MODIFY", direct_meter_entry=absent)[0] == "NOT_FOUND"
     assert refusal(client, "INSERT", direct_meter_entry=absent)[0] == "INVALID_ARGUMENT"
@@ -182,6 +186,7 @@ def test_members_groups_and_entries_that_use_them(entities, device, ids):
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, (1, 0, b""))}),
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, (1, 1, b"\7"))}),
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, one, one)}),
+        ("MODIFY", "OK", {"action_profile_group": group(ids, 9, (2, 3, b"\0\2"), one)}),
         ("INSERT", "OK", {"table_entry": balanced(ids, 1, action_profile_group_id=9)}),
         ("INSERT", "OK", {"table_entry": balanced(ids, 2, action_profile_member_id=2)}),
         ("INSERT", "NOT_FOUND", {"table_entry": balanced(ids, 3, action_profile_member_id=9)}),
@@ -234,6 +239,8 @@ def test_action_sets_are_written_and_read_as_they_are(entities, device, ids):
         code_of(entities, "INSERT", table_entry=balanced(ids, 2, **action_set(ids, (1, 0))))
         == "INVALID_ARGUMENT"
     )
+    heavy = action_set(ids, (1, (1 << 31) - 1))
+    assert code_of(entities, "INSERT", table_entry=balanced(ids, 2, **heavy)) == "RESOURCE_EXHAUSTED"
     many = action_set(ids, *[(port, 1) for port in range(17)])
     assert code_of(entities, "INSERT", table_entry=balanced(ids, 2, **many)) == "RESOURCE_EXHAUSTED"
 
@@ -314,6 +321,35 @@ def test_digests_are_sent_in_lists_that_are_full_or_old(entities, device, ids, c
     assert lists(entities) == [(4, [sighting(4)])], "the time for the acknowledgement is over"
 
 
+def test_digests_that_nobody_acknowledges_are_forgotten_after_many(entities, device, ids):
+    settings = config(ids, timeout=0, size=1 << 30, ack=1 << 60)
+    assert code_of(entities, "INSERT", digest_entry=settings) == "OK"
+    waiting, seen = device.switch.messages.digests, []
+    for first in range(0, 40_000, 1000):
+        waiting.extend(("sighting_t", (flow, 1, 0)) for flow in [0, *range(first, first + 1000)])
+        seen += [len(item.data) for item in entities.digests.lists()]
+    assert seen == [1] * 40_002, "the first was sent again, twice"
+
+
+def test_a_list_has_a_limit(entities, device, ids):
+    assert code_of(entities, "INSERT", digest_entry=config(ids, size=1 << 30)) == "OK"
+    device.switch.messages.digests.extend(("sighting_t", (flow, 1, 0)) for flow in range(3000))
+    assert [len(item.data) for item in entities.digests.lists()] == [1024, 1024]
+
+
+def test_a_list_that_nobody_received_does_not_wait_for_an_acknowledgement(schema, device, ids):
+    received = []
+    pipeline = InstalledPipeline(schema.get_pipeline_config(), device)
+    entry = config(ids, timeout=0, ack=1 << 60)
+    pipeline.entities.write([update("INSERT", digest_entry=entry)])
+    notifier = Notifier(pipeline, lambda message: received.append(message) or len(received) > 1)
+    notifier.stop()
+    for _ in range(3):
+        pipeline.switch.process(Frames.of([(1, packet(DIGEST, 0, 7))]), 0)
+        notifier.poll()
+    assert len(received) == 2
+
+
 @pytest.mark.parametrize("settings", [{"timeout": 0}, {"size": 1}])
 def test_a_digest_may_be_sent_at_once(entities, device, ids, settings):
     assert code_of(entities, "INSERT", digest_entry=config(ids, **settings)) == "OK"
@@ -392,6 +428,17 @@ def test_an_entry_that_is_not_hit_expires_again_and_again(entities, device, ids,
     assert expired(entities) == []
     for wrong in ({"idle_timeout_ns": -1}, {"time_since_last_hit": {}}):
         assert code_of(entities, "MODIFY", table_entry=_with(idle(ids, 2, 0), **wrong)) == "INVALID_ARGUMENT"
+
+
+def test_a_later_entry_may_expire_earlier(entities, ids, clock):
+    entities.write([update("INSERT", action_profile_member=member(ids, 1, 9))])
+    for key, timeout_s in ((1, 0), (2, 9), (3, 1)):
+        entities.write([update("INSERT", table_entry=idle(ids, key, timeout_s))])
+        assert expired(entities) == []
+    assert code_of(entities, "MODIFY", table_entry=idle(ids, 2, 2)) == "OK"
+    for keys in ([3], [2, 3], [3]):
+        clock.now += SECOND
+        assert expired(entities) == keys
 
 
 def test_the_primary_is_notified_of_expired_entries(client, ids):

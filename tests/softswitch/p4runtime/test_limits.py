@@ -13,8 +13,9 @@ from patience import PATIENCE_S
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.p4runtime import service as service_module
 from peelsum.softswitch.p4runtime.service import RequestQueue
-from peelsum.softswitch.p4runtime.status import INTERVAL_S, MOST_RECORDS, Code, RateLimit, RequestError
+from peelsum.softswitch.p4runtime.status import Code, RequestError
 from peelsum.softswitch.p4runtime.stream import MOST_WAITING, ControllerStream
+from peelsum.softswitch.runtime.messages import INTERVAL_S, MOST_RECORDS, RateLimit
 from peelsum.tls import grpc_ends
 
 MEGABYTE = 1 << 20

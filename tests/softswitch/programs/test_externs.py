@@ -1,12 +1,15 @@
 """Externs of v1model, action profiles and value sets, compared with what they should do, in both modes."""
 
+import json
 import random
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from peelsum.softswitch import Frames, Switch, load
+from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.errors import (
     DuplicateEntry,
     EntryInUse,
@@ -15,6 +18,7 @@ from peelsum.softswitch.errors import (
     TableFull,
 )
 from peelsum.softswitch.program.model import ActionSet, GroupReference, MemberReference, WeightedAction
+from peelsum.softswitch.runtime.messages import MOST_RECORDS
 from peelsum.softswitch.runtime.meters import Rates
 
 P4 = Path(__file__).parents[1] / "p4runtime" / "p4"
@@ -102,6 +106,12 @@ def test_a_meter_colours_as_two_token_buckets(switch, rates):
     assert result(switch, METER, 5, now=now) == GREEN
 
 
+def test_a_clock_that_goes_back_adds_no_tokens(switch):
+    switch.meters["ExternsIngress.police"].write(5, Rates(10, 1, 10, 1))
+    times = (10**9, 10**9 - 1, 5, 5 + 99_999, 5 + 100_000)
+    assert [result(switch, METER, 5, now=now) for now in times] == [GREEN, RED, RED, RED, GREEN]
+
+
 def test_a_direct_meter_counts_the_bytes_of_packets_that_hit_its_entry(switch):
     table, rates = switch.tables["ExternsIngress.shaped"], Rates(1_000_000, 60, 1_000_000, 100)
     for flow in (7, 8):
@@ -145,6 +155,12 @@ def test_log_messages_are_logged(switch, caplog):
     caplog.set_level("INFO", "peelsum.switch")
     send(switch, packet(LOG, flow=17, result=(1 << 64) - 1))
     assert caplog.messages[-1] == f"program: flow 17 of {{{(1 << 64) - 1}}}"
+
+
+def test_a_statement_logs_only_so_many_lines_and_hides_no_other(switch, caplog):
+    caplog.set_level("INFO", "peelsum.switch")
+    send(switch, *[packet(LOG)] * 500, packet(ASSERT))
+    assert (caplog.text.count("flow 0"), caplog.text.count("the packet is dropped")) == (MOST_RECORDS, 1)
 
 
 def test_an_assertion_that_fails_drops_the_packet(switch, caplog):
@@ -213,6 +229,25 @@ def test_a_group_chooses_members_by_the_hash_of_the_flow(switch):
     assert egress(switch, 5) == 1, "an empty group does nothing"
 
 
+def test_a_member_without_action_differs_from_a_miss():
+    """A miss continues as the table says, and a hit as its action does."""
+    document = json.loads((P4 / "externs.json").read_text())
+    (indirect,) = (
+        table
+        for pipeline in document["pipelines"]
+        for table in pipeline["tables"]
+        if table["name"] == "ExternsIngress.indirect"
+    )
+    assert indirect["base_default_next"] == "ExternsIngress.shaped"
+    indirect["next_tables"]["NoAction"] = None
+    switch = Switch(parse(document, "externs"), "python")
+    switch.profiles["ExternsIngress.hops"].insert_member(1, "NoAction")
+    switch.tables["ExternsIngress.indirect"].insert(((5, 0xFFFF),), MemberReference(1), priority=1)
+    for flow in (5, 6):
+        switch.tables["ExternsIngress.shaped"].insert((flow,), METERED, (3,))
+    assert (egress(switch, 5), egress(switch, 6)) == (1, 3)
+
+
 def test_tables_may_share_a_profile(switch):
     """p4c gives the same action a number for each table."""
     switch.profiles["ExternsIngress.paths"].insert_member(1, SEND, (8,))
@@ -278,6 +313,10 @@ def test_a_profile_holds_what_it_declares_and_no_more(switch):
             paths.insert_member(17, SEND, (1,))
         with pytest.raises(TableFull):
             table.insert((1,), ActionSet((WeightedAction(SEND, (1,)),)))
+        with pytest.raises(TableFull):
+            paths.insert_group(99, {1: 65})
+        paths.insert_group(99, {1: 64})
+        paths.delete_group(99)
         for number in range(1, 9):
             paths.insert_group(number, {number: 2, number + 1: 1})
             table.insert((number,), GroupReference(number))
@@ -290,6 +329,20 @@ def test_a_profile_holds_what_it_declares_and_no_more(switch):
         for number in range(1, 17):
             paths.delete_member(number)
     assert (paths.members, paths.groups, len(table)) == ({}, {}, 0)
+
+
+def test_an_unused_profile_takes_little_memory_beside_its_rows():
+    document = json.loads((P4 / "externs.json").read_text())
+    for profile in document["pipelines"][0]["action_profiles"]:
+        profile["max_size"] = 1 << 18
+    program = parse(document, "externs")
+    tracemalloc.start()
+    switch = Switch(program, "python")
+    own = tracemalloc.Filter(inclusive=True, filename_pattern="*/action_profiles.py")
+    traces = tracemalloc.take_snapshot().filter_traces([own]).statistics("filename")
+    tracemalloc.stop()
+    assert switch.profiles["ExternsIngress.paths"].size == 1 << 18
+    assert sum(trace.size for trace in traces) < 1 << 16
 
 
 def test_hits_of_entries_with_time_outs_are_recorded_once(switch):

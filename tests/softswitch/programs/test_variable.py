@@ -55,7 +55,9 @@ class Model:
         self.total = self.total + a & MASK96
         covered = ((first << bits | rest) << 4 | last).to_bytes(1 + bits // 8, "big") + a.to_bytes(12, "big")
         summed = sum(range(1, count + 1)) & 0xFFFF
-        if skip != 8:
+        if skip == 8:  # the length of the packet, to which ingress added a header of a union
+            summed += len(frame) + (5 if values[:1] and values[0][0] == 1 else 0)
+        else:
             data = bytes([count]) + a.to_bytes(12, "big") + payload
             summed = checksum(data + bytes(len(data) % 2))
         copied = (options & ~15 | 6).to_bytes(1 + bits // 8, "big") if last == 5 else b""

@@ -73,8 +73,7 @@ def fields_of(emit: Emitter, header: str) -> Iterator[tuple[FieldRef, str]]:
 def _set_valid(emit: Emitter, header: str) -> None:
     """Mark a header as valid, and the other headers of its union as invalid."""
     emit.line(f"{emit.validity(header)} = True")
-    for other in emit.program.unions.get(header, ()):
-        set_validity(emit, other, False)
+    emit.line(*(f"{emit.validity(other)} = False" for other in emit.program.unions.get(header, ())))
 
 
 def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
@@ -116,8 +115,7 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
         )
     with emit.block(f"if {emit.validity(source)}:"):
         copy_fields(emit, target, source)
-        for other in emit.program.unions.get(target, ()):
-            set_validity(emit, other, False)
+        emit.line(*(f"{emit.validity(other)} = False" for other in emit.program.unions.get(target, ())))
     if not emit.program.headers[target].metadata:
         emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
 

@@ -81,7 +81,7 @@ def plan_externs(program: Program, start: int) -> ExternLayout:
         row_words = ROW_PARAMS + param_words
         groups = end + capacity * row_words
         lists = groups + 3 * capacity * GROUP_WORDS
-        profiles[name] = ProfilePlan(end, row_words, capacity, groups, lists, lists + 4 * capacity)
+        profiles[name] = ProfilePlan(end, row_words, capacity, groups, lists, lists + 5 * capacity)
         end = profiles[name].end
     for name, value_set in program.value_sets.items():
         keys = (TableKey("value", FieldRef("", "value"), "ternary", value_set.bits),)

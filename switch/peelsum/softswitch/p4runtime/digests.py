@@ -18,8 +18,9 @@ from peelsum.softswitch.p4runtime.info import DigestInfo, encode_digest
 from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid
 from peelsum.softswitch.runtime.messages import Digest
 
-#: Most digests in a list if the controller sets no limit.
-_MOST_IN_LIST = 1024
+#: Most digests in a list, and most of one kind that wait for acknowledgements, beyond which the oldest lists
+#: count as acknowledged.
+_MOST_IN_LIST, _MOST_UNACKNOWLEDGED = 1024, 16 * 1024
 
 
 @dataclass(slots=True)
@@ -29,18 +30,32 @@ class _Stream:
     config: p4r.DigestEntry.Config
     buffer: dict[tuple[int, ...], None] = field(default_factory=dict)
     first_at: int = 0
-    unacknowledged: dict[int, tuple[int, frozenset[tuple[int, ...]]]] = field(default_factory=dict)
-    """By list id: when the list was sent, and its digests."""
+    unacknowledged: dict[int, tuple[int, tuple[tuple[int, ...], ...]]] = field(default_factory=dict)
+    """By list id, in the order of sending: when the list was sent, and its digests."""
+    sent: set[tuple[int, ...]] = field(default_factory=set)
+    """The digests in all lists that are not acknowledged."""
 
     def is_known(self, values: tuple[int, ...]) -> bool:
         """Return whether the same data waits or was sent and not acknowledged."""
-        return values in self.buffer or any(values in sent for _, sent in self.unacknowledged.values())
+        return values in self.buffer or values in self.sent
+
+    def acknowledge(self, list_id: int) -> None:
+        """Forget a list, if it is not acknowledged yet."""
+        _, digests = self.unacknowledged.pop(list_id, (0, ()))
+        self.sent.difference_update(digests)
+
+    def expire(self, now: int) -> None:
+        """Forget the lists that have waited too long, or the oldest ones if too many digests wait."""
+        for list_id, (sent_at, _) in list(self.unacknowledged.items()):
+            if now - sent_at < self.config.ack_timeout_ns and len(self.sent) <= _MOST_UNACKNOWLEDGED:
+                return
+            self.acknowledge(list_id)
 
     def is_due(self, now: int) -> bool:
         """Return whether to send the buffer now."""
         if not self.buffer:
             return False
-        limit = self.config.max_list_size or _MOST_IN_LIST
+        limit = min(self.config.max_list_size or _MOST_IN_LIST, _MOST_IN_LIST)
         return len(self.buffer) >= limit or now - self.first_at >= self.config.max_timeout_ns
 
 
@@ -94,7 +109,7 @@ class DigestEntries:
         self._check(ack.digest_id)
         with self._lock:
             if ack.digest_id in self._streams:
-                self._streams[ack.digest_id].unacknowledged.pop(ack.list_id, None)
+                self._streams[ack.digest_id].acknowledge(ack.list_id)
 
     def lists(self) -> list[p4r.DigestList]:
         """Take the digests that the data plane has sent; return the lists that are due."""
@@ -102,10 +117,7 @@ class DigestEntries:
         with self._lock:
             now = self._clock()
             for stream in self._streams.values():
-                timeout = stream.config.ack_timeout_ns
-                for list_id, (sent_at, _) in list(stream.unacknowledged.items()):
-                    if now - sent_at >= timeout:
-                        del stream.unacknowledged[list_id]
+                stream.expire(now)
             while self._sent:
                 name, values = self._sent.popleft()
                 number = self._ids.get(name, 0)
@@ -127,7 +139,8 @@ class DigestEntries:
         self._list_id += 1
         data = [encode_digest(self._digests[number], values) for values in stream.buffer]
         if stream.config.ack_timeout_ns:
-            stream.unacknowledged[self._list_id] = now, frozenset(stream.buffer)
+            stream.unacknowledged[self._list_id] = now, tuple(stream.buffer)
+            stream.sent.update(stream.buffer)
         stream.buffer.clear()
         return p4r.DigestList(digest_id=number, list_id=self._list_id, data=data, timestamp=time_ns())
 

@@ -42,7 +42,9 @@ class Notifier:
         switch, entities = self._pipeline.switch, self._pipeline.entities
         switch.take_messages()
         for digest_list in entities.digests.lists():
-            self._send(p4r.StreamMessageResponse(digest=digest_list))
+            if not self._send(p4r.StreamMessageResponse(digest=digest_list)):  # nobody will acknowledge it
+                ack = p4r.DigestListAck(digest_id=digest_list.digest_id, list_id=digest_list.list_id)
+                entities.digests.acknowledge(ack)
         notification = entities.tables.expired()
         if notification is not None:
             self._send(p4r.StreamMessageResponse(idle_timeout_notification=notification))

@@ -13,6 +13,7 @@ from peelsum.softswitch.p4runtime.info import (
     ProfileInfo,
     decode_action,
     encode_action,
+    to_bytes,
     to_int,
 )
 from peelsum.softswitch.p4runtime.status import exhausted, invalid, unimplemented
@@ -145,15 +146,16 @@ class ProfileEntries:
         return p4r.TableAction(action_profile_action_set=message)
 
     def _checked_weight(self, item: p4r.ActionProfileAction | _GroupMember, profile: ProfileInfo) -> int:
-        """Return the weight of an item of a group or action set.
+        """Return the weight of an item of a group or action set; write its watch port in its shortest form.
 
-        Raises RequestError if it is not positive, or if the item watches an unknown port.
+        Raises RequestError if the weight is not positive, or if the item watches an unknown port.
         """
         if item.WhichOneof("watch_kind") == "watch":
             raise unimplemented("watch, which is deprecated; use watch_port")
-        if item.watch_port and self._ports is not None:
+        if item.watch_port:
             port = to_int(item.watch_port, 32, "watch_port")
-            if port not in self._ports:
+            item.watch_port = to_bytes(port)
+            if self._ports is not None and port not in self._ports:
                 known = ", ".join(map(str, sorted(self._ports)))
                 raise invalid(f"watch_port: port {port} is not on this switch; use one of {known}")
         if item.weight < 1:

@@ -25,6 +25,7 @@ from peelsum.softswitch.p4runtime.notifications import Notifier
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.stream import Arbiter, ControllerStream
 from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.runtime.messages import RateLimit
 from peelsum.tls import Role, TlsIdentity, caller_role, require_tls
 from peelsum.tls.grpc_ends import LimitedServer
 
@@ -356,7 +357,7 @@ def serve(
     if not any_address:
         require_tls("grpc address", host, identity)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
-    logging.getLogger("grpc._server").addFilter(status.RateLimit())
+    logging.getLogger("grpc._server").addFilter(RateLimit())
     try:
         server = LimitedServer(
             address, identity, threads=threads, calls=_THREADS, message_bytes=_MOST_REQUEST_BYTES

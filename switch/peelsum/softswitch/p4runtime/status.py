@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from time import monotonic
+from collections.abc import Sequence
 
 import grpc
 from finsy.proto import p4r, rpc_status
 
 from peelsum.softswitch.errors import DuplicateEntry, EntryInUse, NoSuchEntry, SoftswitchError, TableFull
+from peelsum.softswitch.runtime.messages import RateLimit
 
 Code = grpc.StatusCode
-#: Most log records per interval of seconds, so that a client that causes errors cannot fill the disk.
-MOST_RECORDS, INTERVAL_S = 20, 60.0
 #: Trailing metadata that carries a serialised google.rpc.Status, by gRPC's convention.
 DETAILS_KEY = "grpc-status-details-bin"
 #: Clients refuse trailing metadata beyond 8 KiB by default.
@@ -30,28 +28,6 @@ _SWITCH_CODES = {
     TableFull: Code.RESOURCE_EXHAUSTED,
     EntryInUse: Code.FAILED_PRECONDITION,
 }
-
-
-class RateLimit(logging.Filter):
-    """Passes at most `MOST_RECORDS` records in `INTERVAL_S` seconds; the next one says how many were lost."""
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-        self._interval_start, self._count, self._suppressed = clock(), 0, 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the record."""
-        now = self._clock()
-        if now - self._interval_start >= INTERVAL_S:
-            if self._suppressed:
-                record.msg = f"{record.getMessage()} (before it, {self._suppressed} lines were not logged)"
-                record.args = None
-            self._interval_start, self._count, self._suppressed = now, 0, 0
-        self._count += 1
-        if self._count > MOST_RECORDS:
-            self._suppressed += 1
-        return self._count <= MOST_RECORDS
 
 
 _LOGGER = logging.getLogger(__name__)

@@ -355,7 +355,9 @@ def _check_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
             raise invalid(f"table {table.name}: has no direct meter for meter_config; leave it out")
         if entry.HasField("meter_counter_data"):
             raise unimplemented(f"counters of meters of table {table.name}")
-        decode_rates(entry, "meter_config")
+        rates = decode_rates(entry, "meter_config")
+        if rates is not None:
+            rates.check(table.direct_meter)
     if entry.HasField("counter_data"):
         if table.direct_counter is None or entry.is_default_action:
             raise invalid(f"table {table.name}: has no direct counter for counter_data; leave it out")

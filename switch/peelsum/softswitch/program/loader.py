@@ -376,9 +376,11 @@ def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model
         _find_action(actions, number, name)
     successors_by_name = item["next_tables"]
     numbers_by_name = dict(zip(item["actions"], numbers, strict=True))
+    next_by_action = {
+        numbers_by_name[key]: value for key, value in successors_by_name.items() if key in numbers_by_name
+    }
     if action == NO_ACTION and "base_default_next" in item:
-        successors_by_name = {**successors_by_name, "NoAction": item["base_default_next"]}
-        numbers_by_name = {**numbers_by_name, "NoAction": NO_ACTION}
+        next_by_action[NO_ACTION] = item["base_default_next"]
     next_by_hit = None
     if "__HIT__" in successors_by_name or "__MISS__" in successors_by_name:
         base = item.get("base_default_next")
@@ -401,9 +403,7 @@ def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model
         default_params=params,
         const_default=bool(default.get("action_entry_const") or default.get("action_const")),
         const_entries=None if entries is None else tuple(const_entries),
-        next_by_action={
-            numbers_by_name[key]: value for key, value in successors_by_name.items() if key in numbers_by_name
-        },
+        next_by_action=next_by_action,
         next_by_hit=next_by_hit,
         profile=profile,
         idle_timeout=bool(item.get("support_timeout")),

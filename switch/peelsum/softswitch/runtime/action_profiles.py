@@ -7,8 +7,9 @@ actions of an `ActionSet` are members and a group without numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -62,8 +63,11 @@ class ProfileState:
         self.members: dict[int, Member] = {}
         self.groups: dict[int, Group] = {}
         self._plan, self._memory, self._action_words, self._lock = plan, memory, action_words, lock
-        self._free_rows = list(range(plan.rows, plan.groups, plan.row_words))
-        self._free_groups = list(range(plan.groups, plan.lists, GROUP_WORDS))
+        #: The rows and groups that were freed, and those that were never used.
+        self._free_rows: list[int] = []
+        self._free_groups: list[int] = []
+        self._new_rows = iter(range(plan.rows, plan.groups, plan.row_words))
+        self._new_groups = iter(range(plan.groups, plan.lists, GROUP_WORDS))
         self._lists_end = plan.lists
         self._used_groups: dict[int, Group] = {}
         #: By address, the members of an action set's group.
@@ -151,10 +155,8 @@ class ProfileState:
         try:
             for item in choice.actions:
                 members.append(self._new_member(item.action, item.params))
-            pairs = zip(members, choice.actions, strict=True)
-            address = self._new_group(
-                [member.row for member, item in pairs for _ in range(item.weight)]
-            ).address
+            weights = [item.weight for item in choice.actions]
+            address = self._new_group(self._repeated(members, weights)).address
         except (InvalidEntry, TableFull):
             for member in members:
                 self._free_member(member)
@@ -176,7 +178,7 @@ class ProfileState:
 
     def _new_member(self, action: str, params: Sequence[int]) -> Member:
         """Return a new member with a row and, with a selector, a group of one."""
-        if not self._free_rows:
+        if not _has_free(self._free_rows, self._new_rows):
             raise TableFull(f"{self.name}: all {self.size} members are taken; delete some or enlarge it")
         row = self._free_rows[-1]
         self._write_row(row, action, params)
@@ -195,10 +197,15 @@ class ProfileState:
 
     def _rows_of(self, weights: Mapping[int, int]) -> list[int]:
         """Return the rows of a group's members, in the order of their numbers, repeated by weight."""
-        if sum(weights.values()) > self._plan.end - self._plan.lists:
+        numbers = sorted(weights)
+        return self._repeated(map(self._member, numbers), map(weights.__getitem__, numbers))
+
+    def _repeated(self, members: Iterable[Member], weights: Iterable[int]) -> list[int]:
+        """Return the row of each member as often as its weight. Raises TableFull for weights of any size."""
+        pairs = list(zip(members, weights, strict=True))
+        if sum(weight for _, weight in pairs) > self._plan.end - self._plan.lists:
             raise TableFull(f"{self.name}: a group's weights add up to too much; use smaller ones")
-        rows = [(self._member(number).row, weight) for number, weight in sorted(weights.items())]
-        return [row for row, weight in rows for _ in range(weight)]
+        return [member.row for member, weight in pairs for _ in range(weight)]
 
     def _set_members(self, group: Group, members: Iterable[int]) -> None:
         """Set the numbers of a group's members, which are then in use."""
@@ -208,7 +215,7 @@ class ProfileState:
         group.members = tuple(members)
 
     def _new_group(self, rows: list[int]) -> Group:
-        if not self._free_groups:
+        if not _has_free(self._free_groups, self._new_groups):
             raise TableFull(f"{self.name}: has no room for a further group; delete some or enlarge it")
         group = Group(self._free_groups[-1])
         self._set_rows(group, rows)
@@ -237,3 +244,9 @@ class ProfileState:
         self._memory[self._lists_end : end] = group.rows
         self._memory[group.address : group.address + GROUP_WORDS] = self._lists_end, len(group.rows)
         self._lists_end = end
+
+
+def _has_free(free: list[int], unused: Iterator[int]) -> bool:
+    """Return whether there is a free place, after adding one from `unused` to an empty list."""
+    free += islice(unused, 0 if free else 1)
+    return bool(free)

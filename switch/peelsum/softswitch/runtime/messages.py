@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
+from collections.abc import Callable
+from time import monotonic
 from typing import TypeAlias
 
 import numpy as np
@@ -28,10 +30,33 @@ _logger = logging.getLogger("peelsum.switch")
 _PLACEHOLDER = re.compile(r"(?<!\\)\{[^}]*\}")
 #: Most digests that wait until `Messages.digests` is emptied; the oldest are dropped.
 _MOST_DIGESTS = 16 * MOST_MESSAGES
-
+#: Most log records per interval of seconds, so that packets or clients cannot fill the disk.
+MOST_RECORDS, INTERVAL_S = 20, 60.0
 
 #: A digest's name, and the values that a program sent with it.
 Digest: TypeAlias = tuple[str, tuple[int, ...]]
+
+
+class RateLimit(logging.Filter):
+    """Passes at most `MOST_RECORDS` records in `INTERVAL_S` seconds; the next one says how many were lost."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._interval_start, self._count, self._suppressed = clock(), 0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log the record."""
+        now = self._clock()
+        if now - self._interval_start >= INTERVAL_S:
+            if self._suppressed:
+                record.msg = f"{record.getMessage()} (before it, {self._suppressed} lines were not logged)"
+                record.args = None
+            self._interval_start, self._count, self._suppressed = now, 0, 0
+        self._count += 1
+        if self._count > MOST_RECORDS:
+            self._suppressed += 1
+        return self._count <= MOST_RECORDS
 
 
 class Messages:
@@ -41,6 +66,8 @@ class Messages:
         self._declared, self._words = program.messages, layout.message_words
         end = FIRST_MESSAGE + MOST_MESSAGES * layout.message_words if program.messages[1:] else 0
         self._area = memory[layout.messages : layout.messages + end]
+        #: By number of a statement, so that one that logs often does not hide another.
+        self._rate_limits = [RateLimit() for _ in self._declared]
         #: The digests taken so far; the reader empties it.
         self.digests: deque[Digest] = deque(maxlen=_MOST_DIGESTS)
 
@@ -66,9 +93,17 @@ class Messages:
             if message.kind == "digest":
                 self.digests.append((message.text, values))
             elif message.kind == "log":
-                _logger.info("program: %s", _line(message.text, values))
+                self._log(number, logging.INFO, "program: %s", _line(message.text, values))
             else:
-                _logger.error("program: %s does not hold: the packet is dropped", message.text)
+                text = "program: %s does not hold: the packet is dropped"
+                self._log(number, logging.ERROR, text, message.text)
+
+    def _log(self, number: int, level: int, text: str, *arguments: str) -> None:
+        """Log a line of statement `number`, unless that has logged too many."""
+        if _logger.isEnabledFor(level):
+            record = _logger.makeRecord(_logger.name, level, __file__, 0, text, arguments, None)
+            if self._rate_limits[number].filter(record):
+                _logger.handle(record)
 
 
 def _values(message: Message, words: list[int]) -> tuple[int, ...]:

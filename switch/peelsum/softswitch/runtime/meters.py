@@ -26,7 +26,7 @@ from peelsum.softswitch.errors import InvalidEntry
 from peelsum.softswitch.runtime.state import FairLock
 
 GREEN, YELLOW, RED = 0, 1, 2
-_ZERO, _TWO, _WORD, _MILLION = 0, 2, (1 << 64) - 1, 1_000_000
+_ZERO, _TWO, _MILLION = 0, 2, 1_000_000
 _BUCKET_WORDS = METER_PEAK - METER_COMMITTED
 #: Largest burst, in units: more would not fit 64 bits as millionths.
 _MOST_BURST = ((1 << 64) - 1) // 1_000_000
@@ -36,7 +36,8 @@ def meter_colour(memory: MutableSequence[int], cell: int, now: int, amount: int)
     """Return the colour of a packet of `amount` units at time `now`, in microseconds; take its tokens."""
     if memory[cell + METER_CONFIGURED] == _ZERO:
         return GREEN
-    elapsed = (now - memory[cell + METER_TIME]) & _WORD
+    before = memory[cell + METER_TIME]
+    elapsed = now - before if now > before else _ZERO  # no tokens if the clock went back
     memory[cell + METER_TIME] = now
     for number in range(_TWO):
         bucket = cell + METER_COMMITTED + number * _BUCKET_WORDS
@@ -67,6 +68,14 @@ class Rates(NamedTuple):
     committed_burst: int
     peak: int
     peak_burst: int
+
+    def check(self, meter: str) -> None:
+        """Raise InvalidEntry, which names the meter, if it cannot have these rates."""
+        if min(self) < 0 or self.peak < self.committed:
+            raise InvalidEntry(
+                f"meter {meter}: {tuple(self)}: rates must not be negative, nor the peak below the "
+                "committed rate"
+            )
 
 
 def _rates(words: list[int]) -> Rates | None:
@@ -100,11 +109,7 @@ class MeterCells:
         """Configure a cell, with full buckets, or make it unconfigured. Raises InvalidEntry."""
         words = [0] * METER_WORDS
         if rates is not None:
-            if min(rates) < 0 or rates.peak < rates.committed:
-                raise InvalidEntry(
-                    f"meter {self.name}: {tuple(rates)}: rates must not be negative, nor the peak below the "
-                    "committed rate"
-                )
+            rates.check(self.name)
             bursts = [
                 _MILLION * min(burst, _MOST_BURST) for burst in (rates.committed_burst, rates.peak_burst)
             ]

@@ -69,9 +69,10 @@ class Table:
         self.size = plan.table.size
         self._actions = {program.actions[n].name: program.actions[n] for n in self._declaration.actions}
         default = program.actions[self._declaration.default_action]
-        self._actions.setdefault(default.name, default)
+        self._actions[default.name] = default  # of a table without default action, not its own NoAction
         self._stored: dict[tuple[Match, int], _StoredEntry] = {}
         self._ranked: list[_StoredEntry] = []
+        self._by_number: dict[int, _StoredEntry] = {}
         self._slots: dict[int, _StoredEntry] = {}
         self._free_numbers: list[int] = []
         self._serial = 0
@@ -120,6 +121,7 @@ class Table:
             self._remove_row(stored)
             self._release(stored)
             del self._stored[self._identity(tuple(keys), priority)], self._ranked[self._position(stored)]
+            del self._by_number[stored.number]
             self._free_numbers.append(stored.number)
 
     def entries(self) -> list[TableEntry]:
@@ -201,9 +203,9 @@ class Table:
         if not len(numbers):
             return []
         self._hits[numbers] = 0
-        hit = set(numbers.tolist())
-        with self._lock:
-            return [stored.entry for stored in self._ranked if stored.number in hit]
+        with self._lock:  # for a short time, though the table may be large
+            hit = map(self._by_number.get, numbers.tolist())
+            return [stored.entry for stored in hit if stored is not None]
 
     # --- rules ------------------------------------------------------------------------------------
 
@@ -236,6 +238,7 @@ class Table:
         rank = (-entry.priority if self._has_priorities else 0, -prefix_bits, self._serial)
         words = [code, number, *params, *self._match_words(entry.keys)]
         self._stored[identity] = stored = _StoredEntry(entry, number, rank, words)
+        self._by_number[number] = stored
         insort(self._ranked, stored, key=lambda other: other.rank)
         if self._counts is not None:
             self._counts[2 * number : 2 * number + 2] = 0
