@@ -47,7 +47,7 @@ def test_the_options_of_p4langs_tutorials(translate):
 
 def test_bmv2s_defaults(translate):
     settings, notes = translate("--no-p4")
-    assert (settings.p4runtime, settings.device_id, settings.program) == ("0.0.0.0:9559", 0, None)
+    assert (settings.p4runtime, settings.device_id, settings.program) == ("127.0.0.1:9559", 0, None)
     assert (settings.capture, settings.interfaces, notes) == (None, {}, "")
 
 

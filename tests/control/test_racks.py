@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from device_state import forward, forwarding, rows, tables
+from patience import PATIENCE_S
 from primary import Primary
 
 from peelsum.control import ControlError, SwitchError, open_session, read_status
@@ -170,7 +171,7 @@ def test_a_switch_that_forgot_gets_a_running_job_back_and_later_admissions_new_g
     before = [[rows(device, name) for name in TABLES] for device in devices]
 
     def forget():
-        with Primary(job.plans()[forgetful].switch.p4runtime) as alone:
+        with Primary(job.plans()[forgetful].switch.p4runtime, patience_s=PATIENCE_S) as alone:
             alone.session.commit(pipeline_schema(*files))
 
     forget()

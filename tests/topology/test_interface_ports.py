@@ -162,6 +162,7 @@ def after_a_wait() -> dict[str, object]:
 def too_long() -> dict[str, object]:
     """Frames longer than the pipeline takes are dropped."""
     wired = Wired()
+    wired.make_room(packet_bytes(32))
     sent = frames(3, 2000)
     wired.send(1, frames(1))
     wired.send(1, sent)
@@ -588,7 +589,7 @@ def test_missing_privilege_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"interfaces": {255: "lo"}}, "interface: 255@lo: port 255 is out of range"),
+        ({"interfaces": {255: "lo"}}, "--cpu-port: 255: is a port of the switch"),
         ({"interfaces": {1: "a", 2: "a"}}, "interface: a, a: give each to one port"),
         ({"interfaces": {1: "lo"}, "loss": 0.1}, "loss: 0.1 is for UDP ports; lose packets on the link"),
     ],
