@@ -35,11 +35,13 @@ _FORWARDING_STATE = (
     p4r.Entity(table_entry=p4r.TableEntry()),
     p4r.Entity(meter_entry=p4r.MeterEntry()),
     p4r.Entity(direct_meter_entry=p4r.DirectMeterEntry()),
+    p4r.Entity(value_set_entry=p4r.ValueSetEntry()),
+    p4r.Entity(digest_entry=p4r.DigestEntry()),
     _replication(multicast_group_entry=p4r.MulticastGroupEntry()),
     _replication(clone_session_entry=p4r.CloneSessionEntry()),
 )
 #: Kinds of entities that always exist, and so are modified instead of inserted.
-_CELLS = ("meter_entry", "direct_meter_entry")
+_CELLS = ("meter_entry", "direct_meter_entry", "value_set_entry")
 _DEFAULTS = p4r.Entity(table_entry=p4r.TableEntry(is_default_action=True))
 
 
