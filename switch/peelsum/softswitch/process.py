@@ -172,7 +172,8 @@ class DataPlane:
             switch = self._device.switch
             if switch is not self._switch and switch is not None:
                 lanes = count_lanes(switch.registers)
-                _logger.info("switch: runs a pipeline of %d lanes", lanes, extra={"lanes": lanes})
+                what = f"pipeline of {lanes} lanes" if lanes else "program without lanes"
+                _logger.info("switch: runs a %s", what, extra={"lanes": lanes})
                 self._ports.resize(packet_bytes(lanes))
                 self._pacer, self._arrivals = self._new_pacers()
                 self._compiled_loop = self._new_loop(switch)

@@ -111,7 +111,7 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
     except UnsupportedConstruct as error:
         raise RequestError(Code.UNIMPLEMENTED, f"p4_device_config: {one_line(error)}") from error
     except SoftswitchError as error:
-        raise invalid(f"p4_device_config: {one_line(error)}") from error
+        raise invalid(f"p4_device_config: {one_line(error).removeprefix('p4_device_config: ')}") from error
     except ValueError as error:
         raise invalid(f"p4_device_config: not BMv2 JSON ({one_line(error)}); send the compiler's") from error
     _check_consistency(info, config.p4info, program)
