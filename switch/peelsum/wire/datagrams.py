@@ -93,7 +93,7 @@ class BatchSocket:
         self._socket = sock
         self._burst = burst
         self.odd = 0
-        self.offload = offload is not False
+        self.offload = self._may_merge = offload is not False
         self.resize(packet_bytes)
         _grow_buffer(sock, _SO_RCVBUFFORCE, socket.SO_RCVBUF, buffer_bytes)
         _grow_buffer(sock, _SO_SNDBUFFORCE, socket.SO_SNDBUF, buffer_bytes)
@@ -113,7 +113,8 @@ class BatchSocket:
         self._pending: tuple[int, int, Address] | None = None
         segment = 0 if is_maximum else packet_bytes
         self.offload = self.offload and _set_option(self._socket, socket.SOL_UDP, _UDP_SEGMENT, segment)
-        self._gro = self.offload and _set_option(self._socket, socket.SOL_UDP, _UDP_GRO, not is_maximum)
+        # The kernel may merge received datagrams even after a device has refused to segment those sent.
+        self._gro = self._may_merge and _set_option(self._socket, socket.SOL_UDP, _UDP_GRO, not is_maximum)
 
     @classmethod
     def bind(cls, address: Address, packet_bytes: int, *, interface: str = "", **options: Any) -> Self:

@@ -82,6 +82,14 @@ def test_programs_without_lanes_get_datagrams_of_any_size_and_peelsums_one_size_
         ports.send(ports.receive([3]))
         assert np.array_equal(received(host, SIZE), packets(5))
         assert ports.ports[3].socket.offload
+        while ports.ports[3].socket.offload:  # as if the network device had refused to segment
+            ports.ports[3].socket.reduce_segments()
+        ports.resize(SIZE)
+        host.send(packets(9))
+        assert len(ports.receive([3])) == 9, "merged datagrams are still divided"
+        ports.resize(packet_bytes(0))
+        host.send(packets(9))
+        assert len(ports.receive([3])) == 9, "the kernel does not merge any more"
 
 
 def test_headers_are_read_as_scapy_reads_them() -> None:
