@@ -18,6 +18,7 @@ from typing import Self, TypeAlias
 from peelsum.softswitch.compiler.loading import load
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.p4runtime.notifications import INTERVAL_S
 from peelsum.softswitch.ports import interface_loop, udp_loop
 from peelsum.softswitch.ports.capture import Capture
 from peelsum.softswitch.ports.compiled_loop import CLOCK_MASK, CompiledLoop
@@ -335,6 +336,7 @@ def run(
                 with device.lock:
                     if device.switch is None:  # no controller has been faster
                         device.install(switch)
+                stack.enter_context(_program_log(switch))
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
         plane = stack.enter_context(DataPlane(device, ports, links=links, capture=capture))
@@ -347,6 +349,27 @@ def run(
                 announce(replace(listening, accepts_any_hello=accepts_any_hello))
             plane.run()
         return count()
+
+
+@contextmanager
+def _program_log(switch: Switch) -> Iterator[None]:
+    """Write the log of a program that no controller loaded while the body runs.
+
+    For programs that a controller loads, the P4Runtime server does it.
+    """
+    stopped = threading.Event()
+
+    def take_messages() -> None:
+        while not stopped.wait(INTERVAL_S):
+            switch.take_messages()
+
+    if switch.program.messages[1:]:
+        threading.Thread(target=take_messages, daemon=True).start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        switch.take_messages()
 
 
 def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts:
