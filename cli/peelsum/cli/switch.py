@@ -57,7 +57,7 @@ def run_softswitch(settings: SwitchSettings, service: Service) -> None:
             log_event(listening)
         host = settings.p4runtime.rpartition(":")[0]
         lines = [f"P4Runtime at {host}:{listening.grpc_port}"]
-        udp_ports = {} if settings.as_bmv2 else listening.udp_ports  # BMv2's have interfaces or do not exist
+        udp_ports = {} if settings.as_bmv2 else listening.udp_ports  # BMv2 has none
         lines += [f"port {port} at {listening.host}:{udp} (UDP)" for port, udp in udp_ports.items()]
         for port, name in listening.interfaces.items():
             lines.append(f"port {port} at {name} ({listening.port_method[port]})")

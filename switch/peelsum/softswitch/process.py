@@ -336,7 +336,10 @@ def run(
                 with device.lock:
                     if device.switch is None:  # no controller has been faster
                         device.install(switch)
-                stack.enter_context(_program_log(switch))
+                if program.messages[1:]:
+                    stopped = threading.Event()
+                    stack.callback(stopped.set)
+                    threading.Thread(target=_write_log, args=(switch, stopped), daemon=True).start()
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
         plane = stack.enter_context(DataPlane(device, ports, links=links, capture=capture))
@@ -351,24 +354,9 @@ def run(
         return count()
 
 
-@contextmanager
-def _program_log(switch: Switch) -> Iterator[None]:
-    """Write the log of a program that no controller loaded while the body runs.
-
-    For programs that a controller loads, the P4Runtime server does it.
-    """
-    stopped = threading.Event()
-
-    def take_messages() -> None:
-        while not stopped.wait(INTERVAL_S):
-            switch.take_messages()
-
-    if switch.program.messages[1:]:
-        threading.Thread(target=take_messages, daemon=True).start()
-    try:
-        yield
-    finally:
-        stopped.set()
+def _write_log(switch: Switch, stopped: threading.Event) -> None:
+    """Write the log of a program that no controller has loaded; for others, the P4Runtime server does so."""
+    while not stopped.wait(INTERVAL_S):
         switch.take_messages()
 
 

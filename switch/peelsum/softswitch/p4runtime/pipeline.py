@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from finsy.proto import p4i, p4r
@@ -54,7 +55,7 @@ class InstalledPipeline:
         self.info, program = verify(config)
         self.switch = device.build(program)
         self.entities = Entities(self.info, self.switch, device.ports, device.secret_ports)
-        self.initial_defaults = self.read(_DEFAULTS)
+        self.initial_defaults = list(self.read(_DEFAULTS))
 
     def copy_state(self, source: InstalledPipeline) -> None:
         """Copy another pipeline's forwarding state, for RECONCILE_AND_COMMIT.
@@ -62,15 +63,15 @@ class InstalledPipeline:
         These are all entities except counters and registers, which start at zero. Default actions are copied
         if a controller has changed them. Raises RequestError if this program cannot have one of the entities.
         """
-        updates = [
-            p4r.Update(
-                type=p4r.Update.MODIFY if entity.WhichOneof("entity") in _CELLS else p4r.Update.INSERT,
-                entity=entity,
-            )
-            for selector in _FORWARDING_STATE
-            for entity in source.read(selector)
-            if not entity.table_entry.is_const
-        ]
+        updates = []
+        for selector in _FORWARDING_STATE:
+            kind = str(selector.WhichOneof("entity"))
+            change = p4r.Update.MODIFY if kind in _CELLS else p4r.Update.INSERT
+            for entity in source.read(selector):
+                # A program may have a million meters without rates.
+                is_without_rates = "meter" in kind and not getattr(entity, kind).HasField("config")
+                if not (is_without_rates or entity.table_entry.is_const):
+                    updates.append(p4r.Update(type=change, entity=entity))
         updates += [
             p4r.Update(type=p4r.Update.MODIFY, entity=entity)
             for entity in source.read(_DEFAULTS)
@@ -78,14 +79,14 @@ class InstalledPipeline:
         ]
         self.entities.write(updates)
 
-    def read(self, selector: p4r.Entity) -> list[p4r.Entity]:
+    def read(self, selector: p4r.Entity) -> Iterator[p4r.Entity]:
         """Return the selected entities; none if the softswitch has no entities of this kind."""
         try:
-            return list(self.entities.read(selector))
+            return self.entities.read(selector)
         except RequestError as error:
             if error.code is not Code.UNIMPLEMENTED:
                 raise
-            return []
+            return iter(())
 
     def to_response(self, response_type: int) -> p4r.ForwardingPipelineConfig:
         """Return the configuration for GetForwardingPipelineConfig. Raises RequestError."""

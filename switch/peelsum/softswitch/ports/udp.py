@@ -198,13 +198,12 @@ class UdpPorts:
 
         With a pipeline without lanes, which is not peelsum's, they may have up to MOST_BYTES.
         """
-        sizes_vary = packet_bytes <= HEADER_BYTES
-        packet_bytes = MOST_BYTES if sizes_vary else packet_bytes
-        self.sockets.frame_bytes[:] = FRAME_HEADER_BYTES + packet_bytes
-        if sizes_vary:
-            self.sockets.frame_bytes[0] = FRAME_HEADER_BYTES + 1
+        least_bytes = packet_bytes
+        if packet_bytes <= HEADER_BYTES:
+            least_bytes, packet_bytes = 1, MOST_BYTES
+        self.sockets.frame_bytes[:] = FRAME_HEADER_BYTES + least_bytes, FRAME_HEADER_BYTES + packet_bytes
         for port in self.ports.values():
-            port.socket.resize(packet_bytes, is_maximum=sizes_vary)
+            port.socket.resize(packet_bytes, is_maximum=least_bytes < packet_bytes)
             port.sync_segments()
         stride = -(-(FRAME_HEADER_BYTES + packet_bytes) // 64) * 64
         self.batch = frames_per_batch(self._most_frames, stride)
