@@ -198,12 +198,11 @@ class UdpPorts:
 
         With a pipeline without lanes, which is not peelsum's, they may have up to MOST_BYTES.
         """
-        least_bytes = packet_bytes
-        if packet_bytes <= HEADER_BYTES:
-            least_bytes, packet_bytes = 1, MOST_BYTES
+        is_fixed = packet_bytes > HEADER_BYTES
+        least_bytes, packet_bytes = (packet_bytes, packet_bytes) if is_fixed else (1, MOST_BYTES)
         self.sockets.frame_bytes[:] = FRAME_HEADER_BYTES + least_bytes, FRAME_HEADER_BYTES + packet_bytes
         for port in self.ports.values():
-            port.socket.resize(packet_bytes, is_maximum=least_bytes < packet_bytes)
+            port.socket.resize(packet_bytes, is_maximum=not is_fixed)
             port.sync_segments()
         stride = -(-(FRAME_HEADER_BYTES + packet_bytes) // 64) * 64
         self.batch = frames_per_batch(self._most_frames, stride)

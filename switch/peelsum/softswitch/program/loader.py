@@ -169,9 +169,8 @@ def _signed_parameters(document: Json) -> frozenset[tuple[int, int]]:
 def _registers(document: Json) -> dict[str, model.RegisterArray]:
     registers = {}
     for item in document.get("register_arrays", ()):
-        name = item["name"]
-        bits = checked_bits(item["bitwidth"], f"register {name}")
-        registers[name] = model.RegisterArray(name, _size(item), bits)
+        bits = checked_bits(item["bitwidth"], f"register {item['name']}")
+        registers[item["name"]] = model.RegisterArray(item["name"], _size(item), bits)
     return registers
 
 
