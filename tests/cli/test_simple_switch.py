@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import grpc
@@ -49,6 +50,12 @@ def test_bmv2s_defaults(translate):
     settings, notes = translate("--no-p4")
     assert (settings.p4runtime, settings.device_id, settings.program) == ("127.0.0.1:9559", 0, None)
     assert (settings.capture, settings.interfaces, notes) == (None, {}, "")
+
+
+def test_help_and_version():
+    assert "--grpc-server-addr" in peelsum("simple-switch", "-h").stdout
+    for name in ("-v", "--version"):
+        assert peelsum("simple-switch", name).stdout == f"peelsum {version('peelsum')}\n"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +110,9 @@ def test_a_program_runs_and_controllers_connect_while_thrift_is_refused(tmp_path
         with socket.create_connection(("127.0.0.1", thrift.number), PATIENCE_S) as connection:
             assert connection.recv(1) == b""
         switch.send_signal(signal.SIGTERM)
-        _, errors = switch.communicate(timeout=PATIENCE_S)
-        assert switch.returncode == 0
+        output, errors = switch.communicate(timeout=PATIENCE_S)
+        assert (switch.returncode, output) == (0, ""), (
+            "neither UDP ports nor peelsum's jobs concern BMv2's users"
+        )
         assert "--thrift-port: simple_switch_CLI finds no Thrift server" in errors
         assert "runs a pipeline of 32 lanes" in (tmp_path / "log.txt").read_text()

@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from peelsum.topology import namespaces
 pytestmark = pytest.mark.system
 #: A program that sends every frame back, 10 bytes longer.
 ECHO, GROWTH = Path(__file__).parent / "p4/hashes.json", 10
+LOGGER = Path(__file__).parent / "p4runtime/p4/externs.json"
 
 
 def shaped_rates() -> list[float | None]:
@@ -75,5 +77,28 @@ def test_frames_pass_as_long_as_the_mtu_and_are_captured(tmp_path: Path, monkeyp
     assert told["lines"][1] == "port 0 at switch1 (AF_PACKET, as asked)\n"
 
 
+def logged_line() -> str:
+    """Return the line that a program from the command line logs for a frame, while it runs."""
+    namespaces.add_wire("switch1", "host1")
+    options = ["-i", "1@switch1", "--log-console", str(LOGGER), "--", "--grpc-server-addr", "127.0.0.1:0"]
+    command = [*networks.PEELSUM, "simple-switch", *options]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as switch,
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as host,
+    ):
+        assert switch.stdout is not None
+        lines = iter(switch.stdout.readline, "")
+        next(line for line in lines if "runs a program without lanes" in line)
+        host.bind(("host1", 3))
+        host.send(struct.pack(">BBHIIQ", 5, 0, 7, 0, 0, 9))  # the program's command 5
+        line = next(lines)
+        switch.send_signal(signal.SIGTERM)
+    return line.partition("] program: ")[2]
+
+
+def test_a_program_from_the_command_line_writes_its_log() -> None:
+    assert networks.alone(__file__, "logged_line") == "flow 7 of {9}\n"
+
+
 if __name__ == "__main__":
-    networks.main({"shaped_rates": shaped_rates, "echoes": echoes})
+    networks.main({"shaped_rates": shaped_rates, "echoes": echoes, "logged_line": logged_line})

@@ -32,7 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(switch.app, name="switch")
-app.command("simple-switch", cls=simple_switch.BMv2Command)(simple_switch.command)
+_HELP = {"help_option_names": ["-h", "--help"]}  # as in BMv2
+app.command("simple-switch", cls=simple_switch.BMv2Command, context_settings=_HELP)(simple_switch.command)
 app.add_typer(job.app, name="job")
 app.add_typer(job.controller_app, name="controller")
 app.add_typer(server.app, name="server")

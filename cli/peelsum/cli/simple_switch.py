@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any, Literal
@@ -83,6 +84,7 @@ class BMv2Options(CommandSettings):
         int | None, Option("Close connections to this TCP port: there is no Thrift server.", 1, 65535)
     ] = None
     drop_port: Annotated[int, Option("The port of dropped packets.", DROP_PORT, DROP_PORT)] = DROP_PORT
+    version: Annotated[bool, Option("Print peelsum's version.", name="--version", short="-v")] = False
 
     def to_settings(self, program: Path | None) -> SwitchSettings:
         """Return the softswitch's settings. Raises OptionError."""
@@ -183,6 +185,9 @@ def command(
     Whoever reaches P4Runtime's address can program the switch: there is no TLS, as in BMv2. The address is on
     loopback unless another is given.
     """
+    if options.version:
+        print(f"peelsum {version('peelsum')}")
+        return
     settings = options.to_settings(program)
     options.configure_logs()
     if options.thrift_port is not None:

@@ -57,10 +57,11 @@ def run_softswitch(settings: SwitchSettings, service: Service) -> None:
             log_event(listening)
         host = settings.p4runtime.rpartition(":")[0]
         lines = [f"P4Runtime at {host}:{listening.grpc_port}"]
-        lines += [f"port {port} at {listening.host}:{udp} (UDP)" for port, udp in listening.udp_ports.items()]
+        udp_ports = {} if settings.as_bmv2 else listening.udp_ports  # BMv2 has none
+        lines += [f"port {port} at {listening.host}:{udp} (UDP)" for port, udp in udp_ports.items()]
         for port, name in listening.interfaces.items():
             lines.append(f"port {port} at {name} ({listening.port_method[port]})")
-        if listening.accepts_any_hello:
+        if udp_ports and listening.accepts_any_hello:
             lines.append("until a job is admitted, any program on this machine can take these ports")
         service.announce("\n".join(lines), **asdict(listening), **url)
 

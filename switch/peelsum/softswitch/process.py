@@ -18,6 +18,7 @@ from typing import Self, TypeAlias
 from peelsum.softswitch.compiler.loading import load
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.p4runtime.notifications import INTERVAL_S
 from peelsum.softswitch.ports import interface_loop, udp_loop
 from peelsum.softswitch.ports.capture import Capture
 from peelsum.softswitch.ports.compiled_loop import CLOCK_MASK, CompiledLoop
@@ -172,7 +173,8 @@ class DataPlane:
             switch = self._device.switch
             if switch is not self._switch and switch is not None:
                 lanes = count_lanes(switch.registers)
-                _logger.info("switch: runs a pipeline of %d lanes", lanes, extra={"lanes": lanes})
+                what = f"pipeline of {lanes} lanes" if lanes else "program without lanes"
+                _logger.info("switch: runs a %s", what, extra={"lanes": lanes})
                 self._ports.resize(packet_bytes(lanes))
                 self._pacer, self._arrivals = self._new_pacers()
                 self._compiled_loop = self._new_loop(switch)
@@ -334,6 +336,10 @@ def run(
                 with device.lock:
                     if device.switch is None:  # no controller has been faster
                         device.install(switch)
+                if program.messages[1:]:
+                    stopped = threading.Event()
+                    stack.callback(stopped.set)
+                    threading.Thread(target=_write_log, args=(switch, stopped), daemon=True).start()
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
         plane = stack.enter_context(DataPlane(device, ports, links=links, capture=capture))
@@ -346,6 +352,12 @@ def run(
                 announce(replace(listening, accepts_any_hello=accepts_any_hello))
             plane.run()
         return count()
+
+
+def _write_log(switch: Switch, stopped: threading.Event) -> None:
+    """Write the log of a program that no controller has loaded; for others, the P4Runtime server does so."""
+    while not stopped.wait(INTERVAL_S):
+        switch.take_messages()
 
 
 def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts:

@@ -93,23 +93,28 @@ class BatchSocket:
         self._socket = sock
         self._burst = burst
         self.odd = 0
-        self.offload = offload is not False
-        self._gro = self.offload and _set_option(sock, socket.SOL_UDP, _UDP_GRO, 1)
+        self.offload = self._may_merge = offload is not False
         self.resize(packet_bytes)
         _grow_buffer(sock, _SO_RCVBUFFORCE, socket.SO_RCVBUF, buffer_bytes)
         _grow_buffer(sock, _SO_SNDBUFFORCE, socket.SO_SNDBUF, buffer_bytes)
 
-    def resize(self, packet_bytes: int) -> None:
-        """Change the size of datagrams. Raises ValueError if it does not fit a datagram."""
+    def resize(self, packet_bytes: int, *, is_maximum: bool = False) -> None:
+        """Change the size of datagrams. Raises ValueError if it does not fit a datagram.
+
+        is_maximum: whether datagrams may be shorter. The kernel then neither merges nor segments them.
+        """
         if not 1 <= packet_bytes <= MAX_DATAGRAM:
             raise ValueError(f"packet_bytes: {packet_bytes} fits no datagram; use 1 to {MAX_DATAGRAM}")
         self._size = packet_bytes
-        self._most_segments = max(1, min(_MAX_SEGMENTS, MAX_DATAGRAM // packet_bytes))
+        self._most_segments = 1 if is_maximum else max(1, min(_MAX_SEGMENTS, MAX_DATAGRAM // packet_bytes))
         # One datagram of the maximum size fits behind a burst that is almost full, so none is truncated.
         self._buffer = np.empty(self._burst * packet_bytes + 0x10000, np.uint8)
         self._view = self._buffer.data
         self._pending: tuple[int, int, Address] | None = None
-        self.offload = self.offload and _set_option(self._socket, socket.SOL_UDP, _UDP_SEGMENT, packet_bytes)
+        segment = 0 if is_maximum else packet_bytes
+        self.offload = self.offload and _set_option(self._socket, socket.SOL_UDP, _UDP_SEGMENT, segment)
+        # The kernel may merge received datagrams even after a device has refused to segment those sent.
+        self._gro = self._may_merge and _set_option(self._socket, socket.SOL_UDP, _UDP_GRO, not is_maximum)
 
     @classmethod
     def bind(cls, address: Address, packet_bytes: int, *, interface: str = "", **options: Any) -> Self:

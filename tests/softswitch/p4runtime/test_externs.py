@@ -372,6 +372,34 @@ def test_the_primary_receives_digests(client, device, ids):
     assert list(client.primary.receive().digest.data) == [sighting(7, port=255)]
 
 
+def test_reconcile_keeps_externs_and_acknowledgements_are_for_the_running_pipeline(
+    client, schema, device, ids
+):
+    config_ = schema.get_pipeline_config()
+    client.update("MODIFY", value_set_entry=value_set(ids, 5, 6))
+    client.update("INSERT", digest_entry=config(ids, timeout=0))
+    client.update("INSERT", table_entry=balanced(ids, 1, **action_set(ids, (10, 3), (20, 1))))
+    rates = p4r.MeterConfig(cir=10, cburst=2, pir=20, pburst=3)
+    client.update(
+        "MODIFY",
+        meter_entry=p4r.MeterEntry(meter_id=ids["police"], index={"index": 4}, config=rates),
+    )
+    meters = client.read(meter_entry=p4r.MeterEntry())
+    client.set_pipeline(config_, "RECONCILE_AND_COMMIT")
+    assert client.read(meter_entry=p4r.MeterEntry()) == meters
+    assert [meter.index.index for meter in meters if meter.HasField("config")] == [4]
+    assert client.read(value_set_entry=p4r.ValueSetEntry()) == [value_set(ids, 5, 6)]
+    assert client.read(digest_entry=p4r.DigestEntry()) == [config(ids, timeout=0)]
+    process(device, [packet(DIGEST, 0, 7)])
+    digest = client.primary.receive().digest
+    client.set_pipeline(config_, "VERIFY_AND_SAVE")
+    client.primary.send(digest_ack=p4r.DigestListAck(digest_id=ids["sighting_t"], list_id=digest.list_id))
+    client.primary.send(digest_ack=p4r.DigestListAck(digest_id=3))
+    assert client.primary.receive().HasField("error")
+    process(device, [packet(DIGEST, 0, 7)])
+    assert list(client.primary.receive().digest.data) == [sighting(7, port=255)]
+
+
 # --- idle time-outs -------------------------------------------------------------------------------
 
 

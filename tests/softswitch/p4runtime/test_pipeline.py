@@ -151,6 +151,7 @@ def test_bad_configurations_are_refused_and_change_nothing(client, config, devic
     code, details = code_of(lambda: client.set_pipeline(config))
     assert code == "INVALID_ARGUMENT"
     assert "\n" not in details
+    assert details.count("p4_device_config: ") <= 1
     assert device.switch is running
 
 

@@ -1,6 +1,7 @@
 """UDP ports of the softswitch: who their peer is, headers around payloads, loss, and counts of drops."""
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 from softswitch_frames import received
 
 from peelsum.softswitch.ports import udp_kernels
-from peelsum.softswitch.ports.udp import UdpPorts, frame_header
+from peelsum.softswitch.ports.udp import MOST_BYTES, UdpPorts, frame_header
 from peelsum.wire import FRAME_HEADER_BYTES, UDP_PORT, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 
@@ -57,6 +58,38 @@ def test_received_payloads_get_headers_that_are_removed_on_sending() -> None:
         assert np.array_equal(received(host, SIZE), sent)
         counts = ports.ports[3].counts
         assert (counts.hellos, counts.received, counts.sent) == (1, 5, 5)
+
+
+def test_programs_without_lanes_get_datagrams_of_any_size_and_peelsums_one_size_again() -> None:
+    sizes = [1, 8, 16, 20, 1472, 8, MOST_BYTES]  # 8 bytes from the peer are no proof
+    with opened(3) as ports, host_at(ports, 3) as host:
+        ports.resize(packet_bytes(0))
+        payloads = [bytes(packets(1, size, size)[0]) for size in [*sizes, MOST_BYTES + 1]]
+        plain = socket.socket(fileno=os.dup(host.fileno()))
+        with plain:
+            host.resize(MOST_BYTES, is_maximum=True)
+            for payload in payloads:
+                assert plain.send(payload) == len(payload)
+            frames = ports.receive([3])
+            expected = [bytes(frame_header(3, len(payload))) + payload for payload in payloads[:-1]]
+            assert [frame for _, frame in frames.pairs()] == expected
+            ports.send(frames)
+            assert [plain.recv(1 << 16) for _ in sizes] == payloads[:-1]
+        assert (ports.ports[3].counts.odd, ports.ports[3].counts.sent) == (1, len(sizes))
+        ports.resize(SIZE)
+        host.resize(SIZE)
+        host.send(packets(5))
+        ports.send(ports.receive([3]))
+        assert np.array_equal(received(host, SIZE), packets(5))
+        assert ports.ports[3].socket.offload
+        while ports.ports[3].socket.offload:  # as if the network device had refused to segment
+            ports.ports[3].socket.reduce_segments()
+        ports.resize(SIZE)
+        host.send(packets(9))
+        assert len(ports.receive([3])) == 9, "merged datagrams are still divided"
+        ports.resize(packet_bytes(0))
+        host.send(packets(9))
+        assert len(ports.receive([3])) == 9, "the kernel does not merge any more"
 
 
 def test_headers_are_read_as_scapy_reads_them() -> None:

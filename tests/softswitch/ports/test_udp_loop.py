@@ -1,7 +1,9 @@
 """The compiled loop over UDP ports: the same packets as `Switch.process`, and every way in which it stops."""
 
 import contextlib
+import os
 import resource
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -275,7 +277,7 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
             before = ports.copy()
             length = np.full(count, FRAME_HEADER_BYTES + SIZE, np.int32)
             if count:  # an array without rows has no stride
-                hold(rings, rig.ports.sockets, data, length, ports, leave, FRAME_HEADER_BYTES + SIZE)
+                hold(rings, rig.ports.sockets, data, length, ports, leave)
             assert (ports[before == 2] == 2).all()
             assert (ports[before != 2] == -1).all()
             soonest = min((queue[0][0] for queue in waiting.values() if queue), default=None)
@@ -291,6 +293,22 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
                 waiting[port] = queue[len(due) :]
                 assert [bytes(row) for row in arrived(rig.hosts[port], len(due))] == due
         assert len(received(rig.hosts[2], SIZE)) == 0
+
+
+def test_held_packets_keep_their_lengths() -> None:
+    """Programs without lanes send packets of any length."""
+    payloads = [b"a", bytes(range(100)), b"c" * 50]
+    with rig_of() as rig:
+        rig.ports.resize(packet_bytes(0))
+        rings, count = new_rings([1], 4, 100, rig.ports.sockets), len(payloads)
+        data = np.zeros((count, FRAME_HEADER_BYTES + 100), np.uint8)
+        for row, payload in zip(data, map(frame, payloads), strict=True):
+            row[: len(payload)] = np.frombuffer(payload, np.uint8)
+        length = np.array([FRAME_HEADER_BYTES + len(payload) for payload in payloads], np.int32)
+        hold(rings, rig.ports.sockets, data, length, np.ones(count, np.int32), np.zeros(count, np.uint64))
+        assert release(rings, rig.ports.sockets, rig.ports.send_buffers_for(count), 1) == -1
+        with socket.socket(fileno=os.dup(rig.hosts[1].fileno())) as host:
+            assert [host.recv(200) for _ in payloads] == payloads
 
 
 def test_an_error_of_the_wait_is_raised(rig: SimpleNamespace) -> None:

@@ -115,7 +115,11 @@ REFUSED = [
     (lambda d: d["deparsers"][0]["primitives"].append({"op": "log_msg"}), "deparser: primitive log_msg"),
     (
         lambda d: d["register_arrays"][0].update(bitwidth=2049),
-        "register RouterIngress.last_source: cells of 2049",
+        "register RouterIngress.last_source: 2049 bits",
+    ),
+    (
+        lambda d: d["actions"][0]["runtime_data"].append({"name": "wide", "bitwidth": 1 << 31}),
+        "action .*: 2147483648 bits",
     ),
     (lambda d: d["header_types"][-1]["fields"].append(["odd", 3, False]), "not whole bytes"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from finsy.proto import p4i, p4r
@@ -35,11 +36,13 @@ _FORWARDING_STATE = (
     p4r.Entity(table_entry=p4r.TableEntry()),
     p4r.Entity(meter_entry=p4r.MeterEntry()),
     p4r.Entity(direct_meter_entry=p4r.DirectMeterEntry()),
+    p4r.Entity(value_set_entry=p4r.ValueSetEntry()),
+    p4r.Entity(digest_entry=p4r.DigestEntry()),
     _replication(multicast_group_entry=p4r.MulticastGroupEntry()),
     _replication(clone_session_entry=p4r.CloneSessionEntry()),
 )
 #: Kinds of entities that always exist, and so are modified instead of inserted.
-_CELLS = ("meter_entry", "direct_meter_entry")
+_CELLS = ("meter_entry", "direct_meter_entry", "value_set_entry")
 _DEFAULTS = p4r.Entity(table_entry=p4r.TableEntry(is_default_action=True))
 
 
@@ -52,7 +55,7 @@ class InstalledPipeline:
         self.info, program = verify(config)
         self.switch = device.build(program)
         self.entities = Entities(self.info, self.switch, device.ports, device.secret_ports)
-        self.initial_defaults = self.read(_DEFAULTS)
+        self.initial_defaults = list(self.read(_DEFAULTS))
 
     def copy_state(self, source: InstalledPipeline) -> None:
         """Copy another pipeline's forwarding state, for RECONCILE_AND_COMMIT.
@@ -60,15 +63,15 @@ class InstalledPipeline:
         These are all entities except counters and registers, which start at zero. Default actions are copied
         if a controller has changed them. Raises RequestError if this program cannot have one of the entities.
         """
-        updates = [
-            p4r.Update(
-                type=p4r.Update.MODIFY if entity.WhichOneof("entity") in _CELLS else p4r.Update.INSERT,
-                entity=entity,
-            )
-            for selector in _FORWARDING_STATE
-            for entity in source.read(selector)
-            if not entity.table_entry.is_const
-        ]
+        updates = []
+        for selector in _FORWARDING_STATE:
+            kind = str(selector.WhichOneof("entity"))
+            change = p4r.Update.MODIFY if kind in _CELLS else p4r.Update.INSERT
+            for entity in source.read(selector):
+                # A program may have a million meters without rates.
+                is_without_rates = "meter" in kind and not getattr(entity, kind).HasField("config")
+                if not (is_without_rates or entity.table_entry.is_const):
+                    updates.append(p4r.Update(type=change, entity=entity))
         updates += [
             p4r.Update(type=p4r.Update.MODIFY, entity=entity)
             for entity in source.read(_DEFAULTS)
@@ -76,14 +79,14 @@ class InstalledPipeline:
         ]
         self.entities.write(updates)
 
-    def read(self, selector: p4r.Entity) -> list[p4r.Entity]:
+    def read(self, selector: p4r.Entity) -> Iterator[p4r.Entity]:
         """Return the selected entities; none if the softswitch has no entities of this kind."""
         try:
-            return list(self.entities.read(selector))
+            return self.entities.read(selector)
         except RequestError as error:
             if error.code is not Code.UNIMPLEMENTED:
                 raise
-            return []
+            return iter(())
 
     def to_response(self, response_type: int) -> p4r.ForwardingPipelineConfig:
         """Return the configuration for GetForwardingPipelineConfig. Raises RequestError."""
@@ -109,7 +112,7 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
     except UnsupportedConstruct as error:
         raise RequestError(Code.UNIMPLEMENTED, f"p4_device_config: {one_line(error)}") from error
     except SoftswitchError as error:
-        raise invalid(f"p4_device_config: {one_line(error)}") from error
+        raise invalid(f"p4_device_config: {one_line(error).removeprefix('p4_device_config: ')}") from error
     except ValueError as error:
         raise invalid(f"p4_device_config: not BMv2 JSON ({one_line(error)}); send the compiler's") from error
     _check_consistency(info, config.p4info, program)

@@ -238,7 +238,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 case "packet":
                     self._packet_out(request.packet)
                 case "digest_ack":
-                    self._pipeline().entities.digests.acknowledge(request.digest_ack)
+                    running = self._running or self._pipeline()
+                    running.entities.digests.acknowledge(request.digest_ack)
                 case _:
                     raise status.unimplemented(f"stream message {kind or 'without content'}")
         except status.RequestError as error:

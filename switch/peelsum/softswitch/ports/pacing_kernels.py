@@ -26,7 +26,8 @@ NEVER = 1 << 62
 class Rings(NamedTuple):
     """A ring of packets for each port with a rate, oldest first."""
 
-    data: NDArray[np.uint8]  # [rings, rows, packet_bytes]
+    data: NDArray[np.uint8]  # [rings, rows, most bytes of a packet]
+    length: NDArray[np.int64]  # [rings, rows]: bytes of each packet
     due: NDArray[np.uint64]  # [rings, rows]: when each has left the port, in ticks
     first: NDArray[np.int64]  # [rings]
     stored: NDArray[np.int64]  # [rings]: packets
@@ -41,6 +42,7 @@ def new_rings(ports: Sequence[int], rows: int, packet_bytes: int, sockets: Socke
     by_port[list(ports)] = np.arange(len(ports))
     return Rings(
         data=np.zeros((len(ports), rows, packet_bytes), np.uint8),
+        length=np.zeros((len(ports), rows), np.int64),
         due=np.zeros((len(ports), rows), np.uint64),
         first=np.zeros(len(ports), np.int64),
         stored=np.zeros(len(ports), np.int64),
@@ -58,13 +60,12 @@ def hold(
     length: NDArray[np.int32],
     port: NDArray[np.int32],
     departure: NDArray[np.uint64],
-    frame_bytes: int,
 ) -> None:
     """Copy the packets of ports with a rate into their rings, and set the port of their frames to HELD."""
     rows = rings.due.shape[1]
     for frame in range(length.shape[0]):
         ring = rings.by_port[port[frame]] if 0 <= port[frame] < PORTS else -1
-        if ring < 0 or row_of(sockets, data[frame], length[frame], port[frame], frame_bytes) < 0:
+        if ring < 0 or row_of(sockets, data[frame], length[frame], port[frame]) < 0:
             continue
         port[frame] = HELD
         if rings.stored[ring] == rows:
@@ -72,7 +73,8 @@ def hold(
             continue
         slot = (rings.first[ring] + rings.stored[ring]) % rows
         source = np.int64(data[frame].ctypes.data) + FRAME_HEADER_BYTES
-        memcpy(rings.data[ring, slot].ctypes.data, source, frame_bytes - FRAME_HEADER_BYTES)
+        rings.length[ring, slot] = length[frame] - FRAME_HEADER_BYTES
+        memcpy(rings.data[ring, slot].ctypes.data, source, rings.length[ring, slot])
         rings.due[ring, slot] = departure[frame]
         rings.stored[ring] += 1
 
@@ -89,7 +91,7 @@ def may_overflow(rings: Rings, more: int) -> bool:
 @compiled
 def release(rings: Rings, sockets: Sockets, send_buffers: SendBuffers, now_us: int) -> int:
     """Send the packets that are due; return -1, or the row of a port that refuses segments."""
-    size, rows, filled = rings.data.shape[2], rings.due.shape[1], 0
+    rows, filled = rings.due.shape[1], 0
     now = np.uint64(now_us) << np.uint64(TICK_SHIFT)
     for row in range(send_buffers.end.shape[0]):
         send_buffers.next[row] = send_buffers.end[row] = 0
@@ -98,7 +100,7 @@ def release(rings: Rings, sockets: Sockets, send_buffers: SendBuffers, now_us: i
         while rings.stored[ring] and np.int64(now - rings.due[ring, rings.first[ring]]) >= 0:
             slot = rings.first[ring]
             send_buffers.iovecs[filled, 0] = np.int64(rings.data[ring, slot].ctypes.data)
-            send_buffers.iovecs[filled, 1] = size
+            send_buffers.iovecs[filled, 1] = rings.length[ring, slot]
             filled += 1
             rings.first[ring] = slot + 1 if slot + 1 < rows else 0
             rings.stored[ring] -= 1

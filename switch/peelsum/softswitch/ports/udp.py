@@ -34,6 +34,8 @@ from peelsum.softswitch.runtime.frames import Frames, frames_per_batch
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, HEADER_BYTES, FrameAddress, encapsulation
 from peelsum.wire.datagrams import MAX_DATAGRAM, Address, BatchSocket
 
+#: The longest datagram of a program that is not peelsum's: what a jumbo frame holds.
+MOST_BYTES = 8972
 _SWITCH_NUMBER = 0xFFFE
 #: struct sockaddr_in: family, then port and address in network order.
 _ADDRESS = struct.Struct("=H2s4s8x")
@@ -62,7 +64,7 @@ class PortCounts:
     overrun: int = 0
     """Datagrams that the kernel dropped because the pipeline was too slow."""
     odd: int = 0
-    """Datagrams dropped because their length is not that of the pipeline's packets."""
+    """Datagrams dropped because their length is not that of the pipeline's packets, or above MOST_BYTES."""
     lost_in: int = 0
     """Received datagrams that the configured loss dropped."""
     lost_out: int = 0
@@ -192,12 +194,17 @@ class UdpPorts:
         return int(self.sockets.dropped[1])
 
     def resize(self, packet_bytes: int) -> None:
-        """Accept and send datagrams of `packet_bytes` from now on, for a new pipeline."""
-        self._frame_bytes = FRAME_HEADER_BYTES + packet_bytes
+        """Accept and send datagrams of `packet_bytes` from now on, for a new pipeline.
+
+        With a pipeline without lanes, which is not peelsum's, they may have up to MOST_BYTES.
+        """
+        is_fixed = packet_bytes > HEADER_BYTES
+        least_bytes, packet_bytes = (packet_bytes, packet_bytes) if is_fixed else (1, MOST_BYTES)
+        self.sockets.frame_bytes[:] = FRAME_HEADER_BYTES + least_bytes, FRAME_HEADER_BYTES + packet_bytes
         for port in self.ports.values():
-            port.socket.resize(packet_bytes)
+            port.socket.resize(packet_bytes, is_maximum=not is_fixed)
             port.sync_segments()
-        stride = -(-self._frame_bytes // 64) * 64
+        stride = -(-(FRAME_HEADER_BYTES + packet_bytes) // 64) * 64
         self.batch = frames_per_batch(self._most_frames, stride)
         # A port may exceed its share of a batch by the contents of the largest datagram.
         rows = self.batch + len(self.ports) * (SHARE + MAX_DATAGRAM // packet_bytes)
@@ -225,7 +232,7 @@ class UdpPorts:
         """
         send_buffers, ports = self.send_buffers_for(len(frames)), frames.port.copy()
         lose_sent(self.sockets, ports)
-        sort(self.sockets, frames.data, frames.length, ports, send_buffers, self._frame_bytes)
+        sort(self.sockets, frames.data, frames.length, ports, send_buffers)
         if (row := send(self.sockets, send_buffers)) >= 0:
             self.resend_smaller(row)
 

@@ -118,6 +118,7 @@ class Sockets(NamedTuple):
     clock: NDArray[np.int64]  # [2]: struct timespec
     loss: NDArray[np.float64]  # [1]: the share of packets that each port loses in each direction
     draws: NDArray[np.uint64]  # [ports, 2]: the counters that decide which, of received and sent packets
+    frame_bytes: NDArray[np.int64]  # [2]: the least and the most bytes of a frame
 
 
 class ReceiveBuffers(NamedTuple):
@@ -160,6 +161,7 @@ def new_sockets(numbers: Sequence[int], cpu_port: int) -> Sockets:
         clock=np.zeros(2, np.int64),
         loss=np.zeros(1),
         draws=np.zeros((len(numbers), 2), np.uint64),
+        frame_bytes=np.zeros(2, np.int64),
     )
 
 
@@ -202,8 +204,22 @@ def receive(sockets: Sockets, ready: NDArray[np.int32], share: int, batch: Recei
                 batch.port[frame] = number
                 for i in range(FRAME_HEADER_BYTES):
                     batch.data[frame, i] = batch.headers[row, i]
+                if sockets.frame_bytes[0] < sockets.frame_bytes[1]:
+                    _write_lengths(batch.data[frame], batch.length[frame])
             count += packets
     return count
+
+
+@compiled
+def _write_lengths(frame: NDArray[np.uint8], length: int) -> None:
+    """Write the lengths of IPv4 and UDP, and IPv4's checksum, to the headers of a frame of `length` bytes."""
+    total = 0
+    for field, value in ((16, length - 14), (38, length - 34), (24, 0)):
+        frame[field], frame[field + 1] = value >> 8, value & 0xFF
+    for field in range(14, 34, 2):
+        total += frame[field] << 8 | frame[field + 1]
+    checksum = 0xFFFF - (total % 0xFFFF or 0xFFFF)  # the one's complement sum is one modulo 0xFFFF
+    frame[24], frame[25] = checksum >> 8, checksum & 0xFF
 
 
 @compiled
@@ -213,18 +229,22 @@ def _receive_datagram(sockets: Sockets, row: int, batch: ReceiveBuffers, first: 
     Packets that are not from the peer are counted, and 0 is returned.
     """
     message, counts = sockets.message, sockets.counts
+    sizes_vary = sockets.frame_bytes[0] < sockets.frame_bytes[1]
     message[0], message[1] = sockets.source.ctypes.data, 16
     message[2] = np.int64(batch.iovecs.ctypes.data) + 16 * first
-    message[3] = min(MOST_IOVECS, batch.iovecs.shape[0] - first)
+    message[3] = 1 if sizes_vary else min(MOST_IOVECS, batch.iovecs.shape[0] - first)
     message[4] = sockets.control.ctypes.data
     size = receive_message(sockets.state[row, UdpColumn.DESCRIPTOR], message)
     if size <= 0:
         return size if size else _handle_hello(sockets, row)
-    if size == PROOF_BYTES:
+    if size == PROOF_BYTES and not (sizes_vary and _is_from_peer(sockets, row)):
         return _handle_proof(sockets, row, batch.data[first])
     segment = sockets.control[4] if message[5] else size
-    packet_bytes = batch.iovecs[first, 1]
-    packets = size // segment if segment == packet_bytes and size <= message[3] * packet_bytes else 0
+    most_bytes = message[3] * batch.iovecs[first, 1]
+    packet_bytes = size if sizes_vary else batch.iovecs[first, 1]
+    packets = size // segment if segment == packet_bytes and size <= most_bytes else 0
+    if sizes_vary:
+        batch.length[first] = FRAME_HEADER_BYTES + size
     counts[row, UdpCount.ODD] += -(-size // segment) - packets
     if not _is_from_peer(sockets, row):
         counts[row, UdpCount.FOREIGN] += packets
@@ -370,7 +390,7 @@ def _current_period(sockets: Sockets) -> int:
 
 @compiled
 def sort(sockets: Sockets, data: NDArray[np.uint8], length: NDArray[np.int32], port: NDArray[np.int32],
-         send_buffers: SendBuffers, frame_bytes: int) -> int:  # fmt: skip
+         send_buffers: SendBuffers) -> int:  # fmt: skip
     """Put the payloads of frames into `send_buffers`, by port; count frames that are not one whole packet.
 
     Return how many frames are for the controller, which are neither sent nor counted.
@@ -379,7 +399,7 @@ def sort(sockets: Sockets, data: NDArray[np.uint8], length: NDArray[np.int32], p
     for row in range(send_buffers.end.shape[0]):
         send_buffers.end[row] = 0
     for frame in range(length.shape[0]):
-        row = row_of(sockets, data[frame], length[frame], port[frame], frame_bytes)
+        row = row_of(sockets, data[frame], length[frame], port[frame])
         if row >= 0:
             send_buffers.end[row] += 1
         elif row == _FOR_CPU:
@@ -391,24 +411,25 @@ def sort(sockets: Sockets, data: NDArray[np.uint8], length: NDArray[np.int32], p
         send_buffers.next[row], first = first, first + send_buffers.end[row]
         send_buffers.end[row] = send_buffers.next[row]
     for frame in range(length.shape[0]):
-        row = row_of(sockets, data[frame], length[frame], port[frame], frame_bytes)
+        row = row_of(sockets, data[frame], length[frame], port[frame])
         if row >= 0:
             iovec = send_buffers.end[row]
             send_buffers.iovecs[iovec, 0] = np.int64(data[frame].ctypes.data) + FRAME_HEADER_BYTES
-            send_buffers.iovecs[iovec, 1] = frame_bytes - FRAME_HEADER_BYTES
+            send_buffers.iovecs[iovec, 1] = length[frame] - FRAME_HEADER_BYTES
             send_buffers.end[row] = iovec + 1
     return for_cpu
 
 
 @compiled
-def row_of(sockets: Sockets, frame: NDArray[np.uint8], length: int, port: int, frame_bytes: int) -> int:
+def row_of(sockets: Sockets, frame: NDArray[np.uint8], length: int, port: int) -> int:
     """Return the row of the port by which a frame leaves, or one of four codes for other frames."""
     if port == HELD:
         return _HELD
     row = sockets.rows[port] if 0 <= port < PORTS else _NO_SUCH_PORT
     if row == _FOR_CPU:
         return _FOR_CPU
-    if length != frame_bytes:  # before a look at its bytes: a frame may be shorter than its headers
+    # This comes before a look at its bytes: a frame may be shorter than its headers.
+    if not sockets.frame_bytes[0] <= length <= sockets.frame_bytes[1]:
         return _UNFRAMED
     if frame[12] != 0x08 or frame[13] != 0x00 or frame[14] != 0x45 or frame[23] != 17:
         return _UNFRAMED

@@ -170,10 +170,10 @@ def _process_batch(program: Callable[..., tuple[int, int]], memory: _UdpLoopMemo
         state.memory, state.regs, state.wide, state.counts, state.groups, state.queues,
     )  # fmt: skip
     numbers[LoopField.NEXT], numbers[LoopField.OUTPUT_COUNT] = processed, output_count
-    size, length = batch.length[0], output.length[: numbers[LoopField.OUTPUT_COUNT]]
+    length = output.length[: numbers[LoopField.OUTPUT_COUNT]]
     lose_sent(sockets, output.port[: length.shape[0]])
-    hold(rings, sockets, output.data, length, output.port, output.leave, size)
-    for_cpu = sort(sockets, output.data, length, output.port, send_buffers, size)
+    hold(rings, sockets, output.data, length, output.port, output.leave)
+    for_cpu = sort(sockets, output.data, length, output.port, send_buffers)
     row = send(sockets, send_buffers)
     if row >= 0:
         return _SEGMENTS_REFUSED + row

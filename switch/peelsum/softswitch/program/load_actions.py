@@ -14,6 +14,9 @@ from peelsum.softswitch.program import model
 from peelsum.softswitch.program import operations as ops
 from peelsum.wire import DROP_PORT
 
+#: Most bits of a value, the same as p4c's limit. The compiler's time grows with their square.
+_MOST_BITS = 2048
+
 #: An object of BMv2 JSON.
 Json: TypeAlias = Mapping[str, Any]
 
@@ -66,7 +69,7 @@ class Scope:
                 field = self.field(item["value"])
                 inputs.append((field, 0, self.declared(field).bits))
             elif item["type"] == "hexstr":
-                bits = int(item["bitwidth"])
+                bits = checked_bits(item["bitwidth"], where)
                 inputs.append((None, bits_of(item["value"], bits), bits))
             else:
                 raise UnsupportedConstruct(
@@ -230,16 +233,26 @@ def _select_by_index(
     return expression
 
 
+def checked_bits(bits: Any, what: str) -> int:
+    """Return a width in bits. Raises UnsupportedConstruct, which names `what` has it, if it is too large."""
+    if not 1 <= int(bits) <= _MOST_BITS:
+        raise UnsupportedConstruct(f"{what}: {bits} bits; use 1 to {_MOST_BITS}")
+    return int(bits)
+
+
 def load_action(item: Json, scope: Scope) -> ops.Action:
     """Return one action. The targets of its jumps are indices of statements in its body.
 
     In BMv2 JSON they are indices of primitives, and a primitive may become several statements, or none.
     """
+    where = f"action {item['name']}"
     params = tuple(
-        ops.ActionParam(part["name"], int(part["bitwidth"]), (int(item["id"]), index) in scope.signed)
+        ops.ActionParam(
+            part["name"], checked_bits(part["bitwidth"], where), (int(item["id"]), index) in scope.signed
+        )
         for index, part in enumerate(item["runtime_data"])
     )
-    action_scope = replace(scope, params=params, where=f"action {item['name']}")
+    action_scope = replace(scope, params=params, where=where)
     primitives = []
     for part in item["primitives"]:
         with position_of(part):

@@ -17,6 +17,7 @@ from peelsum.softswitch.program.load_actions import (
     Json,
     Scope,
     bits_of,
+    checked_bits,
     hash_name,
     load_action,
     load_parser,
@@ -27,8 +28,6 @@ _CORE_ERRORS = (
     *("NoError", "PacketTooShort", "NoMatch", "StackOutOfBounds"),
     *("HeaderTooShort", "ParserTimeout", "ParserInvalidArgument"),
 )
-#: Most bits of a field, the same as p4c's limit. The compiler's time grows with their square.
-_MOST_FIELD_BITS = 2048
 
 
 def read(document: Json, name: str) -> model.Program:
@@ -122,12 +121,8 @@ def _value_sets(document: Json) -> dict[str, model.ValueSet]:
     """Return the parser's value sets by name."""
     value_sets = {}
     for item in document.get("parse_vsets", ()):
-        size, bits = (
-            _size({"max_size": _VALUE_SET_SIZE, **item}, "max_size"),
-            int(item["compressed_bitwidth"]),
-        )
-        if not 1 <= bits <= _MOST_FIELD_BITS:
-            raise UnsupportedConstruct(f"value set {item['name']}: {bits} bits; use 1 to {_MOST_FIELD_BITS}")
+        size = _size({"max_size": _VALUE_SET_SIZE, **item}, "max_size")
+        bits = checked_bits(item["compressed_bitwidth"], f"value set {item['name']}")
         value_sets[item["name"]] = model.ValueSet(item["name"], size, bits)
     return value_sets
 
@@ -147,12 +142,9 @@ def _headers(document: Json) -> dict[str, model.Header]:
                         "the program in P4_16, with varbit"
                     )
                 bits = 8 * int(item["max_length"]) - fixed_bits
-            if not 1 <= int(bits) <= _MOST_FIELD_BITS:
-                raise UnsupportedConstruct(
-                    f"field {item['name']}.{field_name}: {bits} bits; use 1 to {_MOST_FIELD_BITS}"
-                )
+            bits = checked_bits(bits, f"field {item['name']}.{field_name}")
             is_signed = bool(signed and signed[0])
-            fields.append(model.FieldDeclaration(field_name, int(bits), is_signed, is_varbit))
+            fields.append(model.FieldDeclaration(field_name, bits, is_signed, is_varbit))
         types[item["name"]] = tuple(fields)
     headers: dict[str, model.Header] = {}
     for item in document["headers"]:
@@ -177,10 +169,8 @@ def _signed_parameters(document: Json) -> frozenset[tuple[int, int]]:
 def _registers(document: Json) -> dict[str, model.RegisterArray]:
     registers = {}
     for item in document.get("register_arrays", ()):
-        name, bits = item["name"], item["bitwidth"]
-        if not 1 <= bits <= _MOST_FIELD_BITS:
-            raise UnsupportedConstruct(f"register {name}: cells of {bits} bits; use 1 to {_MOST_FIELD_BITS}")
-        registers[name] = model.RegisterArray(name, _size(item), int(bits))
+        bits = checked_bits(item["bitwidth"], f"register {item['name']}")
+        registers[item["name"]] = model.RegisterArray(item["name"], _size(item), bits)
     return registers
 
 
