@@ -472,7 +472,7 @@ def killed() -> dict[str, object]:
         command = [*networks.PEELSUM, "switch", "run", "--interface", "1@switch1", "--json"]
         with subprocess.Popen([*command, "--p4runtime", "127.0.0.1:0"], stdout=subprocess.PIPE) as switch:
             assert switch.stdout is not None
-            said.append(json.loads(switch.stdout.readline())["ports_by"])
+            said.append(json.loads(switch.stdout.readline())["port_method"])
             switch.kill()
     return {"said": said, "left": best_port_method("switch1")}
 
