@@ -47,7 +47,7 @@ def served_job(ranks: int) -> Iterator[dict[str, str]]:
 
 
 def _free_base(ports: int) -> int:
-    """Return a random number after which so many UDP ports are free."""
+    """Return a random port number N such that the UDP ports N + 1 to N + `ports` are free."""
     while True:
         base = random.choice(_BASES)
         with ExitStack() as stack:

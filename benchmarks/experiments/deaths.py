@@ -45,13 +45,22 @@ def measure(seed: int, ranks: int, killed: int, elements: int) -> dict[str, Valu
     with TemporaryDirectory(prefix="peelsum-") as folder, served_job(ranks) as environment:
         pipes, processes = [], []
         for rank in range(ranks):
-            mine, its = context.Pipe()
+            parent_end, rank_end = context.Pipe()
             moment = Random(f"{seed} {rank}").random() if rank in victims else None
-            arguments = its, rank, ranks, str(Path(folder) / "store"), environment, moment, elements, seed
+            arguments = (
+                rank_end,
+                rank,
+                ranks,
+                str(Path(folder) / "store"),
+                environment,
+                moment,
+                elements,
+                seed,
+            )
             processes.append(context.Process(target=_run, args=arguments, daemon=True))
             processes[-1].start()
-            its.close()
-            pipes.append(mine)
+            rank_end.close()
+            pipes.append(parent_end)
         try:
             died_at = max(float(_received(pipes[rank])) for rank in victims)
             results = [_received(pipe) for rank, pipe in enumerate(pipes) if rank not in victims]
@@ -72,8 +81,8 @@ def _received(pipe: Connection) -> Any:
     return result
 
 
-def _row(runs: Sequence[Sequence[Step]], died_at: float, left: int) -> dict[str, Value]:
-    """Return the times in ms, given the steps of all ranks that are left: each step lasts to its last end."""
+def _row(runs: Sequence[Sequence[Step]], died_at: float, survivors: int) -> dict[str, Value]:
+    """Return the times in ms, given the survivors' steps: a step ends when all have completed it."""
     ends = np.array([[ended_at for ended_at, _ in steps] for steps in runs]).max(axis=0)
     times = 1000 * np.diff(ends, prepend=np.nan)
     step = int(np.argmax(ends > died_at))
@@ -83,7 +92,7 @@ def _row(runs: Sequence[Sequence[Step]], died_at: float, left: int) -> dict[str,
         "death_ms": 1000 * (ends[step] - died_at),
         "next_ms": float(times[step + 1]),
         "after_ms": float(median(times[-_TIMED:])),
-        "kept": sum(len(member) > left for member in members),
+        "kept": sum(len(member) > survivors for member in members),
     }
 
 
@@ -125,7 +134,7 @@ def _train(
     named = [(f"p{i}", torch.nn.Parameter(torch.zeros(size))) for i, size in enumerate(sizes)]
     state = SwitchAllreduceState(names=named, on_lost="continue")
     state.connect()
-    own = [gradient(seed, rank, i, size) for i, size in enumerate(sizes)]
+    gradients = [gradient(seed, rank, i, size) for i, size in enumerate(sizes)]
     steps: list[Step] = []
     averages: list[list[NDArray[np.float32]]] = []
     for step in range(_STEPS):
@@ -134,7 +143,7 @@ def _train(
                 b - a for (a, _), (b, _) in zip(steps[-_TIMED:], steps[1 - _TIMED :], strict=False)
             )
             threading.Thread(target=_die, args=(pipe, moment * usual_s), daemon=True).start()
-        buffers = [torch.from_numpy(values * np.float32(1 + step % 7)) for values in own]
+        buffers = [torch.from_numpy(values * np.float32(1 + step % 7)) for values in gradients]
         futures = [
             state.submit(buffer, [parameter], last=parameter is named[-1][1])
             for buffer, (_, parameter) in zip(buffers, named, strict=True)

@@ -37,7 +37,7 @@ _TRAINER = [sys.executable, "-m", "benchmarks.killed_trainer"]
 
 
 class _Run:
-    """The processes of a run, and what they have printed."""
+    """The processes of a run, and the reports that they have printed."""
 
     def __init__(self, stack: ExitStack, environment: dict[str, str]) -> None:
         self._stack, self._environment = stack, {**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
@@ -61,7 +61,7 @@ class _Run:
             self._lines.put(line)
 
     def read_until(self, deadline: float) -> None:
-        """Take what is printed until a time."""
+        """Store what the processes print until `deadline`, by time.monotonic."""
         while (left_s := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 line = self._lines.get(timeout=left_s)
