@@ -60,7 +60,13 @@ def test_help_and_version():
 
 @pytest.mark.parametrize(
     ("line", "folder"),
-    [("--pcap --no-p4", "."), ("--no-p4 --pcap", "."), ("--pcap=x --no-p4", "x"), ("--pcap x --no-p4", "x")],
+    [
+        ("--pcap --no-p4", "."),
+        ("--no-p4 --pcap", "."),
+        ("--pcap=x --no-p4", "x"),
+        ("--pcap x --no-p4", "x"),
+        ("--pcap a.json", "."),
+    ],
 )
 def test_captures_need_no_folder(translate, line, folder):
     assert translate(line)[0].capture == Path(folder)

@@ -140,7 +140,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], set[str]]:
     """Return the arguments that have an effect, in Click's form, and the names of the other options.
 
     `--`, which separates the options of BMv2 from those of simple_switch_grpc, is left out. `--pcap` may have
-    no value.
+    no value; a JSON file after it is the program.
     """
     used, ignored, position = list[str](), set[str](), 0
     while position < len(words):
@@ -150,7 +150,9 @@ def _split(words: Sequence[str]) -> tuple[list[str], set[str]]:
         if name in _IGNORED:
             ignored.add(name)
             position += _IGNORED[name] and not has_value
-        elif word == "--pcap" and (position == len(words) or words[position].startswith("-")):
+        elif word == "--pcap" and (
+            position == len(words) or words[position].startswith("-") or words[position].endswith(".json")
+        ):
             used.append("--pcap=.")
         elif word != "--":
             used.append(word)
