@@ -26,6 +26,7 @@ from peelsum.softswitch.ports.interfaces import InterfaceCounts, InterfacePorts
 from peelsum.softswitch.ports.links import Links, load_schedule
 from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
+from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
@@ -332,14 +333,7 @@ def run(
             # Clients of P4Runtime need not wait for the compiler.
             warm_up(ports)
             if program is not None:
-                switch = device.build(program)
-                with device.lock:
-                    if device.switch is None:  # no controller has been faster
-                        device.install(switch)
-                if program.messages[1:]:
-                    stopped = threading.Event()
-                    stack.callback(stopped.set)
-                    threading.Thread(target=_write_log, args=(switch, stopped), daemon=True).start()
+                stack.callback(_install(device, program))
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
         plane = stack.enter_context(DataPlane(device, ports, links=links, capture=capture))
@@ -352,6 +346,17 @@ def run(
                 announce(replace(listening, accepts_any_hello=accepts_any_hello))
             plane.run()
         return count()
+
+
+def _install(device: Device, program: Program) -> Callable[[], None]:
+    """Run a program unless a controller has loaded one, and write its log until the result is called."""
+    switch, stopped = device.build(program), threading.Event()
+    with device.lock:
+        if device.switch is None:
+            device.install(switch)
+    if program.messages[1:]:
+        threading.Thread(target=_write_log, args=(switch, stopped), daemon=True).start()
+    return stopped.set
 
 
 def _write_log(switch: Switch, stopped: threading.Event) -> None:

@@ -318,3 +318,10 @@ def test_programs_with_random_changes_are_refused_or_load(path):
                 container[key] = rng.choice([*ODD_VALUES, copy.deepcopy(rng.choice(found)[0])])
         with contextlib.suppress(SoftswitchError):
             Switch(parse(changed, "x"), "python")
+
+
+def test_the_name_of_a_digest_is_a_string():
+    document = json.loads((P4.parent / "p4runtime/p4/externs.json").read_text())
+    document["learn_lists"][0]["name"] = {}
+    with pytest.raises(BadProgram, match="digest 1: its name is not a string"):
+        parse(document, "externs")

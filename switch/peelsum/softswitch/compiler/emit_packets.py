@@ -23,6 +23,14 @@ def stop_parser(emit: Emitter, test: str, error: str) -> None:
     emit.nested(f"if {test}:", f"parser_error = {emit.program.errors.get(error, error)}", "break")
 
 
+def advance(emit: Emitter, bits: str) -> None:
+    """Skip a number of bits of the packet. The parser stops unless they are whole bytes of it."""
+    emit.line(f"skipped = {bits}")
+    stop_parser(emit, "skipped % 8 != 0", "ParserInvalidArgument")
+    stop_parser(emit, "remaining < skipped // 8", "PacketTooShort")
+    emit.line("parsed = parsed + skipped // 8", "remaining = remaining - skipped // 8")
+
+
 def extract(emit: Emitter, header: str, varbit_bits: Expr | None) -> None:
     """Extract a header from the packet; its varbit, if any, has as many bits as an expression says."""
     if varbit_bits is not None:

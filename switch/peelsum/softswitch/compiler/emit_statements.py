@@ -69,25 +69,13 @@ class Statements:
                     with emit.block(f"{'elif' if number else 'if'} {test}:"):
                         self._assign(target, value)
             case ops.Hash(target, algorithm, inputs, base, size):
-                text = packets.hash_of(emit, algorithm, inputs, f"hash {algorithm}")
-                emit.line(f"size_of = {expressions.exact(size, 'size of a hash').text}")
-                text = f"{text} % (size_of if size_of != 0 else 1)"
-                first = expressions.exact(base, "base of a hash").text
-                emit.line(f"{emit.place(target)} = ({text} + {first}) & {(1 << emit.bits(target)) - 1}")
+                self._hash(target, packets.hash_of(emit, algorithm, inputs, f"hash {algorithm}"), base, size)
             case flow.If():
                 self._if(statement)
             case flow.Apply():
                 self._apply(statement)
             case flow.Repeat():
-                # Rows of registers whose index is constant are computed and checked before the loop.
-                rows: dict[Row, None] = {}
-                for access in ops.walk(statement.body):
-                    if isinstance(access, (ops.ReadRegister, ops.WriteRegister)) and is_loop_invariant(
-                        emit.program, access.index, statement
-                    ):
-                        rows[self._row(access.register, access.index)] = None
-                self._loop_with_checks(statement, list(rows))
-                self._rows.clear()
+                self._repeat(statement)
             case ops.ReadRegister(target, register, index):
                 bits = emit.bits(target)
                 mask = f" & {(1 << bits) - 1}" if bits < self._plan(register).bits else ""
@@ -134,16 +122,31 @@ class Statements:
             case Require(bits):
                 packets.stop_parser(emit, f"remaining < {-(-bits // 8)}", "PacketTooShort")
             case Advance(bits):
-                text = expressions.exact(bits, "number of bits to advance by").text
-                emit.line(f"skipped = {text}")
-                packets.stop_parser(emit, "skipped % 8 != 0", "ParserInvalidArgument")
-                packets.stop_parser(emit, "remaining < skipped // 8", "PacketTooShort")
-                emit.line("parsed = parsed + skipped // 8", "remaining = remaining - skipped // 8")
+                packets.advance(emit, expressions.exact(bits, "number of bits to advance by").text)
             case Verify(condition, error):
                 test = f"not {expressions.condition(condition)}"
                 packets.stop_parser(emit, test, expressions.truncated(error, 32))
             case ops.Primitive():
                 externs.statement(emit, statement)
+
+    def _hash(self, target: ops.Target, hashed: str, base: ops.Expr, size: ops.Expr) -> None:
+        """Write base + hash modulo size; a size of 0 gives the base."""
+        emit, exact = self._emit, self._emit.expressions.exact
+        emit.line(f"size_of = {exact(size, 'size of a hash').text}")
+        reduced = f"{hashed} % (size_of if size_of != 0 else 1)"
+        first, mask = exact(base, "base of a hash").text, (1 << emit.bits(target)) - 1
+        emit.line(f"{emit.place(target)} = ({reduced} + {first}) & {mask}")
+
+    def _repeat(self, loop: flow.Repeat) -> None:
+        """Write a loop. Rows of registers whose index is constant in it are computed and checked before."""
+        rows: dict[Row, None] = {}
+        for access in ops.walk(loop.body):
+            if isinstance(access, (ops.ReadRegister, ops.WriteRegister)) and is_loop_invariant(
+                self._emit.program, access.index, loop
+            ):
+                rows[self._row(access.register, access.index)] = None
+        self._loop_with_checks(loop, list(rows))
+        self._rows.clear()
 
     def _state_machine(self, machine: flow.StateMachine) -> None:
         """Write states as a loop, with limited visits, as states that extract nothing could loop forever."""

@@ -198,6 +198,8 @@ def _digests(document: Json, scope: Scope) -> list[model.Message]:
     """Return the program's digests in the order of their numbers, which begin at 1; number 0 is unused."""
     digests = [model.Message("digest", "", ())]
     for item in sorted(document.get("learn_lists", ()), key=lambda item: int(item["id"])):
+        if not isinstance(item["name"], str):
+            raise BadProgram(f"digest {item['id']}: its name is not a string; compile the program again")
         if item["id"] != len(digests):
             raise BadProgram(f"digest {item['name']}: number {item['id']}; compile the program again")
         with position_of(item):
