@@ -88,16 +88,7 @@ class Switch:
             )
             for name, declaration in program.profiles.items()
         }
-        meters = {
-            name: MeterCells(
-                name,
-                meter.size if meter.table is None else program.tables[meter.table].capacity,
-                externs.meters[name],
-                memory,
-                self.lock,
-            )
-            for name, meter in program.meters.items()
-        }
+        meters = _meters(program, externs.meters, memory, self.lock)
         #: Indirect meters by name.
         self.meters = {name: cells for name, cells in meters.items() if program.meters[name].table is None}
         hits = {
@@ -240,6 +231,17 @@ class OutputBuffers:
         """Return the first `count` frames."""
         data = self.data[: count * stride].reshape(count, stride)
         return Frames(data, self.length[:count], self.port[:count], self.leave[:count])
+
+
+def _meters(
+    program: Program, bases: dict[str, int], memory: NDArray[np.uint64], lock: FairLock
+) -> dict[str, MeterCells]:
+    """Return all meters by name; a direct meter has a cell for each entry of its table."""
+    sizes = {
+        name: meter.size if meter.table is None else program.tables[meter.table].capacity
+        for name, meter in program.meters.items()
+    }
+    return {name: MeterCells(name, size, bases[name], memory, lock) for name, size in sizes.items()}
 
 
 def _action_words(program: Program, profile: str) -> Callable[[str, Sequence[int]], list[int]]:
