@@ -33,6 +33,7 @@ REQUEST_FIELDS: Mapping[str, Mapping[str, type]] = {
 _OPTIONAL = {"ranks", "on_lost", "token", "source"}
 #: The fields of the lines that a rank sends on its open connection, in the same form.
 MESSAGE_FIELDS: Mapping[str, Mapping[str, type]] = {
+    "ready": {},
     "leave": {},
     "step": {"change": int, "step": int},
     "completed": {"change": int, "sums": int, "chunk": int},

@@ -19,6 +19,13 @@ def client(rank):
     return ConnectedClient(None, "10.0.0.1", 0.0, request={"call": "join", "process": 100 + rank})
 
 
+def ready_client(rank):
+    """Return a client that has said that it is ready."""
+    entering = client(rank)
+    entering.inbox.append({"call": "ready"})
+    return entering
+
+
 @pytest.fixture(params=[False, True], ids=["ends", "survives"])
 def survives(request):
     return request.param
@@ -163,7 +170,7 @@ def with_a_free_seat():
 
 def test_a_rank_enters_before_the_step_after_the_last_that_any_is_in():
     run = with_a_free_seat()
-    late = client(2)
+    late = ready_client(2)
     assert run.enter(late) == 2
     assert run.enter(client(3)) is None
     run.update(1.0)
@@ -186,7 +193,7 @@ def test_a_rank_enters_before_the_step_after_the_last_that_any_is_in():
 
 def test_a_loss_comes_before_an_entry():
     run = with_a_free_seat()
-    run.enter(client(2))
+    run.enter(ready_client(2))
     run.update(1.0)
     run.clients[1].closed = True
     run.update(2.0)
@@ -201,7 +208,7 @@ def test_a_loss_comes_before_an_entry():
 
 def test_who_enters_and_ends_is_forgotten():
     run = with_a_free_seat()
-    late = client(2)
+    late = ready_client(2)
     run.enter(late)
     late.closed = True
     run.update(1.0)
@@ -211,7 +218,7 @@ def test_who_enters_and_ends_is_forgotten():
 
 def test_who_enters_is_told_that_the_run_has_ended():
     run = with_a_free_seat()
-    late = client(2)
+    late = ready_client(2)
     run.enter(late)
     for rank in (0, 1):
         say(run, rank, "leave")
@@ -219,6 +226,34 @@ def test_who_enters_is_told_that_the_run_has_ended():
     assert [list(message) for message in late.outbox] == [["end"]]
     run.update(2.0)
     assert len(late.outbox) == 1
+
+
+def test_nobody_waits_for_a_rank_that_is_not_ready_to_enter():
+    run = made(survives=True)
+    for rank in (2, 3):
+        run.clients[rank].closed = True
+    run.update(0.0)
+    report(run, {0: 5, 1: 5}, change=1)
+    run.update(0.0)
+    run.agreed()
+    heard(run)
+    slow, quick = client(2), ready_client(3)
+    assert [run.enter(slow), run.enter(quick)] == [2, 3]
+    run.update(1.0)
+    assert heard(run) == {rank: [{"entering": [3], "change": 2}] for rank in (0, 1)}
+    for rank in (0, 1):
+        say(run, rank, "step", change=2, step=7)
+    run.update(2.0)
+    report(run, {0: 9, 1: 9}, change=2)
+    run.update(3.0)
+    assert run.agreed().keys() == {0, 1}
+    assert run.admit_entering() == [3]
+    heard(run)
+    run.update(4.0)
+    assert not any(heard(run).values())
+    slow.inbox.append({"call": "ready"})
+    run.update(5.0)
+    assert heard(run) == {rank: [{"entering": [2], "change": 3}] for rank in (0, 1, 3)}
 
 
 def test_a_seat_that_is_still_to_be_taken_is_not_free():
@@ -267,7 +302,7 @@ def test_no_message_of_a_rank_harms_the_others(survives, events, data):
         if event == "close":
             run.clients[rank].closed = True
         elif event == "enter":
-            run.enter(client(9))
+            run.enter(data.draw(st.sampled_from([client, ready_client]))(9))
         elif (message := parsed_request(json.dumps(event).encode(), MESSAGE_FIELDS)) is not None:
             run.clients[rank].inbox.append(message)
         if data.draw(st.booleans()):

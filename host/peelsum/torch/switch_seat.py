@@ -27,6 +27,7 @@ from peelsum.transport import SwitchSummation, job_config
 from peelsum.transport.joining import join_limit_s
 from peelsum.transport.lease import CONNECT_S, Generation, Lease
 from peelsum.transport.seats import SEAT
+from peelsum.transport.warming import warm_up
 
 #: The job for all ranks of a machine, in the form that follows `switch:`.
 JOB = "PEELSUM_JOB"
@@ -113,9 +114,10 @@ def connect_to_run(source: str, timeout_s: float | None) -> tuple[SwitchSummatio
             lease.close()
             time.sleep(_RETRY_S)
         resources.callback(lease.close)
-        if "entering" not in values:
+        if not {"entering", "lanes"} <= values.keys():
             raise HookConfigError(f"over: controller {source[2:]}: {values.get('error', values)}")
         rank = int(values["entering"])
+        warm_up(int(values["lanes"]))
         generation = lease.enter(rank, join_limit_s())
         addresses = [generation.switch[member] for member in generation.members]
         plane = {"admission": generation.admission, "switch": addresses, "wire": generation.wire}

@@ -226,8 +226,12 @@ class Lease:
                     return Generation.of(message)
 
     def enter(self, rank: int, patience_s: float) -> Generation:
-        """Return the generation in which this process enters, as this rank. Raises TransportError."""
+        """Enter the run, now that this process is ready to sum; return the generation that has it.
+
+        The others wait for this process from now on. Raises TransportError.
+        """
         deadline = time.monotonic() + patience_s
+        self.send(call="ready")
         while True:
             message = self.next_message(deadline - time.monotonic())
             if "members" in message and rank in (generation := Generation.of(message)).members:

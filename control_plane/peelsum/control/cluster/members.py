@@ -39,7 +39,7 @@ class Members:
     | any             | `leave`                             | no longer a member, but still connected        |
     | ends on a loss  | a rank is lost                      | notify the others, once for each rank          |
     | survives losses | a rank is lost, or has left         | begin change k + 1: notify the others          |
-    | survives losses | a rank enters                       | begin change k + 1: ask all for their steps    |
+    | survives losses | a rank that enters is `ready`       | begin change k + 1: ask all for their steps    |
     | change k        | all members have sent their `step`  | notify them that it is before the next step    |
     | survives losses | `stalled` names silent members      | send them the reason, and close: they are lost |
     | change k        | `completed` of change k             | store the number of sums                       |
@@ -69,8 +69,10 @@ class Members:
         self.change = 0
         self._reports: dict[int, MemberReport] | None = None
         self._deadline = 0.0
-        #: The ranks that enter, and the steps that members have sent since; None if they were not asked.
+        #: The ranks that want to enter, and those of them that are ready to sum.
         self.entering: dict[int, ConnectedClient] = {}
+        self._ready: set[int] = set()
+        #: The steps that members have sent since they were asked; None if they were not.
         self._steps: dict[int, int] | None = None
         #: Whether the change that goes on is for them.
         self._admits = False
@@ -94,9 +96,9 @@ class Members:
         return ""
 
     def enter(self, client: ConnectedClient) -> int | None:
-        """Let a client enter at the next border of a step; return its rank, None if all are taken.
+        """Let a client enter at a border of a step, once it is ready; return its rank, or None.
 
-        The run must survive losses. The rank is the lowest that is free.
+        The run must survive losses. The rank is the lowest that is free; None if all are taken.
         """
         starting = set() if self.change else set(range(self._workers)) - self._joined
         taken = self.clients.keys() | self.entering.keys() | starting
@@ -145,20 +147,25 @@ class Members:
         """Make members of the ranks that enter, if this change is for them; return them."""
         if not self._admits:
             return []
-        ranks, self._admits = [*self.entering], False
-        self.clients |= self.entering
-        self.entering = {}
+        ranks, self._admits = sorted(self._ready), False
+        self.clients |= {rank: self.entering.pop(rank) for rank in ranks}
+        self._ready = set()
         return ranks
 
     def _update_entering(self, now: float) -> None:
         """Begin a change for ranks that enter, if none goes on; end the first part of such a change."""
         self.entering = {rank: client for rank, client in self.entering.items() if not client.closed}
+        self._ready &= self.entering.keys()
+        for rank, client in self.entering.items():
+            if any(message["call"] == "ready" for message in client.inbox):
+                self._ready.add(rank)
+            client.inbox.clear()
         if not self.clients:
             self.end("the run that this rank asked to enter has ended; start it again")
-        elif self.entering and self._reports is None:
+        elif self._ready and self._reports is None:
             self.change += 1
             self._reports, self._steps, self._deadline = {}, {}, math.inf
-            self.notify({"entering": [*self.entering]})
+            self.notify({"entering": sorted(self._ready)})
         elif self._steps is not None and self._steps.keys() == self.clients.keys():
             self.notify({"before_step": max(self._steps.values()) + 1})
             self._steps, self._admits, self._deadline = None, True, now + self._patience_s
@@ -167,7 +174,7 @@ class Members:
         """Send the reason for the run's end to its members, and to the ranks that wait to enter."""
         for client in (*self.clients.values(), *self.entering.values()):
             client.outbox.append({"end": reason})
-        self.entering = {}
+        self.entering, self._ready = {}, set()
 
     def notify(self, message: Mapping[str, Any]) -> None:
         """Send a message to all members."""

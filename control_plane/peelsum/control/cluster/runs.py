@@ -296,7 +296,8 @@ class JobRuns:
         rank = members.enter(client)
         if rank is None:
             return {"error": "enter: the run has all its ranks", "full": True}
-        return {"entering": rank}
+        assert self._job is not None  # a job over racks does not survive losses
+        return {"entering": rank, "lanes": self._job.switch.pipeline_lanes}
 
     def update(self) -> None:
         """Handle what has happened to the connections of all runs' ranks."""
