@@ -161,31 +161,30 @@ class Contribution(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TensorSummary:
+class TensorStats:
     """Statistics of a tensor's sum, without its arrays."""
 
     elements: int
     """Number of elements."""
-    form: Form | Literal["additive", "indexed", "gather"]
-    """See `TensorResult.form`; the kind of a compressor's payloads."""
+    form: Form | Literal["additive", "indexed", "gather", "rows"]
+    """How the values were sent: see `TensorResult.form`; as additive, indexed or gathered payloads of a
+    compressor; or as the rows of a sparse gradient."""
     index: IndexForm | None
-    """See `TensorResult.index`."""
+    """How the index was sent; None for a form without an index."""
     density: float
-    """See `TensorResult.density`."""
+    """Share of elements that were non-zero on some worker; NaN if the tensor was not finite."""
     density_worker: float
-    """See `TensorResult.density_worker`."""
+    """Share of elements that were non-zero on this worker; NaN if the tensor was not finite."""
     error_bound: float
-    """See `TensorResult.error_bound`."""
+    """How far an element of the result can be from the exact sum (or average) of the workers' floats."""
     scale_block: int | None
     """Elements in each block that had a scale of its own; None if all had the same, or none was needed."""
 
 
-def summaries(results: Iterable[Any]) -> dict[str, TensorSummary]:
+def summaries(results: Iterable[Any]) -> dict[str, TensorStats]:
     """Return each tensor's statistics by name, from its result, which has the same attributes."""
-    names = [field.name for field in fields(TensorSummary)]
-    return {
-        result.name: TensorSummary(**{name: getattr(result, name) for name in names}) for result in results
-    }
+    names = [field.name for field in fields(TensorStats)]
+    return {result.name: TensorStats(**{name: getattr(result, name) for name in names}) for result in results}
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +205,7 @@ class StepSummary:
     """Cells of the step's sketch."""
     unpeeled: int
     """Candidates that were not peeled, whose numbers were then sent as they are."""
-    tensors: Callable[[], Mapping[str, TensorSummary]]
+    tensors: Callable[[], Mapping[str, TensorStats]]
     """Returns each tensor's tally, by name. It keeps no arrays of elements."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from peelsum import buffers
 from peelsum.allreduce import Allreduce, StepResult
-from peelsum.allreduce.result import StepSummary, TensorSummary, summaries
+from peelsum.allreduce.result import StepSummary, TensorStats, summaries
 from peelsum.allreduce.rounds import Phase
 from peelsum.compress.arguments import CompressError
 from peelsum.compress.arithmetic import from_bytes, from_code, to_bytes, to_code
@@ -29,7 +29,7 @@ _NOT_FINITE_LENGTH = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, eq=False)
-class CompressedTensor(TensorSummary):
+class CompressedTensor(TensorStats):
     """A tensor's sum, the same on every worker bit for bit, and the values that this worker sent for it.
 
     Densities are NaN if some worker's tensor was not finite. `form` is the kind of the payloads; if they were

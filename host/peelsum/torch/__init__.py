@@ -8,6 +8,7 @@ import warnings
 
 import torch
 
+from peelsum.allreduce.result import TensorStats
 from peelsum.compress import RandomK, StrategyStats, Threshold, TopK
 from peelsum.torch.errors import CallTimeoutError, HookConfigError, HookError, HookFailedError
 from peelsum.torch.hook import fsdp_hook, fsdp_reduce_scatter, hook
@@ -15,7 +16,7 @@ from peelsum.torch.process_group import SwitchOptions, SwitchProcessGroup, regis
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.starts import init_process_group
 from peelsum.torch.state import SwitchAllreduceState
-from peelsum.torch.stats import HookStats, TensorStats
+from peelsum.torch.stats import HookStats
 
 __all__ = [
     "CallTimeoutError",

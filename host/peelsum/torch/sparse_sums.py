@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import InvalidRequestError
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
-from peelsum.allreduce.result import StepSummary
+from peelsum.allreduce.result import StepSummary, TensorStats
 from peelsum.allreduce.rows import GatheringSummation, RowUnion, sum_floats, unite_rows
 from peelsum.codec import ROW
 from peelsum.codec.fixed_point import error_bound
 from peelsum.summation import Part, Words
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.stats import SparseResult, TensorStats
+from peelsum.torch.stats import SparseResult
 from peelsum.transport.endpoint import PACE
 from peelsum.wire import packet_bytes
 

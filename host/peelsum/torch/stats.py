@@ -6,46 +6,17 @@ import logging
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from peelsum.allreduce import StepResult
-from peelsum.allreduce.indexes import IndexForm
-from peelsum.allreduce.plan import Form
-from peelsum.allreduce.result import StepSummary
-from peelsum.compress import CompressedResult, Kind, StrategyStats
+from peelsum.allreduce.result import StepSummary, TensorStats
+from peelsum.compress import CompressedResult, StrategyStats
 
 _LOGGER = logging.getLogger("peelsum.torch")
 #: From this step on, a warning is logged if dense gradients have less than this share of the bytes sent.
 _WARN_FROM_STEP, _WARN_BELOW_SHARE = 10, 0.9
 #: The costs that a sum's result and `HookStats` have under the same name.
 _COSTS = ("wire_bytes", "dense_bytes", "encode_s", "network_s", "decode_s")
-
-
-@dataclass(frozen=True)
-class TensorStats:
-    """A parameter's gradient as it was last summed."""
-
-    elements: int
-    """Number of elements."""
-
-    form: Form | Kind | Literal["rows"]
-    """How the values were sent: dense, compact or sketch; as additive or gathered payloads; or as the rows of
-    a sparse gradient."""
-
-    index: IndexForm | None
-    """How the index was sent; None for a form without an index."""
-
-    density: float
-    """Share of elements that were non-zero on some worker; NaN if the gradient was not finite."""
-
-    density_worker: float
-    """Share of elements that were non-zero on this worker; NaN if the gradient was not finite."""
-
-    error_bound: float
-    """How far an element of the result can be from the exact sum (or average) of the workers' floats."""
-
-    scale_block: int | None
-    """Elements in each block with a scale of its own; None if all elements had one scale, or needed none."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +139,7 @@ class RunningStats:
             last_members = dict(self._members)
         tensors: dict[str, TensorStats] = {}
         for tally in tallies:
-            tensors |= {name: TensorStats(**vars(counts)) for name, counts in tally.tensors().items()}
+            tensors |= tally.tensors()
         members = {name: ranks for names, ranks in last_members.items() for name in names}
         return HookStats(**totals, tensors=tensors, members=members)
 
