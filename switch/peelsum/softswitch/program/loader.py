@@ -78,6 +78,7 @@ def read(document: Json, name: str) -> model.Program:
         profiles=_profiles(document, scope),
         value_sets=_value_sets(document),
         messages=tuple(scope.messages),
+        sources=scope.sources,
     )
     _check(program)
     return program
@@ -332,6 +333,8 @@ def load_pipeline(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -
     for call in item.get("action_calls", ()):
         raise UnsupportedConstruct(f"action call {call.get('name')}: not supported; recompile with p4c")
     nodes: dict[str, model.TableDeclaration | model.Conditional] = {}
+    for node in (*item["tables"], *item["conditionals"]):
+        scope.note_source(str(node["name"]), node)
     for node in item["tables"]:
         with position_of(node):
             nodes[node["name"]] = _table(node, scope, actions)
