@@ -11,21 +11,23 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from peelsum.reading import parse_json, read_bytes
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError
 from peelsum.softswitch.program.model import KeyValue, TableKey
 from peelsum.softswitch.runtime.switch import Switch
 
+#: A packet: the port at which it arrives, its bytes, and when, in microseconds.
+Arrival: TypeAlias = tuple[int, bytes, int]
 #: Most bytes of a file with entries.
 MOST_BYTES = 16 << 20
 _MAC = re.compile(r"[0-9a-fA-F]{1,2}(?:[:-][0-9a-fA-F]{1,2}){5}")
 _STF_CALL = re.compile(r"([^\s()]+)\s*\(([^()]*)\)")
 
 
-def load_entries(path: Path, switch: Switch) -> list[tuple[int, bytes]]:
-    """Put a file's entries into a switch; return the packets that an `.stf` file has, as (port, bytes).
+def load_entries(path: Path, switch: Switch) -> list[Arrival]:
+    """Put a file's entries into a switch; return the packets that an `.stf` file has.
 
     Raises SoftswitchError, which names the file and what is wrong.
     """
@@ -156,8 +158,8 @@ def _number(value: Any, bits: int, what: str) -> int:
 # --- commands of p4c's tests ----------------------------------------------------------------------
 
 
-def _load_stf(text: str, switch: Switch) -> list[tuple[int, bytes]]:
-    packets: list[tuple[int, bytes]] = []
+def _load_stf(text: str, switch: Switch) -> list[Arrival]:
+    packets: list[Arrival] = []
     nodes: list[list[tuple[int, int]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = re.sub(r"#.*|\s*=\s*\$\w+\s*$", "", line).replace('"', "").strip()
@@ -166,7 +168,7 @@ def _load_stf(text: str, switch: Switch) -> list[tuple[int, bytes]]:
                 case ["add" | "setdefault" as command, table, *_]:
                     _stf_entry(switch, command, table, line.split(None, 2)[2])
                 case ["packet", port, *digits]:
-                    packets.append((_number(port, 9, "port"), packet_bytes("".join(digits))))
+                    packets.append((_number(port, 9, "port"), packet_bytes("".join(digits)), 0))
                 case ["mirroring_add", session, port]:
                     switch.sessions.set(_number(session, 15, "session"), [(_number(port, 9, "port"), 0)])
                 case ["mc_mgrp_create", group]:
@@ -229,8 +231,8 @@ def packet_bytes(text: str) -> bytes:
     raise InvalidEntry(f"packet: {problem}: give two hexadecimal digits for each byte")
 
 
-def read_pcap(path: Path) -> list[tuple[int, bytes]]:
-    """Return the packets of a pcap file, each with its time in microseconds. Raises SoftswitchError."""
+def read_pcap(path: Path, port: int) -> list[Arrival]:
+    """Return the packets of a pcap file, which arrive at `port`. Raises SoftswitchError."""
     try:
         data = read_bytes(path, MOST_BYTES)
     except (OSError, ValueError) as error:
@@ -244,7 +246,7 @@ def read_pcap(path: Path) -> list[tuple[int, bytes]]:
             f"{path}: is not a pcap file; if it is pcapng, convert it: editcap -F pcap IN OUT"
         )
     order, per_us = orders[data[:4]]
-    packets, position = [], 24
+    packets, position = list[Arrival](), 24
     while position < len(data):
         seconds, fraction, length = (
             int.from_bytes(data[position + at : position + at + 4], order) for at in (0, 4, 8)
@@ -253,5 +255,5 @@ def read_pcap(path: Path) -> list[tuple[int, bytes]]:
         position += 16 + length
         if position > len(data):
             raise SoftswitchError(f"{path}: ends within packet {len(packets) + 1}; copy the whole file")
-        packets.append((seconds * 10**6 + fraction // per_us, packet))
+        packets.append((port, packet, seconds * 10**6 + fraction // per_us))
     return packets

@@ -1,0 +1,323 @@
+"""Draws a program's graph: the parser's states, and the tables and conditions of ingress and egress.
+
+`as_dot` writes it for Graphviz. `as_svg` needs no other program: it puts each node below all nodes that lead
+to it, and orders the nodes of a row by where their neighbours are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import escape
+from itertools import pairwise
+
+from peelsum.softswitch.inspection.observe import expression_text
+from peelsum.softswitch.program import model
+from peelsum.softswitch.program.model import Program
+
+#: Lines and characters of a label that are drawn.
+_MOST_LINES, _MOST_LETTERS = 5, 44
+_END = "end"
+
+
+@dataclass
+class Graph:
+    """A graph: lines of text and a shape (state, table, condition or end) by node, and labels by edge."""
+
+    name: str
+    nodes: dict[str, tuple[list[str], str]] = field(default_factory=dict)
+    edges: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+    def node(self, name: str, lines: list[str], shape: str) -> None:
+        """Add a node."""
+        shown = [line if len(line) <= _MOST_LETTERS else f"{line[: _MOST_LETTERS - 1]}…" for line in lines]
+        self.nodes[name] = (shown if len(shown) <= _MOST_LINES else [*shown[: _MOST_LINES - 1], "…"], shape)
+
+    def edge(self, start: str, end: str | None, label: str) -> None:
+        """Add an edge, or a label to it; None is the graph's end."""
+        if end is None:
+            self.nodes.setdefault(_END, ([f"end of {self.name}"], "end"))
+        labels = self.edges.setdefault((start, end or _END), [])
+        if label and label not in labels:
+            labels.append(label)
+
+
+def graphs(program: Program) -> list[Graph]:
+    """Return the graphs of the parser, and of the pipelines that have nodes."""
+    pipelines = (_pipeline_graph(program, graph) for graph in (program.ingress, program.egress))
+    return [_parser_graph(program.parser), *(graph for graph in pipelines if graph.nodes)]
+
+
+def _parser_graph(parser: model.Parser) -> Graph:
+    graph = Graph("parser")
+    for name in dict.fromkeys((parser.start, *parser.states)):
+        state = parser.states[name]
+        extracted = [f"extract {op.header}" for op in state.ops if isinstance(op, model.Extract)]
+        extracted += [f"extract {op.stack}.next" for op in state.ops if isinstance(op, model.ExtractNext)]
+        key = [f"select {', '.join(map(expression_text, state.key))}"] if state.key else []
+        graph.node(name, [name, *extracted, *key], "state")
+        for transition in state.transitions:
+            graph.edge(name, transition.next_state, _transition_label(transition, bool(state.key)))
+        if not state.transitions or not state.transitions[-1].is_default:
+            graph.edge(name, None, "no match")
+    return graph
+
+
+def _transition_label(transition: model.Transition, selects: bool) -> str:
+    """Return a transition's values; nothing for the only transition of a state."""
+    if transition.condition is not None:
+        return expression_text(transition.condition)
+    if transition.values is None:
+        return "default" if selects else ""
+    masks = transition.masks or [None] * len(transition.values)
+    pairs = zip(transition.values, masks, strict=True)
+    return ", ".join(hex(value) if mask is None else f"{value:#x} &&& {mask:#x}" for value, mask in pairs)
+
+
+def _pipeline_graph(program: Program, pipeline: model.PipelineGraph) -> Graph:
+    graph, actions = Graph(pipeline.name), program.actions
+    open_nodes, reached = [pipeline.start], list[str]()
+    while open_nodes:
+        name = open_nodes.pop()
+        if name is not None and name not in reached:
+            reached.append(name)
+            open_nodes += reversed(model.successors(pipeline.nodes[name]))
+    for name in reached:
+        node = pipeline.nodes[name]
+        if isinstance(node, model.Conditional):
+            graph.node(name, [expression_text(node.condition)], "condition")
+            graph.edge(name, node.if_true, "true")
+            graph.edge(name, node.if_false, "false")
+            continue
+        keys = [f"{key.name}: {key.kind}" for key in node.keys]
+        if not node.keys and node.const_default:  # statements between tables, of which p4c makes a table
+            numbers = range(len(actions[node.default_action].body))
+            places = (program.sources.get((node.default_action, number)) for number in numbers)
+            keys = list(dict.fromkeys(place.text for place in places if place is not None))
+        graph.node(name, [name, *keys], "table")
+        followers = {number: node.next_by_action.get(number) for number in node.actions}
+        if node.next_by_hit is not None:
+            for follower, label in zip(node.next_by_hit, ("hit", "miss"), strict=True):
+                graph.edge(name, follower, label)
+        for number, follower in followers.items() if node.next_by_hit is None else ():
+            is_choice = len(set(followers.values())) > 1
+            graph.edge(name, follower, actions[number].name.rpartition(".")[2] if is_choice else "")
+    return graph
+
+
+def as_dot(program: Program) -> str:
+    """Return the program's graph in Graphviz's language."""
+    shapes = {"state": "ellipse", "table": "box", "condition": "diamond", "end": "plaintext"}
+
+    def quoted(text: str) -> str:
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+    lines = [f"digraph {quoted(program.name)} {{", "  node [fontname=sans]; edge [fontname=sans];"]
+    for graph in graphs(program):
+        lines += [f"  subgraph cluster_{graph.name} {{", f"    label={graph.name};"]
+        for name, (texts, shape) in graph.nodes.items():
+            label = quoted("\n".join(texts))
+            lines.append(f"    {quoted(f'{graph.name} {name}')} [label={label}, shape={shapes[shape]}];")
+        for (start, end), labels in graph.edges.items():
+            ends = " -> ".join(quoted(f"{graph.name} {name}") for name in (start, end))
+            lines.append(f"    {ends} [label={quoted(chr(10).join(labels))}];")
+        lines.append("  }")
+    return "\n".join([*lines, "}", ""])
+
+
+# --- SVG ------------------------------------------------------------------------------------------
+
+_LETTER, _LINE, _GAP, _ROW = 6.7, 15, 26, 52
+_STYLE = (
+    ".page{fill:#fff}.box{fill:#f4f6fb;stroke:#444}.text{fill:#222}.edge{stroke:#1f77b4;fill:none}"
+    ".head{fill:#1f77b4}.label{fill:#444;stroke:#fff;paint-order:stroke;stroke-width:3}"
+    "@media (prefers-color-scheme: dark){.page{fill:#131416}.box{fill:#22262d;stroke:#9198a1}"
+    ".text{fill:#e6edf3}.edge{stroke:#79c0ff}.head{fill:#79c0ff}.label{fill:#9198a1;stroke:#131416}}"
+)
+
+
+class _Layout:
+    """Where the nodes of a graph are drawn: centres by node, with places where long edges pass a row."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        order, self.back = _order(graph)
+        rank = dict.fromkeys(order, 0)
+        for start in order:
+            for end in self._followers(start):
+                rank[end] = max(rank[end], rank[start] + 1)
+        self.rows: list[list[str]] = [[] for _ in range(max(rank.values(), default=0) + 1)]
+        for name in order:
+            self.rows[rank[name]].append(name)
+        #: By edge, the nodes and places that it goes through.
+        self.routes: dict[tuple[str, str], list[str]] = {}
+        above: dict[str, list[str]] = {}
+        below: dict[str, list[str]] = {}
+        for start, end in (edge for edge in graph.edges if edge not in self.back):
+            passed = [f"{start}\0{end}\0{row}" for row in range(rank[start] + 1, rank[end])]
+            for row, place in enumerate(passed, rank[start] + 1):
+                self.rows[row].append(place)
+            self.routes[start, end] = route = [start, *passed, end]
+            for first, second in pairwise(route):
+                below.setdefault(first, []).append(second)
+                above.setdefault(second, []).append(first)
+        self._sort_rows(above, below)
+        self._set_x(above, below)
+        self._set_y()
+
+    def _followers(self, start: str) -> list[str]:
+        return [end for other, end in self.graph.edges if other == start and (start, end) not in self.back]
+
+    def size(self, name: str) -> tuple[float, float]:
+        """Return the width and height of a node; of a place where an edge passes, those of a label."""
+        lines, shape = self.graph.nodes.get(name, (["xxxxxx"], "end"))
+        margin = 44 if shape == "condition" else 18
+        return _LETTER * max(map(len, lines)) + margin, _LINE * len(lines) + 12
+
+    def _sort_rows(self, above: dict[str, list[str]], below: dict[str, list[str]]) -> None:
+        """Sort each row by the mean position of its nodes' neighbours, from the top and from below."""
+        for _ in range(6):
+            for rows, neighbours in ((self.rows, above), (self.rows[::-1], below)):
+                position = {name: float(place) for row in rows for place, name in enumerate(row)}
+                for row in rows:
+                    row.sort(
+                        key=lambda name: _mean([position[other] for other in neighbours.get(name, [name])])
+                    )
+                    position.update({name: float(place) for place, name in enumerate(row)})
+
+    def _set_x(self, above: dict[str, list[str]], below: dict[str, list[str]]) -> None:
+        """Move nodes towards their neighbours, as far as their row's order allows."""
+        self.x = {name: 200.0 * place for row in self.rows for place, name in enumerate(row)}
+        for step in range(24):
+            for row in self.rows if step % 2 else self.rows[::-1]:
+                neighbours = [[*above.get(name, ()), *below.get(name, ())] or [name] for name in row]
+                desired = [_mean([self.x[other] for other in others]) for others in neighbours]
+                sizes = [self.size(name)[0] for name in row]
+                distances = [(first + second) / 2 + _GAP for first, second in pairwise(sizes)]
+                from_left, from_right = desired[:1], desired[-1:]
+                for place, distance in enumerate(distances, 1):
+                    from_left.append(max(desired[place], from_left[-1] + distance))
+                    from_right.append(min(desired[-1 - place], from_right[-1] - distances[-place]))
+                both = zip(row, from_left, reversed(from_right), strict=True)
+                self.x.update({name: (left + right) / 2 for name, left, right in both})
+        left = min((x - self.size(name)[0] / 2 for name, x in self.x.items()), default=0)
+        self.x = {name: x - left for name, x in self.x.items()}
+        self.width = max((x + self.size(name)[0] / 2 for name, x in self.x.items()), default=0)
+        self.width += 60 if self.back else 0
+
+    def _set_y(self) -> None:
+        """Set the rows' places, with room below each for the labels of its edges."""
+        self.y: dict[str, float] = {}
+        self.height = 0.0
+        for row in self.rows:
+            row_height = max(self.size(name)[1] for name in row)
+            self.y.update(dict.fromkeys(row, self.height + row_height / 2))
+            labels = [len(text) for (start, _), text in self.graph.edges.items() if start in row]
+            self.height += row_height + _ROW + _LINE * min(max(labels, default=0), _MOST_LINES)
+
+    def svg(self) -> Iterator[str]:
+        """Yield the drawing's elements."""
+        for edge, labels in self.graph.edges.items():
+            path, x, y = self._back_path(*edge) if edge in self.back else self._path(self.routes[edge])
+            yield f'<path class="edge" marker-end="url(#head)" d="{path}"/>'
+            shown = labels if len(labels) <= _MOST_LINES else [*labels[: _MOST_LINES - 1], "…"]
+            yield from _texts(shown, x, y, "label")
+        for name, (lines, shape) in self.graph.nodes.items():
+            (width, height), x, y = self.size(name), self.x[name], self.y[name]
+            left, top = x - width / 2, y - height / 2
+            if shape == "condition":
+                points = f"{left},{y} {left + 14},{top} {left + width - 14},{top} {left + width},{y} "
+                points += f"{left + width - 14},{top + height} {left + 14},{top + height}"
+                yield f'<polygon class="box" points="{points}"/>'
+            elif shape != "end":
+                radius = height / 2 if shape == "state" else 3
+                place = f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"'
+                yield f'<rect class="box" {place} rx="{min(radius, 20)}"/>'
+            yield from _texts(lines, x, y, "text")
+
+    def _path(self, route: list[str]) -> tuple[str, float, float]:
+        """Return an edge's path, and the place of its label."""
+        half = [self.size(name)[1] / 2 if name in self.graph.nodes else 0 for name in route]
+        points = [(self.x[name], self.y[name]) for name in route]
+        (x, y), path = points[0], ""
+        y += half[0]
+        path = f"M{x:.1f} {y:.1f}"
+        for (next_x, next_y), margin in zip(points[1:], half[1:], strict=True):
+            next_y -= margin
+            middle = (y + next_y) / 2
+            path += f"C{x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
+            x, y = next_x, next_y
+        first, second = points[0], points[1]
+        top, bottom = first[1] + half[0], second[1] - half[1]
+        return path, (first[0] + second[0]) / 2, (top + bottom) / 2
+
+    def _back_path(self, start: str, end: str) -> tuple[str, float, float]:
+        """Return the path of an edge that leads up, around the nodes' right sides, and its label's place."""
+        (x, y), (end_x, end_y) = (
+            (self.x[name] + self.size(name)[0] / 2, self.y[name]) for name in (start, end)
+        )
+        right, apart = (x + 50, 8) if start == end else (self.width - 10, 0)
+        path = f"M{x:.1f} {y + apart:.1f}C{right:.1f} {y + apart:.1f} {right:.1f} {end_y - apart:.1f}"
+        return (
+            f"{path} {end_x:.1f} {end_y - apart:.1f}",
+            right - 4,
+            (y + end_y) / 2 - (22 if start == end else 0),
+        )
+
+
+def _order(graph: Graph) -> tuple[list[str], set[tuple[str, str]]]:
+    """Return the nodes so that edges lead forward, and the edges that lead back, which loops have."""
+    followers: dict[str, list[str]] = {name: [] for name in graph.nodes}
+    for start, end in graph.edges:
+        followers[start].append(end)
+    done: list[str] = []
+    back: set[tuple[str, str]] = set()
+    for root in graph.nodes:
+        path = [] if root in done else [(root, iter(followers[root]))]
+        open_nodes = {root}
+        while path:
+            name, rest = path[-1]
+            end = next(rest, None)
+            if end is None:
+                path.pop()
+                open_nodes.discard(name)
+                done.append(name)
+            elif end in open_nodes:
+                back.add((name, end))
+            elif end not in done:
+                open_nodes.add(end)
+                path.append((end, iter(followers[end])))
+    return done[::-1], back
+
+
+def _mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _texts(lines: list[str], x: float, y: float, style: str) -> Iterator[str]:
+    """Yield centred lines of text around a point."""
+    for number, line in enumerate(lines):
+        line_y = y + _LINE * (number - (len(lines) - 1) / 2) + 4.5
+        yield f'<text class="{style}" text-anchor="middle" x="{x:.1f}" y="{line_y:.1f}">{escape(line)}</text>'
+
+
+def as_svg(program: Program) -> str:
+    """Return a drawing of the program's graphs, side by side, for light and dark pages."""
+    layouts = list(map(_Layout, graphs(program)))
+    width = sum(layout.width + 40 for layout in layouts) + 20
+    height = max(layout.height for layout in layouts) + 30
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}"'
+        f' height="{height:.0f}" font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="11.5">',
+        f"<title>{escape(program.name)}: parser, ingress and egress</title><style>{_STYLE}</style>",
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
+        'orient="auto"><path class="head" d="M0 0L8 4L0 8z"/></marker></defs>',
+        f'<rect class="page" width="{width:.0f}" height="{height:.0f}" rx="6"/>',
+    ]
+    left = 30.0
+    for layout in layouts:
+        lines.append(f'<g transform="translate({left:.1f} 44)">')
+        lines.append(f'<text class="text" font-weight="bold" y="-20">{layout.graph.name}</text>')
+        lines += [*layout.svg(), "</g>"]
+        left += layout.width + 40
+    return "\n".join([*lines, "</svg>", ""])
