@@ -277,16 +277,17 @@ def _order(graph: Graph) -> tuple[list[str], set[tuple[str, str]]]:
         open_nodes = {root}
         while path:
             name, rest = path[-1]
-            end = next(rest, None)
-            if end is None:
+            for end in rest:
+                if end in open_nodes:
+                    back.add((name, end))
+                elif end not in done:
+                    open_nodes.add(end)
+                    path.append((end, iter(followers[end])))
+                    break
+            else:
                 path.pop()
                 open_nodes.discard(name)
                 done.append(name)
-            elif end in open_nodes:
-                back.add((name, end))
-            elif end not in done:
-                open_nodes.add(end)
-                path.append((end, iter(followers[end])))
     return done[::-1], back
 
 

@@ -92,8 +92,7 @@ class ObservedProgram:
             if isinstance(node, model.Conditional):
                 operands: list[ops.Expr] = [ops.Unary("b2d", node.condition)]
                 observe(Point("condition", name, node, source), operands, name, before(name))
-                branches = {"if_true": before(node.if_true), "if_false": before(node.if_false)}
-                nodes[name] = replace(node, **branches)
+                nodes[name] = replace(node, if_true=before(node.if_true), if_false=before(node.if_false))
                 continue
             operands = [_key_value(self.original, key) for key in node.keys]
             observe(Point("table", name, node, source), operands, name, before(name))

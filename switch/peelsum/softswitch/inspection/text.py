@@ -19,9 +19,28 @@ _Line: TypeAlias = "tuple[str, Step | None]"
 _SOURCE_COLUMN, _WIDTH = 64, 100
 #: Of an action with more statements than the first number, the first and last ones are written.
 _MOST_STATEMENTS, _FIRST, _LAST = 32, 12, 4
-_HINTS = {
-    "read_register": "read {name}[{index}]: {before}",
-    "write_register": "write {name}[{index}]: {before} -> {after}",
+#: The lines of steps and statements that need one.
+_STEPS = {
+    "ingress": "ingress",
+    "egress": "egress to port {port}",
+    "clone": "  clone to session {session}: ports {ports}",
+    "multicast": "  multicast to group {group}: ports {ports}",
+    "forward": "  forward to port {port}",
+    "drop": "  drop: {reason}",
+    "resubmit": "  resubmit",
+}
+_STATEMENTS = {
+    "read_register": "read {register}[{index}]: {before}",
+    "write_register": "write {register}[{index}]: {before} -> {after}",
+    "count_at": "count {counter}[{index}]",
+    "execute_meter": "meter {meter}[{index}]",
+    "clone": "clone to session {session}, at the end of the pipeline",
+    "truncate": "truncate to {length} bytes",
+    "jump_if_zero": "if: {outcome}",
+    "assert": "assert: {outcome}",
+    "verify": "verify: {outcome}",
+    "send_digest": "digest {digest}, at the end of ingress",
+    "log": "log {text!r} {values}",
 }
 
 
@@ -30,23 +49,22 @@ class TraceWriter:
 
     def __init__(self, program: Program, full: bool = False) -> None:
         self._full = full
-        #: The widths of fields, keys and parameters, by the names that traces have.
-        self._bits = {
-            field_name(header.name, field.name): field.bits
-            for header in program.headers.values()
-            for field in header.fields
-        }
+        headers, actions = program.headers.values(), program.actions.values()
+        #: The widths of parameters, keys and fields, by the names that traces have.
+        self._bits = {param.name: param.bits for action in actions for param in action.params}
         self._bits |= {key.name: key.bits for table in program.tables.values() for key in table.keys}
+        self._bits |= {
+            field_name(item.name, part.name): part.bits for item in headers for part in item.fields
+        }
 
     def text(self, trace: Step) -> str:
         """Return the lines of a trace."""
         lines = [f"packet: {len(trace['bytes']) // 2} bytes at port {trace['port']}"]
-        for step in trace["steps"]:
-            for text, source in self._lines(step):
-                if source is not None:
-                    place = f"{PurePath(source['file']).name}:{source['line']}"
-                    text = f"{text:<{_SOURCE_COLUMN}}  {place:<18}  {source['text']}".rstrip()
-                lines.append(text)
+        for text, source in (line for step in trace["steps"] for line in self._lines(step)):
+            if source is not None:
+                place = f"{PurePath(source['file']).name}:{source['line']}"
+                text = f"{text:<{_SOURCE_COLUMN}}  {place:<18}  {source['text']}".rstrip()
+            lines.append(text)
         for digest in trace["digests"]:
             lines.append(f"digest {digest['digest']}: {', '.join(map(str, digest['values']))}")
         for packet in trace["packets"]:
@@ -58,19 +76,22 @@ class TraceWriter:
         """Yield the lines of a step."""
         source = step.get("source")
         match step:
+            case {"step": kind} if kind in _STEPS:
+                yield _STEPS[kind].format_map(step), None
             case {"step": "pass", "packet": packet}:
                 if packet != "arrived":
                     yield f"again: {packet}, {step['size']} bytes", None
-            case {"step": "state", "state": state}:
-                yield f"parser state {state}", None
-                for operation in step["operations"]:
+            case {"step": "state", "operations": operations}:
+                yield f"parser state {step['state']}", None
+                for operation in operations:
                     yield from self._statement(operation)
                 key = "".join(f"{self._pair(part['field'], part['value'])} " for part in step["key"])
-                yield f"    {key}-> {step['next'] or 'end of the parser'}", None
-            case {"step": "parser_end", "error": error}:
-                yield f"    {step['payload_bytes']} more bytes are the payload", None
+                if not step["failed"]:
+                    yield f"    {key}-> {step['next'] or 'end of the parser'}", None
+            case {"step": "parser_end", "error": error, "payload_bytes": payload}:
                 if error:
                     yield f"    the parser stops with the error {error}", None
+                yield f"    payload: {payload} bytes", None
             case {"step": "condition"}:
                 yield f"  if ({step['condition']}): {str(step['outcome']).lower()}", source
             case {"step": "table", "key": [_, *_] as key, "entry": entry}:
@@ -81,31 +102,16 @@ class TraceWriter:
                     parts = ", ".join(map(self._match, entry["match"]))
                     priority = f", priority {entry['priority']}" if entry["priority"] else ""
                     yield f"    entry {parts}{priority} => {entry['action']}", None
-            case {"step": "action", "action": action, "statements": statements}:
+            case {"step": "action", "statements": statements}:
                 arguments = ", ".join(self._pair(*item) for item in step["parameters"].items())
-                yield f"  action {action}({arguments})", None
-                skipped = len(statements) - _FIRST - _LAST
-                if self._full or len(statements) <= _MOST_STATEMENTS:
-                    skipped = 0
+                yield f"  action {step['action']}({arguments})", None
+                is_long = len(statements) > _MOST_STATEMENTS and not self._full
+                omitted = range(_FIRST, len(statements) - _LAST) if is_long else range(0)
                 for number, statement in enumerate(statements):
-                    if not skipped or not _FIRST <= number < _FIRST + skipped:
+                    if number not in omitted:
                         yield from self._statement(statement)
                     elif number == _FIRST:
-                        yield f"    ... {skipped} more statements; --full writes them all", None
-            case {"step": "ingress"}:
-                yield "ingress", None
-            case {"step": "egress", "port": port}:
-                yield f"egress to port {port}" + (f", copy {step['rid']}" if step["rid"] else ""), None
-            case {"step": "clone"}:
-                yield f"  clone to session {step['session']}: ports {step['ports'] or 'none'}", None
-            case {"step": "multicast"}:
-                yield f"  multicast to group {step['group']}: ports {step['ports']}", None
-            case {"step": "forward"}:
-                yield f"  forward to port {step['port']}", None
-            case {"step": "drop"}:
-                yield f"  drop: {step['reason']}", None
-            case {"step": "resubmit"}:
-                yield "  resubmit", None
+                        yield f"    ... {len(omitted)} more statements; --full writes them all", None
             case {"step": "send" | "recirculate" as kind, "headers": headers}:
                 yield f"deparser emits {', '.join(headers) or 'no header'}", None
                 for change in step.get("changed", ()):
@@ -113,41 +119,25 @@ class TraceWriter:
                 yield f"  {kind}" + (f" to port {step['port']}" if kind == "send" else ""), None
 
     def _statement(self, step: Step) -> Iterator[_Line]:
-        """Yield the lines of a statement of an action or of a parser state; none if it has no effect."""
-        source, kind, texts = step.get("source"), step["step"].replace("_", " "), []
-        match step:
-            case {"header": header, "fields": fields}:
-                if fields is None:
-                    yield f"    extract {header}: fails", None
-                    return
-                pairs = [self._pair(f"{header}.{name}", value, name) for name, value in fields.items()]
-                yield from ((line, None) for line in _wrapped(f"    extract {header}: ", pairs))
-                return
-            case {"register": register}:
-                if register["before"] is None:
-                    texts = [f"{kind} {register['name']}[{register['index']}]: past its end"]
-                else:
-                    texts = [_HINTS[step["step"]].format_map(register)]
-            case {"cell": cell}:
-                texts = [f"{kind} {cell['name']}[{cell['index']}]"]
-            case {"clone": clone}:
-                texts = [f"clone to session {clone['session']}, at the end of the pipeline"]
-            case {"outcome": outcome}:
-                texts = [f"{'if' if kind.startswith('jump') else kind}: {str(outcome).lower()}"]
-            case {"log": log}:
-                texts = [f"log {log['text']!r} {log['values'] or ''}".rstrip()]
-            case {"digest": digest}:
-                texts = [f"digest {digest}, at the end of ingress"]
-            case {"target": target} if not step["changed"]:
-                texts = [f"{self._pair(target['field'], target['value'])}, as before"]
-            case {"step": "jump"}:
-                return
-        texts += [self._change(change) for change in step.get("changed", ())]
-        for number, text in enumerate(texts or [kind]):
-            yield f"    {text}", None if number else source
+        """Yield the lines of a statement of an action or of a parser state."""
+        kind, source = step["step"], step.get("source")
+        if "header" in step:
+            fields = step["fields"] or {}
+            pairs = [self._pair(f"{step['header']}.{name}", value, name) for name, value in fields.items()]
+            text = f"    extract {step['header']}: {', '.join(pairs) or 'fails'}"
+            yield from ((line, None) for line in textwrap.wrap(text, _WIDTH, subsequent_indent=" " * 8))
+            return
+        texts = [_STATEMENTS[kind].format_map(step)] if kind in _STATEMENTS else []
+        if step.get("before", 0) is None:
+            texts = [f"{kind.split('_')[0]} {step['register']}[{step['index']}]: past the register's end"]
+        texts += map(self._change, step["changed"])
+        if not texts and "field" in step:
+            texts = [f"{self._pair(step['field'], step['value'])}, as before"]
+        if kind != "jump":
+            for number, text in enumerate(texts or [kind.replace("_", " ")]):
+                yield f"    {text}", None if number else source
 
     def _change(self, change: Step) -> str:
-        """Return a field's values before and after."""
         name = change["field"]
         return f"{name}: {self._value(name, change['before'])} -> {self._value(name, change['after'])}"
 
@@ -164,19 +154,12 @@ class TraceWriter:
         return f"{name or field}={self._value(field, value)}"
 
     def _value(self, field: str, value: int) -> str:
-        """Return a value as its field's users write it: an address, or a number, if large also in hex."""
+        """Return a value as users write it: an address, or a number, if large also in hexadecimal."""
         if isinstance(value, bool):
             return str(value).lower()
-        bits, is_address = self._bits.get(field, 0), re.search("addr|mac|ip", field, re.IGNORECASE)
-        if bits == 48 or (not bits and is_address and value >> 32):
+        bits, name = self._bits.get(field), field.rpartition(".")[2]
+        if bits == 48 and re.search("addr|mac|src|dst", name, re.IGNORECASE):
             return ":".join(re.findall("..", f"{value:012x}"))
-        if bits in (32, 128) and re.search("addr|ip$", field.rpartition(".")[2], re.IGNORECASE):
+        if bits in (32, 128) and re.search("addr|ip", name, re.IGNORECASE):
             return str((IPv4Address if bits == 32 else IPv6Address)(value))
         return str(value) if -256 < value < 256 else f"{value} ({value:#x})"
-
-
-def _wrapped(head: str, pairs: list[str]) -> list[str]:
-    """Return lines of pairs; those after the first are indented below it."""
-    return textwrap.wrap(
-        head + ", ".join(pair.replace(" ", "\0") for pair in pairs), _WIDTH, subsequent_indent=" " * 8
-    )

@@ -130,7 +130,9 @@ class Tracer:
     def _at_state(self, point: Point, operands: list[int]) -> None:
         if self._steps[-1]["step"] == "state":
             self._steps[-1]["next"] = point.name
-        self._body = self._add("state", state=point.name, operations=[], key=[], next=None)["operations"]
+        self._body = self._add("state", state=point.name, operations=[], key=[], next=None, failed=False)[
+            "operations"
+        ]
 
     def _at_select(self, point: Point, operands: list[int]) -> None:
         self._steps[-1]["key"] = [
@@ -188,43 +190,49 @@ class Tracer:
 
     def _at_statement(self, point: Point, operands: list[int]) -> None:
         """Begin a statement's step; what it changed is known at the next point."""
-        step = self._step(_snake(point.name), point.source)
-        self._body.append(step)
         before, node = self._state, point.node
-        register = None
-        match node:
-            case ops.ReadRegister(register=name) | ops.WriteRegister(register=name):
-                register = {"name": name, "index": operands[0], "before": self._cell(name, operands[0])}
-                step["register"] = register
-            case ops.CountAt(counter=name) | ops.ExecuteMeter(meter=name):
-                step["cell"] = {"name": name, "index": operands[0]}
-            case ops.Clone():
-                session = operands[0] % CLONE_FLAG
-                step["clone"] = {"session": session, "ports": _ports(self.switch.sessions, session)}
-            case ops.Truncate():
-                step["length"] = operands[0]
-            case ops.JumpIfZero() | ops.Assert() | model.Verify():
-                step["outcome"] = bool(operands[0])
-            case ops.SendDigest(number):
-                step["digest"] = self._program.messages[number].text
-            case ops.Log(number):
-                step["log"] = {"text": self._program.messages[number].text, "values": operands}
-            case ops.Assign(target=ops.FieldRef(header, field)):
-                step["target"] = {"field": field_name(header, field), "value": before[header, field]}
+        step = self._step(_snake(point.name), point.source, **self._values(node, operands))
+        self._body.append(step)
 
         def finish(state: _State) -> None:
-            if not isinstance(node, (model.Extract, model.ExtractNext)):
-                step["changed"] = self._changes(before, state)
-            if register is not None:
-                register["after"] = self._cell(register["name"], register["index"])
-            if "target" in step:
-                step["target"]["value"] = state[node.target.header, node.target.field]
             if isinstance(node, (model.Extract, model.ExtractNext)):
                 header = self._extracted(node, state)
-                done = bool(state[header, VALID]) and not self._variables["parser_error"]
-                step.update(header=header, fields=self._fields(header, state) if done else None)
+                failed = self._steps[-1]["failed"] = bool(self._variables["parser_error"])
+                step.update(header=header, fields=None if failed else self._fields(header, state))
+                return
+            step["changed"] = self._changes(before, state)
+            match node:
+                case ops.ReadRegister(register=str(name)) | ops.WriteRegister(register=str(name)):
+                    step["after"] = self._cell(name, operands[0])
+                case ops.Assign(target=ops.FieldRef(header, field)):
+                    step["value"] = state[header, field]
+                case model.Verify() | model.Advance():
+                    self._steps[-1]["failed"] = bool(self._variables["parser_error"])
 
         self._finish = finish
+
+    def _values(self, node: Any, operands: list[int]) -> Step:
+        """Return what a statement is about to do."""
+        match node:
+            case ops.ReadRegister(register=str(name)) | ops.WriteRegister(register=str(name)):
+                return {"register": name, "index": operands[0], "before": self._cell(name, operands[0])}
+            case ops.CountAt(counter=name):
+                return {"counter": name, "index": operands[0]}
+            case ops.ExecuteMeter(meter=name):
+                return {"meter": name, "index": operands[0]}
+            case ops.Clone():
+                return {"session": operands[0] % CLONE_FLAG}
+            case ops.Truncate():
+                return {"length": operands[0]}
+            case ops.JumpIfZero() | ops.Assert() | model.Verify():
+                return {"outcome": bool(operands[0])}
+            case ops.SendDigest(number):
+                return {"digest": self._program.messages[number].text}
+            case ops.Log(number):
+                return {"text": self._program.messages[number].text, "values": operands}
+            case ops.Assign(target=ops.FieldRef(header, field)):
+                return {"field": field_name(header, field)}
+        return {}
 
     # --- what follows a pipeline ------------------------------------------------------------------
 
@@ -307,8 +315,9 @@ class Tracer:
         """Return the header that was extracted, or would have been."""
         if isinstance(node, model.Extract):
             return node.header
-        elements = self._program.stacks[node.stack]
-        return elements[max(0, min(state[node.stack, ""], len(elements)) - 1)][node.member]
+        elements, filled = self._program.stacks[node.stack], state[node.stack, ""]
+        place = filled if self._variables["parser_error"] else filled - 1
+        return elements[min(place, len(elements) - 1)][node.member]
 
     def _fields(self, header: str, state: _State) -> dict[str, int]:
         return {field.name: state[header, field.name] for field in self._program.headers[header].fields}
