@@ -127,7 +127,8 @@ class TraceWriter:
             text = f"    extract {step['header']}: {', '.join(pairs) or 'fails'}"
             yield from ((line, None) for line in textwrap.wrap(text, _WIDTH, subsequent_indent=" " * 8))
             return
-        texts = [_STATEMENTS[kind].format_map(step)] if kind in _STATEMENTS else []
+        outcome = str(step.get("outcome")).lower()
+        texts = [_STATEMENTS[kind].format_map({**step, "outcome": outcome})] if kind in _STATEMENTS else []
         if step.get("before", 0) is None:
             texts = [f"{kind.split('_')[0]} {step['register']}[{step['index']}]: past the register's end"]
         texts += map(self._change, step["changed"])
@@ -144,6 +145,8 @@ class TraceWriter:
     def _match(self, part: Step) -> str:
         """Return one field of an entry's key."""
         text = self._value(part["field"], part["value"])
+        if 0 in (part.get("prefix_length"), part.get("mask")):
+            return "*"
         if "prefix_length" in part:
             return f"{text}/{part['prefix_length']}"
         if "mask" in part:
@@ -160,6 +163,6 @@ class TraceWriter:
         bits, name = self._bits.get(field), field.rpartition(".")[2]
         if bits == 48 and re.search("addr|mac|src|dst", name, re.IGNORECASE):
             return ":".join(re.findall("..", f"{value:012x}"))
-        if bits in (32, 128) and re.search("addr|ip", name, re.IGNORECASE):
+        if bits in (32, 128) and re.search("addr|ip|^src$|^dst$", name, re.IGNORECASE):
             return str((IPv4Address if bits == 32 else IPv6Address)(value))
         return str(value) if -256 < value < 256 else f"{value} ({value:#x})"

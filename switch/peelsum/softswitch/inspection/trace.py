@@ -191,13 +191,14 @@ class Tracer:
     def _at_statement(self, point: Point, operands: list[int]) -> None:
         """Begin a statement's step; what it changed is known at the next point."""
         before, node = self._state, point.node
-        step = self._step(_snake(point.name), point.source, **self._values(node, operands))
+        step = self._step(_snake(point.name), point.source, **self._values(node, operands), changed=[])
         self._body.append(step)
 
         def finish(state: _State) -> None:
             if isinstance(node, (model.Extract, model.ExtractNext)):
                 header = self._extracted(node, state)
                 failed = self._steps[-1]["failed"] = bool(self._variables["parser_error"])
+                del step["changed"]
                 step.update(header=header, fields=None if failed else self._fields(header, state))
                 return
             step["changed"] = self._changes(before, state)
@@ -244,6 +245,7 @@ class Tracer:
         phase, self._phase = self._phase, ""
         if phase not in ("ingress", "egress"):
             return
+        self._finish = lambda state: None
         variables, state = self._variables, self._state
         cloning = variables.get("cloning", 0)
         if cloning:

@@ -1,0 +1,198 @@
+"""Traces: packets leave as without a trace, and what a trace says agrees with what happened."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from frames import frame
+from peelsum_packets import Job, pattern
+from program_frames import GROUPS, SESSIONS
+from random_frames import Generator
+from rigs import SoftswitchRig
+
+from peelsum.pipelines import pipeline
+from peelsum.softswitch import Frames, Switch, load
+from peelsum.softswitch.compiler.loading import parse
+from peelsum.softswitch.inspection.text import TraceWriter
+from peelsum.softswitch.inspection.trace import Tracer
+
+P4 = Path(__file__).parents[1] / "p4"
+PROGRAMS = sorted(path for path in P4.glob("*.json") if path.name != "manifest.json")
+PROGRAMS.append(P4.parent / "p4runtime" / "p4" / "externs.json")
+#: The names that each kind of step has, besides an optional source.
+STEPS = {
+    "pass": {"packet", "size"},
+    "state": {"state", "operations", "key", "next", "failed"},
+    "parser_end": {"error", "payload_bytes"},
+    "ingress": set(),
+    "condition": {"condition", "outcome"},
+    "table": {"table", "key", "hit", "entry"},
+    "action": {"action", "parameters", "statements"},
+    "clone": {"session", "ports"},
+    "multicast": {"group", "ports"},
+    "forward": {"port"},
+    "drop": {"reason"},
+    "resubmit": set(),
+    "recirculate": {"headers"},
+    "egress": {"port", "rid", "instance_type"},
+    "send": {"port", "bytes", "headers", "changed"},
+}
+
+
+def fill(switch):
+    """Give a switch groups, sessions, and a route if it routes."""
+    for number, replicas in GROUPS.items():
+        switch.groups.set(number, replicas)
+    for number, replicas in SESSIONS.items():
+        switch.sessions.set(number, replicas)
+    if "RouterIngress.routes" in switch.tables:
+        switch.tables["RouterIngress.routes"].insert(((0, 0),), "RouterIngress.route", (3, 0x020000000099))
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_a_trace_changes_nothing_and_has_every_packet_that_leaves(path):
+    program = load(path)
+    switch, tracer = Switch(program, "python"), Tracer(program)
+    for each in (switch, tracer.switch):
+        fill(each)
+    writer, leaving = TraceWriter(program), 0
+    for data in (*Generator(switch, random.Random(5)).frames(20), frame(b"payload")):
+        expected = switch.process(Frames.of([(1, data)]), 7).pairs()
+        trace = json.loads(json.dumps(tracer.trace(1, data, 7)))
+        packets = [(packet["port"], bytes.fromhex(packet["bytes"])) for packet in trace["packets"]]
+        assert packets == expected
+        sent = [
+            (step["port"], bytes.fromhex(step["bytes"])) for step in trace["steps"] if step["step"] == "send"
+        ]
+        assert sent == expected
+        for step in trace["steps"]:
+            assert step.keys() - {"step", "source"} == STEPS[step["step"]]
+        assert f"{len(data)} bytes at port 1" in writer.text(trace)
+        leaving += len(expected)
+    assert leaving or path.stem == "queues"
+    for name, register in switch.registers.items():
+        assert (register.values() == tracer.switch.registers[name].values()).all()
+
+
+def test_without_an_observer_nothing_is_observed():
+    program = load(P4 / "router.json")
+    assert "observe" not in Switch(program, "python").source
+    assert "observe" in Tracer(program).switch.source
+
+
+ROUTER_TRACE = """\
+packet: 49 bytes at port 1
+parser state start
+    extract ethernet: dst=02:00:00:00:00:02, src=02:00:00:00:00:01, ether_type=2048 (0x800)
+    ethernet.ether_type=2048 (0x800) -> parse_ipv4
+parser state parse_ipv4
+    extract ipv4: version=4, ihl=5, tos=0, total_length=35, id=0, flags=0, fragment=0, ttl=64,
+        protocol=17, checksum=26312 (0x66c8), src=10.0.0.1, dst=10.0.0.2
+    tmp: 0 -> 1
+    verify: true
+    ipv4.protocol=17 -> parse_ports
+parser state parse_ports
+    extract ports: src=40000 (0x9c40), dst=20563 (0x5053)
+    -> end of the parser
+    payload: 11 bytes
+ingress
+  if ((standard_metadata.parser_error != 0) && ipv4.isValid()): false
+  action router129()
+    tmp_0: 0 -> 1
+    write RouterIngress.last_source[1]: 0 -> 2199023255553
+  table RouterIngress.acl: hit
+    key is_ipv4=1 (exact), src=10.0.0.1 (ternary), dst_port=20563 (0x5053) (range), vid=0 (ternary)
+    entry 1, 0x1 &&& 0x1, 0..65535 (0xffff), *, priority 2 => RouterIngress.permit
+  action RouterIngress.permit(class_=3)
+    metadata_t.class: 0 -> 3
+  if ((metadata_t.denied == 1) || (ipv4.isValid() && ((standard_metadata.checksum_error == 1) || (ipv4.ttl < 2)))): false
+  if (ipv4.isValid()): true
+  table RouterIngress.routes: hit                                 router.p4:88        routes
+    key hdr.ipv4.dst=10.0.0.2 (lpm)
+    entry * => RouterIngress.route
+  action RouterIngress.route(port=3, next_hop=2199023255705 (0x20000000099))
+    standard_metadata.egress_spec: 0 -> 3
+    ethernet.src: 02:00:00:00:00:01 -> 02:00:00:00:00:02
+    ethernet.dst: 02:00:00:00:00:02 -> 02:00:00:00:00:99
+    ipv4.ttl: 64 -> 63
+  action router143()
+    tmp_2: 0 -> 3
+    count RouterIngress.classes[3]
+    tmp_3: 0 -> 2
+    read RouterIngress.marks[2]: 0
+    tmp_4: 0 -> 2
+    tmp_5: 0 -> 1
+    write RouterIngress.marks[2]: 0 -> 1
+  forward to port 3
+egress to port 3
+  if ((standard_metadata.egress_port == 4) && vlan.isValid()): false
+deparser emits ethernet, ipv4, ports
+    checksum ipv4.checksum: 26312 (0x66c8) -> 26568 (0x67c8)
+  send to port 3
+leaves: 49 bytes at port 3
+  020000000099020000000002080045000023000000003f1167c80a0000010a
+  0000029c405053000f00007061796c6f6164"""
+
+
+def test_text():
+    document = json.loads((P4 / "router.json").read_text())
+    table = next(
+        item for item in document["pipelines"][0]["tables"] if item["name"] == "RouterIngress.routes"
+    )
+    table["source_info"] = {"filename": "p4/router.p4", "line": 88, "column": 3, "source_fragment": "routes"}
+    program = parse(document, "router")
+    tracer = Tracer(program)
+    fill(tracer.switch)
+    assert TraceWriter(program).text(tracer.trace(1, frame(b"payload"))) == ROUTER_TRACE
+
+
+@pytest.fixture(scope="module")
+def traced_sum():
+    """Return the traces of two workers' contributions to a chunk, and the sum of their lanes."""
+    rig = SoftswitchRig(load(pipeline(32).json_path), "python")
+    tracer = Tracer(load(pipeline(32).json_path))
+    rig.switch, traces = tracer.switch, []
+
+    def process(port, payload, now_us=0):
+        traces.append(tracer.trace(port, frame(payload), now_us))
+        return []
+
+    rig.process = process
+    job = Job(rig, 7, (1, 2), server_port=8)
+    values = 0xFFFFFFF0, 0x12345678
+    for worker, value in enumerate(values):
+        job.contribute(worker, 5, value)
+    sums = [sum(lanes) % 2**32 for lanes in zip(*(pattern(value, 32) for value in values), strict=True)]
+    return traces, [pattern(values[0], 32), sums], job.slot_of(5)
+
+
+def test_registers_of_a_sum(traced_sum):
+    traces, after, slot = traced_sum
+    before = [[0] * 32, after[0]]
+    for trace, old, new in zip(traces, before, after, strict=True):
+        statements = [item for step in trace["steps"] for item in step.get("statements", ())]
+        writes = [
+            item for item in statements if item["step"] == "write_register" and ".lane_" in item["register"]
+        ]
+        assert [(item["index"], item["before"], item["after"]) for item in writes] == [
+            (slot, *pair) for pair in zip(old, new, strict=True)
+        ]
+    (packet,) = traces[1]["packets"]
+    assert packet["port"] == 8
+    assert packet["bytes"].endswith("".join(f"{lane:08x}" for lane in after[1]))
+    assert traces[0]["packets"] == []
+
+
+def test_long_actions_are_shortened_unless_asked(traced_sum):
+    traces, _, _ = traced_sum
+    program = load(pipeline(32).json_path)
+    short, full = (TraceWriter(program, full).text(traces[1]) for full in (False, True))
+    assert short.count("lane_") < 20 < 64 <= full.count("lane_")
+    assert "more statements; --full writes them all" in short
+
+
+def test_a_short_packet_is_an_outcome_of_the_parser():
+    trace = Tracer(load(P4 / "router.json")).trace(1, frame(b"")[:20])
+    end = next(step for step in trace["steps"] if step["step"] == "parser_end")
+    assert (end["error"], end["payload_bytes"]) == ("PacketTooShort", 6)
