@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.options import OPTION_ERRORS, Json, Service, with_settings
+from peelsum.cli.options import OPTION_ERRORS, Json, Service, Tls, parse_address, read_identity, with_settings
 from peelsum.cli.output import print_json
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import print_message, terminate_with_parent
@@ -182,6 +182,12 @@ def trace(
     entries: Annotated[
         Path | None, typer.Option(help="Entries of tables: a runtime.json of p4lang's tutorials, or .stf.")
     ] = None,
+    switch: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Use the program and entries of the switch at this address."),
+    ] = None,
+    device_id: Annotated[int, typer.Option(help="With --switch: its P4Runtime device_id.")] = 1,
+    tls: Tls = None,
     packet: Annotated[
         str | None, typer.Option(metavar="HEX", help="The packet, from Ethernet on, in hexadecimal digits.")
     ] = None,
@@ -199,12 +205,22 @@ def trace(
     from peelsum.pipelines import PipelineError
     from peelsum.softswitch import SoftswitchError
     from peelsum.softswitch.inspection.entries import load_entries, packet_bytes, read_pcap
+    from peelsum.softswitch.inspection.running import tracer_of_switch
     from peelsum.softswitch.inspection.text import TraceWriter
     from peelsum.softswitch.inspection.trace import Tracer
 
-    with exit_on_errors(SoftswitchError, PipelineError):
-        loaded = _load_program(program)
-        tracer = Tracer(loaded)
+    if switch is not None:
+        try:
+            parse_address(switch, "the switch")
+        except ValueError as error:
+            raise typer.BadParameter(f"--switch: {error}") from None
+    if switch is not None and program is not None:
+        raise typer.BadParameter(f"--switch: {switch}: has a program; leave out {program}")
+    with exit_on_errors(SoftswitchError, PipelineError, *OPTION_ERRORS):
+        if switch is None:
+            tracer = Tracer(_load_program(program))
+        else:
+            tracer = tracer_of_switch(switch, device_id, read_identity(tls))
         arrivals = [] if entries is None else load_entries(entries, tracer.switch)
         if packet is not None or pcap is not None:
             arrivals = [] if pcap is None else read_pcap(pcap, port)
@@ -215,7 +231,7 @@ def trace(
     if json:
         print_json(traces)
     else:
-        writer = TraceWriter(loaded, full)
+        writer = TraceWriter(tracer.program, full)
         print("\n\n".join(map(writer.text, traces)))
 
 

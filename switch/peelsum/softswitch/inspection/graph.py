@@ -31,7 +31,9 @@ class Graph:
     def node(self, name: str, lines: list[str], shape: str) -> None:
         """Add a node."""
         shown = [line if len(line) <= _MOST_LETTERS else f"{line[: _MOST_LETTERS - 1]}…" for line in lines]
-        self.nodes[name] = (shown if len(shown) <= _MOST_LINES else [*shown[: _MOST_LINES - 1], "…"], shape)
+        if shape != "condition":
+            shown[0] = lines[0]  # a name
+        self.nodes[name] = _shortened(shown), shape
 
     def edge(self, start: str, end: str | None, label: str) -> None:
         """Add an edge, or a label to it; None is the graph's end."""
@@ -40,6 +42,10 @@ class Graph:
         labels = self.edges.setdefault((start, end or _END), [])
         if label and label not in labels:
             labels.append(label)
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], "…"]
 
 
 def graphs(program: Program) -> list[Graph]:
@@ -220,8 +226,7 @@ class _Layout:
         for edge, labels in self.graph.edges.items():
             path, x, y = self._back_path(*edge) if edge in self.back else self._path(self.routes[edge])
             yield f'<path class="edge" marker-end="url(#head)" d="{path}"/>'
-            shown = labels if len(labels) <= _MOST_LINES else [*labels[: _MOST_LINES - 1], "…"]
-            yield from _texts(shown, x, y, "label")
+            yield from _texts(_shortened(labels), x, y, "label")
         for name, (lines, shape) in self.graph.nodes.items():
             (width, height), x, y = self.size(name), self.x[name], self.y[name]
             left, top = x - width / 2, y - height / 2

@@ -46,7 +46,7 @@ class Tracer:
     """
 
     def __init__(self, program: model.Program) -> None:
-        self._program = program
+        self.program = program
         observed = ObservedProgram(program)
         self._points = observed.points
         self._rows: dict[int, int] = {}
@@ -68,7 +68,7 @@ class Tracer:
         self.switch.messages.digests.clear()
         leaving = [{"port": port, "bytes": data.hex()} for port, data in frames]
         return {
-            "program": self._program.name, "port": port, "bytes": packet.hex(), "steps": self._steps,
+            "program": self.program.name, "port": port, "bytes": packet.hex(), "steps": self._steps,
             "digests": digests, "packets": leaving,
         }  # fmt: skip
 
@@ -143,7 +143,7 @@ class Tracer:
     def _at_start(self, point: Point, operands: list[int]) -> None:
         if self._phase == "parser":
             error = self._variables["parser_error"]
-            names = {number: name for name, number in self._program.errors.items()}
+            names = {number: name for name, number in self.program.errors.items()}
             remaining = int(self._variables["remaining"])
             error_name = names.get(error, str(error)) if error else None
             self._add("parser_end", error=error_name, payload_bytes=remaining)
@@ -207,6 +207,8 @@ class Tracer:
                     step["after"] = self._cell(name, operands[0])
                 case ops.Assign(target=ops.FieldRef(header, field)):
                     step["value"] = state[header, field]
+                case ops.SetValidity(header):
+                    step["value"] = bool(state[header, VALID])
                 case model.Verify() | model.Advance():
                     self._steps[-1]["failed"] = bool(self._variables["parser_error"])
 
@@ -228,11 +230,13 @@ class Tracer:
             case ops.JumpIfZero() | ops.Assert() | model.Verify():
                 return {"outcome": bool(operands[0])}
             case ops.SendDigest(number):
-                return {"digest": self._program.messages[number].text}
+                return {"digest": self.program.messages[number].text}
             case ops.Log(number):
-                return {"text": self._program.messages[number].text, "values": operands}
+                return {"text": self.program.messages[number].text, "values": operands}
             case ops.Assign(target=ops.FieldRef(header, field)):
                 return {"field": field_name(header, field)}
+            case ops.SetValidity(header):
+                return {"field": field_name(header, VALID)}
         return {}
 
     # --- what follows a pipeline ------------------------------------------------------------------
@@ -268,7 +272,7 @@ class Tracer:
         elif phase == "ingress":
             self._add("forward", port=port)
         else:
-            headers = [name for name in self._program.deparser if state[name, VALID]]
+            headers = [name for name in self.program.deparser if state[name, VALID]]
             if variables.get("recirculate_fields"):
                 self._add("recirculate", headers=headers)
             elif sent > variables["sent"]:
@@ -278,7 +282,7 @@ class Tracer:
     def _changed_by_checksums(self, headers: list[str], state: _State, data: bytes) -> list[Step]:
         """Return the fields in which a packet that left differs from egress's end: updated checksums."""
         changes, start = [], 0
-        for header in (self._program.headers[name] for name in headers):
+        for header in (self.program.headers[name] for name in headers):
             if header.varbit or start + header.bits // 8 > len(data):
                 break  # the rest has no fixed place, or was truncated
             end = start + header.bits // 8
@@ -296,7 +300,7 @@ class Tracer:
 
     def _intrinsic(self, name: str) -> int:
         """Return a field of the architecture; 0 if the program does not have it."""
-        ref = self._program.intrinsic(name)
+        ref = self.program.intrinsic(name)
         return 0 if ref is None else int(self._state[ref.header, ref.field])
 
     def _cell(self, register: str, index: int) -> int | None:
@@ -317,12 +321,12 @@ class Tracer:
         """Return the header that was extracted, or would have been."""
         if isinstance(node, model.Extract):
             return node.header
-        elements, filled = self._program.stacks[node.stack], state[node.stack, ""]
+        elements, filled = self.program.stacks[node.stack], state[node.stack, ""]
         place = filled if self._variables["parser_error"] else filled - 1
         return elements[min(place, len(elements) - 1)][node.member]
 
     def _fields(self, header: str, state: _State) -> dict[str, int]:
-        return {field.name: state[header, field.name] for field in self._program.headers[header].fields}
+        return {field.name: state[header, field.name] for field in self.program.headers[header].fields}
 
 
 def _entry(entry: model.TableEntry, keys: tuple[model.TableKey, ...]) -> Step:
