@@ -195,7 +195,7 @@ def trace(
     port: Annotated[
         int, typer.Option(min=0, max=DROP_PORT - 1, help="The port at which --packet or --pcap arrives.")
     ] = 1,
-    full: Annotated[bool, typer.Option("--full", help="Print all statements of long actions.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print all of long actions and headers.")] = False,
     json: Json = False,
 ) -> None:
     """Show a packet's way through a P4 program: states, tables, actions, registers, and what leaves.

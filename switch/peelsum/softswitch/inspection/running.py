@@ -47,13 +47,13 @@ def tracer_of_switch(address: str, device_id: int, identity: TlsIdentity | None)
                     for answer in stub.Read(p4r.ReadRequest(device_id=device_id, entities=[selector])):
                         yield from answer.entities
                 except grpc.RpcError as error:
-                    if error.code() != grpc.StatusCode.UNIMPLEMENTED:  # type: ignore[attr-defined]
+                    if error.code() != grpc.StatusCode.UNIMPLEMENTED:
                         raise
 
             source = SimpleNamespace(read=read, initial_defaults=pipeline.initial_defaults)
             pipeline.copy_state(cast(Any, source))
     except grpc.RpcError as error:
-        raise SoftswitchError(f"{address}: {error.details()}; is it a switch with a program?") from None  # type: ignore[attr-defined]
+        raise SoftswitchError(f"{address}: {error.details()}; is it a switch with a program?") from None
     except RequestError as error:
         raise SoftswitchError(f"{address}: {error.message}") from None
     return tracers[0]

@@ -7,18 +7,19 @@ import textwrap
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import PurePath
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from peelsum.softswitch.inspection.observe import field_name
 from peelsum.softswitch.inspection.trace import Step
 from peelsum.softswitch.program.model import Program
 
+_Item = TypeVar("_Item")
 #: A line, and the place in the source that belongs to it.
 _Line: TypeAlias = "tuple[str, Step | None]"
 #: The column of places in the source, and the width of lines of fields.
 _SOURCE_COLUMN, _WIDTH = 64, 100
-#: Of an action with more statements than the first number, the first and last ones are written.
-_MOST_STATEMENTS, _FIRST, _LAST = 32, 12, 4
+#: Of more statements or fields than the first number, the first and last ones are written.
+_MOST, _FIRST, _LAST = 32, 12, 4
 #: The lines of steps and statements that need one.
 _STEPS = {
     "ingress": "ingress",
@@ -45,7 +46,7 @@ _STATEMENTS = {
 
 
 class TraceWriter:
-    """Writes traces of one program. full: write all statements of long actions."""
+    """Writes traces of one program. full: write all of long actions and headers."""
 
     def __init__(self, program: Program, full: bool = False) -> None:
         self._full = full
@@ -105,13 +106,9 @@ class TraceWriter:
             case {"step": "action", "statements": statements}:
                 arguments = ", ".join(self._pair(*item) for item in step["parameters"].items())
                 yield f"  action {step['action']}({arguments})", None
-                is_long = len(statements) > _MOST_STATEMENTS and not self._full
-                omitted = range(_FIRST, len(statements) - _LAST) if is_long else range(0)
-                for number, statement in enumerate(statements):
-                    if number not in omitted:
-                        yield from self._statement(statement)
-                    elif number == _FIRST:
-                        yield f"    ... {len(omitted)} more statements; --full writes them all", None
+                lines = self._shortened([list(self._statement(statement)) for statement in statements])
+                for part in lines:
+                    yield from [(f"    {part}", None)] if isinstance(part, str) else part
             case {"step": "send" | "recirculate" as kind, "headers": headers}:
                 yield f"deparser emits {', '.join(headers) or 'no header'}", None
                 for change in step.get("changed", ()):
@@ -124,7 +121,7 @@ class TraceWriter:
         if "header" in step:
             fields = step["fields"] or {}
             pairs = [self._pair(f"{step['header']}.{name}", value, name) for name, value in fields.items()]
-            text = f"    extract {step['header']}: {', '.join(pairs) or 'fails'}"
+            text = f"    extract {step['header']}: {', '.join(self._shortened(pairs)) or 'fails'}"
             yield from ((line, None) for line in textwrap.wrap(text, _WIDTH, subsequent_indent=" " * 8))
             return
         outcome = str(step.get("outcome")).lower()
@@ -137,6 +134,12 @@ class TraceWriter:
         if kind != "jump":
             for number, text in enumerate(texts or [kind.replace("_", " ")]):
                 yield f"    {text}", None if number else source
+
+    def _shortened(self, items: list[_Item]) -> list[_Item | str]:
+        """Return items, or of many the first and the last ones with a remark between them."""
+        if self._full or len(items) <= _MOST:
+            return [*items]
+        return [*items[:_FIRST], f"... {len(items) - _FIRST - _LAST} more (--full) ...", *items[-_LAST:]]
 
     def _change(self, change: Step) -> str:
         name = change["field"]
