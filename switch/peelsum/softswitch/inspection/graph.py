@@ -6,14 +6,17 @@ to it, and orders the nodes of a row by where their neighbours are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
+from statistics import fmean
 
 from peelsum.softswitch.inspection.observe import expression_text
 from peelsum.softswitch.program import model
 from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.program.operations import Expr, FieldRef
 
 #: Lines and characters of a label that are drawn.
 _MOST_LINES, _MOST_LETTERS = 5, 44
@@ -51,11 +54,11 @@ def _shortened(lines: list[str]) -> list[str]:
 def graphs(program: Program) -> list[Graph]:
     """Return the graphs of the parser, and of the pipelines that have nodes."""
     pipelines = (_pipeline_graph(program, graph) for graph in (program.ingress, program.egress))
-    return [_parser_graph(program.parser), *(graph for graph in pipelines if graph.nodes)]
+    return [_parser_graph(program), *(graph for graph in pipelines if graph.nodes)]
 
 
-def _parser_graph(parser: model.Parser) -> Graph:
-    graph = Graph("parser")
+def _parser_graph(program: Program) -> Graph:
+    graph, parser = Graph("parser"), program.parser
     for name in dict.fromkeys((parser.start, *parser.states)):
         state = parser.states[name]
         extracted = [f"extract {op.header}" for op in state.ops if isinstance(op, model.Extract)]
@@ -63,21 +66,24 @@ def _parser_graph(parser: model.Parser) -> Graph:
         key = [f"select {', '.join(map(expression_text, state.key))}"] if state.key else []
         graph.node(name, [name, *extracted, *key], "state")
         for transition in state.transitions:
-            graph.edge(name, transition.next_state, _transition_label(transition, bool(state.key)))
+            graph.edge(name, transition.next_state, _transition_label(program, state.key, transition))
         if not state.transitions or not state.transitions[-1].is_default:
             graph.edge(name, None, "no match")
     return graph
 
 
-def _transition_label(transition: model.Transition, selects: bool) -> str:
+def _transition_label(program: Program, key: Sequence[Expr], transition: model.Transition) -> str:
     """Return a transition's values; nothing for the only transition of a state."""
     if transition.condition is not None:
         return expression_text(transition.condition)
     if transition.values is None:
-        return "default" if selects else ""
-    masks = transition.masks or [None] * len(transition.values)
-    pairs = zip(transition.values, masks, strict=True)
-    return ", ".join(hex(value) if mask is None else f"{value:#x} &&& {mask:#x}" for value, mask in pairs)
+        return "default" if key else ""
+    texts = []
+    for part, value, mask in zip(key, transition.values, transition.masks or [None] * len(key), strict=True):
+        field = program.headers[part.header].field(part.field) if isinstance(part, FieldRef) else None
+        is_full = mask is None or (field is not None and mask == (1 << field.bits) - 1)
+        texts.append(hex(value) if is_full else f"{value:#x} &&& {mask:#x}" if mask else "*")
+    return ", ".join(texts)
 
 
 def _pipeline_graph(program: Program, pipeline: model.PipelineGraph) -> Graph:
@@ -148,77 +154,77 @@ class _Layout:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         order, self.back = _order(graph)
+        forward = [edge for edge in graph.edges if edge not in self.back]
         rank = dict.fromkeys(order, 0)
-        for start in order:
-            for end in self._followers(start):
-                rank[end] = max(rank[end], rank[start] + 1)
-        self.rows: list[list[str]] = [[] for _ in range(max(rank.values(), default=0) + 1)]
+        for name in order:
+            for start, end in forward:
+                if start == name:
+                    rank[end] = max(rank[end], rank[name] + 1)
+        self.rows: list[list[str]] = [[] for _ in range(max(rank.values()) + 1)]
         for name in order:
             self.rows[rank[name]].append(name)
         #: By edge, the nodes and places that it goes through.
         self.routes: dict[tuple[str, str], list[str]] = {}
-        above: dict[str, list[str]] = {}
-        below: dict[str, list[str]] = {}
-        for start, end in (edge for edge in graph.edges if edge not in self.back):
+        self._above: dict[str, list[str]] = {}
+        self._below: dict[str, list[str]] = {}
+        #: The width that a node needs, or the label of an edge to it.
+        self._room = defaultdict(lambda: 50.0, {name: self.size(name)[0] for name in order})
+        for name in {start for start, end in self.back if start == end}:
+            self._room[name] += 110
+        for start, end in forward:
             passed = [f"{start}\0{end}\0{row}" for row in range(rank[start] + 1, rank[end])]
             for row, place in enumerate(passed, rank[start] + 1):
                 self.rows[row].append(place)
             self.routes[start, end] = route = [start, *passed, end]
             for first, second in pairwise(route):
-                below.setdefault(first, []).append(second)
-                above.setdefault(second, []).append(first)
-        self._sort_rows(above, below)
-        self._set_x(above, below)
-        self._set_y()
-
-    def _followers(self, start: str) -> list[str]:
-        return [end for other, end in self.graph.edges if other == start and (start, end) not in self.back]
+                self._below.setdefault(first, []).append(second)
+                self._above.setdefault(second, []).append(first)
+            label_width = _LETTER * max(map(len, graph.edges[start, end]), default=0)
+            self._room[route[1]] = max(self._room[route[1]], label_width)
+        self._sort_rows()
+        self._set_places()
 
     def size(self, name: str) -> tuple[float, float]:
-        """Return the width and height of a node; of a place where an edge passes, those of a label."""
-        lines, shape = self.graph.nodes.get(name, (["xxxxxx"], "end"))
+        """Return the width and height of a node; a place where an edge passes has none."""
+        lines, shape = self.graph.nodes.get(name, ([], "end"))
         margin = 44 if shape == "condition" else 18
-        return _LETTER * max(map(len, lines)) + margin, _LINE * len(lines) + 12
+        return _LETTER * max(map(len, lines), default=0) + margin, _LINE * len(lines) + 12
 
-    def _sort_rows(self, above: dict[str, list[str]], below: dict[str, list[str]]) -> None:
+    def _sort_rows(self) -> None:
         """Sort each row by the mean position of its nodes' neighbours, from the top and from below."""
         for _ in range(6):
-            for rows, neighbours in ((self.rows, above), (self.rows[::-1], below)):
+            for rows, neighbours in ((self.rows, self._above), (self.rows[::-1], self._below)):
                 position = {name: float(place) for row in rows for place, name in enumerate(row)}
                 for row in rows:
-                    row.sort(
-                        key=lambda name: _mean([position[other] for other in neighbours.get(name, [name])])
-                    )
+                    means = {name: fmean(position[o] for o in neighbours.get(name, [name])) for name in row}
+                    row.sort(key=means.__getitem__)
                     position.update({name: float(place) for place, name in enumerate(row)})
 
-    def _set_x(self, above: dict[str, list[str]], below: dict[str, list[str]]) -> None:
-        """Move nodes towards their neighbours, as far as their row's order allows."""
+    def _set_places(self) -> None:
+        """Move nodes towards their neighbours, as far as their row's order allows; set the rows' heights."""
         self.x = {name: 200.0 * place for row in self.rows for place, name in enumerate(row)}
         for step in range(24):
             for row in self.rows if step % 2 else self.rows[::-1]:
-                neighbours = [[*above.get(name, ()), *below.get(name, ())] or [name] for name in row]
-                desired = [_mean([self.x[other] for other in others]) for others in neighbours]
-                sizes = [self.size(name)[0] for name in row]
-                distances = [(first + second) / 2 + _GAP for first, second in pairwise(sizes)]
+                neighbours = [[*self._above.get(name, ()), *self._below.get(name, ())] for name in row]
+                desired = [
+                    fmean(self.x[o] for o in others or [n]) for n, others in zip(row, neighbours, strict=True)
+                ]
+                distances = [(self._room[a] + self._room[b]) / 2 + _GAP for a, b in pairwise(row)]
                 from_left, from_right = desired[:1], desired[-1:]
                 for place, distance in enumerate(distances, 1):
                     from_left.append(max(desired[place], from_left[-1] + distance))
                     from_right.append(min(desired[-1 - place], from_right[-1] - distances[-place]))
                 both = zip(row, from_left, reversed(from_right), strict=True)
                 self.x.update({name: (left + right) / 2 for name, left, right in both})
-        left = min((x - self.size(name)[0] / 2 for name, x in self.x.items()), default=0)
+        left = min(x - self._room[name] / 2 for name, x in self.x.items())
         self.x = {name: x - left for name, x in self.x.items()}
-        self.width = max((x + self.size(name)[0] / 2 for name, x in self.x.items()), default=0)
-        self.width += 60 if self.back else 0
-
-    def _set_y(self) -> None:
-        """Set the rows' places, with room below each for the labels of its edges."""
+        self.width = max(x + self._room[name] / 2 for name, x in self.x.items()) + (60 if self.back else 0)
         self.y: dict[str, float] = {}
         self.height = 0.0
         for row in self.rows:
             row_height = max(self.size(name)[1] for name in row)
             self.y.update(dict.fromkeys(row, self.height + row_height / 2))
-            labels = [len(text) for (start, _), text in self.graph.edges.items() if start in row]
+            labels = [len(texts) for (start, _), texts in self.graph.edges.items() if start in row]
             self.height += row_height + _ROW + _LINE * min(max(labels, default=0), _MOST_LINES)
 
     def svg(self) -> Iterator[str]:
@@ -241,20 +247,18 @@ class _Layout:
             yield from _texts(lines, x, y, "text")
 
     def _path(self, route: list[str]) -> tuple[str, float, float]:
-        """Return an edge's path, and the place of its label."""
-        half = [self.size(name)[1] / 2 if name in self.graph.nodes else 0 for name in route]
-        points = [(self.x[name], self.y[name]) for name in route]
-        (x, y), path = points[0], ""
-        y += half[0]
+        """Return an edge's path, and the place of its label: where it has parted from others."""
+        margins = [self.size(name)[1] / 2 if name in self.graph.nodes else 0 for name in route]
+        x, y = self.x[route[0]], self.y[route[0]] + margins[0]
         path = f"M{x:.1f} {y:.1f}"
-        for (next_x, next_y), margin in zip(points[1:], half[1:], strict=True):
-            next_y -= margin
+        for name, margin in zip(route[1:], margins[1:], strict=True):
+            next_x, next_y = self.x[name], self.y[name] - margin
             middle = (y + next_y) / 2
             path += f"C{x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
+            if name == route[1]:
+                label = x + 0.72 * (next_x - x), y + 0.62 * (next_y - y)
             x, y = next_x, next_y
-        first, second = points[0], points[1]
-        top, bottom = first[1] + half[0], second[1] - half[1]
-        return path, (first[0] + second[0]) / 2, (top + bottom) / 2
+        return path, *label
 
     def _back_path(self, start: str, end: str) -> tuple[str, float, float]:
         """Return the path of an edge that leads up, around the nodes' right sides, and its label's place."""
@@ -294,10 +298,6 @@ def _order(graph: Graph) -> tuple[list[str], set[tuple[str, str]]]:
                 open_nodes.discard(name)
                 done.append(name)
     return done[::-1], back
-
-
-def _mean(numbers: list[float]) -> float:
-    return sum(numbers) / len(numbers)
 
 
 def _texts(lines: list[str], x: float, y: float, style: str) -> Iterator[str]:
