@@ -2,6 +2,7 @@
 
 import json
 import random
+import struct
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,21 @@ def test_a_trace_changes_nothing_and_has_every_packet_that_leaves(path):
     assert leaving or path.stem == "queues"
     for name, register in switch.registers.items():
         assert (register.values() == tracer.switch.registers[name].values()).all()
+
+
+def test_passes_of_a_clone_and_its_packet():
+    tracer = Tracer(load(P4 / "again.json"))
+    fill(tracer.switch)
+    # Kind 1 asks for a clone to session 100, with ports 4 and 5, in ingress.
+    trace = tracer.trace(7, struct.pack(">BBHHH", 1, 0, 100, 0, 1000) + b"tail")
+    steps = [step for step in trace["steps"] if step["step"] not in ("condition", "table", "action", "state")]
+    assert [step.get("packet", step["step"]) for step in steps] == [
+        *("arrived", "parser_end", "ingress", "clone", "forward"),
+        *("clone made in ingress", "parser_end", "egress", "send", "egress", "send"),
+        *("continues after its clones", "egress", "send"),
+    ]
+    assert [step["port"] for step in steps if step["step"] == "send"] == [4, 5, 9]
+    assert next(step for step in steps if step["step"] == "clone")["ports"] == [4, 5]
 
 
 def test_without_an_observer_nothing_is_observed():

@@ -58,11 +58,10 @@ class Tracer:
         self._phase = ""
         self._pass: tuple[int, ...] = ()
         self._finish: Callable[[_State], None] = lambda state: None
-        self._departures: list[tuple[int, Step, _State]] = []
+        self._departures: list[tuple[Step, _State]] = []
         frames = self.switch.process(Frames.of([(port, packet)]), now_us).pairs()
-        self._leave(len(frames))
-        for number, step, state in self._departures:
-            step["port"], data = frames[number]
+        self._leave()
+        for (step, state), (step["port"], data) in zip(self._departures, frames, strict=True):
             step.update(bytes=data.hex(), changed=self._changed_by_checksums(step["headers"], state, data))
         digests = [{"digest": name, "values": values} for name, values in self.switch.messages.digests]
         self.switch.messages.digests.clear()
@@ -91,13 +90,13 @@ class Tracer:
     def _observe(self, number: int, variables: Mapping[str, Any], operands: list[int]) -> None:
         """Finish the step before this point, and begin the point's step."""
         point = self._points[number]
+        starts_egress = (point.kind, point.name) == ("start", "egress")
+        if starts_egress or (point.kind == "state" and self._phase != "parser"):
+            self._leave()
         if point.kind == "state" and self._phase != "parser":
-            self._leave(variables["sent"])
             self._begin_pass(variables)
             self._phase = "parser"
-        if (point.kind, point.name) == ("start", "egress"):
-            self._leave(variables["sent"])
-        copied = self._phase == "egress" or (point.kind, point.name) == ("start", "egress")
+        copied = self._phase == "egress" or starts_egress
         # Egress works on copies of the variables that it changes.
         self._state = state = {
             key: variables[f"e_{name}" if copied and f"e_{name}" in variables else name]
@@ -196,12 +195,17 @@ class Tracer:
 
         def finish(state: _State) -> None:
             if isinstance(node, (model.Extract, model.ExtractNext)):
-                header = self._extracted(node, state)
                 failed = self._steps[-1]["failed"] = bool(self._variables["parser_error"])
+                header = self.program.headers[self._extracted(node, state, failed)]
+                fields = {part.name: state[header.name, part.name] for part in header.fields}
                 del step["changed"]
-                step.update(header=header, fields=None if failed else self._fields(header, state))
+                step.update(header=header.name, fields=None if failed else fields)
                 return
-            step["changed"] = self._changes(before, state)
+            step["changed"] = [
+                {"field": field_name(*key), "before": value, "after": state[key]}
+                for key, value in before.items()
+                if state[key] != value and key[1]
+            ]
             match node:
                 case ops.ReadRegister(register=str(name)) | ops.WriteRegister(register=str(name)):
                     step["after"] = self._cell(name, operands[0])
@@ -241,14 +245,11 @@ class Tracer:
 
     # --- what follows a pipeline ------------------------------------------------------------------
 
-    def _leave(self, sent: int) -> None:
-        """Add what happens to a packet after the pipeline whose end it has reached.
-
-        sent: packets that have left the switch.
-        """
-        phase, self._phase = self._phase, ""
-        if phase not in ("ingress", "egress"):
+    def _leave(self) -> None:
+        """Add what happens to a packet after the pipeline whose end it has reached."""
+        if self._phase not in ("ingress", "egress"):
             return
+        phase, self._phase = self._phase, ""
         self._finish = lambda state: None
         variables, state = self._variables, self._state
         cloning = variables.get("cloning", 0)
@@ -275,9 +276,8 @@ class Tracer:
             headers = [name for name in self.program.deparser if state[name, VALID]]
             if variables.get("recirculate_fields"):
                 self._add("recirculate", headers=headers)
-            elif sent > variables["sent"]:
-                step = self._add("send", port=0, bytes="", headers=headers, changed=[])
-                self._departures.append((int(variables["sent"]), step, state))
+            else:
+                self._departures.append((self._add("send", port=0, bytes="", headers=headers), state))
 
     def _changed_by_checksums(self, headers: list[str], state: _State, data: bytes) -> list[Step]:
         """Return the fields in which a packet that left differs from egress's end: updated checksums."""
@@ -309,24 +309,13 @@ class Tracer:
         array = self._variables["wide" if plan.wide else "regs"]
         return int(array[plan.base + index * plan.step]) if 0 <= index < plan.size else None
 
-    def _changes(self, before: _State, after: _State) -> list[Step]:
-        """Return the fields and validities that differ, as before and after."""
-        return [
-            {"field": field_name(*key), "before": value, "after": after[key]}
-            for key, value in before.items()
-            if after[key] != value and key[1]
-        ]
-
-    def _extracted(self, node: model.Extract | model.ExtractNext, state: _State) -> str:
+    def _extracted(self, node: model.Extract | model.ExtractNext, state: _State, failed: bool) -> str:
         """Return the header that was extracted, or would have been."""
         if isinstance(node, model.Extract):
             return node.header
-        elements, filled = self.program.stacks[node.stack], state[node.stack, ""]
-        place = filled if self._variables["parser_error"] else filled - 1
+        elements = self.program.stacks[node.stack]
+        place = state[node.stack, ""] - (not failed)
         return elements[min(place, len(elements) - 1)][node.member]
-
-    def _fields(self, header: str, state: _State) -> dict[str, int]:
-        return {field.name: state[header, field.name] for field in self.program.headers[header].fields}
 
 
 def _entry(entry: model.TableEntry, keys: tuple[model.TableKey, ...]) -> Step:
