@@ -20,7 +20,8 @@ from peelsum.softswitch.program.operations import Expr, FieldRef
 
 #: Lines and characters of a label that are drawn.
 _MOST_LINES, _MOST_LETTERS = 5, 44
-_END = "end"
+#: The name of a graph's end, which no state or table has.
+_END = ""
 
 
 @dataclass
@@ -88,32 +89,24 @@ def _transition_label(program: Program, key: Sequence[Expr], transition: model.T
 
 def _pipeline_graph(program: Program, pipeline: model.PipelineGraph) -> Graph:
     graph, actions = Graph(pipeline.name), program.actions
-    open_nodes, reached = [pipeline.start], list[str]()
-    while open_nodes:
-        name = open_nodes.pop()
-        if name is not None and name not in reached:
-            reached.append(name)
-            open_nodes += reversed(model.successors(pipeline.nodes[name]))
-    for name in reached:
-        node = pipeline.nodes[name]
+    for name, node in pipeline.nodes.items():
         if isinstance(node, model.Conditional):
             graph.node(name, [expression_text(node.condition)], "condition")
-            graph.edge(name, node.if_true, "true")
-            graph.edge(name, node.if_false, "false")
-            continue
-        keys = [f"{key.name}: {key.kind}" for key in node.keys]
-        if not node.keys and node.const_default:  # statements between tables, of which p4c makes a table
-            numbers = range(len(actions[node.default_action].body))
-            places = (program.sources.get((node.default_action, number)) for number in numbers)
-            keys = list(dict.fromkeys(place.text for place in places if place is not None))
-        graph.node(name, [name, *keys], "table")
-        followers = {number: node.next_by_action.get(number) for number in node.actions}
-        if node.next_by_hit is not None:
-            for follower, label in zip(node.next_by_hit, ("hit", "miss"), strict=True):
-                graph.edge(name, follower, label)
-        for number, follower in followers.items() if node.next_by_hit is None else ():
-            is_choice = len(set(followers.values())) > 1
-            graph.edge(name, follower, actions[number].name.rpartition(".")[2] if is_choice else "")
+            followers = [(node.if_true, "true"), (node.if_false, "false")]
+        else:
+            lines = [f"{key.name}: {key.kind}" for key in node.keys]
+            if not node.keys and node.const_default:  # statements between tables, of which p4c makes a table
+                numbers = range(len(actions[node.default_action].body))
+                places = (program.sources.get((node.default_action, number)) for number in numbers)
+                lines = list(dict.fromkeys(place.text for place in places if place is not None))
+            graph.node(name, [name, *lines], "table")
+            names = ((number, actions[number].name.rpartition(".")[2]) for number in node.actions)
+            followers = [(node.next_by_action.get(number), label) for number, label in names]
+            if node.next_by_hit is not None:
+                followers = list(zip(node.next_by_hit, ("hit", "miss"), strict=True))
+        is_choice = len({follower for follower, _ in followers}) > 1
+        for follower, label in followers:
+            graph.edge(name, follower, label if is_choice else "")
     return graph
 
 
@@ -262,16 +255,11 @@ class _Layout:
 
     def _back_path(self, start: str, end: str) -> tuple[str, float, float]:
         """Return the path of an edge that leads up, around the nodes' right sides, and its label's place."""
-        (x, y), (end_x, end_y) = (
-            (self.x[name] + self.size(name)[0] / 2, self.y[name]) for name in (start, end)
-        )
-        right, apart = (x + 50, 8) if start == end else (self.width - 10, 0)
-        path = f"M{x:.1f} {y + apart:.1f}C{right:.1f} {y + apart:.1f} {right:.1f} {end_y - apart:.1f}"
-        return (
-            f"{path} {end_x:.1f} {end_y - apart:.1f}",
-            right - 4,
-            (y + end_y) / 2 - (22 if start == end else 0),
-        )
+        x, end_x = (self.x[name] + self.size(name)[0] / 2 for name in (start, end))
+        apart, right = (8, x + 50) if start == end else (0, self.width - 10)
+        y, end_y = self.y[start] + apart, self.y[end] - apart
+        path = f"M{x:.1f} {y:.1f}C{right:.1f} {y:.1f} {right:.1f} {end_y:.1f} {end_x:.1f} {end_y:.1f}"
+        return path, right - 4, (y + end_y) / 2 - 2.75 * apart
 
 
 def _order(graph: Graph) -> tuple[list[str], set[tuple[str, str]]]:
