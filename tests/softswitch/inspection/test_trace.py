@@ -1,6 +1,10 @@
 """Traces: packets leave as without a trace, and what a trace says agrees with what happened."""
 
+import contextlib
+import copy
+import functools
 import json
+import operator
 import random
 import struct
 from pathlib import Path
@@ -13,8 +17,9 @@ from random_frames import Generator
 from rigs import SoftswitchRig
 
 from peelsum.pipelines import pipeline
-from peelsum.softswitch import Frames, Switch, load
+from peelsum.softswitch import Frames, SoftswitchError, Switch, load
 from peelsum.softswitch.compiler.loading import parse
+from peelsum.softswitch.inspection.graph import as_svg
 from peelsum.softswitch.inspection.text import TraceWriter
 from peelsum.softswitch.inspection.trace import Tracer
 
@@ -161,3 +166,30 @@ def test_a_short_packet_is_an_outcome_of_the_parser():
     trace = Tracer(load(P4 / "router.json")).trace(1, frame(b"")[:20])
     end = next(step for step in trace["steps"] if step["step"] == "parser_end")
     assert (end["error"], end["payload_bytes"]) == ("PacketTooShort", 6)
+
+
+def places(value, place=()):
+    """Yield the place of each value of a JSON document, as keys and indices."""
+    yield place
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in pairs:
+        yield from places(part, (*place, key))
+
+
+@pytest.mark.parametrize("name", ["router", "again", "replicate"])
+def test_programs_with_random_changes_are_refused_or_traced_and_drawn(name):
+    rng, document, traced = random.Random(name), json.loads((P4 / f"{name}.json").read_text()), 0
+    every_place = list(places(document))[1:]
+    for _ in range(25):
+        changed = copy.deepcopy(document)
+        *parents, last = rng.choice(every_place)
+        parent = functools.reduce(operator.getitem, parents, changed)
+        parent[last] = rng.choice([None, 0, 1, -1, "x", [], {}, 0.5, "0x0", [parent[last]]])
+        with contextlib.suppress(SoftswitchError):
+            program = parse(changed, name)
+            as_svg(program)
+            tracer, writer = Tracer(program), TraceWriter(program)
+            for data in (frame(b"xx"), rng.randbytes(70)):
+                writer.text(json.loads(json.dumps(tracer.trace(1, data))))
+            traced += 1
+    assert traced

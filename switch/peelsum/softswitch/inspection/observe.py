@@ -32,7 +32,10 @@ class ObservedProgram:
         self.points: list[Point] = []
         self._actions = {number: self._action(action) for number, action in program.actions.items()}
         states = {name: self._state(state) for name, state in program.parser.states.items()}
-        pipelines = [self._pipeline(graph) for graph in (program.ingress, program.egress)]
+        pipelines = [
+            self._pipeline(replace(graph, name=name))  # a missing pipeline has another name
+            for name, graph in (("ingress", program.ingress), ("egress", program.egress))
+        ]
         self.program = replace(
             program,
             parser=replace(program.parser, states=states),

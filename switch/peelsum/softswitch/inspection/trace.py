@@ -301,7 +301,7 @@ class Tracer:
     def _intrinsic(self, name: str) -> int:
         """Return a field of the architecture; 0 if the program does not have it."""
         ref = self.program.intrinsic(name)
-        return 0 if ref is None else int(self._state[ref.header, ref.field])
+        return 0 if ref is None else int(self._state.get((ref.header, ref.field), 0))
 
     def _cell(self, register: str, index: int) -> int | None:
         """Return a register's cell; None past its end."""

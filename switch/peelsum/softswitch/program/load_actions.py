@@ -146,6 +146,8 @@ class Scope:
             case "bool":
                 return ops.Bool(bool(value))
             case "runtime_data" | "local":
+                if int(value) < 0:
+                    raise BadProgram(f"{self.where}: parameter {value}; compile the program again")
                 param = self.params[int(value)]
                 return ops.Param(int(value), param.bits, signed=param.signed)
             case "lookahead":
@@ -256,7 +258,7 @@ def load_action(item: Json, scope: Scope) -> ops.Action:
     where = f"action {item['name']}"
     params = tuple(
         ops.ActionParam(
-            part["name"], checked_bits(part["bitwidth"], where), (int(item["id"]), index) in scope.signed
+            str(part["name"]), checked_bits(part["bitwidth"], where), (int(item["id"]), index) in scope.signed
         )
         for index, part in enumerate(item["runtime_data"])
     )

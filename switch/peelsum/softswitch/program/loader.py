@@ -145,7 +145,7 @@ def _headers(document: Json) -> dict[str, model.Header]:
                 bits = 8 * int(item["max_length"]) - fixed_bits
             bits = checked_bits(bits, f"field {item['name']}.{field_name}")
             is_signed = bool(signed and signed[0])
-            fields.append(model.FieldDeclaration(field_name, bits, is_signed, is_varbit))
+            fields.append(model.FieldDeclaration(str(field_name), bits, is_signed, is_varbit))
         types[item["name"]] = tuple(fields)
     headers: dict[str, model.Header] = {}
     for item in document["headers"]:
@@ -424,7 +424,7 @@ def _key(item: Json, scope: Scope, table: str) -> model.TableKey:
     if kind == "range" and bits > 64:
         raise UnsupportedConstruct(f"table {table}: range match on {bits} bits; use up to 64")
     return model.TableKey(
-        item.get("name") or f"{header}.{field}", ref, cast(model.MatchKind, kind), bits, mask
+        str(item.get("name") or f"{header}.{field}"), ref, cast(model.MatchKind, kind), bits, mask
     )
 
 
