@@ -196,10 +196,10 @@ class Tracer:
         def finish(state: _State) -> None:
             if isinstance(node, (model.Extract, model.ExtractNext)):
                 failed = self._steps[-1]["failed"] = bool(self._variables["parser_error"])
-                header = self.program.headers[self._extracted(node, state, failed)]
-                fields = {part.name: state[header.name, part.name] for part in header.fields}
+                extracted = self.program.headers[self._extracted(node, state, failed)]
+                fields = {part.name: state[extracted.name, part.name] for part in extracted.fields}
                 del step["changed"]
-                step.update(header=header.name, fields=None if failed else fields)
+                step.update(header=extracted.name, fields=None if failed else fields)
                 return
             step["changed"] = [
                 {"field": field_name(*key), "before": value, "after": state[key]}
