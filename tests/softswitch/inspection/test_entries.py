@@ -12,6 +12,7 @@ from frames import frame
 
 from peelsum.softswitch import SoftswitchError, Switch, load
 from peelsum.softswitch.inspection.entries import load_entries, packet_bytes, read_pcap
+from peelsum.softswitch.inspection.trace import Tracer
 
 P4 = Path(__file__).parents[1] / "p4"
 ROUTE = {
@@ -148,6 +149,15 @@ def test_pcap(tmp_path, order, magic, us):
 
 def test_packet_digits():
     assert packet_bytes("0x01 02:Ff\n") == b"\x01\x02\xff"
+
+
+def test_tables_that_observe_are_not_offered(tmp_path):
+    with pytest.raises(SoftswitchError) as error:
+        entries_of(Tracer(load(P4 / "router.json")).switch, tmp_path, {"table_entries": [{"table": "x"}]})
+    assert str(error.value).endswith(
+        "table: 'x'; give one of RouterIngress.acl, RouterIngress.by_port, RouterIngress.routes, "
+        "RouterIngress.routes6"
+    )
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,9 @@ def _read(path: Path) -> bytes:
 
 def _insert(item: Mapping[str, Any], switch: Switch) -> None:
     """Insert an entry, or set a default action."""
-    table = switch.tables[_name(item["table"], switch.tables, "table")]
+    declared = switch.program.tables.items()
+    known = [name for name, table in declared if table.keys or not table.const_default]
+    table = switch.tables[_name(item["table"], known, "table")]
     numbers = switch.program.tables[table.name].actions
     actions = {action.name: action for action in map(switch.program.actions.__getitem__, numbers)}
     action = actions[_name(item["action_name"], actions, f"table {table.name}: action")]
