@@ -189,7 +189,9 @@ class _Layout:
             for rows, neighbours in ((self.rows, self._above), (self.rows[::-1], self._below)):
                 position = {name: float(place) for row in rows for place, name in enumerate(row)}
                 for row in rows:
-                    means = {name: fmean(position[o] for o in neighbours.get(name, [name])) for name in row}
+                    means = {
+                        name: fmean(position[other] for other in neighbours.get(name, [name])) for name in row
+                    }
                     row.sort(key=means.__getitem__)
                     position.update({name: float(place) for place, name in enumerate(row)})
 
@@ -198,11 +200,12 @@ class _Layout:
         self.x = {name: 200.0 * place for row in self.rows for place, name in enumerate(row)}
         for step in range(24):
             for row in self.rows if step % 2 else self.rows[::-1]:
-                neighbours = [[*self._above.get(name, ()), *self._below.get(name, ())] for name in row]
-                desired = [
-                    fmean(self.x[o] for o in others or [n]) for n, others in zip(row, neighbours, strict=True)
-                ]
-                distances = [(self._room[a] + self._room[b]) / 2 + _GAP for a, b in pairwise(row)]
+                desired = []
+                for name in row:
+                    neighbours = [*self._above.get(name, ()), *self._below.get(name, ())] or [name]
+                    desired.append(fmean(self.x[other] for other in neighbours))
+                rooms = [self._room[name] for name in row]
+                distances = [(first + second) / 2 + _GAP for first, second in pairwise(rooms)]
                 from_left, from_right = desired[:1], desired[-1:]
                 for place, distance in enumerate(distances, 1):
                     from_left.append(max(desired[place], from_left[-1] + distance))
