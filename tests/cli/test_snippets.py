@@ -22,6 +22,7 @@ LONG = {
     "docs/how-to/choose-a-form.md": pytest.mark.system,
     "docs/how-to/deploy.md": pytest.mark.system,
     "docs/how-to/run-the-demo.md": pytest.mark.system,
+    "docs/how-to/see-a-packets-way.md": pytest.mark.system,
     "docs/how-to/train-with-sparse-tables.md": pytest.mark.system,
     "docs/how-to/use-bmv2-and-mininet.md": pytest.mark.system,
     "docs/how-to/use-with-your-trainer.md": pytest.mark.system,

@@ -55,7 +55,7 @@ _IGNORED = {
 _MISSED = {
     "--priority-queues": "a port has one queue here; packets leave in the order of arrival",
     "--debugger": "there is no debugger here",
-    "--dump-packet-data": "packets are not logged here; use --pcap",
+    "--dump-packet-data": "packets are not logged here; use --pcap, or peelsum switch trace",
 }
 _PCAP = Option(
     "Write NAME_in.pcap and NAME_out.pcap of every interface there; by default in the working directory.",

@@ -9,16 +9,21 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.options import OPTION_ERRORS, Service, with_settings
+from peelsum.cli.options import OPTION_ERRORS, Json, Service, Tls, parse_address, read_identity, with_settings
+from peelsum.cli.output import print_json
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import print_message, terminate_with_parent
 from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.switch_settings import SwitchSettings
+from peelsum.wire import DROP_PORT
+
+if TYPE_CHECKING:
+    from peelsum.softswitch.program.model import Program
 
 app = typer.Typer(help="The softswitch and its pipelines.", no_args_is_help=True)
 #: How long running P4Runtime calls may take to end before the process does.
@@ -153,6 +158,104 @@ def pipeline(
         files = compiled(lanes)
         for path in (files.json_path, files.p4info_path):
             print(shutil.copyfile(path, out / path.name))
+
+
+_Program = Annotated[
+    Path | None,
+    typer.Argument(metavar="[PROGRAM.json]", help="BMv2 JSON; by default peelsum's own program."),
+]
+
+
+def _load_program(path: Path | None) -> Program:
+    """Return the program in a BMv2 JSON file; peelsum's for None. Raises SoftswitchError or PipelineError."""
+    from peelsum.pipelines import pipeline as compiled
+    from peelsum.softswitch import load
+    from peelsum.wire import DEFAULT_LANES
+
+    return load(compiled(DEFAULT_LANES).json_path if path is None else path)
+
+
+@app.command()
+def trace(
+    program: _Program = None,
+    *,
+    entries: Annotated[
+        Path | None, typer.Option(help="Entries of tables: a runtime.json of p4lang's tutorials, or .stf.")
+    ] = None,
+    switch: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Use the program and entries of the switch at this address."),
+    ] = None,
+    device_id: Annotated[int, typer.Option(help="With --switch: its P4Runtime device_id.")] = 1,
+    tls: Tls = None,
+    packet: Annotated[
+        str | None, typer.Option(metavar="HEX", help="The packet, from Ethernet on, in hexadecimal digits.")
+    ] = None,
+    pcap: Annotated[Path | None, typer.Option(help="A pcap file, whose packets arrive in turn.")] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=DROP_PORT - 1, help="The port at which --packet or --pcap arrives.")
+    ] = 1,
+    full: Annotated[bool, typer.Option("--full", help="Print all of long actions and headers.")] = False,
+    json: Json = False,
+) -> None:
+    """Show a packet's way through a P4 program: states, tables, actions, registers, and what leaves.
+
+    Without --packet and --pcap, the packets of an .stf file given by --entries are traced.
+    """
+    from peelsum.pipelines import PipelineError
+    from peelsum.softswitch import SoftswitchError
+    from peelsum.softswitch.inspection.entries import load_entries, packet_bytes, read_pcap
+    from peelsum.softswitch.inspection.running import tracer_of_switch
+    from peelsum.softswitch.inspection.text import TraceWriter
+    from peelsum.softswitch.inspection.trace import Tracer
+
+    if switch is not None:
+        try:
+            parse_address(switch, "the switch")
+        except ValueError as error:
+            raise typer.BadParameter(f"--switch: {error}") from None
+    if switch is not None and program is not None:
+        raise typer.BadParameter(f"--switch: {switch}: has a program; leave out {program}")
+    with exit_on_errors(SoftswitchError, PipelineError, *OPTION_ERRORS):
+        if switch is None:
+            tracer = Tracer(_load_program(program))
+        else:
+            tracer = tracer_of_switch(switch, device_id, read_identity(tls))
+        arrivals = [] if entries is None else load_entries(entries, tracer.switch)
+        if packet is not None or pcap is not None:
+            arrivals = [] if pcap is None else read_pcap(pcap, port)
+            arrivals += [] if packet is None else [(port, packet_bytes(packet), 0)]
+        if not arrivals:
+            raise typer.BadParameter("--packet: is missing; give --packet HEX, --pcap FILE or an .stf file")
+        traces = [tracer.trace(*arrival) for arrival in arrivals]
+    if json:
+        print_json(traces)
+    else:
+        writer = TraceWriter(tracer.program, full)
+        print("\n\n".join(map(writer.text, traces)))
+
+
+@app.command()
+def graph(
+    program: _Program = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write: .svg, or .dot for Graphviz. By default, print DOT.")
+    ] = None,
+) -> None:
+    """Draw a P4 program: the parser's states, and the tables and conditions of its pipelines."""
+    from peelsum.pipelines import PipelineError
+    from peelsum.softswitch import SoftswitchError
+    from peelsum.softswitch.inspection.graph import as_dot, as_svg
+
+    if output is not None and output.suffix not in (".svg", ".dot"):
+        raise typer.BadParameter(f"--output: {output}: ends in neither .svg nor .dot; give one of them")
+    with exit_on_errors(SoftswitchError, PipelineError, OSError):
+        loaded = _load_program(program)
+        text = as_svg(loaded) if output is not None and output.suffix == ".svg" else as_dot(loaded)
+        if output is None:
+            print(text, end="")
+        else:
+            output.write_text(text)
 
 
 @app.command()

@@ -126,6 +126,11 @@ class Statements:
             case Verify(condition, error):
                 test = f"not {expressions.condition(condition)}"
                 packets.stop_parser(emit, test, expressions.truncated(error, 32))
+            case ops.Observe(point, operands):
+                if not emit.exact:
+                    raise NotCompilable("it is observed")
+                texts = (expressions.exact(operand, "operand").text for operand in operands)
+                emit.line(f"observe({point}, locals(), [{', '.join(texts)}])")
             case ops.Primitive():
                 externs.statement(emit, statement)
 

@@ -16,6 +16,7 @@ from peelsum.softswitch.compiler.emit_expressions import (
 from peelsum.softswitch.compiler.extern_layout import ExternLayout
 from peelsum.softswitch.compiler.layout import FULL, Array, Storage, TablePlan, words_of
 from peelsum.softswitch.errors import NotCompilable, UnsupportedConstruct
+from peelsum.softswitch.program.load_actions import VALID
 from peelsum.softswitch.program.model import FieldDeclaration, Program
 from peelsum.softswitch.program.operations import Expr, FieldElement, FieldRef, Lookahead, Param, Target
 
@@ -69,6 +70,19 @@ class Emitter:
         self.varbit_variables = _variable_names(
             "w_", (name for name, item in program.headers.items() if item.varbit)
         )
+
+    def variables(self) -> dict[tuple[str, str], str]:
+        """Return the variables of exact code.
+
+        Those of (header, field); of (header, VALID), whether it is valid; of (stack, ""), how many elements
+        are filled.
+        """
+        fields = self.storage.fields
+        return {
+            **{(ref.header, ref.field): self.storage.variables(ref)[0].name for ref in fields},
+            **{(header, VALID): name for header, name in self.validity_variables.items()},
+            **{(stack, ""): name for stack, name in self.stack_variables.items()},
+        }
 
     def line(self, *texts: str) -> None:
         """Append lines at the current depth. Numbers in them become constants of the right type."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
@@ -97,6 +97,8 @@ class Generated:
     """Words of the queue for cloned, resubmitted and recirculated packets; 0 if the program makes none."""
     not_compilable: str = ""
     """Why only the interpreter can run the code; empty if Numba can compile it."""
+    variables: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The variables of fields and headers, as in `Emitter.variables`; only for code that is observed."""
 
 
 @lru_cache(maxsize=8)
@@ -150,11 +152,14 @@ def _generate(program: Program, roll: bool, queued: bool, exact: bool) -> Genera
                 added.update(header for element in program.stacks[stack] for header in element)
             case ops.AssignVarbit(target):
                 added.add(target.header)
-    growth = sum(sum(field.bits for field in program.headers[name].fields) // 8 for name in added)
+    growth = sum(sum(part.bits for part in program.headers[name].fields) // 8 for name in added)
     requests = {type(node) for block in blocks for node in ops.walk(block)}
+    variables = emit.variables() if ops.Observe in requests else {}
     if not requests & {ops.Clone, ops.Resubmit, ops.Recirculate}:
-        return Generated(SwitchWriter(emit, layout, blocks, queued).source(), tables, externs, layout, growth)
+        source = SwitchWriter(emit, layout, blocks, queued).source()
+        return Generated(source, tables, externs, layout, growth, variables=variables)
     writer = MultiPassWriter(emit, layout, blocks, queued)
     if any(isinstance(node, ops.Recirculate) for node in ops.walk(blocks.egress)):
         growth *= MOST_ITEMS + 1
-    return Generated(writer.source(), tables, externs, layout, growth, writer.queue_words())
+    queue_words = writer.queue_words()
+    return Generated(writer.source(), tables, externs, layout, growth, queue_words, variables=variables)

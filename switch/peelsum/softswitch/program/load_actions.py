@@ -56,6 +56,14 @@ class Scope:
     """The action or parser state, for errors."""
     messages: list[model.Message] = attribute(default_factory=list)
     """What the program sends to the control plane; digests come first."""
+    sources: dict[str | tuple[int, int], ops.Source] = attribute(default_factory=dict)
+    """Where tables, conditions and statements are in the P4 source, as in `Program`."""
+
+    def note_source(self, key: str | tuple[int, int], item: Json) -> None:
+        """Store where a construct is in the P4 source, if the file says it."""
+        match item.get("source_info"):
+            case {"filename": str(file), "line": int(line), **others}:
+                self.sources[key] = ops.Source(file, line, str(others.get("source_fragment", "")))
 
     def inputs(self, items: Sequence[Json], where: str) -> ops.Inputs:
         """Return the inputs of a calculation or digest: fields and constants."""
@@ -138,6 +146,8 @@ class Scope:
             case "bool":
                 return ops.Bool(bool(value))
             case "runtime_data" | "local":
+                if int(value) < 0:
+                    raise BadProgram(f"{self.where}: parameter {value}; compile the program again")
                 param = self.params[int(value)]
                 return ops.Param(int(value), param.bits, signed=param.signed)
             case "lookahead":
@@ -248,7 +258,7 @@ def load_action(item: Json, scope: Scope) -> ops.Action:
     where = f"action {item['name']}"
     params = tuple(
         ops.ActionParam(
-            part["name"], checked_bits(part["bitwidth"], where), (int(item["id"]), index) in scope.signed
+            str(part["name"]), checked_bits(part["bitwidth"], where), (int(item["id"]), index) in scope.signed
         )
         for index, part in enumerate(item["runtime_data"])
     )
@@ -265,7 +275,11 @@ def load_action(item: Json, scope: Scope) -> ops.Action:
         for statements in primitives
         for statement in statements
     )
-    return ops.Action(int(item["id"]), str(item["name"]), params, body)
+    number = int(item["id"])
+    for first, statements, part in zip(first_statements, primitives, item["primitives"], strict=False):
+        for statement_number in range(first, first + len(statements)):
+            scope.note_source((number, statement_number), part)
+    return ops.Action(number, str(item["name"]), params, body)
 
 
 def _primitive(item: Json, scope: Scope) -> tuple[ops.Primitive, ...]:

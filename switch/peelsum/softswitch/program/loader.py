@@ -78,6 +78,7 @@ def read(document: Json, name: str) -> model.Program:
         profiles=_profiles(document, scope),
         value_sets=_value_sets(document),
         messages=tuple(scope.messages),
+        sources=scope.sources,
     )
     _check(program)
     return program
@@ -144,7 +145,7 @@ def _headers(document: Json) -> dict[str, model.Header]:
                 bits = 8 * int(item["max_length"]) - fixed_bits
             bits = checked_bits(bits, f"field {item['name']}.{field_name}")
             is_signed = bool(signed and signed[0])
-            fields.append(model.FieldDeclaration(field_name, bits, is_signed, is_varbit))
+            fields.append(model.FieldDeclaration(str(field_name), bits, is_signed, is_varbit))
         types[item["name"]] = tuple(fields)
     headers: dict[str, model.Header] = {}
     for item in document["headers"]:
@@ -332,6 +333,8 @@ def load_pipeline(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -
     for call in item.get("action_calls", ()):
         raise UnsupportedConstruct(f"action call {call.get('name')}: not supported; recompile with p4c")
     nodes: dict[str, model.TableDeclaration | model.Conditional] = {}
+    for node in (*item["tables"], *item["conditionals"]):
+        scope.note_source(str(node["name"]), node)
     for node in item["tables"]:
         with position_of(node):
             nodes[node["name"]] = _table(node, scope, actions)
@@ -421,7 +424,7 @@ def _key(item: Json, scope: Scope, table: str) -> model.TableKey:
     if kind == "range" and bits > 64:
         raise UnsupportedConstruct(f"table {table}: range match on {bits} bits; use up to 64")
     return model.TableKey(
-        item.get("name") or f"{header}.{field}", ref, cast(model.MatchKind, kind), bits, mask
+        str(item.get("name") or f"{header}.{field}"), ref, cast(model.MatchKind, kind), bits, mask
     )
 
 

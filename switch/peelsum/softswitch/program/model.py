@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from peelsum.softswitch.program.operations import Action, Expr, FieldRef, Inputs, Primitive, SyntaxNode
+from peelsum.softswitch.program.operations import (
+    Action,
+    Expr,
+    FieldRef,
+    Inputs,
+    Primitive,
+    Source,
+    SyntaxNode,
+)
 
 MatchKind: TypeAlias = Literal["exact", "lpm", "ternary", "range"]
 
@@ -342,6 +350,8 @@ class Program:
     profiles: Mapping[str, ActionProfile] = field(default_factory=dict)
     value_sets: Mapping[str, ValueSet] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
+    sources: Mapping[str | tuple[int, int], Source] = field(default_factory=dict)
+    """By name of a table or condition, or (number of an action, number of a statement)."""
 
     @property
     def tables(self) -> dict[str, TableDeclaration]:

@@ -335,6 +335,17 @@ class JumpIfZero(Primitive):
     to: int
 
 
+class Observe(Primitive):
+    """Report that a packet is at point number `point`, with the values of `operands`. Only to an observer.
+
+    The observer can also read `fields`, which makes each of them a variable of its own.
+    """
+
+    point: int
+    operands: tuple[Expr, ...] = ()
+    fields: tuple[FieldRef, ...] = ()
+
+
 class ActionParam(SyntaxNode):
     """A named parameter of an action.
 
@@ -353,6 +364,14 @@ class Action(SyntaxNode):
     name: str
     params: tuple[ActionParam, ...]
     body: tuple[Primitive, ...]
+
+
+class Source(SyntaxNode):
+    """Where a table, condition or statement is in the P4 source, and its text as far as the JSON has it."""
+
+    file: str
+    line: int
+    text: str
 
 
 def walk(node: Any) -> Iterator[Any]:

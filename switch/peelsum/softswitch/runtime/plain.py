@@ -6,8 +6,8 @@ of this module, so these use constants instead of numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +56,19 @@ def _with_python_integers(argument: Any) -> Any:
     return int(argument)
 
 
-def interpreted(generated: Generated) -> Callable[..., tuple[int, int]]:
+class Observer(Protocol):
+    """Sees what interpreted code does. The program must have `Observe` statements."""
+
+    def functions(self, generated: Generated) -> Mapping[str, Callable[..., Any]]:
+        """Return `observe`, and functions that the code calls instead of this module's, by name."""
+
+
+def interpreted(generated: Generated, observer: Observer | None = None) -> Callable[..., tuple[int, int]]:
     """Return the generated function in plain Python. Raises UnsupportedConstruct if it is too deep."""
     functions = {**vars(hashes), **globals()}
     names: dict[str, Any] = {name: functions[name] for name in (*RUNTIME, *EXACT_RUNTIME)}
+    if observer is not None:
+        names.update(observer.functions(generated))
     try:
         exec(compile(generated.source, "<generated>", "exec"), names)
     except (RecursionError, MemoryError):  # Python's parser raises MemoryError if nesting is too deep

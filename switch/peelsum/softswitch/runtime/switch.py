@@ -21,7 +21,7 @@ from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.messages import Messages
 from peelsum.softswitch.runtime.meters import MeterCells
 from peelsum.softswitch.runtime.native import CompiledProgram, machine_code
-from peelsum.softswitch.runtime.plain import interpreted
+from peelsum.softswitch.runtime.plain import Observer, interpreted
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.softswitch.runtime.state import (
     FairLock,
@@ -55,6 +55,7 @@ class Switch:
     program that would take too long to compile is interpreted, too: then the attribute `mode` is "python".
     roll: False keeps statements for each lane instead of loops, for tests that compare both.
     queues: the queues of ports that have a rate.
+    observer: with mode="python", sees each step of a program that has `Observe` statements.
     The attribute `lock` is held while a batch is processed, and during every access to state.
     """
 
@@ -65,6 +66,7 @@ class Switch:
         *,
         roll: bool = True,
         queues: Queues | None = None,
+        observer: Observer | None = None,
     ) -> None:
         if mode not in ("numba", "python"):
             raise SoftswitchError(f"mode: {mode!r} is unknown; use 'numba' or 'python'")
@@ -134,7 +136,7 @@ class Switch:
         self._output = OutputBuffers()
         code = machine_code(generated, program.name) if mode == "numba" else None
         self.mode = "python" if code is None else "numba"
-        self._run = interpreted(generated) if code is None else code
+        self._run = interpreted(generated, observer) if code is None else code
         #: For compiled loops; None if the program is interpreted, or clones, resubmits or recirculates.
         self.entry = None if code is None or generated.queue_words else CompiledProgram(code)
         #: The most bytes by which a frame can become longer.

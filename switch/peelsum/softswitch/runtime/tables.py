@@ -134,6 +134,11 @@ class Table:
         with self._lock:
             return self._find(tuple(keys), priority).entry
 
+    def entry_with_number(self, number: int) -> TableEntry:
+        """Return the entry whose row in the memory has this number."""
+        with self._lock:
+            return self._by_number[number].entry
+
     @property
     def default(self) -> tuple[str, tuple[int, ...]]:
         """The action and its arguments for packets that match no entry."""

@@ -1,0 +1,1 @@
+"""What a program is and does: traces of packets, and graphs."""

@@ -1,0 +1,339 @@
+"""Traces packets through a program: what each parser state, table and statement does, as plain values.
+
+A trace is made of dictionaries that can be written as JSON; docs/reference/softswitch.md describes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from peelsum.softswitch.compiler.emit_statements import CLONE_FLAG
+from peelsum.softswitch.compiler.layout import ROW_ENTRY
+from peelsum.softswitch.compiler.loading import Generated
+from peelsum.softswitch.inspection.observe import ObservedProgram, Point, expression_text, field_name
+from peelsum.softswitch.program import model
+from peelsum.softswitch.program import operations as ops
+from peelsum.softswitch.program.load_actions import VALID
+from peelsum.softswitch.runtime import plain
+from peelsum.softswitch.runtime.frames import Frames
+from peelsum.softswitch.runtime.switch import Switch
+from peelsum.wire import DROP_PORT
+
+#: A part of a trace.
+Step: TypeAlias = dict[str, Any]
+#: The values of fields, by (header, field), of validities and of stacks' counts, as in `Emitter.variables`.
+_State: TypeAlias = dict[tuple[str, str], int]
+
+#: What a pass through the switch is, by simple_switch's number of the kind of packet.
+_PASSES = {
+    0: "arrived",
+    1: "clone made in ingress",
+    2: "clone made in egress",
+    4: "recirculated",
+    6: "resubmitted",
+    8: "continues after its clones",
+}
+#: How the second number of a key in an entry is called.
+_SECOND = {"lpm": "prefix_length", "ternary": "mask", "range": "high"}
+
+
+class Tracer:
+    """A switch that runs a program and traces each packet.
+
+    Its `switch` has the program's tables, registers, groups and sessions, which keep their state from packet
+    to packet.
+    """
+
+    def __init__(self, program: model.Program) -> None:
+        self.program = program
+        observed = ObservedProgram(program)
+        self._points = observed.points
+        self._rows: dict[int, int] = {}
+        self.switch = Switch(observed.program, "python", observer=self)
+
+    def trace(self, port: int, packet: bytes, now_us: int = 0) -> Step:
+        """Process a packet that arrives at `port`; return its trace."""
+        self._steps: list[Step] = []
+        self._phase = ""
+        self._pass: tuple[int, ...] = ()
+        self._finish: Callable[[_State], None] = lambda state: None
+        self._departures: list[tuple[Step, _State]] = []
+        frames = self.switch.process(Frames.of([(port, packet)]), now_us).pairs()
+        self._leave()
+        for (step, state), (step["port"], data) in zip(self._departures, frames, strict=True):
+            step.update(bytes=data.hex(), changed=self._changed_by_checksums(step["headers"], state, data))
+        digests = [{"digest": name, "values": values} for name, values in self.switch.messages.digests]
+        self.switch.messages.digests.clear()
+        leaving = [{"port": port, "bytes": data.hex()} for port, data in frames]
+        return {
+            "program": self.program.name, "port": port, "bytes": packet.hex(), "steps": self._steps,
+            "digests": digests, "packets": leaving,
+        }  # fmt: skip
+
+    # --- the observer -----------------------------------------------------------------------------
+
+    def functions(self, generated: Generated) -> Mapping[str, Callable[..., Any]]:
+        """Return `observe`, and lookups that record the rows that they find."""
+        self._generated = generated
+
+        def recording(find: Callable[..., int]) -> Callable[..., int]:
+            def recorded(memory: Any, region: int, *arguments: Any) -> int:
+                row = self._rows[region] = find(memory, region, *arguments)
+                return row
+
+            return recorded
+
+        lookups = (plain.find_exact, plain.find_exact1, plain.find_first, plain.find_first1)
+        return {"observe": self._observe, **{find.__name__: recording(find) for find in lookups}}
+
+    def _observe(self, number: int, variables: Mapping[str, Any], operands: list[int]) -> None:
+        """Finish the step before this point, and begin the point's step."""
+        point = self._points[number]
+        starts_egress = (point.kind, point.name) == ("start", "egress")
+        if starts_egress or (point.kind == "state" and self._phase != "parser"):
+            self._leave()
+        if point.kind == "state" and self._phase != "parser":
+            self._begin_pass(variables)
+            self._phase = "parser"
+        copied = self._phase == "egress" or starts_egress
+        # Egress works on copies of the variables that it changes.
+        self._state = state = {
+            key: variables[f"e_{name}" if copied and f"e_{name}" in variables else name]
+            for key, name in self._generated.variables.items()
+        }
+        self._failed = variables.get("e_failed" if copied and "e_failed" in variables else "failed", False)
+        self._variables = dict(variables)  # the interpreter reuses the dictionary
+        self._finish(state)
+        self._finish = lambda state: None
+        getattr(self, f"_at_{point.kind}")(point, operands)
+
+    def _step(self, kind: str, source: ops.Source | None = None, **values: Any) -> Step:
+        """Return a new step of the trace."""
+        step = {"step": kind, **values}
+        if source is not None:
+            step["source"] = {"file": source.file, "line": source.line, "text": source.text}
+        return step
+
+    def _add(self, kind: str, source: ops.Source | None = None, **values: Any) -> Step:
+        self._steps.append(self._step(kind, source, **values))
+        return self._steps[-1]
+
+    def _begin_pass(self, variables: Mapping[str, Any]) -> None:
+        """Begin a pass through the switch, of the packet or of a copy of it."""
+        kind = variables.get("kind", 0)
+        if (kind, variables.get("item", 0)) != self._pass:
+            self._pass = (kind, variables.get("item", 0))
+            self._add("pass", packet=_PASSES[kind], size=int(variables["size"]))
+
+    def _at_state(self, point: Point, operands: list[int]) -> None:
+        if self._steps[-1]["step"] == "state":
+            self._steps[-1]["next"] = point.name
+        self._body = self._add("state", state=point.name, operations=[], key=[], next=None, failed=False)[
+            "operations"
+        ]
+
+    def _at_select(self, point: Point, operands: list[int]) -> None:
+        self._steps[-1]["key"] = [
+            {"field": expression_text(expression), "value": value}
+            for expression, value in zip(point.node.key, operands, strict=True)
+        ]
+
+    def _at_start(self, point: Point, operands: list[int]) -> None:
+        if self._phase == "parser":
+            error = self._variables["parser_error"]
+            names = {number: name for name, number in self.program.errors.items()}
+            remaining = int(self._variables["remaining"])
+            error_name = names.get(error, str(error)) if error else None
+            self._add("parser_end", error=error_name, payload_bytes=remaining)
+        if point.name == "egress":
+            if self._phase != "parser":
+                self._begin_pass(self._variables)
+            ports = ("egress_port", "egress_rid", "instance")
+            port, rid, instance = (int(self._variables[name]) for name in ports)
+            self._add("egress", port=port, rid=rid, instance_type=instance)
+        else:
+            self._add("ingress")
+        self._phase = point.name
+
+    def _at_end(self, point: Point, operands: list[int]) -> None:
+        pass  # the step before it is finished
+
+    def _at_condition(self, point: Point, operands: list[int]) -> None:
+        text = expression_text(point.node.condition)
+        self._add("condition", point.source, condition=text, outcome=bool(operands[0]))
+
+    def _at_table(self, point: Point, operands: list[int]) -> None:
+        table, plan = self.switch.tables[point.name], self._generated.tables[point.name]
+        key = [
+            {"field": part.name, "match": part.kind, "value": value}
+            for part, value in zip(table.keys, operands, strict=True)
+        ]
+        step = self._add("table", point.source, table=point.name, key=key, hit=None, entry=None)
+        self._rows.pop(plan.region, None)
+
+        def finish(state: _State) -> None:
+            row = self._rows.get(plan.region, plan.default_row)
+            if key:
+                step["hit"] = row != plan.default_row
+            if step["hit"]:
+                number = int(self._variables["memory"][row + ROW_ENTRY])
+                step["entry"] = _entry(table.entry_with_number(number), table.keys)
+
+        self._finish = finish
+
+    def _at_action(self, point: Point, operands: list[int]) -> None:
+        parameters = {param.name: value for param, value in zip(point.node.params, operands, strict=True)}
+        step = self._add("action", action=point.name, parameters=parameters, statements=[])
+        self._body = step["statements"]
+
+    def _at_statement(self, point: Point, operands: list[int]) -> None:
+        """Begin a statement's step; what it changed is known at the next point."""
+        before, node = self._state, point.node
+        step = self._step(_snake(point.name), point.source, **self._values(node, operands), changed=[])
+        self._body.append(step)
+
+        def finish(state: _State) -> None:
+            if isinstance(node, (model.Extract, model.ExtractNext)):
+                failed = self._steps[-1]["failed"] = bool(self._variables["parser_error"])
+                extracted = self.program.headers[self._extracted(node, state, failed)]
+                fields = {part.name: state[extracted.name, part.name] for part in extracted.fields}
+                del step["changed"]
+                step.update(header=extracted.name, fields=None if failed else fields)
+                return
+            step["changed"] = [
+                {"field": field_name(*key), "before": value, "after": state[key]}
+                for key, value in before.items()
+                if state[key] != value and key[1]
+            ]
+            match node:
+                case ops.ReadRegister(register=str(name)) | ops.WriteRegister(register=str(name)):
+                    step["after"] = self._cell(name, operands[0])
+                case ops.Assign(target=ops.FieldRef(header, field)):
+                    step["value"] = state[header, field]
+                case ops.SetValidity(header):
+                    step["value"] = bool(state[header, VALID])
+                case model.Verify() | model.Advance():
+                    self._steps[-1]["failed"] = bool(self._variables["parser_error"])
+
+        self._finish = finish
+
+    def _values(self, node: Any, operands: list[int]) -> Step:
+        """Return what a statement is about to do."""
+        match node:
+            case ops.ReadRegister(register=str(name)) | ops.WriteRegister(register=str(name)):
+                return {"register": name, "index": operands[0], "before": self._cell(name, operands[0])}
+            case ops.CountAt(counter=name):
+                return {"counter": name, "index": operands[0]}
+            case ops.ExecuteMeter(meter=name):
+                return {"meter": name, "index": operands[0]}
+            case ops.Clone():
+                return {"session": operands[0] % CLONE_FLAG}
+            case ops.Truncate():
+                return {"length": operands[0]}
+            case ops.JumpIfZero() | ops.Assert() | model.Verify():
+                return {"outcome": bool(operands[0])}
+            case ops.SendDigest(number):
+                return {"digest": self.program.messages[number].text}
+            case ops.Log(number):
+                return {"text": self.program.messages[number].text, "values": operands}
+            case ops.Assign(target=ops.FieldRef(header, field)):
+                return {"field": field_name(header, field)}
+            case ops.SetValidity(header):
+                return {"field": field_name(header, VALID)}
+        return {}
+
+    # --- what follows a pipeline ------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """Add what happens to a packet after the pipeline whose end it has reached."""
+        if self._phase not in ("ingress", "egress"):
+            return
+        phase, self._phase = self._phase, ""
+        self._finish = lambda state: None
+        variables, state = self._variables, self._state
+        cloning = variables.get("cloning", 0)
+        if cloning:
+            session = cloning % CLONE_FLAG
+            self._add("clone", session=session, ports=_ports(self.switch.sessions, session))
+        group = self._intrinsic("intrinsic_metadata.mcast_grp") & 0xFFFF if phase == "ingress" else 0
+        port = self._intrinsic("standard_metadata.egress_spec")
+        if phase == "ingress" and variables.get("resubmit_fields"):
+            self._add("resubmit")
+        elif self._failed:
+            self._add("drop", reason="an assertion does not hold")
+        elif group and not _ports(self.switch.groups, group):
+            self._add("drop", reason=f"multicast group {group} has no ports")
+        elif group:
+            self._add("multicast", group=group, ports=_ports(self.switch.groups, group))
+        elif port == DROP_PORT:
+            self._add("drop", reason=f"egress_spec is {DROP_PORT}, the drop port")
+        elif phase == "ingress" and self._intrinsic("intrinsic_metadata.priority"):
+            self._add("drop", reason="priority is not 0, and ports have one queue")
+        elif phase == "ingress":
+            self._add("forward", port=port)
+        else:
+            headers = [name for name in self.program.deparser if state[name, VALID]]
+            if variables.get("recirculate_fields"):
+                self._add("recirculate", headers=headers)
+            else:
+                self._departures.append((self._add("send", port=0, bytes="", headers=headers), state))
+
+    def _changed_by_checksums(self, headers: list[str], state: _State, data: bytes) -> list[Step]:
+        """Return the fields in which a packet that left differs from egress's end: updated checksums."""
+        changes, start = [], 0
+        for header in (self.program.headers[name] for name in headers):
+            if header.varbit or start + header.bits // 8 > len(data):
+                break  # the rest has no fixed place, or was truncated
+            end = start + header.bits // 8
+            number, end_bit = int.from_bytes(data[start:end], "big"), header.bits
+            for field in header.fields:
+                end_bit -= field.bits
+                value, before = number >> end_bit & (1 << field.bits) - 1, state[header.name, field.name]
+                if value != before:
+                    name = field_name(header.name, field.name)
+                    changes.append({"field": name, "before": before, "after": value})
+            start = end
+        return changes
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def _intrinsic(self, name: str) -> int:
+        """Return a field of the architecture; 0 if the program does not have it."""
+        ref = self.program.intrinsic(name)
+        return 0 if ref is None else int(self._state.get((ref.header, ref.field), 0))
+
+    def _cell(self, register: str, index: int) -> int | None:
+        """Return a register's cell; None past its end."""
+        plan = self._generated.layout.registers[register]
+        array = self._variables["wide" if plan.wide else "regs"]
+        return int(array[plan.base + index * plan.step]) if 0 <= index < plan.size else None
+
+    def _extracted(self, node: model.Extract | model.ExtractNext, state: _State, failed: bool) -> str:
+        """Return the header that was extracted, or would have been."""
+        if isinstance(node, model.Extract):
+            return node.header
+        elements = self.program.stacks[node.stack]
+        place = state[node.stack, ""] - (not failed)
+        return elements[min(place, len(elements) - 1)][node.member]
+
+
+def _entry(entry: model.TableEntry, keys: tuple[model.TableKey, ...]) -> Step:
+    """Return a table's entry as plain values."""
+    match = []
+    for value, key in zip(entry.keys, keys, strict=True):
+        first, second = (value, None) if isinstance(value, int) else value
+        part = {"field": key.name, "value": first}
+        match.append(part if second is None else {**part, _SECOND[key.kind]: second})
+    action = entry.action if isinstance(entry.action, str) else str(entry.action)
+    return {"match": match, "priority": entry.priority, "action": action, "parameters": list(entry.params)}
+
+
+def _ports(groups: Any, group: int) -> list[int]:
+    """Return the ports of a multicast group or clone session; none if it does not exist."""
+    return [port for port, _ in groups.get(group)] if group in groups else []
+
+
+def _snake(name: str) -> str:
+    """Return a class's name as words with underscores."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
