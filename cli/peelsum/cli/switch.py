@@ -239,7 +239,8 @@ def trace(
 def graph(
     program: _Program = None,
     output: Annotated[
-        Path | None, typer.Option(help="File to write: .svg, or .dot for Graphviz. By default, print DOT.")
+        Path | None,
+        typer.Option(help="File to write: .dot, or .svg, which needs Graphviz. By default, print DOT."),
     ] = None,
 ) -> None:
     """Draw a P4 program: the parser's states, and the tables and conditions of its pipelines."""

@@ -19,7 +19,7 @@ from rigs import SoftswitchRig
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Frames, SoftswitchError, Switch, load
 from peelsum.softswitch.compiler.loading import parse
-from peelsum.softswitch.inspection.graph import as_svg
+from peelsum.softswitch.inspection.graph import as_dot
 from peelsum.softswitch.inspection.text import TraceWriter
 from peelsum.softswitch.inspection.trace import Tracer
 
@@ -187,7 +187,7 @@ def test_programs_with_random_changes_are_refused_or_traced_and_drawn(name):
         parent[last] = rng.choice([None, 0, 1, -1, "x", [], {}, 0.5, "0x0", [parent[last]]])
         with contextlib.suppress(SoftswitchError):
             program = parse(changed, name)
-            as_svg(program)
+            as_dot(program)
             tracer, writer = Tracer(program), TraceWriter(program)
             for data in (frame(b"xx"), rng.randbytes(70)):
                 writer.text(json.loads(json.dumps(tracer.trace(1, data))))
