@@ -1,0 +1,253 @@
+"""Rate of other people's P4 programs: the softswitch and BMv2, on the same virtual Ethernet pairs.
+
+The programs are the solutions of p4lang's tutorials, with their own entries, which their own controller
+writes. The switch is `peelsum simple-switch` or BMv2's `simple_switch_grpc`, with the same options. One
+process sends a program's frame into port 1 again and again, and counts the frames that leave. Half a window
+is sent whenever as many have come back; of windows of 32, 64 and 256 frames, a row has the fastest. The first
+frame's output must be the same from both switches.
+
+It needs root, p4c-bm2-ss and BMv2 on PATH, and two variables: `P4LANG_TUTORIALS` names a checkout of
+github.com/p4lang/tutorials, and `P4LANG_PYTHON` a Python with p4runtime and p4.tmp, for the controller.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import Experiment, Plot, Series, Size, Value
+from benchmarks.experiment import ExperimentError
+from peelsum.bench.devices import cpu_s
+from peelsum.bench.switch.rows import in_process
+from peelsum.processes.children import Child
+from peelsum.softswitch import Frames
+from peelsum.softswitch.ports.interfaces import InterfacePorts
+from peelsum.topology import namespaces
+from peelsum.topology.bmv2 import reserved_tcp_port
+
+_PORTS = range(1, 5)
+_IPV4, _TCP, _PAYLOAD = 0x800, 6, bytes(100)
+#: Seconds until the first frame's output: the softswitch compiles the program first.
+_PATIENCE_S = 300.0
+#: Seconds of silence after which the frames in flight count as lost.
+_SILENCE_S = 0.5
+#: Frames in flight: BMv2's queues hold 64 per port.
+_WINDOWS = (32, 64, 256)
+_COMMANDS = {
+    "softswitch": [sys.executable, "-m", "peelsum.cli", "simple-switch"],
+    "bmv2": ["simple_switch_grpc"],
+}
+_WRITE_ENTRIES = """
+import sys
+sys.path.insert(0, sys.argv[1] + "/utils")
+from p4runtime_lib.simple_controller import program_switch
+address, runtime = sys.argv[2:]
+folder = runtime.rpartition("/")[0]
+program_switch(address, 0, open(runtime), folder, folder + "/requests.txt", runtime)
+"""
+
+
+class Program(NamedTuple):
+    """A program of the tutorials: the folder with its entries, and a frame for port 1."""
+
+    entries: str
+    frame: bytes
+    outputs: int = 1
+    """The number of frames that leave for each that enters."""
+    times: slice = slice(0)
+    """The bytes of a frame that leaves that depend on the time."""
+
+
+def _ethernet(kind: int, content: bytes) -> bytes:
+    return bytes.fromhex("080000000100 080000000111") + struct.pack(">H", kind) + content
+
+
+def _ipv4(destination: str) -> bytes:
+    """Return an IPv4 packet with a TCP segment, SYN set, from 10.0.1.1."""
+    segment = struct.pack(">HHIIBBHHH", 1234, 80, 1, 0, 5 << 4, 2, 8192, 0, 0) + _PAYLOAD
+    addresses = socket.inet_aton("10.0.1.1") + socket.inet_aton(destination)
+    header = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(segment), 1, 0, 64, _TCP, 0) + addresses
+    total = sum(struct.unpack(">10H", header))
+    checksum = ~(total % 0xFFFF) & 0xFFFF
+    return header[:10] + struct.pack(">H", checksum) + header[12:] + segment
+
+
+PROGRAMS = {
+    "basic": Program("pod-topo", _ethernet(_IPV4, _ipv4("10.0.2.2"))),
+    "basic_tunnel": Program(".", _ethernet(0x1212, struct.pack(">HH", _IPV4, 2) + _ipv4("10.0.2.2"))),
+    "calc": Program(".", _ethernet(0x1234, struct.pack(">2sBcIII", b"P4", 1, b"+", 40, 2, 0))),
+    "ecn": Program(".", _ethernet(_IPV4, _ipv4("10.0.2.2"))),
+    "firewall": Program("pod-topo", _ethernet(_IPV4, _ipv4("10.0.3.3"))),
+    "link_monitor": Program("pod-topo", _ethernet(0x812, bytes([0, 2])), times=slice(27, 33)),
+    "load_balance": Program(".", _ethernet(_IPV4, _ipv4("10.0.0.1"))),
+    "multicast": Program("sig-topo", b"\xff" * 6 + _ethernet(_IPV4, _ipv4("10.0.9.9"))[6:], outputs=2),
+    "qos": Program(".", _ethernet(_IPV4, _ipv4("10.0.2.2"))),
+    "source_routing": Program(".", _ethernet(0x1234, struct.pack(">HH", 2, 1 << 15 | 3) + _ipv4("10.0.2.2"))),
+}
+
+
+def measure(seed: int, program: str, seconds: float) -> list[dict[str, Value]]:
+    """Measure a program on both switches; return a row for each. Raises ExperimentError."""
+    checkout = os.environ.get("P4LANG_TUTORIALS")
+    tools = ("p4c-bm2-ss", "simple_switch_grpc")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing or not checkout or "P4LANG_PYTHON" not in os.environ:
+        needs = ", ".join(missing) or "P4LANG_TUTORIALS and P4LANG_PYTHON"
+        raise ExperimentError(f"programs: needs {needs}; see the experiment's description")
+    with TemporaryDirectory(prefix="peelsum-") as folder:
+        runtime = _compile(program, Path(checkout), Path(folder))
+        rows = [in_process(_measure_switch, name, program, str(runtime), seconds) for name in _COMMANDS]
+    outputs = [row.pop("output") for row in rows]
+    if outputs[0] != outputs[1]:
+        raise ExperimentError(f"{program}: the switches send other frames: {outputs}")
+    bmv2 = rows[1]["frames_per_s"]
+    return [{**row, "rate_to_bmv2": round(row["frames_per_s"] / bmv2, 1)} for row in rows]
+
+
+def _compile(program: str, checkout: Path, folder: Path) -> Path:
+    """Compile the program's solution beside its entries; return the file with these."""
+    exercise = checkout / "exercises" / program
+    shutil.copytree(exercise, folder / program)
+    shutil.copytree(exercise / "solution", folder / program, dirs_exist_ok=True)
+    place = folder / program / PROGRAMS[program].entries
+    (place / "build").mkdir()
+    names = [f"build/{program}.p4.p4info.txtpb", f"build/{program}.json"]
+    command = ["p4c-bm2-ss", "--Wdisable", "--p4runtime-files", names[0], "-o", names[1]]
+    subprocess.run([*command, str(folder / program / f"{program}.p4")], cwd=place, check=True)
+    return place / "s1-runtime.json"
+
+
+def _measure_switch(name: str, program: str, runtime: str, seconds: float) -> dict[str, Any]:
+    """Start a switch in namespaces of this process, write its entries, and measure it; return the row."""
+    namespaces.enter_own_namespace()
+    for port in _PORTS:
+        namespaces.add_wire(f"switch{port}", f"host{port}")
+    with reserved_tcp_port() as grpc_port:
+        address = f"127.0.0.1:{grpc_port}"
+        interfaces = [text for port in _PORTS for text in ("-i", f"{port}@switch{port}")]
+        options = ["--no-p4", "--device-id", "0", *interfaces, "--log-level", "off"]
+        switch = Child(name, [*_COMMANDS[name], *options, "--", "--grpc-server-addr", address], foreign=True)
+        hosts = InterfacePorts({port: f"host{port}" for port in _PORTS}, method="packet")
+        try:
+            _write_entries(address, runtime, switch)
+            output = _first_output(hosts, PROGRAMS[program])
+            driven = [_drive(hosts, PROGRAMS[program], window, seconds, switch.pid) for window in _WINDOWS]
+            fastest = max(driven, key=lambda figures: figures["frames_per_s"])
+            return {"switch": name, "output": output, **fastest}
+        finally:
+            switch.stop()
+            hosts.close()
+
+
+def _write_entries(address: str, runtime: str, switch: Child) -> None:
+    """Load the program and its entries by the tutorials' controller, once the switch listens."""
+    deadline = time.monotonic() + _PATIENCE_S
+    host, port = address.split(":")
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+            break
+        except OSError:
+            if not switch.running or time.monotonic() > deadline:
+                raise ExperimentError(
+                    f"{address}: the switch does not listen\n{switch.output_tail()}"
+                ) from None
+            time.sleep(0.05)
+    command = [os.environ["P4LANG_PYTHON"], "-c", _WRITE_ENTRIES, os.environ["P4LANG_TUTORIALS"], address]
+    subprocess.run([*command, runtime], check=True, stdout=subprocess.DEVNULL)
+
+
+def _receive(hosts: InterfacePorts, patience_s: float) -> Frames:
+    """Return the frames that have arrived, or that arrive first within `patience_s`."""
+    select.select([port.socket for port in hosts.ports.values()], [], [], patience_s)
+    return hosts.receive(list(_PORTS))
+
+
+def _send(hosts: InterfacePorts, frame: bytes, number: int) -> None:
+    """Send a frame into port 1 so many times."""
+    data = np.tile(np.frombuffer(frame, np.uint8), (number, 1))
+    hosts.send(Frames(data, np.full(number, data.shape[1], np.int32), np.ones(number, np.int32)))
+
+
+def _first_output(hosts: InterfacePorts, program: Program) -> list[tuple[int, bytes]]:
+    """Send the program's frame once; return the ports and bytes of the frames that leave."""
+    output: list[tuple[int, bytes]] = []
+    _send(hosts, program.frame, 1)
+    deadline = time.monotonic() + _PATIENCE_S
+    while len(output) < program.outputs and time.monotonic() < deadline:
+        frames = _receive(hosts, 1.0)
+        frames.data[:, program.times] = 0
+        output += frames.pairs()
+    if len(output) != program.outputs:
+        raise ExperimentError(f"programs: {len(output)} frames came back, not {program.outputs}")
+    return sorted(output)
+
+
+def _drive(
+    hosts: InterfacePorts, program: Program, window: int, seconds: float, pid: int
+) -> dict[str, float]:
+    """Send the program's frame for `seconds`; return the figures."""
+    half = window // 2
+    done = lost = in_flight = 0  # counted in frames that leave
+    began_cpu_s, began = cpu_s(pid), time.monotonic()
+    while (now := time.monotonic()) < began + seconds:
+        while in_flight + half * program.outputs <= window * program.outputs:
+            _send(hosts, program.frame, half)
+            in_flight += half * program.outputs
+        count = len(_receive(hosts, _SILENCE_S))
+        if not count:
+            lost, in_flight = lost + in_flight, 0
+        done, in_flight = done + count, max(0, in_flight - count)
+    done, lost = done // program.outputs, lost // program.outputs
+    return {
+        "frames_per_s": round(done / (now - began)),
+        "frames_per_cpu_s": round(done / (cpu_s(pid) - began_cpu_s)),
+        "lost": lost,
+    }
+
+
+EXPERIMENT = Experiment(
+    measure=measure,
+    columns={
+        "switch": "`softswitch` for `peelsum simple-switch`, or `bmv2`",
+        "frames_per_s": "frames per second that were sent in and came back",
+        "frames_per_cpu_s": "the same per second of the switch process's processor time",
+        "lost": "frames that the load gave up after a silence",
+        "rate_to_bmv2": "`frames_per_s` over BMv2's",
+    },
+    keys=("switch",),
+    sizes={
+        "quick": Size([{"program": ("basic", "calc"), "seconds": 0.5}], 1),
+        "usual": Size([{"program": tuple(PROGRAMS), "seconds": 3.0}], 3),
+    },
+    choices={"program": tuple(PROGRAMS)},
+    ranges={"seconds": (0.1, 3600)},
+    plots=[
+        Plot(
+            "rates",
+            x="program",
+            y="frames_per_s",
+            lines="switch",
+            kind="bars",
+            log="y",
+            names={
+                "softswitch": Series("peelsum simple-switch", "blue", ours=True),
+                "bmv2": Series("BMv2", "orange"),
+            },
+            xlabel="Solution of p4lang's tutorials",
+            ylabel="Frames per second",
+            setting="One frame size, one process that sends and receives on virtual Ethernet. Measured.",
+        )
+    ],
+)
