@@ -75,3 +75,26 @@ def test_a_write_that_the_switch_has_looked_at_is_not_sent_again(controller, mon
     with pytest.raises(SwitchError, match="writing"):
         controller.session.write([+row for row in bridge_entries({1: 1})])
     assert len(came) == 1
+
+
+class UnknownEntity(Full):
+    """How BMv2 refuses to read an entity of a kind that it does not know."""
+
+    def code(self):
+        return grpc.StatusCode.UNKNOWN
+
+    def details(self):
+        return "Incorrect entity type"
+
+
+def test_a_job_is_admitted_at_a_switch_that_knows_no_secrets(controller, description, monkeypatch):
+    read = controller.session._stub.Read
+
+    def read_known(request, timeout):
+        if any(entity.HasField("extern_entry") for entity in request.entities):
+            raise UnknownEntity
+        return read(request, timeout=timeout)
+
+    monkeypatch.setattr(controller.session._stub, "Read", read_known)
+    assert controller.admit(description).generation
+    assert [job.job_id for job in controller.jobs()] == [3]

@@ -83,5 +83,7 @@ def switch_error(
         return UpdateRefusedError(
             f"switch: {address} refused {doing}: update {number} ({what}): {reason}", reason
         )
-    kind = UnsupportedError if code == grpc.StatusCode.UNIMPLEMENTED else SwitchError
+    # BMv2 does not say UNIMPLEMENTED of an entity that it does not know.
+    is_unsupported = code == grpc.StatusCode.UNIMPLEMENTED or reason == "Incorrect entity type"
+    kind = UnsupportedError if is_unsupported else SwitchError
     return kind(f"switch: {address} refused {doing}: {reason}")

@@ -41,7 +41,7 @@ def test_graphviz_draws_every_node_and_edge():
 
 def test_a_drawing_needs_graphviz(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(GraphError, match="^dot: not found on PATH; install graphviz"):
+    with pytest.raises(GraphError, match=r"^dot: not found on PATH; install graphviz"):
         as_svg(load(P4 / "router.json"))
 
 
