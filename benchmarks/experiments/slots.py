@@ -22,7 +22,7 @@ from random import Random
 from typing import Any
 
 from benchmarks import SERIES, Experiment, Plot, Size, Value
-from benchmarks.rivals.slot_model import run_protocol
+from benchmarks.rivals.program_bench import run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.simulation import Job, NetworkSection, Scenario, Simulation, TimersSection
 from peelsum.simulation.simulation import frame_bytes

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.rivals.flows import run_collective
 from benchmarks.rivals.lhc import lhc_step, lhc_variants, smallest_lhc
 from benchmarks.rivals.lhc_bloom import BATCHES, FewestWords, fewest_words
-from benchmarks.rivals.slot_model import RivalRow, run_protocol
+from benchmarks.rivals.program_bench import RivalRow, run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.allreduce import Allreduce, Form, LocalSummation
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements

@@ -11,12 +11,13 @@ import pytest
 
 from benchmarks.rivals.collectives import COLLECTIVES, Transfers, ring
 from benchmarks.rivals.flows import run_collective
-from benchmarks.rivals.slot_model import Message, SlotJob, Worker, run_protocol
-from benchmarks.rivals.slot_protocols import PROTOCOLS, BlockSwitch
+from benchmarks.rivals.program_bench import Message, SlotJob, Worker, run_protocol
+from benchmarks.rivals.slot_protocols import PROTOCOLS, SWITCHML_FLOATS, BlockWorker, FloatPoolWorker
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, TimersSection
 from peelsum.simulation.scenario import Straggler
 
-LANES = 32
+#: As many as in the experiments, so that each program is compiled only once.
+LANES = 256
 QUICK = TimersSection(first_answer=1e-3, resend_least=5e-5, resend_most=2e-3, need=2e-4, reply_gap=2e-5)
 
 
@@ -63,15 +64,12 @@ def test_the_check_of_sums_finds_an_order_that_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("loss", [0.0, 0.02])
-def test_slot_protocols_sum_exactly(name: str, loss: float) -> None:
-    one = scenario(5, LANES * 300, loss=loss).model_copy(update={"slots": 256})
-    if loss and not PROTOCOLS[name].survives_loss:
-        with pytest.raises(SimulationError, match="omnireduce sends nothing again; use 0"):
-            run_protocol(one, name, PROTOCOLS[name])
-        return
+@pytest.mark.parametrize(("workers", "loss"), [(2, 0.0), (5, 0.01), (8, 0.05)])
+def test_slot_protocols_sum_exactly(name: str, workers: int, loss: float) -> None:
+    one = scenario(workers, LANES * 300, loss=loss).model_copy(update={"slots": 256})
     row = run_protocol(one, name, PROTOCOLS[name])
     assert row.wrong == 0
+    assert (row.resends > 0) == (loss > 0)
     assert row.offered == row.delivered + sum(row.drops.values())
     assert run_protocol(one, name, PROTOCOLS[name]) == row
 
@@ -84,13 +82,16 @@ def sparse_words(workers: int, elements: int, blocks: float, seed: int = 1) -> n
     return random.integers(0, 1 << 32, (workers, elements), np.uint32) * has
 
 
-def test_omnireduce_sends_a_stream_s_first_block_and_those_that_are_not_zero() -> None:
+def test_omnireduce_sends_the_lanes_of_first_blocks_and_of_those_that_are_not_zero() -> None:
     one = scenario(4, LANES * 500).model_copy(update={"slots": 256})
     words = sparse_words(4, LANES * 500, 0.1)
     row = run_protocol(one, "omnireduce", PROTOCOLS["omnireduce"], [words])
-    assert row.wrong == 0
-    # The first block of a stream is sent by every worker.
-    assert row.packets == 4 * 256 + int(words.reshape(4, 500, LANES).any(2)[:, 256:].sum())
+    has = words.reshape(4, 500, LANES).any(2)[:, 128:]
+    # The first block of each of 128 streams is sent by every worker. All answer each request, most without
+    # lanes.
+    full, requests = 4 * 128 + int(has.sum()), 128 + int(has.any(0).sum())
+    assert (row.wrong, row.packets) == (0, 4 * requests)
+    assert row.octets == 4 * LANES * (full + 4 * requests) + 58 * 8 * requests
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -117,17 +118,39 @@ def test_sums_of_real_words_are_exact(name: str, elements: int, blocks: float) -
 
 
 def test_the_check_of_words_finds_one_wrong_bit() -> None:
-    class Wrong(BlockSwitch):
-        def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
-            flip = np.uint32(message.chunk == 3)
-            return [
-                (to, out._replace(words=out.words ^ flip))
-                for to, out in super().process(message, from_server=from_server)
-            ]
+    class Wrong(BlockWorker):
+        def take(self, result: Message) -> Message | None:
+            return super().take(result._replace(words=result.words ^ np.uint32(result.chunk == 3)))
 
     one = scenario(3, LANES * 10)
-    protocol = replace(PROTOCOLS["omnireduce"], switch=Wrong)
+    protocol = replace(PROTOCOLS["omnireduce"], worker=Wrong)
     assert run_protocol(one, "wrong", protocol, [sparse_words(3, LANES * 10, 1.0)]).wrong == 3
+
+
+@pytest.mark.parametrize(("workers", "loss"), [(2, 0.0), (3, 0.01), (8, 0.01)])
+def test_switchml_sums_floats_within_its_bound(workers: int, loss: float) -> None:
+    random = np.random.default_rng(4)
+    # Chunks of different exponents, one of zeros, and one of the smallest values.
+    exponents = np.repeat(random.integers(-40, 40, 301), LANES).astype(np.float64)[: LANES * 300 + 7]
+    values = random.normal(size=(workers, exponents.size)) * 2**exponents
+    values[:, LANES : 2 * LANES] = 0
+    values[:, :LANES] = np.finfo(np.float32).smallest_subnormal
+    words = values.astype(np.float32).view(np.uint32)
+    one = scenario(workers, words.shape[1], loss=loss).model_copy(update={"slots": 256})
+    row = run_protocol(one, "switchml", SWITCHML_FLOATS, [words])
+    assert row.wrong == 0
+    # Each of 128 streams has one round more than there are chunks.
+    assert row.packets - row.resends == workers * (301 + 128)
+
+
+def test_the_check_of_floats_finds_an_exponent_of_another_chunk() -> None:
+    class Wrong(FloatPoolWorker):
+        def take(self, result: Message) -> Message | None:
+            return super().take(result._replace(extra=result.extra - (result.chunk == 130)))
+
+    words = np.random.default_rng(5).normal(size=(2, LANES * 300)).astype(np.float32).view(np.uint32)
+    one = scenario(2, LANES * 300).model_copy(update={"slots": 256})
+    assert run_protocol(one, "wrong", replace(SWITCHML_FLOATS, worker=Wrong), [words]).wrong == 2
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -143,7 +166,7 @@ def test_jobs_share_a_switch_and_sum_exactly(name: str) -> None:
     assert row.in_switch <= alone.in_switch
     late = jobs[1].model_copy(update={"stragglers": (Straggler(worker=1, late_s=1e-3),)})
     with pytest.raises(
-        SimulationError, match=r"jobs\.1\.stragglers: models know stragglers of the first job"
+        SimulationError, match=r"jobs\.1\.stragglers: rivals have stragglers in the first job only"
     ):
         run_protocol(one.model_copy(update={"jobs": (jobs[0], late)}), name, PROTOCOLS[name])
 
