@@ -190,9 +190,8 @@ class BlockWorker(PoolWorker):
 class AtpWorker(Worker):
     """ATP's worker: a congestion window, ECN, and a resend after three later results or a time-out.
 
-    Chunks c, c + W, c + 2 W and so on, for a window of W chunks, have one slot, until a result says that it
-    collided with another chunk there; then the next one has another slot. A chunk waits for the result of the
-    one W before it, so that all workers choose the same slot.
+    Chunks c, c + W, c + 2 W and so on, for a window of W chunks, have one slot, until a result says that the
+    chunk collided with another one there; then the next chunk has another slot.
     """
 
     def __init__(self, job: SlotJob, number: int) -> None:
@@ -208,11 +207,7 @@ class AtpWorker(Worker):
     def start(self, now: float) -> list[Message]:
         """Fill the window."""
         sent = []
-        while (
-            self._next < self.job.chunks
-            and len(self._out) < self._window.size
-            and self._next - self.job.window not in self._out
-        ):
+        while self._next < self.job.chunks and len(self._out) < self._window.size:
             sent.append(self._sent(0, self._next, now))
             self._next += 1
         return sent

@@ -44,13 +44,14 @@ control Aggregate(inout headers_t hdr, inout metadata_t md, inout standard_metad
         bool is_free = job == 0;
         bool is_mine = job == hdr.message.job && chunk == hdr.message.chunk;
 
-        standard_metadata.egress_spec = (bit<9>)hdr.message.port;
+        if (hdr.message.port == TO_ALL) {
+            standard_metadata.mcast_grp = (bit<16>)hdr.message.job;
+        } else {
+            standard_metadata.egress_spec = (bit<9>)hdr.message.port;
+        }
         if (hdr.message.result == 1) {
             if (is_mine) {
                 owner_job.write(slot, 0);
-            }
-            if (hdr.message.port == TO_ALL) {
-                standard_metadata.mcast_grp = (bit<16>)hdr.message.job;
             }
         } else if (is_mine || (is_free && hdr.message.resend == 0)) {
             // The workers of a packet are all new, or all known.
