@@ -6,9 +6,9 @@ for a packet, so that jobs share nothing but slots. Since time is virtual, nothi
 machine.
 
 `peelsum`: real endpoints and servers, and the executable specification of the switch with any number of
-slots; every job begins at a random slot. `atp`: a model of Lao et al., NSDI'21: a hash of job and chunk
-selects the slot, and the server sends every result. Its time-out is fixed; saturation and rehashing are
-left out. No figure is ATP's own.
+slots; every job begins at a random slot. `atp`: our P4 program of Lao et al., NSDI'21, in the softswitch, and
+our hosts: a hash of job and place in the window selects the slot, another one after a collision, and the
+server sends every result. Its time-out is fixed; saturation is left out. No figure is ATP's own.
 
 On `long` links, all outstanding chunks hold slots at one time, so that `slots` of `outstanding` is the
 share of slots that there is. On `short` links of 0.1 ms, as in a rack, a job starts with 128 chunks
@@ -66,7 +66,7 @@ def share_slots(
     network = NetworkSection(
         gbps=8e-9 * frame_bytes(LANES) / PACKET_S, delay_us=1e6 * delay_s, queue=1 << 20, mark_from=1 << 30
     )
-    # The time-out of ATP's model is fixed, and longer than a round trip, queues included.
+    # The time-out of ATP's hosts is fixed, and longer than a round trip, queues included.
     fixed = {"resend_least": 20 * delay_s, "resend_most": 1.0} if protocol == "atp" else {}
     job = Job(
         workers=workers,
@@ -118,7 +118,7 @@ ALONG: dict[str, Any] = {
     "x": "slots_over_need",
     "log": "x",
     "percent": "xy",
-    "setting": "Jobs of two workers, at most 25,600 chunks under way. Simulated; ATP is a model.",
+    "setting": "Jobs of two workers, at most 25,600 chunks under way. Simulated; ATP is our program.",
     "xlabel": "Slots of the switch over chunks under way (%)",
 }
 AT_SERVER: dict[str, Any] = {

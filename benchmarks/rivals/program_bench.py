@@ -187,6 +187,8 @@ class RivalRow:
     """Share of the chunks whose sum the switch completed, over all jobs; None for a collective."""
     to_servers: int = 0
     """Packets that arrived at servers."""
+    words: int = 0
+    """Words that hosts of a slot protocol sent, headers excluded."""
 
 
 def link_counts(engine: Engine) -> dict[str, Any]:
@@ -227,15 +229,18 @@ def run_protocol(
     engine.run(lambda: all(worker.done for job in jobs for worker in job.workers), scenario.limit_s)
     seconds, chunks = tuple(job.seconds() for job in jobs), sum(job.job.chunks for job in jobs)
     counts = engine.counts().items()
+    sent = [link for at, link in counts if at.startswith("host")]
+    packets = sum(link.offered for link in sent)
     return RivalRow(
         name=name,
         seconds=max(seconds),
-        packets=sum(link.offered for at, link in counts if at.startswith("host")),
+        packets=packets,
         resends=sum(worker.resends for job in jobs for worker in job.workers),
         wrong=sum(job.wrong(protocol) for job in jobs),
         job_seconds=seconds,
         in_switch=sum(server.in_switch for server in servers) / chunks if servers else 1.0,
         to_servers=sum(link.delivered for at, link in counts if at.startswith("to server")),
+        words=(sum(link.octets for link in sent) - packets * (FRAME_HEADER_BYTES + _HEADER.itemsize)) // 4,
         **link_counts(engine),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,19 @@ import pytest
 from benchmarks.rivals.collectives import COLLECTIVES, Transfers, ring
 from benchmarks.rivals.flows import run_collective
 from benchmarks.rivals.program_bench import Message, SlotJob, Worker, run_protocol
-from benchmarks.rivals.slot_protocols import PROTOCOLS, SWITCHML_FLOATS, BlockWorker, FloatPoolWorker
+from benchmarks.rivals.slot_protocols import (
+    PROGRAMS,
+    PROTOCOLS,
+    SWITCHML_FLOATS,
+    BlockWorker,
+    FloatPoolWorker,
+)
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, TimersSection
 from peelsum.simulation.scenario import Straggler
 
 #: As many as in the experiments, so that each program is compiled only once.
 LANES = 256
+ROOT = Path(__file__).parents[2]
 QUICK = TimersSection(first_answer=1e-3, resend_least=5e-5, resend_most=2e-3, need=2e-4, reply_gap=2e-5)
 
 
@@ -188,8 +196,19 @@ def test_an_unknown_collective_gets_one_line() -> None:
         run_collective(scenario(2, 10), "rings")
 
 
-def test_the_example_plugs_in_an_algorithm_and_a_protocol() -> None:
-    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "simulation_rivals.py"))
+def test_the_page_about_a_program_of_one_s_own_shows_the_committed_one_and_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs/how-to/bring-your-own-aggregator.md").read_text()
+    program, session = (re.findall(rf"```{language}\n(.*?)```", page, re.S) for language in ("p4", "python"))
+    assert (PROGRAMS / "counting.p4").read_text().endswith(program[0])
+    exec(session[0], {})
+    assert re.fullmatch(r"\d+ us, 3128 packets\n", capsys.readouterr().out)
+
+
+def test_the_example_plugs_in_a_collective_and_a_program() -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "simulation_rivals.py"))
     collective, protocol = example["compared"]()
     assert (collective.wrong, protocol.wrong) == (0, 0)
     assert collective.seconds > protocol.seconds
