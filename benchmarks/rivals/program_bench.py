@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from peelsum.pipelines.artifacts import with_lanes
 from peelsum.simulation.engine import Engine, Outputs
 from peelsum.simulation.hosts import PORT
-from peelsum.simulation.scenario import Scenario
+from peelsum.simulation.scenario import Job, Scenario
 from peelsum.simulation.switches import ProgramSwitch
 from peelsum.simulation.topologies import build
 from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, ps
 from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.program.model import Program
-from peelsum.transport import Timers
 from peelsum.wire import FRAME_HEADER_BYTES
 
 #: Bits of `Message.flags`, as in message_h.
@@ -76,12 +75,8 @@ class SlotJob:
     """Jobs at the switch."""
     slots: int
     """Slots of the switch, for all jobs."""
-    window: int
-    """Most outstanding chunks of a worker."""
-    initial_window: int
-    """Congestion window at the start."""
-    timers: Timers
-    """Timers of workers and servers."""
+    settings: Job
+    """Its window, timers and so on."""
     words: Words
     """Each worker's chunks, uint32[workers, chunks, lanes]."""
     ports: range
@@ -279,9 +274,7 @@ class _RunningJob:
             number + 1,
             len(scenario.jobs),
             scenario.slots,
-            job.window,
-            job.initial_window,
-            job.timers.timers(),
+            job,
             padded.reshape(job.workers, chunks, lanes),
             range(first, first + job.workers),
             sum(each.workers for each in scenario.jobs) + number,

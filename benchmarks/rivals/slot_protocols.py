@@ -47,7 +47,7 @@ class PoolWorker(Worker):
 
     def __init__(self, job: SlotJob, number: int) -> None:
         super().__init__(job, number)
-        share = max(1, min(job.slots // job.jobs // 2, job.window))
+        share = max(1, min(job.slots // job.jobs // 2, job.settings.window))
         self._first_slot = (job.number - 1) * share
         #: Slots in use, one for each stream of chunks.
         self.streams = min(share, job.chunks)
@@ -89,13 +89,13 @@ class PoolWorker(Worker):
         late = [message for due, message in self._outstanding.values() if due <= now]
         for message in late:
             del self._outstanding[message.slot]
-            self._outstanding[message.slot] = now + self.job.timers.resend_least, message
+            self._outstanding[message.slot] = now + self.job.settings.timers.resend_least, message
         self.resends += len(late)
         return late
 
     def _sent(self, message: Message, slot: int, version: int, now: float) -> Message:
         message = message._replace(slot=slot, flags=version, worker=self.number)
-        self._outstanding[slot] = now + self.job.timers.resend_least, message
+        self._outstanding[slot] = now + self.job.settings.timers.resend_least, message
         return message
 
 
@@ -196,11 +196,11 @@ class AtpWorker(Worker):
 
     def __init__(self, job: SlotJob, number: int) -> None:
         super().__init__(job, number)
-        self._window = CongestionWindow(job.window, job.initial_window)
+        self._window = CongestionWindow(job.settings.window, job.settings.initial_window)
         #: Chunks without a result, in the order of their last transmission, which is numbered.
         self._out: dict[int, int] = {}
         self._again: set[int] = set()
-        self._collisions = [0] * job.window
+        self._collisions = [0] * job.settings.window
         self._next = self._transmissions = self._backoff = 0
         self._moved_at = 0.0
 
@@ -217,7 +217,7 @@ class AtpWorker(Worker):
         if message.chunk in self.results:
             return []
         self.results[message.chunk] = message.words
-        self._collisions[message.chunk % self.job.window] += message.flags & COLLISION > 0
+        self._collisions[message.chunk % self.job.settings.window] += message.flags & COLLISION > 0
         answered, is_marked = self._out.pop(message.chunk), message.flags & ECN > 0
         self._moved_at, self._backoff = now, 0
         base = min(self._out, default=self._next) if is_marked else self._next
@@ -233,8 +233,8 @@ class AtpWorker(Worker):
 
     def next_timer(self) -> float | None:
         """Return when the oldest chunk is sent again: a time-out after the last result, backing off."""
-        wait = self.job.timers.resend_least * 2**self._backoff
-        return self._moved_at + min(wait, self.job.timers.resend_most) if self._out else None
+        wait = self.job.settings.timers.resend_least * 2**self._backoff
+        return self._moved_at + min(wait, self.job.settings.timers.resend_most) if self._out else None
 
     def expire(self, now: float) -> list[Message]:
         """Send the oldest chunk again."""
@@ -251,7 +251,7 @@ class AtpWorker(Worker):
             self._again.add(chunk)
         self._transmissions += 1
         self._out[chunk] = self._transmissions
-        position = chunk % self.job.window
+        position = chunk % self.job.settings.window
         slot = atp_slot(self.job.number, position, self._collisions[position], self.job.slots)
         bitmap = 1 << self.number
         return Message(chunk, self.words[chunk], bitmap, slot, flags, self.number, self.job.server_port)

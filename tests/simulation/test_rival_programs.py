@@ -28,8 +28,8 @@ from benchmarks.rivals.program_bench import (
     unpack,
 )
 from benchmarks.rivals.slot_protocols import PROGRAMS
+from peelsum.simulation import Job
 from peelsum.softswitch import Frames, Switch
-from peelsum.transport import Timers
 from peelsum.wire import FRAME_HEADER_BYTES, encapsulation
 
 LANES = 4
@@ -39,7 +39,7 @@ LAST = 0xFFFFFFFF
 
 def job(number: int, workers: int) -> SlotJob:
     words = np.zeros((workers, 1, LANES), np.uint32)
-    return SlotJob(number, 2, 1 << 16, 1, 1, Timers(), words, range(workers), SERVER)
+    return SlotJob(number, 2, 1 << 16, Job(), words, range(workers), SERVER)
 
 
 def frame(of: SlotJob, message: Message) -> bytes:

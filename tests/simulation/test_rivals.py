@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import runpy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.rivals.collectives import COLLECTIVES, Transfers, ring
+from benchmarks.rivals.collectives import COLLECTIVES, ring
 from benchmarks.rivals.flows import run_collective
-from benchmarks.rivals.program_bench import Message, SlotJob, Worker, run_protocol
+from benchmarks.rivals.program_bench import Message, RivalRow, SlotJob, Worker, run_protocol
 from benchmarks.rivals.slot_protocols import (
     PROGRAMS,
     PROTOCOLS,
@@ -207,19 +206,9 @@ def test_the_page_about_a_program_of_one_s_own_shows_the_committed_one_and_runs(
     assert re.fullmatch(r"\d+ us, 3128 packets\n", capsys.readouterr().out)
 
 
-def test_the_example_plugs_in_a_collective_and_a_program() -> None:
-    example = runpy.run_path(str(ROOT / "examples" / "simulation_rivals.py"))
-    collective, protocol = example["compared"]()
-    assert (collective.wrong, protocol.wrong) == (0, 0)
-    assert collective.seconds > protocol.seconds
-
-
-def test_a_collective_is_a_function() -> None:
-    def star(workers: int, words: int) -> Transfers:
-        found = Transfers(workers, 1)
-        up = tuple(found.add(w, 0, words, (), 0, True) for w in range(1, workers))
-        for w in range(1, workers):
-            found.add(0, w, words, up, 0, False)
-        return found
-
-    assert run_collective(scenario(4, 1000), "star", star).wrong == 0
+def test_a_collective_of_one_s_own_runs_as_the_page_shows_it() -> None:
+    page = (ROOT / "docs/reference/simulation.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    scope: dict[str, object] = {}
+    exec(block, scope)
+    assert isinstance(scope["row"], RivalRow)
