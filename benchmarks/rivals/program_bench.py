@@ -78,7 +78,11 @@ class SlotJob:
     settings: Job
     """Its window, timers and so on."""
     words: Words
-    """Each worker's chunks, uint32[workers, chunks, lanes]."""
+    """Each worker's chunks, uint32[workers, chunks, values]; a lane has one value, or several packed ones."""
+    lanes: int
+    """Lanes of a contribution."""
+    result_lanes: int
+    """Lanes of a result."""
     ports: range
     """The switch's ports to the workers."""
     server_port: int
@@ -152,7 +156,11 @@ class SlotProtocol:
     server: Callable[[SlotJob], Server] | None = None
     """Makes the aggregation server, if there is one."""
     wrong: Callable[[Words, Words], int] = wrong_chunks
-    """Counts wrong chunks, given all workers' words and one worker's results, uint32[chunks, lanes]."""
+    """Counts wrong chunks, given all workers' words and one worker's results, uint32[chunks, values]."""
+    values_per_lane: int = 1
+    """Values that a worker packs into a lane of its contributions."""
+    lane_growth: int = 1
+    """Lanes of a result for each lane of a contribution."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +218,8 @@ def run_protocol(
     """
     _check(scenario)
     lanes, engine = scenario.lanes, Engine(scenario.seed)
-    switch = ProgramSwitch(load_program(protocol.program, lanes), _HEADER.itemsize + 4 * lanes)
+    payload_bytes = _HEADER.itemsize + 4 * lanes * protocol.lane_growth
+    switch = ProgramSwitch(load_program(protocol.program, lanes), payload_bytes)
     jobs = [
         _RunningJob(scenario, number, protocol, None if words is None else words[number])
         for number in range(len(scenario.jobs))
@@ -263,11 +272,12 @@ class _RunningJob:
 
     def __init__(self, scenario: Scenario, number: int, protocol: SlotProtocol, words: Words | None) -> None:
         job, lanes = scenario.jobs[number], scenario.lanes
-        chunks = -(-job.elements // lanes)
+        values = lanes * protocol.values_per_lane
+        chunks = -(-job.elements // values)
         if words is None:
             random = np.random.default_rng(scenario.seed + number)
             words = random.integers(0, 1 << 32, (job.workers, job.elements), np.uint32)
-        padded = np.zeros((job.workers, chunks * lanes), np.uint32)
+        padded = np.zeros((job.workers, chunks * values), np.uint32)
         padded[:, : job.elements] = words
         first = sum(before.workers for before in scenario.jobs[:number])
         self.job = SlotJob(
@@ -275,7 +285,9 @@ class _RunningJob:
             len(scenario.jobs),
             scenario.slots,
             job,
-            padded.reshape(job.workers, chunks, lanes),
+            padded.reshape(job.workers, chunks, values),
+            lanes,
+            lanes * protocol.lane_growth,
             range(first, first + job.workers),
             sum(each.workers for each in scenario.jobs) + number,
         )
@@ -338,8 +350,8 @@ class ProgramHost:
 
 def pack(job: SlotJob, messages: Sequence[Message]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     """Return the messages' UDP payloads, uint8[n, longest], and the bytes of their frames, int32[n]."""
-    lanes = job.words.shape[2]
-    rows = np.zeros((len(messages), _HEADER.itemsize + 4 * lanes), np.uint8)
+    end = _HEADER.itemsize + 4 * job.lanes
+    rows = np.zeros((len(messages), _HEADER.itemsize + 4 * job.result_lanes), np.uint8)
     has_words = np.array([message.words.size > 0 for message in messages])
     flags = [message.flags if message.words.size else message.flags | EMPTY for message in messages]
     headers = [
@@ -348,8 +360,8 @@ def pack(job: SlotJob, messages: Sequence[Message]) -> tuple[NDArray[np.uint8], 
     ]
     rows[:, : _HEADER.itemsize] = np.array(headers, _HEADER).view(np.uint8).reshape(len(rows), -1)
     words = [message.words for message in messages if message.words.size]
-    rows[has_words, _HEADER.itemsize :] = np.array(words, ">u4").reshape(-1, lanes).view(np.uint8)
-    sizes = FRAME_HEADER_BYTES + _HEADER.itemsize + 4 * lanes * has_words
+    rows[has_words, _HEADER.itemsize : end] = np.array(words, ">u4").reshape(-1, job.lanes).view(np.uint8)
+    sizes = FRAME_HEADER_BYTES + _HEADER.itemsize + 4 * job.lanes * has_words
     return rows, sizes.astype(np.int32)
 
 

@@ -35,11 +35,14 @@ from peelsum.wire import FRAME_HEADER_BYTES, encapsulation
 LANES = 4
 SERVER = 40
 LAST = 0xFFFFFFFF
+#: As in the comment of thc.p4.
+THC_LEVELS = (0, 3, 6, 8, 10, 12, 13, 14, 16, 17, 18, 20, 22, 24, 27, 30)
+NAMES = pytest.mark.parametrize("name", ["switchml", "omnireduce", "atp", "thc", "counting"])
 
 
 def job(number: int, workers: int) -> SlotJob:
     words = np.zeros((workers, 1, LANES), np.uint32)
-    return SlotJob(number, 2, 1 << 16, Job(), words, range(workers), SERVER)
+    return SlotJob(number, 2, 1 << 16, Job(), words, LANES, LANES, range(workers), SERVER)
 
 
 def frame(of: SlotJob, message: Message) -> bytes:
@@ -65,7 +68,12 @@ class Program:
     def send(self, message: Message, port: int | None = None, number: int = 1) -> dict[int, Message]:
         """Send a message from its worker's port, or from another; return what leaves, by port."""
         frames = Frames.of(
-            [(message.worker if port is None else port, frame(job(number, self._workers), message))]
+            [
+                (
+                    message.worker if port is None else port,
+                    frame(job(number, self._workers), message),
+                )
+            ]
         )
         out = {}
         for to, raw in self._switch.process(frames, 0).pairs():
@@ -141,6 +149,24 @@ def test_switchml_returns_the_largest_exponent_of_each_version() -> None:
         assert {message.extra for message in out.values()} == {max(a, b)}
         again = program.send(Message(version, ONE, b, flags=version & 1, worker=1))
         assert again[1].extra == max(a, b)
+
+
+def test_thc_adds_the_levels_of_indices() -> None:
+    program, random = Program("thc", 8), np.random.default_rng(1)
+    # A lane has each index once, and the highest sums; then at random.
+    indices = [random.integers(0, 16, (8, 8 * LANES)) for _ in range(3)]
+    indices[0][:, :16], indices[0][:, 16:] = np.arange(16), 15
+    for version, of_workers in enumerate(indices):
+        expected = np.array(THC_LEVELS)[of_workers].sum(0).reshape(LANES, 2, 4)
+        for worker, of_worker in enumerate(of_workers):
+            lanes = [int("".join(f"{index:x}" for index in eight), 16) for eight in of_worker.reshape(-1, 8)]
+            message = Message(version, words(*lanes), 100 * worker % 700, 3, version & 1, worker)
+            out = program.send(message)
+        assert set(out) == set(range(8))
+        for answer in (*out.values(), *program.send(message).values()):
+            sums_of_lanes = answer.words.astype(">u4").view(np.uint8).reshape(2, LANES, 4)
+            assert (sums_of_lanes == expected.transpose(1, 0, 2)).all()
+            assert answer.extra == 600
 
 
 def test_omnireduce_adds_blocks_to_empty_packets_in_any_order() -> None:
@@ -223,7 +249,7 @@ def random_messages(seed: int) -> Iterator[tuple[int, int, Message]]:
         yield number, worker, Message(chunk, lanes, extra, slot, flags, worker, port)
 
 
-@pytest.mark.parametrize("name", ["switchml", "omnireduce", "atp", "counting"])
+@NAMES
 def test_loops_over_lanes_do_what_the_statements_did(name: str) -> None:
     rolled, plain = switch_of(name, 2), switch_of(name, 2, roll=False)
     left = 0
@@ -237,7 +263,7 @@ def test_loops_over_lanes_do_what_the_statements_did(name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("simple_switch_grpc") is None, reason="simple_switch_grpc is not on PATH")
 @pytest.mark.skipif(os.geteuid() != 0, reason="BMv2's ports need root")
-@pytest.mark.parametrize("name", ["switchml", "omnireduce", "atp", "counting"])
+@NAMES
 def test_a_program_does_what_bmv2_makes_it_do(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     from bmv2_frames import Bmv2Frames
 

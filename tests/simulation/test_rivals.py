@@ -16,8 +16,10 @@ from benchmarks.rivals.slot_protocols import (
     PROGRAMS,
     PROTOCOLS,
     SWITCHML_FLOATS,
+    THC,
     BlockWorker,
     FloatPoolWorker,
+    ThcWorker,
 )
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, TimersSection
 from peelsum.simulation.scenario import Straggler
@@ -148,6 +150,36 @@ def test_switchml_sums_floats_within_its_bound(workers: int, loss: float) -> Non
     assert row.wrong == 0
     # Each of 128 streams has one round more than there are chunks.
     assert row.packets - row.resends == workers * (301 + 128)
+
+
+@pytest.mark.parametrize(("workers", "loss"), [(2, 0.0), (8, 0.01)])
+def test_thc_sums_floats_within_its_bound_in_half_of_a_float_s_bits(workers: int, loss: float) -> None:
+    random = np.random.default_rng(6)
+    values = random.normal(size=(workers, 8 * LANES * 150 + 5)).astype(np.float32)
+    values[:, 8 * LANES : 16 * LANES] = 0
+    one = scenario(workers, values.shape[1], loss=loss).model_copy(update={"slots": 128})
+    results: list[dict[int, np.ndarray]] = []
+
+    class Remembered(ThcWorker):
+        def __init__(self, job: SlotJob, number: int) -> None:
+            super().__init__(job, number)
+            results.append(self.results)
+
+    row = run_protocol(one, "thc", replace(THC, worker=Remembered), [values.view(np.uint32)])
+    assert row.wrong == 0
+    # 64 streams have a round more than there are chunks; values take 4 bits there, and 8 back.
+    assert row.packets - row.resends == workers * (151 + 64)
+    assert row.words == pytest.approx(row.packets * LANES, rel=0.01)
+    sums = np.concatenate([results[0][chunk].view(np.float32) for chunk in range(151)])[: values.shape[1]]
+    errors = sums - values.astype(np.float64).sum(0)
+    # Levels are chosen at random, so that errors are much smaller than the bound, and zero in the mean.
+    assert abs(errors.mean()) < 0.01 * workers
+    assert errors.std() < 0.5 * workers**0.5
+
+
+def test_thc_s_sums_are_for_8_workers() -> None:
+    with pytest.raises(SimulationError, match="9: THC's 8-bit sums are for up to 8; use fewer"):
+        run_protocol(scenario(9, 100), "thc", THC)
 
 
 def test_the_check_of_floats_finds_an_exponent_of_another_chunk() -> None:

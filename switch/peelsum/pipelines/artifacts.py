@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -251,12 +252,17 @@ def with_lanes(program: dict[str, Any], lanes: int) -> dict[str, Any]:
     (header,) = (kind for kind in program["header_types"] if kind["name"] == "lanes_h")
     base = len(header["fields"])
     header["fields"] = _each_lane(header["fields"], base, lanes)
-    registers = program["register_arrays"]
-    is_lane = [re.search(r"\.lane_\d+$", array["name"]) is not None for array in registers]
-    first, end = is_lane.index(True), is_lane.index(True) + base
-    registers[first:end] = _each_lane(registers[first:end], base, lanes)
+    arrays = program["register_arrays"]
+    # The registers of several sets of lanes have different prefixes.
+    groups = groupby(arrays, lambda array: re.sub(r"(?<=\.lane_)\d+$", "", array["name"]))
+    registers = [
+        array
+        for name, group in groups
+        for array in (_each_lane(list(group), base, lanes) if name.endswith(".lane_") else group)
+    ]
     for number, array in enumerate(registers):
         array["id"] = number
+    program["register_arrays"] = registers
     for action in program["actions"]:
         if re.search(r'"v1"', json.dumps(action["primitives"])):
             action["primitives"] = _each_lane(action["primitives"], base, lanes)
