@@ -43,24 +43,17 @@ def jain(rates: Iterable[float]) -> float:
     return sum(rates) ** 2 / (len(rates) * squares) if squares else 0.0
 
 
-def share_slots(
-    slots: int,
-    jobs: int,
-    outstanding: int,
-    *,
-    protocol: str = "peelsum",
-    workers: int = 2,
-    windows: int = 3,
-    seed: int = 0,
-    long: bool = False,
+def measure(
+    seed: int, slots: int, jobs: int, protocol: str, links: str, outstanding: int, workers: int
 ) -> dict[str, Value]:
-    """Let jobs sum one tensor each over one switch, in virtual time; return a row.
+    """Let jobs sum a tensor of two windows each over one switch, in virtual time.
 
-    slots: a power of two, at least 256. windows: a tensor's length in windows of its job. seed: determines
-    words and, for peelsum, where each job's chunks begin among the slots. long: start with all outstanding
-    chunks, on links so long that these hold slots at one time; otherwise jobs start with at most 128.
+    slots: a power of two, at least 256. seed: determines words and, for peelsum, where each job's chunks
+    begin among the slots. links: on "long" ones, jobs start with all outstanding chunks, which hold slots at
+    one time; on others, with at most 128.
     """
-    window = outstanding // jobs
+    long, window = links == "long", outstanding // jobs
+    chunks = 2 * window
     # A slot is held from the switch to the server and back, which is two links.
     delay_s = outstanding * PACKET_S / 2 if long else 100e-6
     network = NetworkSection(
@@ -70,7 +63,7 @@ def share_slots(
     fixed = {"resend_least": 20 * delay_s, "resend_most": 1.0} if protocol == "atp" else {}
     job = Job(
         workers=workers,
-        elements=LANES * windows * window,
+        elements=LANES * chunks,
         window=window,
         initial_window=window if long else min(window, 128),
         timers=TimersSection(**fixed),
@@ -78,7 +71,6 @@ def share_slots(
     random = Random(seed)
     salted = tuple(job.model_copy(update={"salt": random.randrange(slots)}) for _ in range(jobs))
     scenario = Scenario(seed=seed, lanes=LANES, slots=slots, limit_s=600.0, network=network, jobs=salted)
-    chunks = windows * window
     if protocol == "atp":
         row = run_protocol(scenario, "atp", PROTOCOLS["atp"])
         seconds, to_servers, wrong = row.job_seconds, row.to_servers, row.wrong
@@ -90,8 +82,8 @@ def share_slots(
         hosts = [run.server for run in simulation.jobs if run.server is not None]
         at_servers = (server.stats().chunks_at_server for host in hosts for server in host.servers.values())
         at_server = sum(at_servers) / (chunks * jobs)
-        links = simulation.engine.counts()
-        to_servers = sum(links[f"to server {run.number}"].delivered for run in simulation.jobs)
+        counts = simulation.engine.counts()
+        to_servers = sum(counts[f"to server {run.number}"].delivered for run in simulation.jobs)
     rates = [chunks / job_s for job_s in seconds]
     return {
         "slots_over_need": slots / outstanding,
@@ -102,14 +94,6 @@ def share_slots(
         "slowest_over_fastest": min(rates) / max(rates),
         "wrong": wrong,
     }
-
-
-def measure(
-    seed: int, slots: int, jobs: int, protocol: str, links: str, outstanding: int, workers: int
-) -> dict[str, Value]:
-    """Let jobs sum two windows each."""
-    scene = {"protocol": protocol, "workers": workers, "long": links == "long"}
-    return share_slots(slots, jobs, outstanding, windows=2, seed=seed, **scene)  # type: ignore[arg-type]
 
 
 #: From 256% to 1% of the slots that 25,600 outstanding chunks need.

@@ -213,8 +213,8 @@ def run_protocol(
     """Run a protocol for the scenario's jobs, at one switch, and return its row.
 
     words: for each job uint32[workers, elements]; random by default.
-    Raises SimulationError for two levels, more slots or workers of a job than programs have room for, a
-    straggler in another job than the first, or no end by `limit_s`.
+    Raises SimulationError for two levels, more slots or workers of a job than programs have room for, or no
+    end by `limit_s`.
     """
     _check(scenario)
     lanes, engine = scenario.lanes, Engine(scenario.seed)
@@ -250,21 +250,11 @@ def run_protocol(
 
 
 def _check(scenario: Scenario) -> None:
-    network, error = scenario.network, ""
-    if network.racks != 1:
-        error = f"network.racks: {network.racks}: rivals' programs are for one switch; use 1"
-    if scenario.slots > MOST_SLOTS:
-        error = f"slots: {scenario.slots}: rivals' programs have {MOST_SLOTS}; use as many or fewer"
-    for number, job in enumerate(scenario.jobs):
-        if job.workers > MOST_WORKERS:
-            error = (
-                f"jobs.{number}.workers: {job.workers}: rivals' programs have bitmaps of {MOST_WORKERS} "
-                f"workers; use {MOST_WORKERS} or fewer"
-            )
-        if number and job.stragglers:
-            error = f"jobs.{number}.stragglers: rivals have stragglers in the first job only; put them there"
-    if error:
-        raise SimulationError(error)
+    limits = [("network.racks", scenario.network.racks, 1), ("slots", scenario.slots, MOST_SLOTS)]
+    limits += [(f"jobs.{n}.workers", job.workers, MOST_WORKERS) for n, job in enumerate(scenario.jobs)]
+    for field, value, most in limits:
+        if value > most:
+            raise SimulationError(f"{field}: {value}: rivals' programs are for {most}; use {most} or fewer")
 
 
 class _RunningJob:

@@ -203,11 +203,25 @@ def test_jobs_share_a_switch_and_sum_exactly(name: str) -> None:
     assert (row.wrong, len(row.job_seconds)) == (0, 3)
     assert row.offered == row.delivered + sum(row.drops.values())
     assert row.in_switch <= alone.in_switch
-    late = jobs[1].model_copy(update={"stragglers": (Straggler(worker=1, late_s=1e-3),)})
-    with pytest.raises(
-        SimulationError, match=r"jobs\.1\.stragglers: rivals have stragglers in the first job only"
-    ):
-        run_protocol(one.model_copy(update={"jobs": (jobs[0], late)}), name, PROTOCOLS[name])
+    late = jobs[1].model_copy(update={"stragglers": (Straggler(worker=1, late_s=1e-3, gbps=1.0),)})
+    row = run_protocol(one.model_copy(update={"slots": 512, "jobs": (jobs[0], late)}), name, PROTOCOLS[name])
+    assert (row.wrong, row.job_seconds[1] > 1e-3 + 800 * 1024 * 8e-9) == (0, True)
+    assert row.job_seconds[0] < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"slots": 1 << 17}, "slots: 131072: rivals' programs are for 65536; use 65536 or fewer"),
+        ({"network": NetworkSection(racks=2)}, r"network\.racks: 2: rivals' programs are for 1; use 1"),
+        ({"jobs": (Job(workers=33),)}, r"jobs\.0\.workers: 33: rivals' programs are for 32"),
+    ],
+)
+def test_a_scenario_that_programs_have_no_room_for_gets_one_line(
+    change: dict[str, object], error: str
+) -> None:
+    with pytest.raises(SimulationError, match=error):
+        run_protocol(scenario(2, 100).model_copy(update=change), "atp", PROTOCOLS["atp"])
 
 
 def test_atp_s_server_sums_what_finds_no_slot() -> None:
