@@ -102,6 +102,9 @@ class SlotJob:
 class Endpoint:
     """A worker's or a server's part of a protocol, which by default only answers. Times are seconds."""
 
+    #: Sums that reached the server complete.
+    in_switch = 0
+
     def start(self, now: float) -> list[Message]:
         """Return the first messages to send."""
         return []
@@ -134,12 +137,6 @@ class Worker(Endpoint):
         return len(self.results) == self.job.chunks
 
 
-class Server(Endpoint):
-    """An aggregation server. `in_switch` counts the sums that reached it complete."""
-
-    in_switch = 0
-
-
 def wrong_chunks(words: Words, results: Words) -> int:
     """Return the number of chunks whose sum differs from that of all workers' words, modulo 2**32."""
     return int((results != words.sum(0, dtype=np.uint32)).any(1).sum())
@@ -153,7 +150,7 @@ class SlotProtocol:
     """What p4c-bm2-ss made of the program, for any number of lanes."""
     worker: Callable[[SlotJob, int], Worker]
     """Makes a worker of its job and its number."""
-    server: Callable[[SlotJob], Server] | None = None
+    server: Callable[[SlotJob], Endpoint] | None = None
     """Makes the aggregation server, if there is one."""
     wrong: Callable[[Words, Words], int] = wrong_chunks
     """Counts wrong chunks, given all workers' words and one worker's results, uint32[chunks, values]."""

@@ -22,8 +22,8 @@ from benchmarks.rivals.program_bench import (
     RESULT,
     TO_ALL,
     VERSION,
+    Endpoint,
     Message,
-    Server,
     SlotJob,
     SlotProtocol,
     Words,
@@ -331,7 +331,7 @@ def atp_slot(job: int, position: int, collisions: int, slots: int) -> int:
     return (x ^ x >> 16) % slots
 
 
-class AtpServer(Server):
+class AtpServer(Endpoint):
     """ATP's parameter server: it adds what the switch did not, and sends every result."""
 
     def __init__(self, job: SlotJob) -> None:
