@@ -102,7 +102,7 @@ ALONG: dict[str, Any] = {
     "x": "slots_over_need",
     "log": "x",
     "percent": "xy",
-    "setting": "Jobs of two workers, at most 25,600 chunks under way. Simulated; ATP is our program.",
+    "setting": "Jobs of two workers, at most 25,600 chunks under way. Simulated.",
     "xlabel": "Slots of the switch over chunks under way (%)",
 }
 AT_SERVER: dict[str, Any] = {
