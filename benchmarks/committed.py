@@ -27,7 +27,7 @@ FOLDERS = {path.parent.name: path.parent for path in sorted(DOCS.glob("results/e
 FOLDERS |= {name: DOCS / "figures" / name for name in PRINTED}
 _SETTING = (
     "Left: four workers sum 4 MiB of which 5% is not zero; simulated packet by packet, with measured codec "
-    "times; rivals are models. Right: a step of a small LSTM in four processes, measured over shaped links."
+    "times. Right: a step of a small LSTM in four processes, measured over shaped links."
 )
 
 

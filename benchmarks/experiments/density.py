@@ -18,10 +18,9 @@ testing the filter takes no time. Small batches have few words and take long to 
 not its best. Both have the smallest table that recovers everything, which a run knows only afterwards, in
 one exchange. `lhc_fastest` is the table, of many sizes and batches, that takes the least time at the rate,
 codec included; what a small one leaves over is a second exchange. OmniReduce (Fei et al., SIGCOMM'21,
-algorithm 1) is a model with the switch as aggregator: blocks of 256 elements, and of 16, 64 and 256 streams
-the number that is fastest; several blocks in a packet (fusion) are left out. Its packets carry the words.
-SwitchML and ATP are models that send all
-elements, at 100 Gbit/s alone. The ring is of dense words.
+algorithm 2) is a P4 program with the switch as aggregator: blocks of 256 elements, and of 16, 64 and 256
+streams the number that is fastest; several blocks in a packet (fusion) are left out. SwitchML and ATP are P4
+programs that send all elements, at 100 Gbit/s alone. The ring is of dense words.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Workers with links of 100 Gbit/s and 1 us sum 4 MiB of dense words, in racks of 32 below one spine. Up to 64
 workers every packet is simulated: the real endpoints, servers and switch program of peelsum in virtual time,
-and models of its rivals on the same links. Beyond, formulas that were fitted to 4 to 32 workers give the
-times. Hosts take no time for a packet. Timers are those for links of microseconds. The reference page of the
-simulator says what the rivals' models leave out.
+SwitchML's program in the same softswitch, and models of collectives on the same links. Beyond, formulas that
+were fitted to 4 to 32 workers give the times. Hosts take no time for a packet. Timers are those for links of
+microseconds. The reference page of the simulator says what is left out of the rivals.
 
 A switch's memory is that of one job's slots in each switch; the time of a sum does not depend on it as long
 as the window fits.
@@ -43,7 +43,7 @@ def measure(
     }
 
 
-#: The model of SwitchML has one switch of 32 ports.
+#: SwitchML's program is for one switch, and 32 workers.
 FAR = tuple(way for way in WAYS if way != "switchml")
 ALONG: dict[str, Any] = {
     "x": "workers",
@@ -52,7 +52,7 @@ ALONG: dict[str, Any] = {
     "names": SERIES,
     "log": "xy",
     "setting": "4 MiB of words, links of 100 Gbit/s and 1 us, racks of 32. Simulated packet by packet, or "
-    "by formulas fitted to 4 to 32 workers; rivals are models.",
+    "by formulas fitted to 4 to 32 workers; collectives are models.",
     "xlabel": "Workers",
     "ylabel": "Time of a sum (ms)",
 }

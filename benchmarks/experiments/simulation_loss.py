@@ -54,8 +54,8 @@ EXPERIMENT = Experiment(
             finding="""With 2% of packets lost on every link, peelsum sums {peelsum@0.02:.0f} Gbit/s, SwitchML
                 {switchml@0.02:.0f}, ATP {atp@0.02:.0f} and NCCL's ring {ring@0.02:.0f}; with 0.1%, peelsum
                 {peelsum@0.001:.0f} and SwitchML {switchml@0.001:.0f}""",
-            setting="""Eight workers sum 4 MiB over links of 100 Gbit/s. Simulated packet by packet; rivals
-                are models.""",
+            setting="""Eight workers sum 4 MiB over links of 100 Gbit/s. Simulated packet by packet; the ring
+                is a model.""",
             xlabel="Packets lost on every link (%)",
             ylabel="Goodput of a worker (Gbit/s)",
         )

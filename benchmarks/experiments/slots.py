@@ -6,9 +6,9 @@ for a packet, so that jobs share nothing but slots. Since time is virtual, nothi
 machine.
 
 `peelsum`: real endpoints and servers, and the executable specification of the switch with any number of
-slots; every job begins at a random slot. `atp`: a model of Lao et al., NSDI'21: a hash of job and chunk
-selects the slot, and the server sends every result. Its time-out is fixed; saturation and rehashing are
-left out. No figure is ATP's own.
+slots; every job begins at a random slot. `atp`: our P4 program of Lao et al., NSDI'21, in the softswitch, and
+our hosts: a hash of job and place in the window selects the slot, another one after a collision, and the
+server sends every result. Its time-out is fixed; saturation is left out. No figure is ATP's own.
 
 On `long` links, all outstanding chunks hold slots at one time, so that `slots` of `outstanding` is the
 share of slots that there is. On `short` links of 0.1 ms, as in a rack, a job starts with 128 chunks
@@ -22,7 +22,7 @@ from random import Random
 from typing import Any
 
 from benchmarks import SERIES, Experiment, Plot, Size, Value
-from benchmarks.rivals.slot_model import run_protocol
+from benchmarks.rivals.program_bench import run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.simulation import Job, NetworkSection, Scenario, Simulation, TimersSection
 from peelsum.simulation.simulation import frame_bytes
@@ -43,34 +43,27 @@ def jain(rates: Iterable[float]) -> float:
     return sum(rates) ** 2 / (len(rates) * squares) if squares else 0.0
 
 
-def share_slots(
-    slots: int,
-    jobs: int,
-    outstanding: int,
-    *,
-    protocol: str = "peelsum",
-    workers: int = 2,
-    windows: int = 3,
-    seed: int = 0,
-    long: bool = False,
+def measure(
+    seed: int, slots: int, jobs: int, protocol: str, links: str, outstanding: int, workers: int
 ) -> dict[str, Value]:
-    """Let jobs sum one tensor each over one switch, in virtual time; return a row.
+    """Let jobs sum a tensor of two windows each over one switch, in virtual time.
 
-    slots: a power of two, at least 256. windows: a tensor's length in windows of its job. seed: determines
-    words and, for peelsum, where each job's chunks begin among the slots. long: start with all outstanding
-    chunks, on links so long that these hold slots at one time; otherwise jobs start with at most 128.
+    slots: a power of two, at least 256. seed: determines words and, for peelsum, where each job's chunks
+    begin among the slots. links: on "long" ones, jobs start with all outstanding chunks, which hold slots at
+    one time; on others, with at most 128.
     """
-    window = outstanding // jobs
+    long, window = links == "long", outstanding // jobs
+    chunks = 2 * window
     # A slot is held from the switch to the server and back, which is two links.
     delay_s = outstanding * PACKET_S / 2 if long else 100e-6
     network = NetworkSection(
         gbps=8e-9 * frame_bytes(LANES) / PACKET_S, delay_us=1e6 * delay_s, queue=1 << 20, mark_from=1 << 30
     )
-    # The time-out of ATP's model is fixed, and longer than a round trip, queues included.
+    # The time-out of ATP's hosts is fixed, and longer than a round trip, queues included.
     fixed = {"resend_least": 20 * delay_s, "resend_most": 1.0} if protocol == "atp" else {}
     job = Job(
         workers=workers,
-        elements=LANES * windows * window,
+        elements=LANES * chunks,
         window=window,
         initial_window=window if long else min(window, 128),
         timers=TimersSection(**fixed),
@@ -78,7 +71,6 @@ def share_slots(
     random = Random(seed)
     salted = tuple(job.model_copy(update={"salt": random.randrange(slots)}) for _ in range(jobs))
     scenario = Scenario(seed=seed, lanes=LANES, slots=slots, limit_s=600.0, network=network, jobs=salted)
-    chunks = windows * window
     if protocol == "atp":
         row = run_protocol(scenario, "atp", PROTOCOLS["atp"])
         seconds, to_servers, wrong = row.job_seconds, row.to_servers, row.wrong
@@ -90,8 +82,8 @@ def share_slots(
         hosts = [run.server for run in simulation.jobs if run.server is not None]
         at_servers = (server.stats().chunks_at_server for host in hosts for server in host.servers.values())
         at_server = sum(at_servers) / (chunks * jobs)
-        links = simulation.engine.counts()
-        to_servers = sum(links[f"to server {run.number}"].delivered for run in simulation.jobs)
+        counts = simulation.engine.counts()
+        to_servers = sum(counts[f"to server {run.number}"].delivered for run in simulation.jobs)
     rates = [chunks / job_s for job_s in seconds]
     return {
         "slots_over_need": slots / outstanding,
@@ -104,21 +96,13 @@ def share_slots(
     }
 
 
-def measure(
-    seed: int, slots: int, jobs: int, protocol: str, links: str, outstanding: int, workers: int
-) -> dict[str, Value]:
-    """Let jobs sum two windows each."""
-    scene = {"protocol": protocol, "workers": workers, "long": links == "long"}
-    return share_slots(slots, jobs, outstanding, windows=2, seed=seed, **scene)  # type: ignore[arg-type]
-
-
 #: From 256% to 1% of the slots that 25,600 outstanding chunks need.
 SLOTS = (256, 1024, 4096, 16_384, 65_536)
 ALONG: dict[str, Any] = {
     "x": "slots_over_need",
     "log": "x",
     "percent": "xy",
-    "setting": "Jobs of two workers, at most 25,600 chunks under way. Simulated; ATP is a model.",
+    "setting": "Jobs of two workers, at most 25,600 chunks under way. Simulated.",
     "xlabel": "Slots of the switch over chunks under way (%)",
 }
 AT_SERVER: dict[str, Any] = {

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from benchmarks.rivals.collectives import COLLECTIVES, Transfers
-from benchmarks.rivals.slot_model import RivalRow, link_counts
+from benchmarks.rivals.program_bench import RivalRow, link_counts
 from peelsum.simulation.engine import Engine, Outputs, Timerless
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.scenario import Job, Scenario

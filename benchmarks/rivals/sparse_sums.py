@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.rivals.flows import run_collective
 from benchmarks.rivals.lhc import lhc_step, lhc_variants, smallest_lhc
 from benchmarks.rivals.lhc_bloom import BATCHES, FewestWords, fewest_words
-from benchmarks.rivals.slot_model import RivalRow, run_protocol
+from benchmarks.rivals.program_bench import RivalRow, run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.allreduce import Allreduce, Form, LocalSummation
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
@@ -288,8 +288,7 @@ def _omnireduce(tensors: Tensors, scenario: Scenario) -> SparseSum:
         blocks.any(1)
         searches.append(time.process_time() - started)
     codec_s = _codec_s("dense", np.sum(each, axis=0)) + min(searches)
-    sent = best.packets * LANES // tensors.workers
-    return SparseSum(best.seconds, codec_s, sent, best.wrong)
+    return SparseSum(best.seconds, codec_s, best.words // tensors.workers, best.wrong)
 
 
 def omnireduce(scenario: Scenario, words: Words) -> RivalRow:
@@ -299,7 +298,7 @@ def omnireduce(scenario: Scenario, words: Words) -> RivalRow:
     """
     protocol = PROTOCOLS["omnireduce"]
     rows = [
-        run_protocol(scenario.model_copy(update={"slots": streams}), "omnireduce", protocol, [words])
+        run_protocol(scenario.model_copy(update={"slots": 2 * streams}), "omnireduce", protocol, [words])
         for streams in STREAMS
     ]
     fastest = min(rows, key=lambda row: row.seconds)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import runpy
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.rivals.collectives import COLLECTIVES, Transfers, ring
+from benchmarks.rivals.collectives import COLLECTIVES, ring
 from benchmarks.rivals.flows import run_collective
-from benchmarks.rivals.slot_model import Message, SlotJob, Worker, run_protocol
-from benchmarks.rivals.slot_protocols import PROTOCOLS, BlockSwitch
+from benchmarks.rivals.program_bench import Message, RivalRow, SlotJob, Worker, run_protocol
+from benchmarks.rivals.slot_protocols import (
+    PROGRAMS,
+    PROTOCOLS,
+    SWITCHML_FLOATS,
+    THC,
+    BlockWorker,
+    FloatPoolWorker,
+    ThcWorker,
+)
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, TimersSection
 from peelsum.simulation.scenario import Straggler
 
-LANES = 32
+#: As many as in the experiments, so that each program is compiled only once.
+LANES = 256
+ROOT = Path(__file__).parents[2]
 QUICK = TimersSection(first_answer=1e-3, resend_least=5e-5, resend_most=2e-3, need=2e-4, reply_gap=2e-5)
 
 
@@ -63,15 +73,12 @@ def test_the_check_of_sums_finds_an_order_that_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("loss", [0.0, 0.02])
-def test_slot_protocols_sum_exactly(name: str, loss: float) -> None:
-    one = scenario(5, LANES * 300, loss=loss).model_copy(update={"slots": 256})
-    if loss and not PROTOCOLS[name].survives_loss:
-        with pytest.raises(SimulationError, match="omnireduce sends nothing again; use 0"):
-            run_protocol(one, name, PROTOCOLS[name])
-        return
+@pytest.mark.parametrize(("workers", "loss"), [(2, 0.0), (5, 0.01), (8, 0.05)])
+def test_slot_protocols_sum_exactly(name: str, workers: int, loss: float) -> None:
+    one = scenario(workers, LANES * 300, loss=loss).model_copy(update={"slots": 256})
     row = run_protocol(one, name, PROTOCOLS[name])
     assert row.wrong == 0
+    assert (row.resends > 0) == (loss > 0)
     assert row.offered == row.delivered + sum(row.drops.values())
     assert run_protocol(one, name, PROTOCOLS[name]) == row
 
@@ -84,13 +91,16 @@ def sparse_words(workers: int, elements: int, blocks: float, seed: int = 1) -> n
     return random.integers(0, 1 << 32, (workers, elements), np.uint32) * has
 
 
-def test_omnireduce_sends_a_stream_s_first_block_and_those_that_are_not_zero() -> None:
+def test_omnireduce_sends_the_lanes_of_first_blocks_and_of_those_that_are_not_zero() -> None:
     one = scenario(4, LANES * 500).model_copy(update={"slots": 256})
     words = sparse_words(4, LANES * 500, 0.1)
     row = run_protocol(one, "omnireduce", PROTOCOLS["omnireduce"], [words])
-    assert row.wrong == 0
-    # The first block of a stream is sent by every worker.
-    assert row.packets == 4 * 256 + int(words.reshape(4, 500, LANES).any(2)[:, 256:].sum())
+    has = words.reshape(4, 500, LANES).any(2)[:, 128:]
+    # The first block of each of 128 streams is sent by every worker. All answer each request, most without
+    # lanes.
+    full, requests = 4 * 128 + int(has.sum()), 128 + int(has.any(0).sum())
+    assert (row.wrong, row.packets) == (0, 4 * requests)
+    assert row.octets == 4 * LANES * (full + 4 * requests) + 58 * 8 * requests
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -117,17 +127,69 @@ def test_sums_of_real_words_are_exact(name: str, elements: int, blocks: float) -
 
 
 def test_the_check_of_words_finds_one_wrong_bit() -> None:
-    class Wrong(BlockSwitch):
-        def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
-            flip = np.uint32(message.chunk == 3)
-            return [
-                (to, out._replace(words=out.words ^ flip))
-                for to, out in super().process(message, from_server=from_server)
-            ]
+    class Wrong(BlockWorker):
+        def take(self, result: Message) -> Message | None:
+            return super().take(result._replace(words=result.words ^ np.uint32(result.chunk == 3)))
 
     one = scenario(3, LANES * 10)
-    protocol = replace(PROTOCOLS["omnireduce"], switch=Wrong)
+    protocol = replace(PROTOCOLS["omnireduce"], worker=Wrong)
     assert run_protocol(one, "wrong", protocol, [sparse_words(3, LANES * 10, 1.0)]).wrong == 3
+
+
+@pytest.mark.parametrize(("workers", "loss"), [(2, 0.0), (3, 0.01), (8, 0.01)])
+def test_switchml_sums_floats_within_its_bound(workers: int, loss: float) -> None:
+    random = np.random.default_rng(4)
+    # Chunks of different exponents, one of zeros, and one of the smallest values.
+    exponents = np.repeat(random.integers(-40, 40, 301), LANES).astype(np.float64)[: LANES * 300 + 7]
+    values = random.normal(size=(workers, exponents.size)) * 2**exponents
+    values[:, LANES : 2 * LANES] = 0
+    values[:, :LANES] = np.finfo(np.float32).smallest_subnormal
+    words = values.astype(np.float32).view(np.uint32)
+    one = scenario(workers, words.shape[1], loss=loss).model_copy(update={"slots": 256})
+    row = run_protocol(one, "switchml", SWITCHML_FLOATS, [words])
+    assert row.wrong == 0
+    # Each of 128 streams has one round more than there are chunks.
+    assert row.packets - row.resends == workers * (301 + 128)
+
+
+@pytest.mark.parametrize(("workers", "loss"), [(2, 0.0), (8, 0.01)])
+def test_thc_sums_floats_within_its_bound_in_half_of_a_float_s_bits(workers: int, loss: float) -> None:
+    random = np.random.default_rng(6)
+    values = random.normal(size=(workers, 8 * LANES * 150 + 5)).astype(np.float32)
+    values[:, 8 * LANES : 16 * LANES] = 0
+    one = scenario(workers, values.shape[1], loss=loss).model_copy(update={"slots": 128})
+    results: list[dict[int, np.ndarray]] = []
+
+    class Remembered(ThcWorker):
+        def __init__(self, job: SlotJob, number: int) -> None:
+            super().__init__(job, number)
+            results.append(self.results)
+
+    row = run_protocol(one, "thc", replace(THC, worker=Remembered), [values.view(np.uint32)])
+    assert row.wrong == 0
+    # 64 streams have a round more than there are chunks; values take 4 bits there, and 8 back.
+    assert row.packets - row.resends == workers * (151 + 64)
+    assert row.words == pytest.approx(row.packets * LANES, rel=0.01)
+    sums = np.concatenate([results[0][chunk].view(np.float32) for chunk in range(151)])[: values.shape[1]]
+    errors = sums - values.astype(np.float64).sum(0)
+    # Levels are chosen at random, so that errors are much smaller than the bound, and zero in the mean.
+    assert abs(errors.mean()) < 0.01 * workers
+    assert errors.std() < 0.5 * workers**0.5
+
+
+def test_thc_s_sums_are_for_8_workers() -> None:
+    with pytest.raises(SimulationError, match="9: THC's 8-bit sums are for up to 8; use fewer"):
+        run_protocol(scenario(9, 100), "thc", THC)
+
+
+def test_the_check_of_floats_finds_an_exponent_of_another_chunk() -> None:
+    class Wrong(FloatPoolWorker):
+        def take(self, result: Message) -> Message | None:
+            return super().take(result._replace(extra=result.extra - (result.chunk == 130)))
+
+    words = np.random.default_rng(5).normal(size=(2, LANES * 300)).astype(np.float32).view(np.uint32)
+    one = scenario(2, LANES * 300).model_copy(update={"slots": 256})
+    assert run_protocol(one, "wrong", replace(SWITCHML_FLOATS, worker=Wrong), [words]).wrong == 2
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -141,11 +203,30 @@ def test_jobs_share_a_switch_and_sum_exactly(name: str) -> None:
     assert (row.wrong, len(row.job_seconds)) == (0, 3)
     assert row.offered == row.delivered + sum(row.drops.values())
     assert row.in_switch <= alone.in_switch
-    late = jobs[1].model_copy(update={"stragglers": (Straggler(worker=1, late_s=1e-3),)})
-    with pytest.raises(
-        SimulationError, match=r"jobs\.1\.stragglers: models know stragglers of the first job"
-    ):
-        run_protocol(one.model_copy(update={"jobs": (jobs[0], late)}), name, PROTOCOLS[name])
+
+
+def test_each_job_has_stragglers_of_its_own() -> None:
+    job, frame_bits = Job(workers=2, elements=LANES * 100), 8 * 1082
+    slow = job.model_copy(update={"stragglers": (Straggler(worker=1, late_s=1e-4, gbps=10.0),)})
+    row = run_protocol(Scenario(lanes=LANES, jobs=(job, slow)), "switchml", PROTOCOLS["switchml"])
+    assert row.wrong == 0
+    assert row.job_seconds[0] < 5e-5
+    assert row.job_seconds[1] > 1e-4 + 100 * frame_bits / 10e9
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"slots": 1 << 17}, "slots: 131072: rivals' programs are for 65536; use 65536 or fewer"),
+        ({"network": NetworkSection(racks=2)}, r"network\.racks: 2: rivals' programs are for 1; use 1"),
+        ({"jobs": (Job(workers=33),)}, r"jobs\.0\.workers: 33: rivals' programs are for 32"),
+    ],
+)
+def test_a_scenario_that_programs_have_no_room_for_gets_one_line(
+    change: dict[str, object], error: str
+) -> None:
+    with pytest.raises(SimulationError, match=error):
+        run_protocol(scenario(2, 100).model_copy(update=change), "atp", PROTOCOLS["atp"])
 
 
 def test_atp_s_server_sums_what_finds_no_slot() -> None:
@@ -165,19 +246,20 @@ def test_an_unknown_collective_gets_one_line() -> None:
         run_collective(scenario(2, 10), "rings")
 
 
-def test_the_example_plugs_in_an_algorithm_and_a_protocol() -> None:
-    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "simulation_rivals.py"))
-    collective, protocol = example["compared"]()
-    assert (collective.wrong, protocol.wrong) == (0, 0)
-    assert collective.seconds > protocol.seconds
+def test_the_page_about_a_program_of_one_s_own_shows_the_committed_one_and_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs/how-to/bring-your-own-aggregator.md").read_text()
+    program, session = (re.findall(rf"```{language}\n(.*?)```", page, re.S) for language in ("p4", "python"))
+    assert (PROGRAMS / "counting.p4").read_text().endswith(program[0])
+    exec(session[0], {})
+    assert re.fullmatch(r"\d+ us, 3128 packets\n", capsys.readouterr().out)
 
 
-def test_a_collective_is_a_function() -> None:
-    def star(workers: int, words: int) -> Transfers:
-        found = Transfers(workers, 1)
-        up = tuple(found.add(w, 0, words, (), 0, True) for w in range(1, workers))
-        for w in range(1, workers):
-            found.add(0, w, words, up, 0, False)
-        return found
-
-    assert run_collective(scenario(4, 1000), "star", star).wrong == 0
+def test_a_collective_of_one_s_own_runs_as_the_page_shows_it() -> None:
+    page = (ROOT / "docs/reference/simulation.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    scope: dict[str, object] = {}
+    exec(block, scope)
+    assert isinstance(scope["row"], RivalRow)

@@ -1,10 +1,11 @@
 """The tests' compiled programs are up to date with the sources next to them."""
 
 import json
-import shutil
 
 import pytest
-from p4_programs import COMPILER, FOLDERS, MANIFEST, build, compiler, digests, program_in, sources
+from p4_programs import COMPILER, FOLDERS, MANIFEST, RIVALS, build, compiler, digests, program_in, sources
+
+from peelsum.pipelines.artifacts import with_lanes
 
 PROGRAMS = [source for folder in FOLDERS for source in sources(folder)]
 REBUILD = "run `python tests/support/p4_programs.py`"
@@ -14,7 +15,7 @@ def manifest(folder):
     return json.loads((folder / MANIFEST).read_text())
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parent.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
 def test_programs_are_those_that_were_compiled(folder):
     assert digests(folder) == manifest(folder)["files"], REBUILD
 
@@ -22,9 +23,16 @@ def test_programs_are_those_that_were_compiled(folder):
 @pytest.mark.skipif(compiler() is None, reason=f"{COMPILER} is not on PATH")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_compiling_again_gives_the_same(program, tmp_path):
-    committed = list(program.parent.glob(f"{program.stem}.*"))
-    for path in committed:
-        shutil.copy(path, tmp_path)
-    build(tmp_path / program.name)
-    for path in committed:
-        assert program_in(tmp_path / path.name) == program_in(path), REBUILD
+    build(program, tmp_path)
+    for path in tmp_path.iterdir():
+        assert program_in(path) == program_in(program.parent / path.name), REBUILD
+
+
+@pytest.mark.skipif(compiler() is None, reason=f"{COMPILER} is not on PATH")
+@pytest.mark.parametrize("program", sources(RIVALS), ids=lambda program: program.stem)
+def test_more_lanes_are_derived_as_the_compiler_makes_them(program, tmp_path):
+    build(program, tmp_path, "-I", "../p4/generated/lanes_32")
+    compiled, committed = (
+        program_in(folder / f"{program.stem}.json") for folder in (tmp_path, program.parent)
+    )
+    assert with_lanes(committed, 32) == compiled

@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,7 @@ def _compile(lanes: int, artifacts: Path, p4: Path) -> Pipeline:
         # Run in the sources' folder: the compiler writes its arguments' paths into its output.
         command = [COMPILER, "--std", "p4-16", "-I", f"generated/lanes_{lanes}", "-o", str(raw)]
         run_tool([*command, "--p4runtime-files", str(built.p4info_path), "v1model/peelsum.p4"], p4)
-        program = _without_source_info(json.loads(raw.read_text()))
+        program = without_source_info(json.loads(raw.read_text()))
     program["program"] = "v1model/peelsum.p4i"
     built.json_path.write_text(json.dumps(program, separators=(",", ":")) + "\n")
     return built
@@ -217,19 +218,16 @@ def run_tool(command: list[str], folder: Path) -> None:
         raise PipelineError(f"{command[0]}: exit status {result.returncode}: {message}")
 
 
-def _without_source_info(node: Any) -> Any:
+def without_source_info(node: Any) -> Any:
     """Return the JSON without positions in source files, which are two thirds of it."""
     if isinstance(node, dict):
-        return {key: _without_source_info(value) for key, value in node.items() if key != "source_info"}
+        return {key: without_source_info(value) for key, value in node.items() if key != "source_info"}
     if isinstance(node, list):
-        return [_without_source_info(value) for value in node]
+        return [without_source_info(value) for value in node]
     return node
 
 
 _REGISTER = "PeelsumIngress.aggregation.slot.lanes.lane_"
-_ACTIONS = tuple(
-    f"PeelsumIngress.aggregation.slot.lanes.{verb}_lanes" for verb in ("set", "add", "or", "read")
-)
 _LANE_BYTES = 4
 #: What p4c puts into the top eight bits of a register's id.
 _REGISTER_ID = 0x16 << 24
@@ -237,17 +235,7 @@ _REGISTER_ID = 0x16 << 24
 
 def json_of(base: str, lanes: int) -> str:
     """Return p4c's BMv2 JSON of `lanes` lanes, derived from that of BASE_LANES."""
-    program = json.loads(base)
-    (header,) = (kind for kind in program["header_types"] if kind["name"] == "lanes_h")
-    header["fields"] = _each_lane(header["fields"], lanes)
-    registers = program["register_arrays"]
-    other_registers = [array for array in registers if not array["name"].startswith(_REGISTER)]
-    program["register_arrays"] = other_registers + _each_lane(registers[len(other_registers) :], lanes)
-    for number, array in enumerate(program["register_arrays"]):
-        array["id"] = number
-    for action in program["actions"]:
-        if action["name"] in _ACTIONS:
-            action["primitives"] = _each_lane(action["primitives"], lanes)
+    program = with_lanes(json.loads(base), lanes)
     for parser in program["parsers"]:
         for state in parser["parse_states"]:
             for transition in state["transitions"]:
@@ -255,9 +243,35 @@ def json_of(base: str, lanes: int) -> str:
     return json.dumps(program, separators=(",", ":")) + "\n"
 
 
-def _each_lane(items: list[Any], lanes: int) -> list[Any]:
-    """Return the items of each lane, copied from those of lane 0, which are the first in `items`."""
-    lane_0 = json.dumps(items[: len(items) // BASE_LANES])
+def with_lanes(program: dict[str, Any], lanes: int) -> dict[str, Any]:
+    """Change a BMv2 JSON document to another number of lanes, and return it.
+
+    A lane is the field `v0`, `v1` and so on of `lanes_h` and the register `lane_0`, `lane_1` and so on.
+    Statements of actions that use them are repeated for each lane.
+    """
+    (header,) = (kind for kind in program["header_types"] if kind["name"] == "lanes_h")
+    base = len(header["fields"])
+    header["fields"] = _each_lane(header["fields"], base, lanes)
+    arrays = program["register_arrays"]
+    # The registers of several sets of lanes have different prefixes.
+    groups = groupby(arrays, lambda array: re.sub(r"(?<=\.lane_)\d+$", "", array["name"]))
+    registers = [
+        array
+        for name, group in groups
+        for array in (_each_lane(list(group), base, lanes) if name.endswith(".lane_") else group)
+    ]
+    for number, array in enumerate(registers):
+        array["id"] = number
+    program["register_arrays"] = registers
+    for action in program["actions"]:
+        if re.search(r'"v1"', json.dumps(action["primitives"])):
+            action["primitives"] = _each_lane(action["primitives"], base, lanes)
+    return program
+
+
+def _each_lane(items: list[Any], base: int, lanes: int) -> list[Any]:
+    """Return the items of each lane, copied from those of lane 0, the first of `base` lanes in `items`."""
+    lane_0 = json.dumps(items[: len(items) // base])
     names = re.compile(r'(lane_|"v)0"')
     return [item for lane in range(lanes) for item in json.loads(names.sub(rf'\g<1>{lane}"', lane_0))]
 

@@ -200,17 +200,8 @@ class WorkerHost:
         cursor[HostCursor.NEXT] = 0
         sent: list[Train] = []
         endpoint, out = self.endpoint, self._out
-        while not run_worker(
-            endpoint.state,
-            endpoint.identity,
-            endpoint.limits,
-            rows,
-            times,
-            until,
-            out.cursor,
-            out.rows,
-            out.times,
-        ):
+        state, identity, limits = endpoint.state, endpoint.identity, endpoint.limits
+        while not run_worker(state, identity, limits, rows, times, until, out.cursor, out.rows, out.times):
             sent += self._out.taken()
             self._collect(int(cursor[HostCursor.NOW]))
         sent += self._out.taken()
@@ -245,28 +236,14 @@ class ServerHost:
                 fields = packet_fields(arrivals.train.data, self._lanes)
                 mine = arrivals.train.rows(np.flatnonzero(fields["job_id"] == job_id))
                 rows, times = rows_of(mine.data), mine.times
-            sent += self._run(server, self._outs[job_id], rows, times, until)
+            out, job = self._outs[job_id], (server.state, server.identity, server.waits)
+            out.cursor[HostCursor.NEXT] = 0
+            while not run_server(
+                *job, server.config.window, rows, times, until, out.cursor, out.rows, out.times
+            ):
+                sent += out.taken()
+            sent += out.taken()
         if not sent:
             return []
         whole = joined(sent)
         return [(PORT, whole.rows(np.argsort(whole.times, kind="stable")))]
-
-    def _run(
-        self, server: AggregationServer, out: _Output, rows: Words, times: Times, until: int
-    ) -> list[Train]:
-        sent: list[Train] = []
-        out.cursor[HostCursor.NEXT] = 0
-        while not run_server(
-            server.state,
-            server.identity,
-            server.waits,
-            server.config.window,
-            rows,
-            times,
-            until,
-            out.cursor,
-            out.rows,
-            out.times,
-        ):
-            sent += out.taken()
-        return sent + out.taken()

@@ -7,7 +7,7 @@ packet takes its time on the wire and arrives nowhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
@@ -39,11 +39,10 @@ class State(IntEnum):
     DELIVERED = 6
     MARKED = 7
     DEEPEST = 8
-    FOUND = 9
-    CROSS_AT = 10
-    CROSS_DRAWN = 11
-    BYTES = 12
-    RATE = 13
+    CROSS_AT = 9
+    CROSS_DRAWN = 10
+    BYTES = 11
+    RATE = 12
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,6 @@ class LinkCounts:
     """Packets that the queue marked."""
     deepest: int
     """Most packets that waited at once."""
-    mean: float
-    """Mean number of packets that a packet found in the queue."""
     octets: int
     """Bytes that left."""
 
@@ -137,7 +134,6 @@ class SimulatedLink:
     def counts(self) -> LinkCounts:
         """Return the counts since the start."""
         n = [int(value) for value in self._numbers]
-        passed = n[State.OFFERED] - n[State.QUEUE_FULL]
         return LinkCounts(
             offered=n[State.OFFERED],
             delivered=n[State.DELIVERED],
@@ -145,17 +141,14 @@ class SimulatedLink:
             lost=n[State.LOST],
             marked=n[State.MARKED],
             deepest=n[State.DEEPEST],
-            mean=n[State.FOUND] / passed if passed else 0.0,
             octets=n[State.BYTES],
         )
 
 
 def total(counts: Sequence[LinkCounts]) -> LinkCounts:
-    """Add up the counts of links; `deepest` and `mean` are the largest."""
-    each = [asdict(count) for count in counts]
-    worst = {name: max((count[name] for count in each), default=0) for name in ("deepest", "mean")}
-    sums = {one.name: sum(each_one[one.name] for each_one in each) for one in fields(LinkCounts)}
-    return LinkCounts(**sums | worst)
+    """Add up the counts of links; `deepest` is the largest."""
+    sums = {field.name: sum(getattr(link, field.name) for link in counts) for field in fields(LinkCounts)}
+    return LinkCounts(**sums | {"deepest": max((link.deepest for link in counts), default=0)})
 
 
 @_compiled
@@ -234,7 +227,6 @@ def _transmit(
             n[State.QUEUE_FULL] += 1
             continue
         ahead = n[State.WAITING] - 1
-        n[State.FOUND] += ahead
         n[State.DEEPEST] = max(n[State.DEEPEST], n[State.WAITING])
         n[State.BYTES] += sizes[i]
         if ahead >= mark_from:

@@ -256,11 +256,9 @@ class Simulation:
     def _attach_servers(self, switch: SummingSwitch) -> None:
         each = [self.jobs] if self.scenario.shared_server else [[job] for job in self.jobs]
         for jobs in each:
-            host, port = (
-                ServerHost([AggregationServer(job.config) for job in jobs]),
-                self._server_port(jobs[0]),
-            )
+            host = ServerHost([AggregationServer(job.config) for job in jobs])
             name = "server" if self.scenario.shared_server else f"server {jobs[0].number}"
+            port = self._server_port(jobs[0])
             attach(self.engine, self.scenario.network, host, switch, port, name, None)
             for job in jobs:
                 job.server = host
@@ -300,10 +298,7 @@ def _running(scenario: Scenario, number: int, job: Job, random: np.random.Genera
     )
     words = [random.integers(0, 1 << 32, job.elements, np.uint32) for _ in range(job.workers)]
     # Whole numbers of 64 bits: independent of the wrap that hosts and switches rely on.
-    whole = np.zeros(job.elements, np.uint64)
-    for one in words:
-        whole += one
-    expected = (whole & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    expected: Words = np.array(np.sum(words, axis=0, dtype=np.uint64) & np.uint64(0xFFFFFFFF), np.uint32)
     return RunningJob(number, job, config, words, expected, done=[0] * job.workers, ended=[0] * job.workers)
 
 

@@ -13,6 +13,7 @@ from peelsum.pipelines import pipeline
 from peelsum.simulation.engine import Outputs, Timerless, together
 from peelsum.simulation.trains import PS_PER_S, Arrivals, Train
 from peelsum.softswitch import Frames, Switch, load
+from peelsum.softswitch.program.model import Program
 from peelsum.spec import SpecSwitch
 from peelsum.wire import FRAME_HEADER_BYTES, Level, Verdict, encapsulation, packet_bytes
 from peelsum.wire.clock import TICK_US
@@ -57,37 +58,16 @@ class Admission:
         return sum(mask for mask, _ in self.members.values())
 
 
-class CompiledSwitch(Timerless):
-    """The committed P4 program in the softswitch, in memory. It has 4,096 slots.
+class ProgramSwitch(Timerless):
+    """A compiled P4 program in the softswitch, in memory. The data of trains are UDP payloads.
 
-    Raises PipelineError if there is no pipeline of so many lanes.
+    payload_bytes: of the longest packet.
     """
 
-    def __init__(self, lanes: int) -> None:
-        self._switch = Switch(load(pipeline(lanes).json_path))
-        self._tables = {name.rpartition(".")[2]: table for name, table in self._switch.tables.items()}
-        self._size = packet_bytes(lanes)
-        self._header = np.frombuffer(encapsulation(self._size), np.uint8)
-        self._frames = np.zeros((0, FRAME_HEADER_BYTES + self._size + _TRAILER), np.uint8)
-
-    def admit(self, job: Admission) -> None:
-        """Write a job's rows."""
-        prefix = "PeelsumIngress.aggregation.admission."
-        members, paths = self._tables["members"], self._tables["return_paths"]
-        members.insert((job.job_id, job.up_port), prefix + "admit_server")
-        role = "admit_rack" if job.racks else "admit_worker"
-        for port, member in job.members.items():
-            members.insert((job.job_id, port), prefix + role, member)
-        for worker, port in job.return_ports.items():
-            paths.insert((job.job_id, worker), "PeelsumIngress.aggregation.delivery.return_to", (port,))
-        self._switch.groups.set(job.job_id, [(port, 0) for port in job.members])
-        row = (job.generation, job.salt, job.expected_mask, job.up_port, job.job_id)
-        self._tables["jobs"].insert((job.job_id,), prefix + job.level.value, row)
-
-    def verdicts(self) -> dict[Verdict, int]:
-        """Return the packets by the program's verdict."""
-        cells = next(c for name, c in self._switch.counters.items() if name.endswith("verdicts")).values()
-        return {verdict: int(cells[verdict, 0]) for verdict in Verdict if cells[verdict, 0]}
+    def __init__(self, program: Program, payload_bytes: int) -> None:
+        self.switch = Switch(program)
+        self._payload_end = FRAME_HEADER_BYTES + payload_bytes
+        self._frames = np.zeros((0, self._payload_end + _TRAILER), np.uint8)
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Process packets in order of time, all of one tick of the slots' clock at once."""
@@ -104,21 +84,55 @@ class CompiledSwitch(Timerless):
         count = len(train)
         if count > len(self._frames):
             self._frames = np.zeros((count, self._frames.shape[1]), np.uint8)
-            self._frames[:, :FRAME_HEADER_BYTES] = self._header
-            self._frames[:, -_TRAILER:] = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(count, -1)
         frames = self._frames[:count]
-        frames[:, FRAME_HEADER_BYTES:-_TRAILER] = train.data
-        length = np.full(count, frames.shape[1], np.int32)
+        frames[:, FRAME_HEADER_BYTES : self._payload_end] = train.data
+        numbers = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(count, -1)
+        for size in np.unique(train.sizes).tolist():
+            equal = train.sizes == size
+            header = encapsulation(size - FRAME_HEADER_BYTES)
+            frames[equal, :FRAME_HEADER_BYTES] = np.frombuffer(header, np.uint8)
+            frames[equal, size : size + _TRAILER] = numbers[equal]
         now_us = int(train.times[0]) // _TICK_PS * TICK_US
-        out = self._switch.process(Frames(frames, length, arrivals.ports[rows]), now_us)
-        end = FRAME_HEADER_BYTES + self._size
-        cause = np.ascontiguousarray(out.data[:, end : end + _TRAILER]).view(np.uint32)[:, 0]
+        out = self.switch.process(Frames(frames, train.sizes + _TRAILER, arrivals.ports[rows]), now_us)
+        sizes = out.length - _TRAILER
+        trailers = np.take_along_axis(out.data, sizes[:, np.newaxis] + np.arange(_TRAILER), axis=1)
+        cause = trailers.view(np.uint32)[:, 0]
         by_port = np.argsort(out.port, kind="stable")
         ports = out.port[by_port]
         for chosen in np.split(by_port, np.flatnonzero(np.diff(ports)) + 1) if len(ports) else ():
-            data = np.ascontiguousarray(out.data[chosen, FRAME_HEADER_BYTES:end])
-            times, sizes = train.times[cause[chosen]], train.sizes[cause[chosen]]
-            sent.setdefault(int(out.port[chosen[0]]), []).append(Train(times, sizes, data))
+            data = np.ascontiguousarray(out.data[chosen, FRAME_HEADER_BYTES : self._payload_end])
+            leaving = Train(train.times[cause[chosen]], sizes[chosen], data)
+            sent.setdefault(int(out.port[chosen[0]]), []).append(leaving)
+
+
+class CompiledSwitch(ProgramSwitch):
+    """The committed P4 program in the softswitch, in memory. It has 4,096 slots.
+
+    Raises PipelineError if there is no pipeline of so many lanes.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        super().__init__(load(pipeline(lanes).json_path), packet_bytes(lanes))
+        self._tables = {name.rpartition(".")[2]: table for name, table in self.switch.tables.items()}
+
+    def admit(self, job: Admission) -> None:
+        """Write a job's rows."""
+        prefix = "PeelsumIngress.aggregation.admission."
+        members, paths = self._tables["members"], self._tables["return_paths"]
+        members.insert((job.job_id, job.up_port), prefix + "admit_server")
+        role = "admit_rack" if job.racks else "admit_worker"
+        for port, member in job.members.items():
+            members.insert((job.job_id, port), prefix + role, member)
+        for worker, port in job.return_ports.items():
+            paths.insert((job.job_id, worker), "PeelsumIngress.aggregation.delivery.return_to", (port,))
+        self.switch.groups.set(job.job_id, [(port, 0) for port in job.members])
+        row = (job.generation, job.salt, job.expected_mask, job.up_port, job.job_id)
+        self._tables["jobs"].insert((job.job_id,), prefix + job.level.value, row)
+
+    def verdicts(self) -> dict[Verdict, int]:
+        """Return the packets by the program's verdict."""
+        cells = next(c for name, c in self.switch.counters.items() if name.endswith("verdicts")).values()
+        return {verdict: int(cells[verdict, 0]) for verdict in Verdict if cells[verdict, 0]}
 
 
 class SpecifiedSwitch(Timerless):

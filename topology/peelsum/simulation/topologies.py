@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import TypeVar
 
 from peelsum.simulation.engine import Engine, Node
@@ -76,10 +77,14 @@ def build(
     A host's address is its place in `hosts`, and the port that it is at. The first are workers, divided over
     racks; the others are servers of one switch.
     """
-    network, job = scenario.network, scenario.jobs[0]
-    odd = {straggler.worker: straggler.gbps for straggler in job.stragglers}
-    racks = range(network.racks)
-    rack_of = [address * len(racks) // job.workers for address in range(workers)]
+    network, racks = scenario.network, range(scenario.network.racks)
+    firsts = accumulate((job.workers for job in scenario.jobs), initial=0)
+    odd = {
+        first + straggler.worker: straggler.gbps
+        for first, job in zip(firsts, scenario.jobs, strict=False)
+        for straggler in job.stragglers
+    }
+    rack_of = [address * len(racks) // workers for address in range(workers)]
     spine, leaves = switch(), [switch() for _ in racks if len(racks) > 1]
     for node in (spine, *leaves):
         engine.add(node)
