@@ -1,10 +1,11 @@
-"""Rate of other people's P4 programs: the softswitch and BMv2, on the same virtual Ethernet pairs.
+"""Rate of P4 programs: the softswitch and BMv2, on the same virtual Ethernet pairs.
 
-The programs are the solutions of p4lang's tutorials, with their own entries, which their own controller
-writes. The switch is `peelsum simple-switch` or BMv2's `simple_switch_grpc`, with the same options. One
-process sends a program's frame into port 1 again and again, and counts the frames that leave. Half a window
-is sent whenever as many have come back; of windows of 32, 64 and 256 frames, a row has the fastest. The first
-frame's output must be the same from both switches.
+The programs are the solutions of p4lang's tutorials with their own entries, and the aggregators of
+`switch/rivals` with 32 lanes and jobs of one worker; the tutorials' controller loads all. The switch is
+`peelsum simple-switch` or BMv2's `simple_switch_grpc`, with the same options. One process sends a program's
+frames into port 1 again and again, and counts the frames that leave. Half a window is sent whenever as many
+have come back; of windows of 32, 64 and 256 frames, a row has the fastest. The first frame's output must be
+the same from both switches.
 
 It needs root, p4c-bm2-ss and BMv2 on PATH, and two variables: `P4LANG_TUTORIALS` names a checkout of
 github.com/p4lang/tutorials, and `P4LANG_PYTHON` a Python with p4runtime and p4.tmp, for the controller.
@@ -12,6 +13,7 @@ github.com/p4lang/tutorials, and `P4LANG_PYTHON` a Python with p4runtime and p4.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
@@ -20,6 +22,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -27,9 +30,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import Experiment, Plot, Series, Size, Value
-from benchmarks.experiment import ExperimentError
+from benchmarks.experiment import FOLDER, ExperimentError
 from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch.rows import in_process
+from peelsum.pipelines.artifacts import with_lanes
 from peelsum.processes.children import Child
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts
@@ -37,7 +41,9 @@ from peelsum.topology import namespaces
 from peelsum.topology.bmv2 import reserved_tcp_port
 
 _PORTS = range(1, 5)
-_IPV4, _TCP, _PAYLOAD = 0x800, 6, bytes(100)
+_IPV4, _TCP, _UDP, _UDP_PORT = 0x800, 6, 17, 20563
+_LANES = 32
+_RIVALS = FOLDER.parents[1] / "switch" / "rivals"
 #: Seconds until the first frame's output: the softswitch compiles the program first.
 _PATIENCE_S = 300.0
 #: Seconds of silence after which the frames in flight count as lost.
@@ -59,10 +65,10 @@ program_switch(address, 0, open(runtime), folder, folder + "/requests.txt", runt
 
 
 class Program(NamedTuple):
-    """A program of the tutorials: the folder with its entries, and a frame for port 1."""
+    """A program: the folder of its exercise with the entries, or ""; and the frames for port 1, in turn."""
 
     entries: str
-    frame: bytes
+    frames: tuple[bytes, ...]
     outputs: int = 1
     """The number of frames that leave for each that enters."""
     times: slice = slice(0)
@@ -73,27 +79,46 @@ def _ethernet(kind: int, content: bytes) -> bytes:
     return bytes.fromhex("080000000100 080000000111") + struct.pack(">H", kind) + content
 
 
-def _ipv4(destination: str) -> bytes:
-    """Return an IPv4 packet with a TCP segment, SYN set, from 10.0.1.1."""
-    segment = struct.pack(">HHIIBBHHH", 1234, 80, 1, 0, 5 << 4, 2, 8192, 0, 0) + _PAYLOAD
+#: A TCP segment with SYN.
+_SYN = struct.pack(">HHIIBBHHH", 1234, 80, 1, 0, 5 << 4, 2, 8192, 0, 0) + bytes(100)
+
+
+def _ipv4(destination: str, protocol: int = _TCP, segment: bytes = _SYN) -> bytes:
+    """Return an IPv4 packet from 10.0.1.1."""
     addresses = socket.inet_aton("10.0.1.1") + socket.inet_aton(destination)
-    header = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(segment), 1, 0, 64, _TCP, 0) + addresses
+    header = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(segment), 1, 0, 64, protocol, 0) + addresses
     total = sum(struct.unpack(">10H", header))
     checksum = ~(total % 0xFFFF) & 0xFFFF
     return header[:10] + struct.pack(">H", checksum) + header[12:] + segment
 
 
+def _message(*, port: int = 0, version: int = 0, result: int = 0, extra: int = 0) -> bytes:
+    """Return a packet of `switch/rivals/frame.p4inc` of job 1, which has one worker."""
+    flags = result << 5 | version
+    message = struct.pack(">BBBBHHII", 1, 1, flags, 0, 5, port, 9, extra) + bytes(4 * _LANES)
+    datagram = struct.pack(">HHHH", _UDP_PORT, _UDP_PORT, 8 + len(message), 0) + message
+    return _ethernet(_IPV4, _ipv4("10.0.2.2", _UDP, datagram))
+
+
+#: A worker uses a slot's versions in turn.
+_BOTH_VERSIONS = (_message(version=0), _message(version=1))
 PROGRAMS = {
-    "basic": Program("pod-topo", _ethernet(_IPV4, _ipv4("10.0.2.2"))),
-    "basic_tunnel": Program(".", _ethernet(0x1212, struct.pack(">HH", _IPV4, 2) + _ipv4("10.0.2.2"))),
-    "calc": Program(".", _ethernet(0x1234, struct.pack(">2sBcIII", b"P4", 1, b"+", 40, 2, 0))),
-    "ecn": Program(".", _ethernet(_IPV4, _ipv4("10.0.2.2"))),
-    "firewall": Program("pod-topo", _ethernet(_IPV4, _ipv4("10.0.3.3"))),
-    "link_monitor": Program("pod-topo", _ethernet(0x812, bytes([0, 2])), times=slice(27, 33)),
-    "load_balance": Program(".", _ethernet(_IPV4, _ipv4("10.0.0.1"))),
-    "multicast": Program("sig-topo", b"\xff" * 6 + _ethernet(_IPV4, _ipv4("10.0.9.9"))[6:], outputs=2),
-    "qos": Program(".", _ethernet(_IPV4, _ipv4("10.0.2.2"))),
-    "source_routing": Program(".", _ethernet(0x1234, struct.pack(">HH", 2, 1 << 15 | 3) + _ipv4("10.0.2.2"))),
+    "basic": Program("pod-topo", (_ethernet(_IPV4, _ipv4("10.0.2.2")),)),
+    "basic_tunnel": Program(".", (_ethernet(0x1212, struct.pack(">HH", _IPV4, 2) + _ipv4("10.0.2.2")),)),
+    "calc": Program(".", (_ethernet(0x1234, struct.pack(">2sBcIII", b"P4", 1, b"+", 40, 2, 0)),)),
+    "ecn": Program(".", (_ethernet(_IPV4, _ipv4("10.0.2.2")),)),
+    "firewall": Program("pod-topo", (_ethernet(_IPV4, _ipv4("10.0.3.3")),)),
+    "link_monitor": Program("pod-topo", (_ethernet(0x812, bytes([0, 2])),), times=slice(27, 33)),
+    "load_balance": Program(".", (_ethernet(_IPV4, _ipv4("10.0.0.1")),)),
+    "multicast": Program("sig-topo", (b"\xff" * 6 + _ethernet(_IPV4, _ipv4("10.0.9.9"))[6:],), outputs=2),
+    "qos": Program(".", (_ethernet(_IPV4, _ipv4("10.0.2.2")),)),
+    "source_routing": Program(
+        ".", (_ethernet(0x1234, struct.pack(">HH", 2, 1 << 15 | 3) + _ipv4("10.0.2.2")),)
+    ),
+    "switchml": Program("", _BOTH_VERSIONS),
+    "omnireduce": Program("", _BOTH_VERSIONS),
+    "thc": Program("", _BOTH_VERSIONS),
+    "atp": Program("", (_message(port=2, extra=1), _message(port=2, extra=1, result=1))),
 }
 
 
@@ -116,15 +141,29 @@ def measure(seed: int, program: str, seconds: float) -> list[dict[str, Value]]:
 
 
 def _compile(program: str, checkout: Path, folder: Path) -> Path:
-    """Compile the program's solution beside its entries; return the file with these."""
-    exercise = checkout / "exercises" / program
-    shutil.copytree(exercise, folder / program)
-    shutil.copytree(exercise / "solution", folder / program, dirs_exist_ok=True)
-    place = folder / program / PROGRAMS[program].entries
+    """Compile the program beside its entries; return the file with these."""
+    entries = PROGRAMS[program].entries
+    exercise, place = checkout / "exercises" / program, folder / entries
+    source = _RIVALS / f"{program}.p4"
+    if entries:
+        shutil.copytree(exercise, folder, dirs_exist_ok=True)
+        shutil.copytree(exercise / "solution", folder, dirs_exist_ok=True)
+        source = folder / f"{program}.p4"
     (place / "build").mkdir()
     names = [f"build/{program}.p4.p4info.txtpb", f"build/{program}.json"]
-    command = ["p4c-bm2-ss", "--Wdisable", "--p4runtime-files", names[0], "-o", names[1]]
-    subprocess.run([*command, str(folder / program / f"{program}.p4")], cwd=place, check=True)
+    command = ["p4c-bm2-ss", "--Wdisable", "-I", str(source.parent), "--p4runtime-files", names[0]]
+    subprocess.run([*command, "-o", names[1], str(source)], cwd=place, check=True)
+    if not entries:
+        compiled = place / names[1]
+        compiled.write_text(json.dumps(with_lanes(json.loads(compiled.read_text()), _LANES)))
+        group = {"multicast_group_id": 1, "replicas": [{"egress_port": 2, "instance": 1}]}
+        runtime = {
+            "target": "bmv2",
+            "p4info": names[0],
+            "bmv2_json": names[1],
+            "multicast_group_entries": [group],
+        }
+        (place / "s1-runtime.json").write_text(json.dumps(runtime))
     return place / "s1-runtime.json"
 
 
@@ -174,16 +213,16 @@ def _receive(hosts: InterfacePorts, patience_s: float) -> Frames:
     return hosts.receive(list(_PORTS))
 
 
-def _send(hosts: InterfacePorts, frame: bytes, number: int) -> None:
-    """Send a frame into port 1 so many times."""
-    data = np.tile(np.frombuffer(frame, np.uint8), (number, 1))
+def _send(hosts: InterfacePorts, frames: Sequence[bytes], number: int) -> None:
+    """Send so many frames into port 1, these in turn; all have the same length."""
+    data = np.resize(np.frombuffer(b"".join(frames), np.uint8), (number, len(frames[0])))
     hosts.send(Frames(data, np.full(number, data.shape[1], np.int32), np.ones(number, np.int32)))
 
 
 def _first_output(hosts: InterfacePorts, program: Program) -> list[tuple[int, bytes]]:
     """Send the program's frame once; return the ports and bytes of the frames that leave."""
     output: list[tuple[int, bytes]] = []
-    _send(hosts, program.frame, 1)
+    _send(hosts, program.frames, 1)
     deadline = time.monotonic() + _PATIENCE_S
     while len(output) < program.outputs and time.monotonic() < deadline:
         frames = _receive(hosts, 1.0)
@@ -203,7 +242,7 @@ def _drive(
     began_cpu_s, began = cpu_s(pid), time.monotonic()
     while (now := time.monotonic()) < began + seconds:
         while in_flight + half * program.outputs <= window * program.outputs:
-            _send(hosts, program.frame, half)
+            _send(hosts, program.frames, half)
             in_flight += half * program.outputs
         count = len(_receive(hosts, _SILENCE_S))
         if not count:
@@ -245,7 +284,7 @@ EXPERIMENT = Experiment(
                 "softswitch": Series("peelsum simple-switch", "blue", ours=True),
                 "bmv2": Series("BMv2", "orange"),
             },
-            xlabel="Solution of p4lang's tutorials",
+            xlabel="Program",
             ylabel="Frames per second",
             setting="One frame size, one process that sends and receives on virtual Ethernet. Measured.",
         )
