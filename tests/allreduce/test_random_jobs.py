@@ -1,7 +1,5 @@
 """Random jobs of any tensors, settings and implementations: each bit is an independent computation's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 from zlib import crc32

@@ -1,7 +1,5 @@
 """`bench codec`: its keys, and the arithmetic of its sizes, shares and ratios."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

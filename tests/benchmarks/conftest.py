@@ -1,7 +1,5 @@
 """A small experiment, as a user's own file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The rows of a run, and what becomes of them when it is disturbed, interrupted or killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Every command's help can be printed: markup in a help text that is not markup would end it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import click

@@ -1,7 +1,5 @@
 """`SegmentCodec`: every device writes the reference's words and results, with any pieces and cores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

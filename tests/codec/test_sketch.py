@@ -1,7 +1,5 @@
 """The sketch is lossless: encoding is linear, decoding is its inverse, and all workers know the left-over."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

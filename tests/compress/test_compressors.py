@@ -4,8 +4,6 @@ A mean is tested by z = (mean - expected) / standard error, |z| < 5. By chance o
 larger, so of the up to 97 elements of a test one fails with probability below 6e-5, if seeds were new.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

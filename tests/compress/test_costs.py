@@ -1,7 +1,5 @@
 """The cost model: collectives against a simulation message by message, methods against their parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The compiled loops of `peelsum.compress` against exact arithmetic on single numbers."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

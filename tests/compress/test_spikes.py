@@ -1,7 +1,5 @@
 """One gradient that is far too large harms its own elements, and only until it has been sent."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from compressors import COMPRESSORS, Workers, exactly, kept

@@ -1,7 +1,5 @@
 """The strategy on simulated networks: it explores, chooses, notices changes in ten steps, and goes back."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A cluster's controller, and its backup: admissions, evictions, restarts, elections. Polls are by hand."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from contextlib import ExitStack, closing

@@ -1,7 +1,5 @@
 """The files of deploy/: systemd accepts the units, and the command line their options and compose's."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shlex

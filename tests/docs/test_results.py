@@ -1,7 +1,5 @@
 """Results files can be read, and every table of a results page has their figures, as far as printed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

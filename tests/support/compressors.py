@@ -1,7 +1,5 @@
 """One of every compressor, one worker's compression without others, and workers as threads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction

@@ -5,8 +5,6 @@ What it saves is the start: imports, and loading what is compiled. `peelsum up` 
 that they start, are never forked.
 """
 
-from __future__ import annotations
-
 import atexit
 import logging
 import multiprocessing
@@ -36,13 +34,9 @@ _PEELSUM = [sys.executable, "-m", "peelsum.cli"]
 
 
 def start_apart(process: ForkServerProcess) -> None:
-    """Start a process that needs nothing of the program that runs the tests; its server, what it has loaded.
-
-    PYTHONPATH is kept, as tests/mutation has a changed program there.
-    """
+    """Start a process that needs nothing of the program that runs the tests, with what its server has loaded."""
     nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
-    folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with nothing, patch.dict(os.environ, PYTHONPATH=os.pathsep.join(folders)):
+    with nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
         process.start()
 
 

@@ -1,7 +1,5 @@
 """Ranks that train with compressors, their books closed after every step."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 from unittest.mock import patch

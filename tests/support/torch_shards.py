@@ -1,7 +1,5 @@
 """The ranks' part in tests of reduce-scatter, all-gather and broadcast, and of training in shards by them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The ranks' part in tests of the hook: small models, trained on data that each rank draws for itself."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import json

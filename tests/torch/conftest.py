@@ -1,7 +1,5 @@
 """A rank alone, and ranks of the `peelsum` backend as threads of one process, at seats without a switch."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A forked child of a process with a queue of sums ends as any child, and is told not to use the queue."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Invalid arguments are refused by the constructor, with field, value and remedy."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The state's checkpoints, of this rank and of another number of ranks; its files, and its copies."""
 
-from __future__ import annotations
-
 import copy
 import io
 from fractions import Fraction

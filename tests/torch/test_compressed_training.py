@@ -1,7 +1,5 @@
 """Compressors in the hook: exact averages of what ranks sent, over gloo and over a switch alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

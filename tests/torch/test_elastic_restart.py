@@ -1,7 +1,5 @@
 """A rank is killed under torchrun: all restart from checkpoints, with the bits of an uninterrupted run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Further groups of a process group: each sums over the switch in a job of its own, as long as it lives."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """The commands of the guides for several machines: each network namespace is one of a guide's machines."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Errors of training scripts: duplicate names, failed sums, states that are not closed, lost ranks."""
 
-from __future__ import annotations
-
 import re
 import time
 import weakref

@@ -1,7 +1,5 @@
 """The same training over a switch, over gloo and with every way to compute OR has identical bits."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training with the hook, as processes over gloo: against DDP's and FSDP2's own sums, and bit for bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`peelsum job serve` starts a job again and again, even if switch, server or connections fail."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import ssl

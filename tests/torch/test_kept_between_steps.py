@@ -1,7 +1,5 @@
 """The state between steps: across changing buckets and scales, and in a checkpoint."""
 
-from __future__ import annotations
-
 import math
 import threading
 from typing import ClassVar

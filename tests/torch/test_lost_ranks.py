@@ -1,7 +1,5 @@
 """Ranks that are killed at a random moment: the others fail at once, or go on with those that are left."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Reduce-scatter, all-gather and broadcast of the process group, and FSDP2 by them, over a switch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

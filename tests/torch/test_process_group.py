@@ -1,7 +1,5 @@
 """The `peelsum` backend of torch.distributed: gloo's results for the same calls, over a switch; timeouts."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
 from inspect import signature

@@ -1,7 +1,5 @@
 """Sums over a process group: by direct messages and trees, in groups made again, and whom an error names."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

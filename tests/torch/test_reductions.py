@@ -1,7 +1,5 @@
 """Every reduction of every type of number, by the switch or gloo, against Python's integers and fractions."""
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -1,7 +1,5 @@
 """The hook in PyTorch's own tools: profiler and compiler, and in Python's logging and pip."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import re

@@ -1,7 +1,5 @@
 """Training with sparse tables: DDP with the hook and with the process group, beside gloo's sums."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

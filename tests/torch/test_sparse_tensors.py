@@ -1,7 +1,5 @@
 """Sums of sparse tensors by a process group: bits, types, layouts, and what a table of many rows costs."""
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Ranks wait for each other at a start, hear at once that one has failed, and restart under torchrun."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor

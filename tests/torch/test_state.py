@@ -1,7 +1,5 @@
 """The state: restored, closed, and given invalid values."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A strategy in the hook: exact sums by every method in turn, shared decisions, links that change."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

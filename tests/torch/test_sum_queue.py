@@ -1,7 +1,5 @@
 """Sums run in the order of submission, other work overlaps with them, and one failure ends all."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """The switch port to which a rank connects, by each form of the job's description, and invalid forms."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

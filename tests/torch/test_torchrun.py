@@ -1,7 +1,5 @@
 """The documentation's commands for training over a switch, run as they stand except on free ports."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trainers train to the bits of the plain hook, and their logs say what was saved."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

@@ -1,7 +1,5 @@
 """Buckets of few words are summed together, grouped the same way on all ranks; every bucket is summed."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A worker in several planes: each part's shares, what is in step, and what one plane's failure does."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 With racks, leaves below a spine sum, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """P4Info, numbers, controller headers and a stream's queue, without a server."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 from finsy.proto import p4i, p4r
