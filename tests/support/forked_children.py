@@ -34,7 +34,7 @@ _PEELSUM = [sys.executable, "-m", "peelsum.cli"]
 
 
 def start_apart(process: ForkServerProcess) -> None:
-    """Start a process that needs nothing of the program that runs the tests, with what its server has loaded."""
+    """Start a process with what its server has loaded, and nothing of the program that runs the tests."""
     nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
     with nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
         process.start()
