@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
@@ -137,8 +137,9 @@ def _popen(command: Sequence[str], **options: object) -> object:
     return (Forked if forked else subprocess.Popen)(command, **options)  # type: ignore[call-overload]
 
 
-@pytest.fixture
-def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork every `Child.peelsum` that this process starts."""
+@pytest.fixture(scope="module")
+def forked_children() -> Iterator[None]:
+    """Fork every `Child.peelsum` that this process starts, those of fixtures of the module, too."""
     calls = SimpleNamespace(Popen=_popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(children, "subprocess", calls)
+    with patch.object(children, "subprocess", calls):
+        yield

@@ -3,10 +3,7 @@
 import subprocess
 import sys
 
-import pytest
 from patience import PATIENCE_S
-
-pytest.importorskip("torch", reason="torch is not installed")
 
 HEAD = """
 import os, sys

@@ -3,9 +3,6 @@
 import re
 
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 from torch_alone import Sums, group_of_one, hooked, in_time
 

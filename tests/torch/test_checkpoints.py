@@ -6,9 +6,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 from torch_alone import Sums, hooked, layers
 

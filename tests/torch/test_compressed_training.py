@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch_compressed as compressed
 from compressors import COMPRESSORS
 from torch_ranks import run_at_switch, run_ranks, run_several

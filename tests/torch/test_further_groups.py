@@ -3,11 +3,8 @@
 import json
 from contextlib import closing
 
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import psutil
+import pytest
 import torch_training as training
 from served_job import ASK_S, Controlling, served_to_four
 from torch_ranks import run_ranks

@@ -11,8 +11,6 @@ from machines import ip, machines
 from networks import needs_namespaces
 from terminals import Terminal
 
-pytest.importorskip("torch", reason="torch is not installed")
-
 from peelsum.topology.namespaces import inside
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,6 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 from torch_alone import Sums
 

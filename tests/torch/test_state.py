@@ -4,9 +4,6 @@ import re
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 import torch_training as training
 from torch_alone import Sums, group_of_one, hooked, in_time

@@ -9,11 +9,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
+from patience import PATIENCE_S
 
 from peelsum.allreduce import Part
 from peelsum.torch import HookError, HookFailedError

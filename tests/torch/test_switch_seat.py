@@ -12,8 +12,6 @@ from unittest.mock import Mock
 import pytest
 from patience import PATIENCE_S
 
-pytest.importorskip("torch", reason="torch is not installed")
-
 from peelsum.requests import parsed_request
 from peelsum.torch import HookConfigError, starts, switch_seat
 from peelsum.transport.errors import SwitchUnreachableError

@@ -9,8 +9,6 @@ from free_ports import KeptPort, free_udp_base
 from patience import PATIENCE_S
 from terminals import Terminal
 
-pytest.importorskip("torch", reason="torch is not installed")
-
 ROOT = Path(__file__).parents[2]
 FEW_STEPS = "--steps 2 --every 1"
 

@@ -12,9 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 import torch_shards as shards
 import torch_training as training

@@ -4,9 +4,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch_training as training
 from torch_ranks import run_several
 
