@@ -124,9 +124,9 @@ def codec_device(request: pytest.FixtureRequest) -> CodecDevice:
     return device(request.param)
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_words_and_results_are_those_of_the_reference(codec_device: CodecDevice, seed: int) -> None:
-    compare(codec_device, tables(np.random.default_rng(seed)), seed, [1, 2, 3, 32][seed % 4])
+def test_words_and_results_are_those_of_the_reference(codec_device: CodecDevice) -> None:
+    for seed in range(8 if getattr(codec_device, "interpreted", False) else 48):
+        compare(codec_device, tables(np.random.default_rng(seed)), seed, [1, 2, 3, 32][seed % 4])
 
 
 @pytest.mark.parametrize("seed", range(10))

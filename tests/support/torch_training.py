@@ -443,6 +443,16 @@ def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:
     return {"expected": expected, "restored": trained, "steps": kept[1]["steps"]}
 
 
+def averaged_by(rank: int, code: str, given: list[float]) -> tuple[list[list[float]], int]:
+    """Run code that makes `ddp` and `state` of a `model`; return the gradient after a pass, and the steps."""
+    names: dict[str, Any] = {"model": nn.Linear(len(given), 1, bias=False)}
+    exec(code, names)
+    names["ddp"](torch.tensor([given])).sum().backward()
+    steps = names["state"].stats().steps
+    names["state"].close()
+    return names["model"].weight.grad.tolist(), steps
+
+
 def in_two_groups(rank: int) -> str:
     """Return the error of DDP's first pass in a group of this rank alone, with a state of all ranks."""
     groups = [dist.new_group([member]) for member in range(dist.get_world_size())]
