@@ -78,11 +78,6 @@ def test_where_lhc_recovers_everything_by_no_size_it_has_no_smallest_row() -> No
     assert all(row["time_ratio_to_best"] is not None for row in rows)
 
 
-def test_warming_up_runs_every_way() -> None:
-    rows = list(codec.measure(0, codec.WARM_UP[1], codec.WARM_UP[2], codec.WARM_UP[0], 1.3, "cpu"))
-    assert [row["form"] for row in rows] == FORMS
-
-
 def test_the_command_prints_medians_and_all_rows_as_json() -> None:
     command = ("bench", "codec", "--elements", "4096", "--density", "0.01", "--repetitions", "2")
     rows = json.loads(peelsum(*command, "--json").stdout)

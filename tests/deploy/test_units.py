@@ -73,11 +73,6 @@ def test_systemd_accepts_the_units(tmp_path):
     assert not said
 
 
-def test_a_wrong_option_would_be_found():
-    with pytest.raises(Exception, match="No such option: --prots"):
-        check(["switch", "run", "--prots", "5"])
-
-
 def test_the_compose_file():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
