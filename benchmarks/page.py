@@ -72,12 +72,12 @@ def summaries(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
     for labels, of_point in rows.groupby(experiment.labels, sort=False) if len(rows) else ():
         point: dict[str, Any] = dict(zip(experiment.labels, labels, strict=True))
         for name, (texts, values) in columns.items():
-            places = [place for place in of_point.index if texts[place] != ""]
-            if not places or np.isnan(values[places]).any():
-                point[name] = ", ".join(dict.fromkeys(texts[places])) or None
+            given = [row for row in of_point.index if texts[row] != ""]
+            if not given or np.isnan(values[given]).any():
+                point[name] = ", ".join(dict.fromkeys(texts[given])) or None
             else:
-                low, high = interval(values[places].tolist())
-                point |= {name: float(np.median(values[places])), f"{name}_low": low, f"{name}_high": high}
+                low, high = interval(values[given].tolist())
+                point |= {name: float(np.median(values[given])), f"{name}_low": low, f"{name}_high": high}
         modelled = of_point["modelled"].iloc[0] == "True"
         points.append(point | {"modelled": modelled, "notes": [*filter(None, of_point["note"].unique())]})
     frame = pd.DataFrame(points, columns=None if points else [*experiment.labels, *experiment.figures])
