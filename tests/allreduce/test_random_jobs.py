@@ -23,7 +23,7 @@ BATCHES = [pytest.param(batch, marks=[pytest.mark.slow] if batch else []) for ba
 #: Seeds of jobs with large tensors.
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 2 else []) for seed in range(12)]
 #: Seeds of jobs whose first worker has its tensors on a GPU.
-GPU_SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 5 else []) for seed in range(40)]
+GPU_SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 3 else []) for seed in range(40)]
 
 
 class Forced(Chooser):
