@@ -1,4 +1,4 @@
-# make setup | demo | test | test-system | test-all | mutants | check | docs | bench | experiments | artifact — everything happens in .venv, from this folder's own files.
+# make setup | demo | test | test-system | test-all | check | docs | bench | experiments | artifact — everything happens in .venv, from this folder's own files.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -14,7 +14,7 @@ PYTEST := $(BIN)/pytest -q --durations=15 --durations-min=5 --maxprocesses 8 --d
 # One process more than there are processors, because many tests wait.
 TEST_PROCESSES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)' 2>/dev/null || echo logical)
 
-.PHONY: setup demo test test-system test-slow test-all test-torch test-trainers gpu mutants check docs format bench experiments artifact clean
+.PHONY: setup demo test test-system test-slow test-all test-torch test-trainers gpu check docs format bench experiments artifact clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -35,10 +35,6 @@ test-slow: $(VENV)/.installed
 
 test-all: $(VENV)/.installed
 	$(PYTEST) logical
-
-# How many small changes to the program the tests notice (docs/reference/testing.md): make mutants MUTANTS="--area wire"
-mutants: $(VENV)/.installed
-	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 # tests/torch with another version of torch, in a separate environment.
 TORCH ?= 2.15.0

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from string import Formatter
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from benchmarks.experiment import FOLDER, Experiment, Plot, at, text
@@ -64,17 +65,19 @@ def summaries(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
     Parameters and keys are texts. A figure is the median of its numbers, with the ends of their interval in
     NAME_low and NAME_high, or its texts.
     """
-    points = []
+    points, figures = [], experiment.figures if len(rows) else []
+    # Converted once, as pandas takes as long for the cells of one point as for whole columns.
+    columns = {name: (rows[name].to_numpy(), numbers(rows[name]).to_numpy()) for name in figures}
+    rows = rows.reset_index(drop=True)
     for labels, of_point in rows.groupby(experiment.labels, sort=False) if len(rows) else ():
         point: dict[str, Any] = dict(zip(experiment.labels, labels, strict=True))
-        for name in experiment.figures:
-            cells = of_point[name][of_point[name] != ""]
-            values = numbers(cells)
-            if cells.empty or values.isna().any():
-                point[name] = ", ".join(cells.unique()) or None
+        for name, (texts, values) in columns.items():
+            given = [row for row in of_point.index if texts[row] != ""]
+            if not given or np.isnan(values[given]).any():
+                point[name] = ", ".join(dict.fromkeys(texts[given])) or None
             else:
-                low, high = interval(values)
-                point |= {name: float(values.median()), f"{name}_low": low, f"{name}_high": high}
+                low, high = interval(values[given].tolist())
+                point |= {name: float(np.median(values[given])), f"{name}_low": low, f"{name}_high": high}
         modelled = of_point["modelled"].iloc[0] == "True"
         points.append(point | {"modelled": modelled, "notes": [*filter(None, of_point["note"].unique())]})
     frame = pd.DataFrame(points, columns=None if points else [*experiment.labels, *experiment.figures])

@@ -22,8 +22,6 @@ __all__ = [
     "server",
 ]
 
-pytest_plugins = ["pytester"]
-
 # A shell that runs the tests in its background has them ignore these, and so would every process they start.
 for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:

@@ -1,7 +1,5 @@
 """A killed process leaves its lease and its ports, even while a child that it forked lives."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Texts and files beyond a limit are refused before they are parsed; others are parsed as ever."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

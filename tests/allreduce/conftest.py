@@ -1,7 +1,5 @@
 """Workers as threads over a sum in poisoned memory, which records the words that they send."""
 
-from __future__ import annotations
-
 import pytest
 from allreduce_workers import Echo, Workers
 from poison import poisoned_memory

@@ -1,7 +1,5 @@
 """Steps in one round: by predictions of scales and unions, exact where these are wrong."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

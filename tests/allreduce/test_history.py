@@ -1,7 +1,5 @@
 """Steps that go on from a saved history have the bits of steps that were not interrupted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

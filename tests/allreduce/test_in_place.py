@@ -1,7 +1,5 @@
 """Where results are written; `test_random_jobs` compares their bits, signs of zeros included."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The sum in memory fulfils a backend's contract: padding, order, early checks, and named stalls."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any

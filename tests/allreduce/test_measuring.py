@@ -1,7 +1,5 @@
 """A measured network model is that of the slowest worker, on all of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

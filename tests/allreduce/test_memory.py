@@ -1,7 +1,5 @@
 """Peak memory beyond the caller's tensors stays within the bounds in docs/reference/codec.md."""
 
-from __future__ import annotations
-
 import tracemalloc
 import weakref
 from typing import Any

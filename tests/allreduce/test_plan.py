@@ -1,7 +1,5 @@
 """Workers whose plans differ all raise the same error, in any step; forms follow from agreed values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

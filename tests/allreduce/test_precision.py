@@ -1,7 +1,5 @@
 """Results are as close to the exact sums as `error_bounds` says; small values survive beside large ones."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """Random jobs of any tensors, settings and implementations: each bit is an independent computation's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 from zlib import crc32
@@ -20,12 +18,12 @@ SIZES = [0, 1, 2, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 511, 1023,
 LARGE = [4095, 4097, 8191, 8193, 32767, 32768, 32769, 33_000]
 KINDS = ["zeros", "one", "few", "rows", "some", "full"]
 JOBS = 40
-#: Batches of jobs, of which `make test` runs the first few.
-BATCHES = [pytest.param(batch, marks=[pytest.mark.slow] if batch > 1 else []) for batch in range(20)]
+#: Batches of jobs, of which `make test` runs the first.
+BATCHES = [pytest.param(batch, marks=[pytest.mark.slow] if batch else []) for batch in range(20)]
 #: Seeds of jobs with large tensors.
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 2 else []) for seed in range(12)]
 #: Seeds of jobs whose first worker has its tensors on a GPU.
-GPU_SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 5 else []) for seed in range(40)]
+GPU_SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 3 else []) for seed in range(40)]
 
 
 class Forced(Chooser):

@@ -1,7 +1,5 @@
 """Each worker's piece of a sum has the bits of an all-reduce of the pieces."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Packed row numbers, and the union of rows that workers have, in threads of this process."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

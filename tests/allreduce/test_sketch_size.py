@@ -1,7 +1,5 @@
 """Sketches laid out by their union are peeled to the end, whatever the union's structure."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """A step sends the words of its rounds and no more: near the lower bound, in as few exchanges as can be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

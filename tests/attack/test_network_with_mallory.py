@@ -4,8 +4,6 @@ From a port of her own job she sends forged copies of the victim's packets, and 
 admitted port she later replays packets that the port sent before.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """Benchmarks write their rows below the folder in which they run: here, one of each test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

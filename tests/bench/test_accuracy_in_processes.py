@@ -1,7 +1,5 @@
 """What `bench accuracy` trains in one process has the bits and bytes of real processes with the hook."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """`bench accuracy`: shares, methods, and rows of finished runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace

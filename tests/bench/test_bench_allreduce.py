@@ -1,7 +1,5 @@
 """`peelsum bench allreduce`: inputs and checks are independent and strict."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

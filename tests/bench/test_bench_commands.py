@@ -1,7 +1,5 @@
 """`peelsum bench`: old names end in one line that says what to write now, as wrong options do."""
 
-from __future__ import annotations
-
 import pytest
 from command_line import peelsum
 

@@ -1,7 +1,5 @@
 """Training over links that change: counts of the hook, a modelled clock, and the same rows again."""
 
-from __future__ import annotations
-
 import itertools
 from importlib.util import find_spec
 from typing import Any

@@ -3,8 +3,6 @@
 Its cost model is compared with the packet level, in virtual time.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from statistics import median

@@ -1,7 +1,5 @@
 """The benchmarks' supports: their density and kind, as many blocks as formulas predict, what is recovered."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

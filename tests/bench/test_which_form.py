@@ -1,7 +1,5 @@
 """The time of each form: simulated exchanges, exact sums, no step quicker than its links, and the map."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The quick size of every experiment, and the sentences about their runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Plans, and malformed experiments and options, which end in one line that names file, field and remedy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Pages, figures and comparisons that are made of rows; medians and their intervals."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import pairwise

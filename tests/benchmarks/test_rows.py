@@ -1,7 +1,5 @@
 """The rows of a run, and what becomes of them when it is disturbed, interrupted or killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -79,6 +77,7 @@ def test_parameters_are_options(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_goes_on(mine: Path, tmp_path: Path) -> None:
+    mine.write_text(mine.read_text().replace('    modelled={"way": ("b",)},\n', ""))
     benchmarks(str(mine), "--out", str(tmp_path / "whole"))
     slow = tmp_path / "slow/mine.py"
     slow.parent.mkdir()
@@ -168,7 +167,10 @@ def test_two_runs_do_not_write_to_one_file(mine: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("timed", [True, False])
-def test_only_rows_without_measured_times_are_side_by_side(timed: bool, mine: Path, tmp_path: Path) -> None:
+def test_only_rows_without_measured_times_are_side_by_side(
+    timed: bool, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_FEW", 2)
     text = mine.read_text().replace('"label": way', '"label": str(os.getpid())')
     text = text.replace("PAUSE_S = 0.0", "PAUSE_S = 0.1").replace("import time", "import os, time")
     mine.write_text(text.replace("    modelled={", f"    timed={timed},\n    modelled={{"))

@@ -1,38 +1,22 @@
 """examples/worker.py prints one line that names what to do if it cannot sum."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
 
 WORKER = Path(__file__).parents[2] / "examples" / "worker.py"
 
 
-def started(*arguments):
-    return subprocess.Popen(
-        [sys.executable, str(WORKER), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def said(worker):
-    """Return the exit status, and the lines of stdout and stderr."""
-    output, errors = worker.communicate(timeout=PATIENCE_S)
-    return worker.returncode, output.splitlines(), errors.splitlines()
-
-
 @pytest.fixture
 def file(tmp_path):
-    """Return the path of a file with this text."""
+    """Return the path of a file with this text; None makes no file."""
 
     def written(text):
         path = tmp_path / "admission.json"
-        path.write_text(text)
+        if text is not None:
+            path.write_text(text)
         return path
 
     return written
@@ -43,6 +27,7 @@ def file(tmp_path):
     [
         ("{}", "0", "here", "argument switch: invalid place value: 'here'"),
         ("{}", "x", "h:1", "argument worker_id: invalid int value: 'x'"),
+        (None, "0", "h:1", "admission.json'; give a file of what `peelsum job admit --json`"),
         ("", "0", "h:1", "admission.json: Expecting value: line 1 column 1 (char 0); give a file of what"),
         (
             "[]",
@@ -58,11 +43,3 @@ def test_arguments_that_cannot_be_meant(file, monkeypatch, capsys, text, number,
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(WORKER), run_name="__main__")
     assert message in f"{ended.value.code} {capsys.readouterr().err}"
-
-
-def test_no_file():
-    status, output, (error,) = said(started("nowhere.json", "0", "h:1"))
-    assert (status, output) == (1, [])
-    assert (
-        "No such file or directory: 'nowhere.json'; give a file of what `peelsum job admit --json`" in error
-    )

@@ -1,7 +1,5 @@
 """`peelsum simulate`: options, files, errors of one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

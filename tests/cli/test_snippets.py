@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from mininet_missing import mininet_missing
-from snippets import Block, SnippetError, blocks, play, run
+from snippets import blocks, play
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
@@ -58,55 +58,3 @@ def test_blocks_of_a_page_run_in_order(page):
     assert done.returncode == 0, done.stderr
     for said in SAID.get(page.name, ()):
         assert re.search(said, done.stdout), done.stdout
-
-
-def test_the_pages_that_people_start_with_are_run():
-    assert {"run-the-demo.md", "topology.md", "torch.md"} <= {page.name for page in RUN}
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "<!-- not run: takes long -->\n```sh\ntrue\n```\n",
-        "<!-- goes on -->\n```sh\ntrue\n```\n",
-        "```\npeelsum up star\n```\n",
-        "```\n$ python examples/sum.py\n```\n",
-    ],
-)
-def test_a_block_is_left_out_for_known_reasons_only(page):
-    with pytest.raises(SnippetError):
-        blocks(page)
-
-
-def test_marks_and_blocks_are_told_apart():
-    page = (
-        "```sh\nfirst\n```\n\n<!-- not run: installs -->\n```sh\nmake\n```\n"
-        "```text\npeelsum: s1: ended\n```\n"
-        "<!-- needs Mininet -->\n```sh\nstar\n```\n"
-        "<!-- goes on, ready with: port 3 at -->\n```sh\nsecond\n```\n```python\nimport peelsum\n```\n"
-    )
-    assert blocks(page) == [
-        Block("first\n"),
-        Block("star\n", needs_mininet=True),
-        Block("second\n", "port 3 at"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["false\ntrue\n", "echo 'peelsum: no' >&2\n", "echo worker 0: WRONG\n", "(echo Traceback) & wait\n"],
-)
-def test_a_block_that_fails_is_noticed(text):
-    with pytest.raises(SnippetError, match=r"failed|went wrong"):
-        run([Block(text)])
-
-
-def test_a_block_that_goes_on_is_there_for_the_next_and_ended_then(tmp_path):
-    kept = tmp_path / "kept"
-    goes_on = Block(
-        f"trap 'echo ended >> {kept}; exit' INT; echo ready; while :; do sleep 0.1; done\n", "ready"
-    )
-    run([goes_on, Block(f"test ! -e {kept}\n")])
-    assert kept.read_text() == "ended\n"
-    with pytest.raises(SnippetError, match="failed"):
-        run([Block("true\n", "ready")])

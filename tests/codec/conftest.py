@@ -1,7 +1,5 @@
 """Codec tests run in poisoned memory, and the same tests on every device, with arrays of the host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Workers agree on each block's exponent from OR-ed words; it is never below that of any worker."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

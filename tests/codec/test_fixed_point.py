@@ -1,7 +1,5 @@
 """The shared scale never overflows, never wastes a bit, and follows from OR-ed words alone."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

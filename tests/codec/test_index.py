@@ -4,8 +4,6 @@ Loops that handle several elements at once must be right where a vector, word or
 between guards, which must survive. NumPy computes what is expected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

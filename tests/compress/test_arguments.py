@@ -1,7 +1,5 @@
 """A compressor is declared once: what is missing, taken or out of range is refused in one line."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Words that go along with the first exchange of a step, and leave what it sums as it is."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from peelsum.compress.collectives import StepExchanges

@@ -1,7 +1,5 @@
 """Sums of compressed tensors: what was sent, exactly, on every worker, and books that close at every step."""
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """A strategy goes on after one gradient that is far too large, as it would have without it."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

@@ -3,8 +3,6 @@
 The OR of the codes of measurements is the least or the most of the workers', whatever was measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

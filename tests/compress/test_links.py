@@ -1,7 +1,5 @@
 """The estimate of a link: what steps tell, when it is probed, and when a change is believed."""
 
-from __future__ import annotations
-
 import pytest
 
 from peelsum.compress import LinkModel, TimedExchange

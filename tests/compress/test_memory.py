@@ -1,7 +1,5 @@
 """Sent and kept add up to the gradients, bit for bit, over any sparsifier, any scale and any step."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """AR-Topk: one worker's positions, exactly k of them, and how many exchanges it takes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from compressors import Workers

@@ -1,10 +1,8 @@
 """One gradient that is far too large harms its own elements, and only until it has been sent."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from compressors import COMPRESSORS, Workers, exactly, kept
+from compressors import COMPRESSORS, Workers, in_units, kept
 
 from peelsum.compress import (
     Brain,
@@ -69,10 +67,10 @@ def test_books_balance_over_spikes(compressor: Compressor, where: str) -> None:
             workers.step(gradients(step, spike=spike if step == 2 else None, where=where))
         for memory in (one.memory for one in workers.sums):
             for name, residual in memory.residuals.items():
-                left = exactly(residual.numbers, residual.scales)
+                left = in_units(residual.numbers, residual.scales)
                 rows = zip(memory.sent[name], left, memory.accumulated[name], strict=True)
                 for sent, one, given in rows:
-                    assert abs(sent + one - given) <= max(abs(given), abs(sent)) / 2**55
+                    assert abs(sent + one - given) << 55 <= max(abs(given), abs(sent))
             if spike == 1e6 and compressor in SOON:
                 memory.balance()
 

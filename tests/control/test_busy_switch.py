@@ -1,7 +1,5 @@
 """A switch with no room for a call: a controller's Write waits for room, up to a time limit."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import grpc

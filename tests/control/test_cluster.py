@@ -1,11 +1,8 @@
 """A cluster's controller, and its backup: admissions, evictions, restarts, elections. Polls are by hand."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 import pytest
 from bmv2_process import running_bmv2
@@ -15,12 +12,10 @@ from primary import Primary
 
 from peelsum.control import ControlError, SwitchError, open_session
 from peelsum.control.cluster import JobController, Store
-from peelsum.control.cluster.cluster import ControllerSection, parse_cluster, read_cluster
+from peelsum.control.cluster.cluster import parse_cluster, read_cluster
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
-from peelsum.control.cluster.switches import KINDS
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError, NotPrimaryError
-from peelsum.control.sections import PlacedSwitch
 from peelsum.control.session import Session
 from peelsum.control.tables import read_jobs
 
@@ -494,14 +489,6 @@ def test_errors_of_the_file_name_field_value_and_remedy(right, wrong, message):
 def test_a_missing_file_is_called_a_cluster_description(tmp_path):
     with pytest.raises(DescriptionError, match="No such file or directory; give the path of a cluster"):
         read_cluster(tmp_path / "absent.toml")
-
-
-def test_the_reference_has_all_keys_and_events():
-    page = (Path(__file__).parents[2] / "docs/reference/controller.md").read_text()
-    sections = {"controller": ControllerSection, "switches": PlacedSwitch}
-    keys = [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
-    for name in (*keys, *KINDS):
-        assert f"`{name}`" in page
 
 
 def polled_until_up(cluster):

@@ -1,7 +1,5 @@
 """Jobs admitted and evicted at random, while switches restart and controllers die: both sides end equal."""
 
-from __future__ import annotations
-
 import random
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """`peelsum controller run` as processes, asked by gRPC and by the command line; fail-over, limits."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

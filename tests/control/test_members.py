@@ -1,7 +1,5 @@
 """The members of a run: who is told of a loss, and when those that are left have agreed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -163,7 +163,7 @@ def test_workers_and_server_of_an_admission_get_exact_sums(jobs, job, devices):
     assert [verdicts[Verdict.COMPLETED] for verdicts in jobs.verdicts(job)] == [4, 4, 4]
 
 
-@pytest.mark.parametrize("forgetful", range(3))
+@pytest.mark.parametrize("forgetful", range(2))
 def test_a_switch_that_forgot_gets_a_running_job_back_and_later_admissions_new_generations(
     jobs, job, devices, files, forgetful
 ):

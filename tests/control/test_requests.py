@@ -1,7 +1,5 @@
 """Requests to start a served job: one holder at a time, then the longest waiting, and no invalid requests."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

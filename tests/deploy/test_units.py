@@ -1,7 +1,5 @@
 """The files of deploy/: systemd accepts the units, and the command line their options and compose's."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shlex
@@ -73,11 +71,6 @@ def test_systemd_accepts_the_units(tmp_path):
     )
     said = [line for line in done.stderr.splitlines() if "peelsum" in line]
     assert not said
-
-
-def test_a_wrong_option_would_be_found():
-    with pytest.raises(Exception, match="No such option: --prots"):
-        check(["switch", "run", "--prots", "5"])
 
 
 def test_the_compose_file():

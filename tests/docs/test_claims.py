@@ -3,8 +3,6 @@
 import csv
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,10 +35,6 @@ def test_every_claim_is_in_the_readme_and_no_other_number():
     text = " ".join(prose(page).split())
     assert [words for claim in CLAIMS for words in (claim.text, claim.condition) if words not in text] == []
     assert unclaimed(page) == []
-
-
-def test_a_number_without_a_claim_is_seen():
-    assert unclaimed("12.5 times faster, `at 3`, [4](5.md). With 2% of the packets lost") == ["12.5", "4"]
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
@@ -131,22 +125,16 @@ def test_the_citation_has_the_package_s_version():
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
 
 
-def test_the_code_of_the_readme_averages_gradients(tmp_path):
+def test_the_code_of_the_readme_averages_gradients():
     """With one rank, over gloo in place of the switch: the average is the gradient itself."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from torch_ranks import run_ranks
+    from torch_training import averaged_by
+
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert 'over="switch"' in code
-    script = f"""
-import torch
-torch.distributed.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
-model = torch.nn.Linear(4, 1, bias=False)
-{code.replace("switch", "gloo")}
-ddp(torch.tensor([[1.0, 0.0, -2.5, 0.5]])).sum().backward()
-print(model.weight.grad.tolist(), state.stats().steps)
-state.close()
-torch.distributed.destroy_process_group()
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout == "[[1.0, 0.0, -2.5, 0.5]] 1\n", done.stderr
+    given = [1.0, 0.0, -2.5, 0.5]
+    assert run_ranks(1, averaged_by, code.replace("switch", "gloo"), given) == [([given], 1)]
 
 
 def committed_rows(claim):

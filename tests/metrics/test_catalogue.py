@@ -1,7 +1,5 @@
 """The list of metrics beside everything that repeats it: conventions, documentation, dashboard, values."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

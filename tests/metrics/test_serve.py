@@ -1,7 +1,5 @@
 """Metrics over HTTP: the official parser reads them, and at rest they are what the parts themselves print."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

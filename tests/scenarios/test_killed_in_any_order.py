@@ -4,8 +4,6 @@ Started again, as systemd does, the job ends exact. Left dead, it ends with one 
 over.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

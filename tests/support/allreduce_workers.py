@@ -1,7 +1,5 @@
 """Workers as threads over a sum in memory, which records the words that they send; and one worker alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar

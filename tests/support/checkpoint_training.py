@@ -1,7 +1,5 @@
 """The ranks' part in tests of the examples' checkpoints: a small model with a sparsifier."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

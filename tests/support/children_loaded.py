@@ -5,9 +5,9 @@ import gc
 import command_line
 import grpc._channel  # which gRPC imports when it is used
 import grpc._server  # noqa: F401
-from finsy.p4schema import P4Schema
 from verified_once import verify
 
+from peelsum.control.session import pipeline_schema
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Switch
 from peelsum.softswitch.runtime.frames import Frames
@@ -18,7 +18,7 @@ _LANES = (32, 256)
 for lanes in _LANES:
     warm_up(lanes)
     ours = pipeline(lanes)
-    sent = P4Schema(ours.p4info_path, ours.json_path.read_bytes()).get_pipeline_config()
+    sent = pipeline_schema(ours.json_path, ours.p4info_path).get_pipeline_config()
     _, program = verify(sent)
     # Children find machine code among the modules, and its source by the program.
     for queues in (None, Queues({})):

@@ -1,7 +1,5 @@
 """Clusters in this process: descriptions of jobs at random, and what switches have and should have."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, contextmanager
 from threading import Event, Thread
 

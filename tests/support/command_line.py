@@ -1,7 +1,5 @@
 """Run the command line in the tests' own process; return its output and its exit status."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,10 +1,9 @@
 """One of every compressor, one worker's compression without others, and workers as threads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -120,39 +119,60 @@ def kept(residual: Residual) -> np.ndarray:
     return np.ldexp(residual.numbers.astype(float), -residual.scales.astype(np.int32))
 
 
+def in_units(numbers: np.ndarray, scales: np.ndarray) -> list[int]:
+    """Return numbers / 2**scales in units of 2**-256, which are integers, and far quicker than fractions."""
+    return [number << 256 - scale for number, scale in zip(numbers.tolist(), scales.tolist(), strict=True)]
+
+
+def floats_in_units(values: np.ndarray) -> list[int]:
+    """Return finite float32 in units of 2**-256."""
+    mantissas, exponents = np.frexp(values)
+    return in_units((mantissas * 2.0**24).astype(np.int64), 24 - exponents)
+
+
+def sent_in_units(sent: ExactValues, elements: int) -> list[int]:
+    """Return the part of each element that a worker sent, in units of 2**-256."""
+    out = [0] * elements
+    for at, value in zip(sent.positions.tolist(), in_units(sent.numbers, sent.scales), strict=True):
+        out[at] = value
+    return out
+
+
 class Books(Memory):
-    """A memory that keeps books, in fractions, of what went into its residuals and what was sent."""
+    """A memory that keeps books of what went into its residuals and what was sent, in units of 2**-256."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.accumulated: dict[str, list[Fraction]] = {}
-        self.sent: dict[str, list[Fraction]] = {}
+        self.accumulated: dict[str, list[int]] = {}
+        self.sent: dict[str, list[int]] = {}
 
     def add_gradients(self, gradients: Any, momentum: float = 0.0, max_norm: float | None = None) -> Any:
         """Enter what is added: the gradient, or the velocity."""
         grown = super().add_gradients(gradients, momentum, max_norm)
         for name, residual in grown.items():
             if residual.velocity is not None:
-                fresh = exactly(residual.velocity, residual.scales)
+                fresh = in_units(residual.velocity, residual.scales)
             else:
-                fresh = [Fraction(float(one)) for one in gradients[name]]
-            before = self.accumulated.get(name, [Fraction(0)] * len(fresh))
-            self.accumulated[name] = [a + b for a, b in zip(before, fresh, strict=True)]
+                fresh = floats_in_units(gradients[name])
+            self._enter(self.accumulated, name, fresh)
         return grown
 
     def store(self, grown: Any, sent: Any, step: int) -> None:
         """Enter what was sent."""
         super().store(grown, sent, step)
         for name, residual in grown.items():
-            one = fractions(sent[name], len(residual.numbers)) if sent[name] else []
-            before = self.sent.get(name, [Fraction(0)] * len(one))
-            self.sent[name] = [a + b for a, b in zip(before, one, strict=False)]
+            one = sent_in_units(sent[name], len(residual.numbers)) if sent[name] else []
+            self._enter(self.sent, name, one)
+
+    @staticmethod
+    def _enter(book: dict[str, list[int]], name: str, more: list[int]) -> None:
+        book[name] = list(map(add, book.get(name, [0] * len(more)), more))
 
     def balance(self) -> None:
         """All that was sent and what is kept must come to all that was entered."""
         for name, residual in self.residuals.items():
-            pairs = zip(self.sent[name], exactly(residual.numbers, residual.scales), strict=True)
-            assert [a + b for a, b in pairs] == self.accumulated[name], name
+            kept_now = in_units(residual.numbers, residual.scales)
+            assert list(map(add, self.sent[name], kept_now)) == self.accumulated[name], name
 
 
 class Recorded(SummationCollectives):

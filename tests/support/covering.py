@@ -1,7 +1,5 @@
 """A small choice of a test's parameters in which every pair, or every single value, still occurs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 

@@ -5,8 +5,6 @@ the compressor's name. `random` are the words of `TensorState.random`, `bound` i
 worker announced.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ What it saves is the start: imports, and loading what is compiled. `peelsum up` 
 that they start, are never forked.
 """
 
-from __future__ import annotations
-
 import atexit
 import logging
 import multiprocessing
@@ -14,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
@@ -36,13 +34,9 @@ _PEELSUM = [sys.executable, "-m", "peelsum.cli"]
 
 
 def start_apart(process: ForkServerProcess) -> None:
-    """Start a process that needs nothing of the program that runs the tests; its server, what it has loaded.
-
-    PYTHONPATH is kept, as tests/mutation has a changed program there.
-    """
+    """Start a process with what its server has loaded, and nothing of the program that runs the tests."""
     nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
-    folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with nothing, patch.dict(os.environ, PYTHONPATH=os.pathsep.join(folders)):
+    with nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
         process.start()
 
 
@@ -143,8 +137,9 @@ def _popen(command: Sequence[str], **options: object) -> object:
     return (Forked if forked else subprocess.Popen)(command, **options)  # type: ignore[call-overload]
 
 
-@pytest.fixture
-def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork every `Child.peelsum` that this process starts."""
+@pytest.fixture(scope="module")
+def forked_children() -> Iterator[None]:
+    """Fork every `Child.peelsum` that this process starts, those of fixtures of the module, too."""
     calls = SimpleNamespace(Popen=_popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(children, "subprocess", calls)
+    with patch.object(children, "subprocess", calls):
+        yield

@@ -1,7 +1,5 @@
 """Ports that are free for a test's processes."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

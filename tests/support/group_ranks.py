@@ -1,7 +1,5 @@
 """The ranks of the tests of sums over a process group."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job's packets at its hosts, without a network: what a worker or a server gets, and what it sends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

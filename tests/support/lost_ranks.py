@@ -1,7 +1,5 @@
 """Ranks that sum through the hook's state until they are killed at a random moment of a step."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Machines of a guide: network namespaces, each with a process whose namespace it is."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

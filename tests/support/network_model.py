@@ -1,7 +1,5 @@
 """A model of what a network and a gradient cost, on which workers decide in lockstep, with seeded noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 

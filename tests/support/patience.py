@@ -1,7 +1,5 @@
 """Patience with a busy machine: how long tests wait at most, and what they try again."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import wraps

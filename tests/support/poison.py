@@ -1,7 +1,5 @@
 """Poisoned memory: a fixture that conftest.py imports for its whole folder, and arrays between guards."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A primary of one switch for as long as a test needs it, whoever holds its jobs."""
 
-from __future__ import annotations
-
 import time
 
 from peelsum.control import admission, open_session, tables

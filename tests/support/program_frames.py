@@ -1,7 +1,5 @@
 """Programs of the softswitch's tests: frames for each, groups, and sessions of clones."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Iterable, Iterator

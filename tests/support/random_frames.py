@@ -1,7 +1,5 @@
 """Random frames for any program, with ways through its parser, and fields with its constants and entries."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

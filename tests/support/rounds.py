@@ -3,8 +3,6 @@
 Jobs are drawn by a seed; workers submit their tensors at their own times, or all at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random

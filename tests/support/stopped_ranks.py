@@ -1,7 +1,5 @@
 """Ranks of `lost_ranks.train` that are stopped by SIGSTOP, as by a debugger, and continue later."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

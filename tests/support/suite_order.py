@@ -1,7 +1,5 @@
 """Which tests come first, and which parameters of a `covering` test are slow."""
 
-from __future__ import annotations
-
 import pytest
 from covering import covering
 

@@ -3,8 +3,6 @@
 Shares no code with what is tested. Of a result it takes only the size of the blocks of scales, a choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction

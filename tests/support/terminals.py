@@ -1,7 +1,5 @@
 """Shells that run typed commands, with this environment's programs on PATH and no rank of their own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

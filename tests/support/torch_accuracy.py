@@ -1,7 +1,5 @@
 """Ranks that train the subjects of `peelsum bench accuracy` by DDP and the hook, as users would."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel

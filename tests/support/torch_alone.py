@@ -1,7 +1,5 @@
 """A training process with one rank in the test's own process, and sums that can fail."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

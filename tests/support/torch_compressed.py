@@ -1,7 +1,5 @@
 """Ranks that train with compressors, their books closed after every step."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 from unittest.mock import patch
@@ -9,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
-from compressors import Books, fractions
+from compressors import Books, sent_in_units
 from torch_training import model, parameters, step_loss
 
 from peelsum.compress import CompressedSum, Compressor
@@ -64,12 +62,12 @@ def audited(rank: int, over: str, settings: dict[str, Any], steps: int, restart_
 def _check(ddp: torch.nn.Module, state: SwitchAllreduceState, *, balance: bool) -> None:
     if balance:
         state._reducer.memory.balance()
-    own = {name: fractions(one.sent, one.elements) for name, one in Watched.results.items()}
+    own = {name: sent_in_units(one.sent, one.elements) for name, one in Watched.results.items()}
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, own)
     for name, parameter in ddp.module.named_parameters():
         columns = zip(*(one[name] for one in everybody), strict=True)
-        expected = [np.float32(float(sum(column)) / len(everybody)) for column in columns]
+        expected = [np.float32(sum(column) / 2**256 / len(everybody)) for column in columns]
         np.testing.assert_array_equal(parameter.grad.numpy().ravel(), np.array(expected), name)
 
 

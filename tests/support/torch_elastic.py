@@ -3,8 +3,6 @@
 python -m torch.distributed.run ... torch_elastic.py FOLDER OVER
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

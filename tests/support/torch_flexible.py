@@ -1,7 +1,5 @@
 """Ranks that train with a strategy: by a script of methods, or over a star that a schedule slows down."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Sequence

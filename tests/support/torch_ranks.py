@@ -1,7 +1,5 @@
 """Ranks of a training job as real processes, joined by gloo: forked from one server that has torch loaded."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import multiprocessing

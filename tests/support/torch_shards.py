@@ -1,7 +1,5 @@
 """The ranks' part in tests of reduce-scatter, all-gather and broadcast, and of training in shards by them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -89,21 +87,6 @@ def by_zero(rank: int, steps: int) -> np.ndarray:
     ddp: DistributedDataParallel = model()
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.Adam, lr=0.01)
     return descend(ddp, None, (step_loss(ddp, rank, step) for step in range(steps)), optimizer=optimizer)
-
-
-def of_unequal_sizes(rank: int, call: str) -> str:
-    """The error of a call in which rank 1 has a longer tensor; "" without one."""
-    size = 2000 + 2 * rank
-    calls = {
-        "reduce": lambda: dist.all_reduce(torch.ones(5 + rank)),
-        "of integers": lambda: dist.all_reduce(torch.ones(5 + rank, dtype=torch.int32)),
-        "of int64": lambda: dist.all_reduce(torch.ones(5 + rank, dtype=torch.int64), dist.ReduceOp.AVG),
-        "of bits": lambda: dist.all_reduce(torch.ones(5 + rank, dtype=torch.int8), dist.ReduceOp.BAND),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.zeros(size), torch.ones(2 * size)),
-        "all_gather": lambda: dist.all_gather_into_tensor(torch.zeros(2 * size), torch.ones(size)),
-        "broadcast": lambda: dist.broadcast(torch.ones(size), 0),
-    }
-    return error_of(calls[call])[1]
 
 
 #: Of a sum: kind, job, worker, what went in, what came out.

@@ -1,7 +1,5 @@
 """The ranks' part in tests of sparse gradients: tables of which a batch touches a few rows."""
 
-from __future__ import annotations
-
 import resource
 import runpy
 from pathlib import Path

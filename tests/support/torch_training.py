@@ -1,7 +1,5 @@
 """The ranks' part in tests of the hook: small models, trained on data that each rank draws for itself."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import json
@@ -289,34 +287,6 @@ def by_or(rank: int, steps: int, or_by: OrMethod) -> np.ndarray:
     return train(rank, steps, SwitchAllreduceState(over=summation))
 
 
-def collectives(rank: int) -> dict[str, Any]:
-    """Return a process group's results for sums of all types, and for other operations."""
-    world = dist.get_world_size()
-    results: dict[str, Any] = {"backend": dist.get_backend()}
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        results[str(dtype)] = _summed(torch.tensor([[0.5, -2.0], [rank, 0.0]], dtype=dtype))
-    for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8):
-        limits = torch.iinfo(dtype)
-        results[str(dtype)] = _summed(torch.tensor([limits.max, limits.min, 5 * rank + 1], dtype=dtype))
-    results["largest"] = _summed(torch.tensor([rank, -rank]), dist.ReduceOp.MAX)
-    strided = torch.arange(6.0).reshape(2, 3).t()
-    results["strided"] = _summed(strided)
-    sent = torch.tensor([float(rank), float("nan"), -0.0]) if rank == 1 else torch.full((3,), 9.0)
-    dist.broadcast(sent, 1)
-    results["broadcast"] = sent.view(torch.int32).tolist()
-    dist.barrier()
-    everybody = [torch.zeros(1) for _ in range(world)]
-    dist.all_gather(everybody, torch.tensor([float(rank)]))
-    results["gathered"] = torch.cat(everybody).tolist()
-    work = dist.all_reduce(torch.ones(3), async_op=True)
-    assert work is not None
-    work.wait()
-    results["future"] = work.get_future().wait()[0].tolist()
-    results["trained"] = train(rank, 4, None)
-    dist.destroy_process_group()
-    return results
-
-
 def functional(rank: int) -> dict[str, Any]:
     """Return results of functional collectives, some in compiled code, of a DTensor, of coalesced calls."""
     import torch.distributed._functional_collectives as calls
@@ -351,18 +321,11 @@ def functional(rank: int) -> dict[str, Any]:
     }
 
 
-def stressed(rank: int, rounds: int, seconds: float) -> int:
-    """Calls for gloo and for the switch, round after round, each with its result checked; how many rounds.
-
-    Ends after `rounds`, or once rank 0 has found `seconds` to be over.
-    """
-    world, ends = dist.get_world_size(), time.monotonic() + seconds
+def stressed(rank: int, rounds: int) -> int:
+    """Calls for gloo and for the switch, round after round, each with its result checked; how many rounds."""
+    world = dist.get_world_size()
     for number in range(rounds):
         if number % 20 == 0:
-            go = torch.tensor([time.monotonic() < ends])
-            dist.broadcast(go, 0)
-            if not go:
-                return number
             _check_other_calls(rank, world, number)
         gathered: list[Any] = [None] * world
         dist.all_gather_object(gathered, (rank, number))
@@ -385,23 +348,6 @@ def _check_other_calls(rank: int, world: int, number: int) -> None:
     assert sending is not None
     sending.wait()
     assert received.item() == number
-
-
-def compiled(rank: int, backend: str, outside: bool) -> list[np.ndarray]:
-    """Parameters after training by the hook a module that torch compiled, with DDP or in it, and one not."""
-    trained = []
-    for compiling in (True, False):
-        torch.manual_seed(7)
-        module: Any = Text()
-        if compiling and not outside:
-            module = torch.compile(module, backend=backend)
-        ddp = DistributedDataParallel(module)  # torch's compiler takes no small buckets
-        state = SwitchAllreduceState(over="gloo")
-        called: Any = torch.compile(ddp, backend=backend) if compiling and outside else ddp
-        trained.append(descend(ddp, state, (step_loss(called, rank, step) for step in range(4))))
-        assert state.stats().steps == 4
-        state.close()
-    return trained
 
 
 def in_their_time(rank: int) -> list[Any]:
@@ -495,6 +441,16 @@ def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:
         kept = ddp.state_dict(), state.state_dict()
         state.close()
     return {"expected": expected, "restored": trained, "steps": kept[1]["steps"]}
+
+
+def averaged_by(rank: int, code: str, given: list[float]) -> tuple[list[list[float]], int]:
+    """Run code that makes `ddp` and `state` of a `model`; return the gradient after a pass, and the steps."""
+    names: dict[str, Any] = {"model": nn.Linear(len(given), 1, bias=False)}
+    exec(code, names)
+    names["ddp"](torch.tensor([given])).sum().backward()
+    steps = names["state"].stats().steps
+    names["state"].close()
+    return names["model"].weight.grad.tolist(), steps
 
 
 def in_two_groups(rank: int) -> str:

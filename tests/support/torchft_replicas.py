@@ -1,7 +1,5 @@
 """Processes for tests of torchft: its lighthouse, and replicas that train the example, with more sums."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

@@ -1,7 +1,5 @@
 """The ranks' part in the tests of trainers: the examples, as they stand."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Connections without a certificate cannot keep those of others out, at whatever listens with TLS."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Identities that `peelsum certificates` makes: their files, and what it refuses to make."""
 
-from __future__ import annotations
-
 import ssl
 import stat
 

@@ -1,7 +1,5 @@
 """`peelsum controller run` over TLS: who may change jobs, who may look, and who is turned away."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import pytest

@@ -1,7 +1,5 @@
 """P4Runtime with TLS: only an operator changes anything, a viewer reads, everyone else is refused."""
 
-from __future__ import annotations
-
 import shutil
 import time
 

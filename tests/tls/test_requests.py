@@ -1,7 +1,5 @@
 """Requests for a job over TLS: a worker with the job's token gets it, everyone else is told why not."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """`peelsum doctor`: what it finds here, what it says of what is missing, and of a job's switches."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

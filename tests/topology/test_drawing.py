@@ -1,7 +1,5 @@
 """Networks are drawn as text, with every switch, host and link once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -6,12 +6,12 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import time
 
 import networks
 import numpy as np
 import pytest
+from command_line import peelsum
 from patience import PATIENCE_S
 
 from peelsum.options import OptionError
@@ -607,8 +607,7 @@ def test_options_that_do_not_go_together_are_named(options: dict[str, object], m
     ],
 )
 def test_the_command_line_names_what_it_cannot_read(option: str, message: str) -> None:
-    command = [sys.executable, "-m", "peelsum.cli", "switch", "run", "--interface", option]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = peelsum("switch", "run", "--interface", option)
     assert (done.returncode, message in done.stderr) == (2, True)
 
 

@@ -20,6 +20,7 @@ def interfaces() -> set[str]:
     return {path.name for path in Path("/proc/sys/net/ipv4/neigh").iterdir()}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("switch", ["embedded", "bmv2"])
 def test_workers_in_mininet_get_exact_sums(switch: str) -> None:
     if missing := mininet_missing():

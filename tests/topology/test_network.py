@@ -93,20 +93,6 @@ def test_sums_of_packets_in_jumbo_frames_are_exact(tmp_path, links: str, loss: f
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("links", "switch"),
-    [pytest.param("udp", "embedded", marks=pytest.mark.slow), ("veth", "embedded"), ("veth", "bmv2")],
-)
-def test_racks_below_a_spine_sum_exactly(links: str, switch: str) -> None:
-    needs(links, switch)
-    with up("two_racks", links, switch):
-        hosts = ("h1", "h2", "h3", "h4")
-        workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in hosts]
-        exact = [f"worker {number}: exact" for number in (0, 1, 32, 33)]
-        assert [said(worker) for worker in workers] == exact
-
-
-@pytest.mark.system
 def test_a_part_that_dies_ends_the_network_and_is_named(tmp_path) -> None:
     with up(described(tmp_path), "udp") as network:
         network.kill_part("s1")

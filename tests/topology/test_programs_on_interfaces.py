@@ -1,7 +1,5 @@
 """Programs of the softswitch's suite on interfaces: every frame leaves as the program has it in memory."""
 
-from __future__ import annotations
-
 import os
 import random
 import select

@@ -105,39 +105,6 @@ def test_sums_are_exact(loss):
     assert star.report.server["chunks_in_switch"] > 0
 
 
-@pytest.mark.system  # tests/transport/test_planes.py has the same with the specification's switch
-@pytest.mark.parametrize(("planes", "loss"), [(2, 0.0), (3, 0.01)])
-def test_sums_over_planes_are_exact_and_each_plane_gets_its_share(planes, loss):
-    lengths, ops = (5, 256 * 64 * planes, 256 * 64 * planes + 1, 1_000_003), ("add", "or")
-    drawn = {
-        (worker, length): np.random.default_rng((worker, length)).integers(0, 1 << 32, length, np.uint32)
-        for worker in range(WORKERS)
-        for length in lengths
-    }
-
-    def work(worker, summation):
-        wanted = [(length, op) for length in lengths for op in ops]
-        results = summation.sum_words([Part(drawn[worker, length], op) for length, op in wanted])
-        for (length, op), result in zip(wanted, results, strict=True):
-            by_worker = [drawn[one, length] for one in range(WORKERS)]
-            total = sum(one.astype(np.uint64) for one in by_worker) % 2**32
-            united = by_worker[0] | by_worker[1] | by_worker[2]
-            np.testing.assert_array_equal(result, total if op == "add" else united)
-        return Allreduce(summation, forms="sparse").sum({"t": tensor_of(worker)})
-
-    with Star(WORKERS, planes=planes, loss=loss, seed=3) as star:
-        outcomes = on_every_worker(star, work)
-    results = [outcomes[worker]["t"] for worker in range(WORKERS)]
-    expected = sum(result.quantized.astype(np.int64) for result in results)
-    for result in results:
-        np.testing.assert_array_equal(result.total, expected)
-    chunks = [one.server["chunks_in_switch"] + one.server["chunks_at_server"] for one in star.reports]
-    assert len(chunks) == planes
-    assert max(chunks) - min(chunks) < 64 + 8
-    lost = [sum(port["lost_in"] + port["lost_out"] for port in one.ports.values()) for one in star.reports]
-    assert all((count > 0) == (loss > 0) for count in lost)
-
-
 @pytest.mark.system
 def test_a_plane_whose_switch_ends_ends_the_sum_of_every_worker():
     met = threading.Barrier(WORKERS)

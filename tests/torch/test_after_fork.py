@@ -1,14 +1,9 @@
 """A forked child of a process with a queue of sums ends as any child, and is told not to use the queue."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
-import pytest
 from patience import PATIENCE_S
-
-pytest.importorskip("torch", reason="torch is not installed")
 
 HEAD = """
 import os, sys

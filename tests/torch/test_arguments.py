@@ -1,13 +1,8 @@
 """Invalid arguments are refused by the constructor, with field, value and remedy."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 from torch_alone import Sums, group_of_one, hooked, in_time
 

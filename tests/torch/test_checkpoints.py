@@ -1,16 +1,11 @@
 """The state's checkpoints, of this rank and of another number of ranks; its files, and its copies."""
 
-from __future__ import annotations
-
 import copy
 import io
 from fractions import Fraction
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 from torch_alone import Sums, hooked, layers
 

@@ -1,12 +1,7 @@
 """Compressors in the hook: exact averages of what ranks sent, over gloo and over a switch alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch_compressed as compressed
 from compressors import COMPRESSORS
 from torch_ranks import run_at_switch, run_ranks, run_several
@@ -46,16 +41,16 @@ def kept(compressor):
 def test_training_is_exact_and_goes_on_from_a_checkpoint():
     """DDP rebuilds buckets after the first step; a restore in the middle changes no bit but of buckets."""
     works = {
-        (name, restart_at): (compressed.audited, "gloo", kept(one), 6, restart_at)
+        (name, restart_at): (compressed.audited, "gloo", kept(one), 4, restart_at)
         for name, one in METHODS.items()
-        for restart_at in ([3, 99] if name in KEEPING else [3])
+        for restart_at in ([2, 99] if name in KEEPING else [2])
     }
     for (name, restart_at), ranks in run_several(2, works).items():
         for one in ranks:
             np.testing.assert_array_equal(one["parameters"], ranks[0]["parameters"], name)
-            assert one["stats"].steps == (3 if restart_at == 3 else 6), name
+            assert one["stats"].steps == (2 if restart_at == 2 else 4), name
             assert np.isfinite(one["parameters"]).all(), name
-        if restart_at == 3:
+        if restart_at == 2:
             restored = ranks[0]["parameters"]
         else:
             np.testing.assert_array_equal(ranks[0]["parameters"], restored, name)

@@ -1,7 +1,5 @@
 """A rank is killed under torchrun: all restart from checkpoints, with the bits of an uninterrupted run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,12 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch_elastic
 import torch_training as training
+from patience import PATIENCE_S
 from served_job import Controlling, Switch, described
 from torch_ranks import run_ranks
 

@@ -1,15 +1,10 @@
 """Further groups of a process group: each sums over the switch in a job of its own, as long as it lives."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import psutil
+import pytest
 import torch_training as training
 from served_job import ASK_S, Controlling, served_to_four
 from torch_ranks import run_ranks

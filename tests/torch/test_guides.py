@@ -1,7 +1,5 @@
 """The commands of the guides for several machines: each network namespace is one of a guide's machines."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shutil
@@ -12,8 +10,6 @@ import pytest
 from machines import ip, machines
 from networks import needs_namespaces
 from terminals import Terminal
-
-pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.topology.namespaces import inside
 

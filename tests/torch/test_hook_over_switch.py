@@ -1,43 +1,31 @@
 """The same training over a switch, over gloo and with every way to compute OR has identical bits."""
 
-from __future__ import annotations
-
-from functools import cache
-
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch_training as training
 from torch_ranks import run_at_switch, run_ranks, run_several
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
-STEPS = 20
+STEPS = 10
 
 
 @pytest.fixture(scope="module")
 def over_gloo():
     """Return the parameters after `STEPS` steps over gloo."""
-    return cache(lambda steps: run_ranks(2, training.by_hook, steps, {"over": "gloo"}, {})[0])
+    return run_ranks(2, training.by_hook, STEPS, {"over": "gloo"}, {})[0]
 
 
 @pytest.mark.parametrize(
-    ("steps", "loss", "seed", "order", "by_server", "planes"),
-    [
-        pytest.param(STEPS, 0.0, 0, (0, 1), 0, 1, marks=pytest.mark.slow),
-        (STEPS, 0.02, 1, (1, 0), 0, 1),
-        (10, 0.15, 2, (0, 1), 1, 1),
-        (10, 0.02, 3, (0, 1), 0, 2),
-    ],
+    ("loss", "seed", "order", "by_server", "planes"),
+    [(0.15, 2, (1, 0), 1, 1), (0.02, 3, (0, 1), 0, 2)],
 )
-def test_switch_and_gloo_give_the_same_bits(steps, loss, seed, order, by_server, planes, over_gloo):
+def test_switch_and_gloo_give_the_same_bits(loss, seed, order, by_server, planes, over_gloo):
     """The bits do not depend on losses, on which rank starts first, on who adds, or on planes."""
     options = {"planes": planes, "loss": loss, "seed": seed}
-    trained, star = run_at_switch(2, training.in_order, steps, {"over": "switch"}, order, star=options)
+    trained, star = run_at_switch(2, training.in_order, STEPS, {"over": "switch"}, order, star=options)
     for parameters in trained:
-        np.testing.assert_array_equal(parameters, over_gloo(steps))
+        np.testing.assert_array_equal(parameters, over_gloo)
     for report in star.reports:
         assert report.server["chunks_in_switch"] > 0
         assert report.server["chunks_at_server"] >= by_server

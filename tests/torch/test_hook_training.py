@@ -1,12 +1,7 @@
 """Training with the hook, as processes over gloo: against DDP's and FSDP2's own sums, and bit for bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 import torch_training as training
 from torch_ranks import run_ranks, run_several

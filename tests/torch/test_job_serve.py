@@ -1,7 +1,5 @@
 """`peelsum job serve` starts a job again and again, even if switch, server or connections fail."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import ssl
@@ -202,12 +200,11 @@ def test_a_start_that_fails_says_why_and_the_next_one_works(switch, controller):
         workers.check_sum()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_that_ends_before_its_job_is_started_again(switch, controller, number):
+def test_a_server_that_ends_before_its_job_is_started_again(switch, controller):
     with controller.asked() as answer, closing(Workers(answer)) as workers:
         workers.check_sum()
         (server,) = controller.started
-        server.send_signal(number)
+        server.send_signal(signal.SIGKILL)
         workers.check_sum()
         assert switch.jobs == [(1, answer["admission"]["generation"])]
         until(lambda: [one.pid for one in controller.started] not in ([], [server.pid]))
@@ -232,21 +229,13 @@ def test_racks_below_a_spine(tmp_path):
             assert all(one.jobs == [(1, answer["admission"]["generation"])] for one in switches)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, marks=pytest.mark.system),
-        signal.SIGTERM,
-        pytest.param(signal.SIGHUP, marks=pytest.mark.system),
-    ],
-)
-def test_its_end_is_that_of_all_it_started(switch, tmp_path, number):
+def test_its_end_is_that_of_all_it_started(switch, tmp_path):
     served = Controlling(tmp_path, described(switch, job_id=2, first=4), switch)
     with served.asked() as answer:
         admitted = (2, answer["admission"]["generation"])
         assert admitted in switch.jobs
         (server,) = served.started
-        psutil.Process(served.child.pid).send_signal(number)
+        psutil.Process(served.child.pid).send_signal(signal.SIGTERM)
         while served.child.next_message(30.0) is not None:
             pass
         assert served.child.status == 0

@@ -1,16 +1,11 @@
 """The state between steps: across changing buckets and scales, and in a checkpoint."""
 
-from __future__ import annotations
-
 import math
 import threading
 from typing import ClassVar
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 from torch_alone import Sums
 

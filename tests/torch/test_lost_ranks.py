@@ -1,7 +1,5 @@
 """Ranks that are killed at a random moment: the others fail at once, or go on with those that are left."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -12,12 +10,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from random import Random
 
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import lost_ranks
 import psutil
+import pytest
 import stopped_ranks
 from free_ports import KeptPort
 from patience import PATIENCE_S, until
@@ -118,7 +113,7 @@ def check_run(job, folder, seed, world):
     return repair_times(kills, left, lost_ranks.killed_at(folder))
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_those_that_are_left_go_on(job, tmp_path, seed):
     times = check_run(job, tmp_path, seed, 4)
     print("ms from the last kill to the step's end:", *(round(1000 * time_s) for time_s in times))
@@ -127,11 +122,7 @@ def test_those_that_are_left_go_on(job, tmp_path, seed):
 
 @pytest.mark.parametrize(
     "seed",
-    [
-        0,
-        *(pytest.param(seed, marks=pytest.mark.system) for seed in range(1, 4)),
-        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 36)),
-    ],
+    [pytest.param(seed, marks=pytest.mark.system if seed < 4 else pytest.mark.slow) for seed in range(36)],
 )
 def test_those_that_are_left_of_eight_go_on(job_of_eight, tmp_path, seed):
     times = check_run(job_of_eight, tmp_path, seed, 8)
@@ -199,10 +190,9 @@ def test_a_rank_that_is_stopped_until_the_others_have_ended_says_that_it_is_no_m
     assert sums[11][-1][0] == (tuple(ranks) if moment == "close" else tuple(sorted(ranks.keys() - {1})))
 
 
-@pytest.mark.parametrize("joiners", [1, 2])
-def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path, joiners):
+def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path):
     """They get the parameters, and from then on all have the same averages."""
-    random = Random(joiners)
+    random, joiners = Random(2), 2
     victims = random.sample(range(4), joiners)
     kills = {victim: (4, random.uniform(0, 0.02)) for victim in victims}
     options, environments = {"on_lost": "continue"}, [job] * 4
@@ -223,7 +213,7 @@ def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path, joiners
     assert sums[max(sums)][-1][0] == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_is_lost_in_the_last_step(job, tmp_path, seed):
     """Those that are left end in order, with equal results, also if some have completed the last sum."""
     random = Random(seed)

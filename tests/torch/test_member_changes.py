@@ -5,9 +5,6 @@ import threading
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 
 from peelsum.torch.member_changes import MemberChanges

@@ -1,15 +1,13 @@
 """Reduce-scatter, all-gather and broadcast of the process group, and FSDP2 by them, over a switch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
+import torch
+import torch.distributed as dist
 import torch_shards as shards
 from patience import PATIENCE_S
 from served_job import served_to_four
+from torch._C._distributed_c10d import AllgatherOptions
 from torch_ranks import run_at_switch, run_ranks, several
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -85,19 +83,30 @@ def test_when_a_rank_is_killed_every_other_gets_one_error_in_time(tmp_path, dims
     assert any("still waiting for worker" in message for _, message, _ in others)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "of bits",
-        "all_gather",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("reduce", "of integers", "of int64", "reduce_scatter", "broadcast")
-        ),
-    ],
-)
-def test_ranks_with_tensors_of_other_sizes_get_an_error(call: str):
-    """Of sizes that take as many packets, so that nothing else would notice."""
-    outcomes = run_at_switch(2, shards.of_unequal_sizes, call, backend="peelsum")[0]
-    assert any(outcomes)
-    assert all(call == "broadcast" or "size" in one or "lengths" in one for one in outcomes), outcomes
+#: Of sizes that take as many packets, so that nothing else would notice.
+UNEQUAL = {
+    "reduce": lambda group, more: group.allreduce([torch.ones(5 + more)]),
+    "of integers": lambda group, more: group.allreduce([torch.ones(5 + more, dtype=torch.int32)]),
+    "of int64": lambda group, more: reduced(
+        group, torch.ones(5 + more, dtype=torch.int64), dist.ReduceOp.AVG
+    ),
+    "of bits": lambda group, more: reduced(group, torch.ones(5 + more, dtype=torch.int8), dist.ReduceOp.BAND),
+    "reduce_scatter": lambda group, more: group._reduce_scatter_base(
+        torch.zeros(2000 + more), torch.ones(3 * (2000 + more)), dist.ReduceScatterOptions()
+    ),
+    "all_gather": lambda group, more: group._allgather_base(
+        torch.zeros(3 * (2000 + more)), torch.ones(2000 + more), AllgatherOptions()
+    ),
+}
+
+
+def reduced(group, tensor, op):
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return group.allreduce([tensor], options)
+
+
+@pytest.mark.parametrize("call", UNEQUAL)
+def test_ranks_with_tensors_of_other_sizes_get_an_error(ranks, call):
+    with pytest.raises(Exception, match=r"one size|other lengths"):
+        ranks(lambda group: UNEQUAL[call](group, 2 * group.rank()).wait())

@@ -1,7 +1,5 @@
 """Sums over a process group: by direct messages and trees, in groups made again, and whom an error names."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch_training as training
 from group_ranks import sums_again, sums_by_tree, sums_in_two_worlds
 from patience import PATIENCE_S

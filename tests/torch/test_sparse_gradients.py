@@ -1,12 +1,7 @@
 """Training with sparse tables: DDP with the hook and with the process group, beside gloo's sums."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import sums_of_floats
 import torch_sparse as sparse
 from torch_ranks import run_at_switch, run_ranks, run_several

@@ -1,16 +1,11 @@
 """Sums of sparse tensors by a process group: bits, types, layouts, and what a table of many rows costs."""
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 from fractions import Fraction
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import sums_of_floats
 import torch
 import torch.distributed as dist

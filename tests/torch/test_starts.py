@@ -1,18 +1,13 @@
 """Ranks wait for each other at a start, hear at once that one has failed, and restart under torchrun."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from patience import PATIENCE_S, with_longer_timeouts
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch_training as training
+from patience import PATIENCE_S, with_longer_timeouts
 from torch.distributed import FileStore, HashStore, PrefixStore
 from torch_alone import in_time
 from torch_ranks import run_ranks

@@ -1,14 +1,9 @@
 """The state: restored, closed, and given invalid values."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 import torch_training as training
 from torch_alone import Sums, group_of_one, hooked, in_time

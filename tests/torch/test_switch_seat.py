@@ -1,7 +1,5 @@
 """The switch port to which a rank connects, by each form of the job's description, and invalid forms."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -13,8 +11,6 @@ from unittest.mock import Mock
 
 import pytest
 from patience import PATIENCE_S
-
-pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.requests import parsed_request
 from peelsum.torch import HookConfigError, starts, switch_seat

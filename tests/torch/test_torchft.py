@@ -1,7 +1,5 @@
 """torchft's process group over a switch: gloo's results, a job for each quorum, errors instead of waits."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

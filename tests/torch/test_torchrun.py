@@ -1,7 +1,5 @@
 """The documentation's commands for training over a switch, run as they stand except on free ports."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -10,8 +8,6 @@ import pytest
 from free_ports import KeptPort, free_udp_base
 from patience import PATIENCE_S
 from terminals import Terminal
-
-pytest.importorskip("torch", reason="torch is not installed")
 
 ROOT = Path(__file__).parents[2]
 FEW_STEPS = "--steps 2 --every 1"

@@ -1,7 +1,5 @@
 """Trainers train to the bits of the plain hook, and their logs say what was saved."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging
@@ -14,9 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 import torch_shards as shards
 import torch_training as training

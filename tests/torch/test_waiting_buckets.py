@@ -1,14 +1,9 @@
 """Buckets of few words are summed together, grouped the same way on all ranks; every bucket is summed."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch_training as training
 from torch_ranks import run_several
 

@@ -5,8 +5,6 @@
 Prints what passed, what was skipped by reason, and what failed. A name chooses tests by a part of theirs.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

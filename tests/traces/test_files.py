@@ -1,7 +1,5 @@
 """Traces come back from their files as they were recorded, and malformed files are one line."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

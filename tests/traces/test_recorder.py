@@ -1,7 +1,5 @@
 """Recorded gradients are those that were trained with; benches replay them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What reduce-scatter, all-gather and broadcast send, and that few of their packets are sent twice."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The worker's end of the protocol, row by row of its table, and its configuration."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

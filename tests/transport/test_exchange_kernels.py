@@ -1,7 +1,5 @@
 """The compiled loops at a socket: datagrams of a wrong size, the clock, and answers without delay."""
 
-from __future__ import annotations
-
 import errno
 import select
 import socket

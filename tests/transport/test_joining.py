@@ -1,7 +1,5 @@
 """The first sum waits for workers that still start, longer than a stall, but not for ever."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

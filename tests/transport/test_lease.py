@@ -1,7 +1,5 @@
 """A rank's lease: what the controller's lines mean to a sum that waits, and to a step that begins."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

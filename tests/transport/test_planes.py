@@ -1,7 +1,5 @@
 """A worker in several planes: each part's shares, what is in step, and what one plane's failure does."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -123,7 +121,7 @@ LENGTHS = [
 @pytest.mark.parametrize("loss", [0.0, 0.03])
 def test_sums_are_those_of_pythons_integers(count: int, loss: float) -> None:
     ops = ("add", "or")
-    plan = [(ops[number % 2], number, length) for number, length in enumerate(LENGTHS * 2)]
+    plan = [(ops[number % 2], number, length) for number, length in enumerate(LENGTHS + LENGTHS[1::3])]
 
     def work(summation: SwitchSummation) -> object:
         assert (summation.planes, summation.lanes, summation.workers) == (count, LANES, WORKERS)

@@ -1,7 +1,5 @@
 """When a worker retransmits, as docs/reference/protocol.md says, and how it measures round trips."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

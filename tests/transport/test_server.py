@@ -1,7 +1,5 @@
 """The aggregation server's table, row by row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 Packets of chunks outside all windows are dropped: the server asks for nothing and names no worker.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Server and worker of a job with racks, row by row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

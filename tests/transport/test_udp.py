@@ -1,7 +1,5 @@
 """Workers and servers over real sockets, against the specification's switch."""
 
-from __future__ import annotations
-
 import logging
 import os
 import select

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import grpc
 from finsy.p4entity import P4Entity, P4TableEntry, P4TableMatch
 from finsy.p4schema import P4Schema
-from finsy.proto import U128, p4r, p4r_grpc
+from finsy.pbutil import from_text
+from finsy.proto import U128, p4i, p4r, p4r_grpc
 from google.protobuf import text_format
 
 from peelsum.control.errors import (
@@ -345,7 +346,8 @@ def schema_error(error: ValueError) -> SwitchError:
 def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
     """Read a compiled pipeline and its P4Info. Raises ControlError if a file is unusable."""
     try:
-        return P4Schema(p4info_path, json_path.read_bytes())
+        program = json_path.read_bytes()
+        return _parsed(p4info_path.read_text("utf-8"), program)
     except OSError as error:
         raise ControlError(
             f"pipeline: {error.filename}: {error.strerror}; run `peelsum switch compile`"
@@ -355,6 +357,12 @@ def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
         raise ControlError(
             f"pipeline: {p4info_path}: cannot be read as P4Info ({reason}); rebuild it"
         ) from None
+
+
+@lru_cache(maxsize=16)
+def _parsed(p4info: str, program: bytes) -> P4Schema:
+    """Parse P4Info, which takes up to 0.1 s, once for each pipeline."""
+    return P4Schema(from_text(p4info, p4i.P4Info), program)
 
 
 def lanes_and_slots(session: Session) -> tuple[int, int]:

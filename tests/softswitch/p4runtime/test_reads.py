@@ -1,7 +1,5 @@
 """Reads, their filters and metadata, counters and registers, and requests that are refused."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 from finsy.p4entity import P4TableAction as Action
