@@ -228,7 +228,9 @@ def run_protocol(
     nodes = [*hosts, *(ProgramHost(server, job.job, 0) for server, job in zip(servers, jobs, strict=False))]
     build(engine, scenario, nodes, len(hosts), lambda: switch, lambda *_: None)
     engine.run(lambda: all(worker.done for job in jobs for worker in job.workers), scenario.limit_s)
-    seconds, chunks = tuple(job.seconds() for job in jobs), sum(job.job.chunks for job in jobs)
+    ends = [max(host.done_at for host in job.hosts) / PS_PER_S for job in jobs]
+    seconds = tuple(end - job.start_s for end, job in zip(ends, scenario.jobs, strict=True))
+    chunks = sum(job.job.chunks for job in jobs)
     counts = engine.counts().items()
     sent = [link for at, link in counts if at.startswith("host")]
     packets = sum(link.offered for link in sent)
@@ -280,23 +282,18 @@ class _RunningJob:
         )
         self.workers = [protocol.worker(self.job, worker) for worker in range(job.workers)]
         late = {straggler.worker: straggler.late_s for straggler in job.stragglers}
-        self._start_s = job.start_s
         self.hosts = [
             ProgramHost(worker, self.job, ps(job.start_s + late.get(n, 0.0)))
             for n, worker in enumerate(self.workers)
         ]
-
-    def seconds(self) -> float:
-        """Return the seconds from the start to the last result."""
-        return max(host.done_at for host in self.hosts) / PS_PER_S - self._start_s
 
     def wrong(self, protocol: SlotProtocol) -> int:
         """Return the number of chunks with a wrong sum, over all workers."""
         wrong = 0
         for worker in self.workers:
             results = np.zeros_like(self.job.words[0])
-            for chunk, words in worker.results.items():
-                results[chunk] = words
+            if worker.results:
+                results[[*worker.results]] = [*worker.results.values()]
             wrong += protocol.wrong(self.job.words, results)
         return wrong
 
