@@ -1,7 +1,7 @@
-"""Random P4 programs for v1model, each with an evaluator of its own.
+"""Random P4 programs for v1model, and what they should do.
 
-A program is generated as P4 text together with Python functions that do the same with Python's integers, so
-`RandomProgram.process` says what a switch must send without a compiler or a switch.
+A program is written twice at once: as P4, and as Python functions that compute with Python's integers. The
+latter, and what is around them here, know nothing of p4c's output and of the softswitch.
 """
 
 from __future__ import annotations
@@ -9,24 +9,19 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 DROP_PORT = 511
-#: A packet's variables by their names in P4; the name of a header is whether it is valid.
-Values = dict[str, int]
-HEAD = """#include <core.p4>
-#include <v1model.p4>
-"""
-PIPELINE = """
-control V(inout headers_t hdr, inout metadata_t md) {{ apply {{ {verify} }} }}
-control C(inout headers_t hdr, inout metadata_t md) {{ apply {{ {update} }} }}
-control D(packet_out packet, in headers_t hdr) {{ apply {{ packet.emit(hdr); }} }}
-V1Switch(P(), V(), I(), E(), C(), D()) main;
-"""
 WIDTHS = (1, 2, 3, 5, 7, 8, 9, 12, 13, 16, 17, 24, 31, 32, 33, 40, 47, 48, 63, 64)
 WIDE = (65, 72, 96, 127, 128)
+ERRORS = ("NoError", "PacketTooShort", "StackOutOfBounds", "HeaderTooShort")
+#: Multicast groups and clone sessions: (port, replication number) of each copy.
+GROUPS = {1: [(1, 7), (2, 0)], 2: [(3, 65535), (3, 1), (4, 2)]}
+SESSIONS = {100: [(4, 11), (5, 12)]}
+_ARGUMENTS = "(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm) {"
+_ALWAYS = frozenset(["hdr.h0"])
 
 
 class Type(NamedTuple):
@@ -38,52 +33,44 @@ class Type(NamedTuple):
     def __str__(self) -> str:
         return "bool" if self.kind == "bool" else f"{self.kind}<{self.bits}>"
 
-    def wrap(self, value: int) -> int:
-        """Return a number modulo 2**bits, in two's complement if it is signed."""
-        value &= (1 << self.bits) - 1
-        return value - (1 << self.bits) if self.kind == "int" and value >> self.bits - 1 else value
-
-    def clamp(self, value: int) -> int:
-        """Return the nearest number of this type."""
-        low, high = (-(1 << self.bits - 1), (1 << self.bits - 1) - 1) if self.kind == "int" else (0, (1 << self.bits) - 1)
-        return max(low, min(value, high))
-
-
-BOOL = Type("bool", 1)
-
 
 class Expr(NamedTuple):
-    """An expression's text, its type, and its value for a packet."""
+    """An expression in P4 and in Python, and its type."""
 
-    text: str
+    p4: str
+    py: str
     type: Type
-    of: Callable[[Values], int]
 
 
-class Statement(NamedTuple):
-    """A statement's text, and what it does to a packet."""
-
-    text: str
-    run: Callable[[Values], None]
+BOOL, BIT, PORT = Type("bool", 1), Type("bit", 1), Type("bit", 9)
 
 
-class Leave(Exception):
-    """`exit`, or `return` of an action or a control; a parser that stops with an error."""
+class Exit(Exception):
+    """The program executed `exit`."""
 
 
-class Exit(Leave):
-    """`exit`."""
+class ParserError(Exception):
+    """The parser stopped."""
 
 
-def block(statements: list[Statement]) -> Statement:
-    def run(values: Values) -> None:
-        for statement in statements:
-            statement.run(values)
-
-    return Statement("{ " + "\n".join(statement.text for statement in statements) + " }", run)
+def wrap(kind: str, bits: int, value: int) -> int:
+    """Return a number modulo 2**bits, in two's complement if it is an `int`."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if kind == "int" and value >> bits - 1 else value
 
 
-# --- hashes, by their definitions -----------------------------------------------------------------
+def clamp(kind: str, bits: int, value: int) -> int:
+    """Return the nearest number of a type."""
+    low = -(1 << bits - 1) if kind == "int" else 0
+    return max(low, min(value, low + (1 << bits) - 1))
+
+
+def packed(*values: tuple[int, int]) -> bytes:
+    """Return (value, bits) side by side, and zeros up to a whole byte."""
+    number = total = 0
+    for value, bits in values:
+        number, total = number << bits | wrap("bit", bits, value), total + bits
+    return (number << -total % 8).to_bytes(-(-total // 8), "big")
 
 
 def crc16(data: bytes) -> int:
@@ -96,810 +83,716 @@ def crc16(data: bytes) -> int:
 
 
 def csum16(data: bytes) -> int:
-    data += bytes(len(data) % 2)
-    value = sum(int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2))
+    value = sum(byte << 8 * (1 - position % 2) for position, byte in enumerate(data))
     while value >> 16:
         value = (value & 0xFFFF) + (value >> 16)
     return value ^ 0xFFFF
 
 
-HASHES: dict[str, Callable[[bytes], int]] = {"crc16": crc16, "crc32": zlib.crc32, "csum16": csum16}
+class Table(NamedTuple):
+    """A table's match kinds and widths; its entries, with a counter each; its default; what is in the text."""
+
+    keys: list[tuple[str, int]]
+    entries: list[tuple[list[Any], str, tuple[int, ...], int]]
+    counts: list[list[int]]
+    default: tuple[str, tuple[int, ...]]
+    const: bool
+
+    def lookup(self, values: Sequence[int]) -> int | None:
+        """Return the number of the entry that matches with the highest priority, or the longest prefix."""
+        best: tuple[int, int] | None = None
+        for number, (patterns, _, _, priority) in enumerate(self.entries):
+            if all(map(_fits, self.keys, patterns, values)):
+                lengths = [p[1] for (kind, _), p in zip(self.keys, patterns, strict=True) if kind == "lpm"]
+                ordered = any(kind in ("ternary", "range") for kind, _ in self.keys)
+                best = max(best or (-1, 0), (priority if ordered else sum(lengths), number))
+        return None if best is None else best[1]
 
 
-def packed(exprs: list[Expr], values: Values) -> bytes:
-    """Return the bits of values side by side, with zeros at the end."""
-    number = bits = 0
-    for expr in exprs:
-        number = number << expr.type.bits | expr.of(values) & (1 << expr.type.bits) - 1
-        bits += expr.type.bits
-    return (number << -bits % 8).to_bytes(-(-bits // 8), "big")
+def _fits(key: tuple[str, int], pattern: Any, value: int) -> bool:
+    kind, bits = key
+    match kind:
+        case "exact":
+            return wrap("bit", bits, value) == pattern  # type: ignore[no-any-return]
+        case "lpm":
+            return value >> bits - pattern[1] == pattern[0] >> bits - pattern[1]  # type: ignore[no-any-return]
+        case "range":
+            return pattern[0] <= value <= pattern[1]  # type: ignore[no-any-return]
+    return value & pattern[1] == pattern[0]  # type: ignore[no-any-return]
 
 
-# --- expressions ----------------------------------------------------------------------------------
+class RandomProgram:
+    """A program of P4 in `text`, with `tables`, and `registers` and `counters` as `process` left them.
 
-
-class Expressions:
-    """Makes random expressions of the variables that may be read where they stand.
-
-    scope: readable variables and their types. headers: those known to be valid.
+    again: packets are cloned, resubmitted and recirculated.
     """
 
-    def __init__(self, rng: random.Random, widths: tuple[int, ...]) -> None:
-        self.rng, self.widths = rng, widths
-        self.scope: dict[str, Type] = {}
-        self.pool = [rng.getrandbits(rng.choice([4, 8, 16, 32, 64])) for _ in range(6)]
+    def __init__(self, seed: int, size: int = 8, widths: Sequence[int] = WIDTHS, again: bool = False) -> None:
+        self.rng, self.widths, self.size, self.again = random.Random(seed), widths, size, again
+        self._numbers = itertools.count()
+        self._pool = [self.rng.getrandbits(self.rng.choice([4, 8, 16, 32, 64])) for _ in range(6)]
+        self._p4 = ["#include <core.p4>", "#include <v1model.p4>"]
+        self._py: list[str] = []
+        self._indent = ""
+        self.registers: dict[str, list[int]] = {}
+        self.counters: dict[str, list[list[int]]] = {}
+        self.tables: dict[str, Table] = {}
+        self._declare_types()
+        self._parser()
+        self._control("I", {"sm.ingress_port": PORT})
+        self._control("E", {"sm.egress_rid": Type("bit", 16), "sm.egress_port": PORT})
+        for name, extern in (("V", "verify_checksum"), ("C", "update_checksum")):
+            self._checksum(name, extern)
+        self._p4 += [
+            "control D(packet_out packet, in headers_t hdr) { apply { packet.emit(hdr); } }",
+            "V1Switch(P(), V(), I(), E(), C(), D()) main;",
+        ]
+        self.text = "\n".join(self._p4)
+        functions = (wrap, clamp, packed, crc16, csum16, Exit, ParserError)
+        self._code: dict[str, Any] = {item.__name__: item for item in functions} | {"crc32": zlib.crc32}
+        self._code |= {"extract": self._extract, "lookahead": self._lookahead, "apply": self._apply}
+        self._code |= {
+            "shift": self._shift,
+            "accept": lambda v: None,
+            "registers": self.registers,
+            "counters": self.counters,
+        }
+        exec("\n".join(self._py), self._code)
 
-    def type(self) -> Type:
+    # --- writing ---
+
+    def _line(self, p4: str, *py: str) -> None:
+        self._p4.append(p4)
+        self._py += [self._indent + line for line in py]
+
+    @contextmanager
+    def _block(self, p4: str, py: str, valid: str = "") -> Iterator[None]:
+        """Write a block; `valid` names a header that is valid at its start."""
+        self._line(p4 + " {", py)
+        before, self._indent = (self._valid, self._locals), self._indent + " "
+        self._valid = self._valid | ({valid} if valid else set())
+        self._line("", "pass")
+        yield
+        self._valid, self._locals, self._indent = before[0] & self._valid, before[1], self._indent[1:]
+        self._line("}")
+
+    # --- expressions ---
+
+    def _type(self) -> Type:
         kind = self.rng.choice(["bit", "bit", "bit", "int"])
-        # Of one bit, a signed number is not allowed everywhere.
         return Type(kind, max(self.rng.choice(self.widths), 2 if kind == "int" else 1))
 
-    def number(self, type_: Type) -> int:
-        """Return a number of a type, often an edge of its range or one that occurs elsewhere."""
+    def _bits(self) -> Type:
+        return Type("bit", self.rng.choice(self.widths))
+
+    def _number(self, type_: Type) -> int:
+        """Return a number of a type, often an edge of its range, or one that occurs elsewhere, too."""
         edge = self.rng.choice([0, 1, -1, 2, (1 << type_.bits - 1) - 1, 1 << type_.bits - 1])
-        return type_.wrap(self.rng.choice([edge, self.rng.choice(self.pool), self.rng.getrandbits(type_.bits)]))
+        value = self.rng.choice([edge, self.rng.choice(self._pool), self.rng.getrandbits(type_.bits)])
+        return wrap(*type_, value)
 
-    def constant(self, type_: Type) -> Expr:
-        value = self.number(type_)
+    def _constant(self, type_: Type) -> Expr:
+        value = self._number(type_)
         if type_ == BOOL:
-            return Expr(str(bool(value)).lower(), type_, lambda _: value)
+            return Expr(str(bool(value)).lower(), str(value), type_)
         digits = f"{type_.bits}{'s' if type_.kind == 'int' else 'w'}{abs(value)}"
-        return Expr(f"(-{digits})" if value < 0 else digits, type_, lambda _: value)
+        return Expr(f"(-{digits})" if value < 0 else digits, f"({value})", type_)
 
-    def variable(self, type_: Type) -> Expr:
-        """Return a variable, cast to the type."""
-        same = [name for name, declared in self.scope.items() if declared == type_]
-        name = self.rng.choice(same if same and self.rng.random() < 0.8 else list(self.scope))
-        return self.cast(Expr(name, self.scope[name], lambda values: values[name]), type_)
+    def _scope(self) -> dict[str, Type]:
+        """Return the variables that may be read here."""
+        fields = {f"{h}.{name}": t for h in sorted(self._valid) for name, t in self._headers[h].items()}
+        return self._visible | self._locals | fields
 
-    def cast(self, expr: Expr, type_: Type) -> Expr:
+    def _variable(self, name: str) -> Expr:
+        return Expr(name, name if name in self._locals else f'v["{name}"]', self._scope()[name])
+
+    def _cast(self, expr: Expr, type_: Type) -> Expr:
         """Return an expression cast to a type, by as many casts as P4 needs."""
         source = expr.type
         if source == type_:
             return expr
         if type_ == BOOL:
-            zero = self.constant(source)
-            return Expr(f"({expr.text} != {zero.text})", BOOL, lambda v: int(expr.of(v) != zero.of(v)))
+            other = self._constant(source)
+            return Expr(f"({expr.p4} != {other.p4})", f"int({expr.py} != {other.py})", BOOL)
+        step = Type(source.kind, type_.bits)
         if source == BOOL:
-            step = Type("bit", 1)
+            step = BIT
         elif source.kind == type_.kind or source.bits == type_.bits:
             step = type_
-        else:
-            step = Type(source.kind, type_.bits)
-        return self.cast(Expr(f"(({step}){expr.text})", step, lambda v: step.wrap(expr.of(v))), type_)
+        return self._cast(
+            Expr(f"(({step}){expr.p4})", f"wrap{(*step,)}".replace(")", f", {expr.py})"), step), type_
+        )
 
-    def expr(self, type_: Type, depth: int) -> Expr:
-        if depth <= 0:
-            return (self.variable if self.scope and self.rng.random() < 0.8 else self.constant)(type_)
+    def _expr(self, type_: Type, depth: int) -> Expr:
+        rng, depth = self.rng, depth - 1
+        scope = self._scope()
+        if depth < 0:
+            if rng.random() < 0.2:
+                return self._constant(type_)
+            same = [name for name, declared in scope.items() if declared == type_]
+            return self._cast(
+                self._variable(rng.choice(same if same and rng.random() < 0.8 else list(scope))), type_
+            )
+        fit = f"{type_.kind!r}, {type_.bits}"
         if type_ == BOOL:
-            return self._boolean(depth - 1)
-        kinds = [self._arithmetic, self._arithmetic, self._unary, self._shift, self._mux, self._cast]
-        kinds += [self._slice, self._concatenation] if type_.kind == "bit" else []
-        return self.rng.choice(kinds)(type_, depth - 1)
-
-    def _boolean(self, depth: int) -> Expr:
-        rng = self.rng
-        match rng.choice(["compare", "compare", "and", "or", "not", "equal"]):
-            case "compare":
-                type_ = self.type()
-                left, right = self.expr(type_, depth), self.expr(type_, depth)
-                op = rng.choice(["==", "!=", "<", "<=", ">", ">="])
-            case "equal":
-                left, right, op = self.expr(BOOL, depth), self.expr(BOOL, depth), rng.choice(["==", "!="])
+            form = rng.choice(["compare", "compare", "both", "not"])
+            operand = self._type() if form == "compare" else BOOL
+        else:
+            forms = ["arithmetic", "arithmetic", "unary", "shift", "mux", "cast"]
+            form = rng.choice(forms + (["slice", "join"] if type_.kind == "bit" else []))
+            operand = type_
+        a, b = self._expr(operand, depth), self._expr(operand, depth)
+        match form:
+            case "compare" | "both":
+                op = rng.choice(
+                    ["==", "!=", "<", "<=", ">", ">="] if form == "compare" else ["==", "!=", "&&", "||"]
+                )
+                word = {"&&": "and", "||": "or"}.get(op, op)
+                return Expr(f"({a.p4} {op} {b.p4})", f"int({a.py} {word} {b.py})", BOOL)
             case "not":
-                inner = self.expr(BOOL, depth)
-                return Expr(f"(!{inner.text})", BOOL, lambda v: int(not inner.of(v)))
-            case _ as word:
-                left, right, op = self.expr(BOOL, depth), self.expr(BOOL, depth), "&&" if word == "and" else "||"
-        return Expr(f"({left.text} {op} {right.text})", BOOL, lambda v: int(_COMPARE[op](left.of(v), right.of(v))))
+                return Expr(f"(!{a.p4})", f"(1 - {a.py})", BOOL)
+            case "arithmetic":
+                op = rng.choice(["+", "-", "*", "&", "|", "^", "|+|", "|-|"])
+                function = "clamp" if len(op) > 1 else "wrap"
+                return Expr(
+                    f"({a.p4} {op} {b.p4})", f"{function}({fit}, {a.py} {op.strip('|') or op} {b.py})", type_
+                )
+            case "unary":
+                op = rng.choice("~-")
+                return Expr(f"({op}{a.p4})", f"wrap({fit}, {op}{a.py})", type_)
+            case "shift":
+                count = rng.randrange(type_.bits + 2)
+                by = rng.choice(
+                    [Expr(str(count), str(count), BIT), self._expr(Type("bit", rng.choice([3, 6, 8])), depth)]
+                )
+                op = rng.choice(["<<", ">>"])
+                return Expr(f"({a.p4} {op} {by.p4})", f"wrap({fit}, {a.py} {op} {by.py})", type_)
+            case "mux":
+                test = self._expr(BOOL, depth)
+                return Expr(f"({test.p4} ? {a.p4} : {b.p4})", f"({a.py} if {test.py} else {b.py})", type_)
+            case "slice":
+                wide = self._expr(
+                    Type("bit", rng.choice([w for w in (*self.widths, type_.bits) if w >= type_.bits])), depth
+                )
+                low = rng.randrange(wide.type.bits - type_.bits + 1)
+                return Expr(
+                    f"{wide.p4}[{low + type_.bits - 1}:{low}]", f"wrap({fit}, {wide.py} >> {low})", type_
+                )
+            case "join" if type_.bits > 1:
+                low = rng.randrange(1, type_.bits)
+                a, b = self._expr(Type("bit", type_.bits - low), depth), self._expr(Type("bit", low), depth)
+                return Expr(f"({a.p4} ++ {b.p4})", f"({a.py} << {low} | {b.py})", type_)
+        return self._cast(self._expr(rng.choice([self._type(), self._type(), BOOL]), depth), type_)
 
-    def _arithmetic(self, type_: Type, depth: int) -> Expr:
-        left, right = self.expr(type_, depth), self.expr(type_, depth)
-        op = self.rng.choice(list(_ARITHMETIC))
-        function = _ARITHMETIC[op]
-        fit = type_.clamp if op in ("|+|", "|-|") else type_.wrap
-        return Expr(f"({left.text} {op} {right.text})", type_, lambda v: fit(function(left.of(v), right.of(v))))
+    # --- declarations and the parser ---
 
-    def _unary(self, type_: Type, depth: int) -> Expr:
-        op, inner = self.rng.choice("~-"), self.expr(type_, depth)
-        return Expr(
-            f"({op}{inner.text})", type_, lambda v: type_.wrap(~inner.of(v) if op == "~" else -inner.of(v))
-        )
-
-    def _shift(self, type_: Type, depth: int) -> Expr:
-        inner, op = self.expr(type_, depth), self.rng.choice(["<<", ">>"])
-        if self.rng.random() < 0.5:
-            count = self.rng.randrange(type_.bits + 2)
-            by = Expr(str(count), Type("bit", 8), lambda _: count)
-        else:
-            by = self.expr(Type("bit", self.rng.choice([3, 6, 8])), depth)
-        return Expr(
-            f"({inner.text} {op} {by.text})",
-            type_,
-            lambda v: type_.wrap(inner.of(v) << by.of(v) if op == "<<" else inner.of(v) >> by.of(v)),
-        )
-
-    def _mux(self, type_: Type, depth: int) -> Expr:
-        test, left, right = self.expr(BOOL, depth), self.expr(type_, depth), self.expr(type_, depth)
-        return Expr(
-            f"({test.text} ? {left.text} : {right.text})",
-            type_,
-            lambda v: left.of(v) if test.of(v) else right.of(v),
-        )
-
-    def _cast(self, type_: Type, depth: int) -> Expr:
-        return self.cast(self.expr(self.rng.choice([self.type(), self.type(), BOOL]), depth), type_)
-
-    def _slice(self, type_: Type, depth: int) -> Expr:
-        wider = [width for width in self.widths if width >= type_.bits]
-        if not wider:
-            return self.expr(type_, depth)
-        inner = self.expr(Type("bit", self.rng.choice(wider)), depth)
-        low = self.rng.randrange(inner.type.bits - type_.bits + 1)
-        return Expr(
-            f"{inner.text}[{low + type_.bits - 1}:{low}]", type_, lambda v: type_.wrap(inner.of(v) >> low)
-        )
-
-    def _concatenation(self, type_: Type, depth: int) -> Expr:
-        if type_.bits == 1:
-            return self.expr(type_, depth)
-        bits = self.rng.randrange(1, type_.bits)
-        left, right = self.expr(Type("bit", type_.bits - bits), depth), self.expr(Type("bit", bits), depth)
-        return Expr(f"({left.text} ++ {right.text})", type_, lambda v: left.of(v) << bits | right.of(v))
-
-
-_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "&": lambda a, b: a & b,
-    "|": lambda a, b: a | b,
-    "^": lambda a, b: a ^ b,
-    "|+|": lambda a, b: a + b,
-    "|-|": lambda a, b: a - b,
-}
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-    "&&": lambda a, b: bool(a and b),
-    "||": lambda a, b: bool(a or b),
-}
-
-
-# --- programs -------------------------------------------------------------------------------------
-
-
-@dataclass
-class Table:
-    """A table: its text, the match kinds and expressions of its keys, and its entries, the first match wins."""
-
-    name: str
-    keys: list[tuple[str, Expr]]
-    actions: list[str]
-    default: tuple[str, tuple[int, ...]]
-    const: bool
-    size: int = 64
-    entries: list[tuple[list[Any], str, tuple[int, ...], int]] = field(default_factory=list)
-
-    def matches(self, patterns: list[Any], values: Values) -> bool:
-        for (kind, expr), pattern in zip(self.keys, patterns, strict=True):
-            value, bits = expr.of(values) & (1 << expr.type.bits) - 1, expr.type.bits
-            match kind:
-                case "exact":
-                    fits = value == pattern
-                case "lpm":
-                    fits = value >> bits - pattern[1] == pattern[0] >> bits - pattern[1]
-                case "range":
-                    fits = pattern[0] <= value <= pattern[1]
-                case _:
-                    fits = value & pattern[1] == pattern[0]
-            if not fits:
-                return False
-        return True
-
-    def lookup(self, values: Values) -> tuple[bool, str, tuple[int, ...]]:
-        found = [entry for entry in self.entries if self.matches(entry[0], values)]
-        if not found:
-            return (False, *self.default)
-        lpm = [number for number, (kind, _) in enumerate(self.keys) if kind == "lpm"]
-        has_priority = any(kind in ("ternary", "range", "optional") for kind, _ in self.keys)
-        if has_priority:
-            best = max(found, key=lambda entry: entry[3])
-        else:
-            best = max(found, key=lambda entry: entry[0][lpm[0]][1] if lpm else 0)
-        return True, best[1], best[2]
-
-
-GROUPS = {1: [(1, 7), (2, 0)], 2: [(3, 65535), (3, 1), (4, 2)]}
-
-
-class RandomProgram(Expressions):
-    """A program: its `text`, the entries of its `tables`, and what it does."""
-
-    def __init__(self, seed: int, statements: int = 10, widths: tuple[int, ...] = WIDTHS) -> None:
-        super().__init__(random.Random(seed), widths)
-        self.size = statements
-        self.serial = itertools.count()
-        self.registers: dict[str, list[int]] = {}
-        self.counters: dict[str, list[list[int]]] = {}
-        self.tables: dict[str, Table] = {}
-        self.actions: dict[str, tuple[list[Type], Callable[[Values, tuple[int, ...]], None]]] = {}
-        self.readonly: set[str] = set()
-        self.valid: set[str] = set()
-        types = self._headers()
-        self.metadata = {f"md.m{n}": self.rng.choice([self.type(), self.type(), BOOL]) for n in range(6)}
-        fields = " ".join(f"{type_} {name[3:]};" for name, type_ in self.metadata.items())
-        types += f"struct metadata_t {{ {fields} }}\n"
-        parser = self._parser()
-        self.verify, verify = self._checksum("verify_checksum")
-        self.update, update = self._checksum("update_checksum")
-        self.ingress, ingress = self._control("I", {"sm.ingress_port": Type("bit", 9)})
-        self.egress, egress = self._control("E", {"sm.egress_rid": Type("bit", 16), "sm.egress_port": Type("bit", 9)})
-        self.text = HEAD + types + parser + ingress + egress + PIPELINE.format(verify=verify, update=update)
-
-    # --- declarations ---
-
-    def _headers(self) -> str:
-        rng = self.rng
-        kinds: dict[str, dict[str, Type]] = {}
-        for number in range(4):
-            fields = {"check": Type("bit", 16), "ttl": Type("bit", 8)} if number == 0 else {}
-            fields |= {"more": Type("bit", 1)} if number == 3 else {}
-            fields |= {f"f{n}": self.type() for n in range(rng.randrange(1, 5))}
+    def _declare_types(self) -> None:
+        kinds: list[dict[str, Type]] = []
+        for fields in ({"check": Type("bit", 16)}, {}, {}, {"more": BIT}):
+            fields |= {f"f{n}": self._type() for n in range(self.rng.randrange(1, 5))}
             pad = -sum(type_.bits for type_ in fields.values()) % 8
-            kinds[f"t{number}"] = fields | ({"pad": Type("bit", pad)} if pad else {})
-        depth = rng.randrange(1, 4)
-        self.stack = [f"hdr.s[{n}]" for n in range(depth)]
-        self.headers = {"hdr.h0": kinds["t0"], "hdr.h1": kinds["t1"], "hdr.h2": kinds["t1"], "hdr.h3": kinds["t2"]}
-        self.headers |= dict.fromkeys(self.stack, kinds["t3"])
-        text = "".join(
-            f"header {name} {{ {' '.join(f'{type_} {field};' for field, type_ in fields.items())} }}\n"
-            for name, fields in kinds.items()
+            kinds.append(fields | ({"pad": Type("bit", pad)} if pad else {}))
+        for number, fields in enumerate(kinds):
+            self._line(
+                f"header kind{number} {{ {' '.join(f'{type_} {name};' for name, type_ in fields.items())} }}"
+            )
+        self._stack = [f"hdr.s[{n}]" for n in range(self.rng.randrange(1, 4))]
+        names = [*(f"hdr.h{n}" for n in range(4)), *self._stack]
+        self._headers = dict(
+            zip(names, [kinds[0], kinds[1], kinds[1], kinds[2], *[kinds[3]] * 3], strict=False)
         )
-        return text + f"struct headers_t {{ t0 h0; t1 h1; t1 h2; t2 h3; t3[{depth}] s; }}\n"
+        self._line(
+            f"struct headers_t {{ kind0 h0; kind1 h1; kind1 h2; kind2 h3; kind3[{len(self._stack)}] s; }}"
+        )
+        types = [
+            Type("bit", 2),
+            self._type(),
+            *(self.rng.choice([self._type(), self._type(), BOOL]) for _ in range(5)),
+        ]
+        self._metadata = {f"md.m{n}": type_ for n, type_ in enumerate(types)}
+        fields_text = " ".join(f"{'@field_list(1) ' * (n < 2)}{type_} m{n};" for n, type_ in enumerate(types))
+        self._line(f"struct metadata_t {{ {fields_text} }}")
+        self._valid: frozenset[str] = frozenset()
+        self._locals: dict[str, Type] = {}
+        self._visible: dict[str, Type] = dict(self._metadata)
 
-    def _read(self, values: Values, header: str) -> None:
-        """Extract a header."""
-        fields = self.headers[header]
-        bits = sum(type_.bits for type_ in fields.values())
-        if values["at"] + bits > values["size"]:
-            self._stop(values, "PacketTooShort")
-        values[header] = 1
-        for name, type_ in fields.items():
-            values["at"] += type_.bits
-            values[f"{header}.{name}"] = type_.wrap(values["frame"] >> values["size"] - values["at"])
+    def _parser(self) -> None:
+        self._line(
+            "parser P(packet_in packet, out headers_t hdr, inout metadata_t md, inout standard_metadata_t sm) {"
+        )
+        names = ["start", "s1", "s2", "s3", "s4"]
+        for number, name in enumerate(names):
+            header, last = (f"hdr.h{number}", False) if number < 4 else ("hdr.s.last", True)
+            with self._block(f"state {name}", f"def {name}(v):"):
+                self._line(f"packet.extract({'hdr.s.next' if last else header});", f'extract(v, "{header}")')
+                fields = self._headers[self._stack[0] if last else header]
+                self._visible = self._metadata | {
+                    f"{header}.{field}": type_ for field, type_ in fields.items()
+                }
+                if self.rng.random() < 0.5:
+                    self._assign(list(self._metadata))
+                if self.rng.random() < 0.3:
+                    test = self._expr(BOOL, 2)
+                    self._line(
+                        f"verify({test.p4}, error.HeaderTooShort);", f"if not {test.py}: raise ParserError(3)"
+                    )
+                if self.rng.random() < 0.2:
+                    skipped = self.rng.choice([8, 16, 24])
+                    self._line(
+                        f"packet.advance({skipped});", f"lookahead(v, {skipped})", f'v["at"] += {skipped}'
+                    )
+                following = [*names[number + 1 :], *([name] * 4 if last else []), "accept"]
+                self._select([self._variable("hdr.s.last.more")] if last else [], following)
+        self._line("}")
 
-    def _stop(self, values: Values, error: str) -> None:
-        values["sm.parser_error"] = ERRORS.index(error)
-        raise Leave
-
-    # --- parser ---
-
-    def _parser(self) -> str:
-        self.scope = dict(self.metadata)
-        targets = ["hdr.h0", "hdr.h1", "hdr.h2", "hdr.h3", "stack"]
-        self.states = [self._state(number, targets) for number in range(len(targets))]
-        texts = []
-        for number, (ops, select, _) in enumerate(self.states):
-            name = "start" if number == 0 else f"s{number}"
-            texts.append(f"state {name} {{ {' '.join(op.text for op in ops)} {select} }}\n")
-        head = "parser P(packet_in packet, out headers_t hdr, inout metadata_t md, inout standard_metadata_t sm) {\n"
-        return head + "".join(texts) + "}\n"
-
-    def _state(self, number: int, targets: list[str]) -> tuple[list[Statement], str, Callable[[Values], int]]:
-        """Return a state's operations, the text of its transition, and a function for the next state's number."""
-        rng, ops, last = self.rng, [], number == len(targets) - 1
-        self.scope = dict(self.metadata)
-        if last:
-            ops.append(Statement("packet.extract(hdr.s.next);", self._extract_next))
-            fields = {f"hdr.s.last.{name}": type_ for name, type_ in self.headers[self.stack[0]].items()}
-        else:
-            header = targets[number]
-            ops.append(Statement(f"packet.extract({header});", lambda v: self._read(v, header)))
-            fields = {f"{header}.{name}": type_ for name, type_ in self.headers[header].items()}
-        self.scope |= fields
-        if rng.random() < 0.5:
-            ops.append(self._assign([name for name in self.metadata if self.metadata[name] != BOOL]))
-        if rng.random() < 0.3:
-            condition = self.expr(BOOL, 2)
-            ops.append(Statement(f"verify({condition.text}, error.HeaderTooShort);",
-                lambda v: None if condition.of(v) else self._stop(v, "HeaderTooShort")))
-        if rng.random() < 0.2:
-            skipped = rng.choice([8, 16, 24])
-            ops.append(Statement(f"packet.advance({skipped});", lambda v: self._advance(v, skipped)))
-        names = [name for name, type_ in self.scope.items() if type_.kind == "bit"]
-        keys = [self.variable_of(rng.choice(names)) for _ in range(rng.randrange(1, 3))]
-        if rng.random() < 0.3:
+    def _select(self, keys: list[Expr], following: list[str]) -> None:
+        """Write a transition; the last state, which is in `following` alone, always can accept."""
+        rng = self.rng
+        names = [name for name, type_ in self._scope().items() if type_.kind == "bit"]
+        keys += [self._variable(rng.choice(names)) for _ in range(rng.randrange(1, 3) - len(keys))]
+        if rng.random() < 0.3 and len(keys) < 3:
             bits = rng.choice([1, 3, 8, 16])
-            keys[0] = Expr(f"packet.lookahead<bit<{bits}>>()", Type("bit", bits), lambda v: self._lookahead(v, bits))
-        if last:
-            keys[0] = self.variable_of("hdr.s.last.more")
-        following = [*range(number + 1, len(targets)), *([number] * 4 if last else []), -1]
-        cases = [([self._pattern(key.type) for key in keys], rng.choice(following)) for _ in range(rng.randrange(1, 4))]
-        otherwise = -1 if last else rng.choice(following)
+            keys.append(Expr(f"packet.lookahead<bit<{bits}>>()", f"lookahead(v, {bits})", Type("bit", bits)))
+        self._line(
+            f"transition select({', '.join(key.p4 for key in keys)}) {{",
+            f"k = [{', '.join(key.py for key in keys)}]",
+        )
+        for _ in range(rng.randrange(1, 4)):
+            rows = [self._pattern(f"k[{n}]", key.type) for n, key in enumerate(keys)]
+            target = rng.choice(following)
+            texts, tests = zip(*rows, strict=True)
+            self._line(f"({', '.join(texts)}): {target};", f"if {' and '.join(tests)}: return {target}(v)")
+        target = "accept" if following[-2:-1] == ["s4"] else rng.choice(following)
+        self._line(f"default: {target}; }}", f"return {target}(v)")
 
-        def next_state(values: Values) -> int:
-            found = [key.of(values) for key in keys]
-            for patterns, target in cases:
-                if all(test(value) for (_, test), value in zip(patterns, found, strict=True)):
-                    return target
-            return otherwise
-
-        rows = [(f"({', '.join(text for text, _ in patterns)})", target) for patterns, target in cases]
-        rows.append(("default", otherwise))
-        lines = " ".join(f"{text}: {'accept' if target < 0 else f's{target}'};" for text, target in rows)
-        return ops, f"transition select({', '.join(key.text for key in keys)}) {{ {lines} }}", next_state
-
-    def _pattern(self, type_: Type) -> tuple[str, Callable[[int], bool]]:
-        value, other = self.number(type_), self.number(type_)
+    def _pattern(self, key: str, type_: Type) -> tuple[str, str]:
+        """Return a pattern of a select, and the test that it means."""
+        value, other = sorted((self._number(type_), self._number(type_)))
         match self.rng.choice(["value", "value", "mask", "range", "any"]):
             case "mask":
-                return f"{value} &&& {other}", lambda v: v & other == value & other
-            case "range" if type_.bits <= 16:
-                low, high = sorted((value, other))
-                return f"{low}..{high}", lambda v: low <= v <= high
+                return f"{value} &&& {other}", f"{key} & {other} == {value & other}"
+            case "range" if type_.bits <= 8:
+                return f"{value}..{other}", f"{value} <= {key} <= {other}"
             case "any":
-                return "_", lambda v: True
-        return str(value), lambda v: v == value
-
-    def variable_of(self, name: str) -> Expr:
-        return Expr(name, self.scope[name], lambda values: values[name])
-
-    def _extract_next(self, values: Values) -> None:
-        if values["next"] == len(self.stack):
-            self._stop(values, "StackOutOfBounds")
-        header = self.stack[values["next"]]
-        self._read(values, header)
-        values["next"] += 1
-        for name in self.headers[header]:
-            values[f"hdr.s.last.{name}"] = values[f"{header}.{name}"]
-
-    def _advance(self, values: Values, bits: int) -> None:
-        if values["at"] + bits > values["size"]:
-            self._stop(values, "PacketTooShort")
-        values["at"] += bits
-
-    def _lookahead(self, values: Values, bits: int) -> int:
-        if values["at"] + bits > values["size"]:
-            self._stop(values, "PacketTooShort")
-        return values["frame"] >> values["size"] - values["at"] - bits & (1 << bits) - 1
+                return "_", "True"
+        return str(value), f"{key} == {value}"
 
     # --- controls ---
 
-    def _checksum(self, extern: str) -> tuple[Callable[[Values], int | None], str]:
-        names = [f"hdr.h0.{name}" for name, type_ in self.headers["hdr.h0"].items() if name != "check"]
-        self.scope = {f"hdr.h0.{name}": type_ for name, type_ in self.headers["hdr.h0"].items()}
-        inputs = [self.variable_of(name) for name in self.rng.sample(names, self.rng.randrange(1, len(names) + 1))]
-        if self.rng.random() < 0.5:
-            return lambda values: None, ""
-        fields = ", ".join(expr.text for expr in inputs)
-        text = f"{extern}(hdr.h0.isValid(), {{ {fields} }}, hdr.h0.check, HashAlgorithm.csum16);"
-        return lambda values: csum16(packed(inputs, values)) if values["hdr.h0"] else None, text
+    def _checksum(self, name: str, extern: str) -> None:
+        fields = {field: type_ for field, type_ in self._headers["hdr.h0"].items() if field != "check"}
+        chosen = self.rng.sample(sorted(fields), self.rng.randrange(1, len(fields) + 1))
+        inputs = ", ".join(f"hdr.h0.{field}" for field in chosen)
+        call = f"{extern}(hdr.h0.isValid(), {{ {inputs} }}, hdr.h0.check, HashAlgorithm.csum16);"
+        used = self.rng.random() < 0.5
+        self._line(
+            f"control {name}(inout headers_t hdr, inout metadata_t md) {{ apply {{ {call * used} }} }}"
+        )
+        values = ", ".join(f'(v["hdr.h0.{field}"], {fields[field].bits})' for field in chosen)
+        self._line("", f"def {name}(v): return csum16(packed({values})) if {used} and v['hdr.h0'] else None")
 
-    def _control(self, name: str, read: dict[str, Type]) -> tuple[Callable[[Values], None], str]:
-        self.name, self.declarations = name, []
-        self.parser_errors = name == "I"
-        self.base = self.metadata | read | {"sm.instance_type": Type("bit", 32), "sm.checksum_error": Type("bit", 1)}
-        self.readonly |= {name for name in self.base if name.startswith("sm.")}
-        self.base["sm.egress_spec"] = Type("bit", 9)
-        self.valid = {"hdr.h0"}
-        self.locals: dict[str, Type] = {}
-        self.cells: dict[str, Type] = {}
-        for _ in range(2):
-            self._declare_cells()
+    def _control(self, name: str, readable: dict[str, Type]) -> None:
+        self._name, self._applied, self._actions = name, [], {}
+        self._visible = (
+            self._metadata | readable | {"sm.instance_type": Type("bit", 32), "sm.checksum_error": BIT}
+        )
+        self._visible["sm.egress_spec"] = PORT
+        self._valid, self._locals, self._in_action = _ALWAYS, {}, True
+        self._line(f"control {name}{_ARGUMENTS}")
+        self._cells = {f"r{next(self._numbers)}": self._bits() for _ in range(2)}
+        for cell, type_ in self._cells.items():
+            size = self.rng.choice([1, 4, 8])
+            self.registers[f"{name}.{cell}"] = [0] * size
+            self.counters[f"{name}.{cell}_c"] = [[0, 0] for _ in range(size)]
+            self._line(f"register<{type_}>({size}) {cell}; counter({size}, CounterType.packets) {cell}_c;")
         for _ in range(self.rng.randrange(1, 4)):
-            self._declare_action()
-        self.unapplied = [self._declare_table() for _ in range(self.rng.randrange(1, 4))]
-        body = block([self._statement(3) for _ in range(self.size)])
-        head = f"control {name}(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm) {{\n"
-        first = ""
-        if name == "I":
-            # p4c leaves out assignments in the parser that are only visible after an error.
-            reset = " ".join(f"{name} = {'false' if type_ == BOOL else 0};" for name, type_ in self.metadata.items())
-            first = f"sm.egress_spec = sm.ingress_port; if (sm.parser_error != error.NoError) {{ {reset} }} "
+            self._action()
+        self._unapplied = [self._table() for _ in range(self.rng.randrange(1, 4))]
+        self._in_action = False
+        with self._block("apply", f"def {name}(v):"):
+            if name == "I":
+                # p4c leaves out the parser's assignments that only packets with an error would show.
+                zeros = [
+                    f"{field} = {'false' if type_ == BOOL else 0};" for field, type_ in self._metadata.items()
+                ]
+                self._line("sm.egress_spec = sm.ingress_port;", 'v["sm.egress_spec"] = v["sm.ingress_port"]')
+                zeroed = f"v.update(dict.fromkeys({list(self._metadata)}, 0))"
+                self._line(
+                    f"if (sm.parser_error != error.NoError) {{ {' '.join(zeros)} }}",
+                    f'if v["error"]: {zeroed}',
+                )
+            with self._block("if (hdr.h0.isValid())", 'if v["hdr.h0"]:'):
+                for _ in range(self.size):
+                    self._statement(3)
+        self._line("}")
 
-        def run(values: Values) -> None:
-            if first:
-                values["sm.egress_spec"] = values["sm.ingress_port"]
-                if values["sm.parser_error"]:
-                    values.update(dict.fromkeys(self.metadata, 0))
-            if values["hdr.h0"]:
-                try:
-                    body.run(values)
-                except Leave:
-                    pass
+    def _action(self) -> None:
+        name = f"a{next(self._numbers)}"
+        params = {f"{name}_p{n}": self._bits() for n in range(self.rng.randrange(3))}
+        declared = ", ".join(f"{type_} {param}" for param, type_ in params.items())
+        with self._block(
+            f"action {name}({declared})", f"def {self._name}_{name}({', '.join(['v', *params])}):"
+        ):
+            self._locals = dict(params)
+            for _ in range(self.rng.randrange(1, 4)):
+                self._statement(2)
+        self._actions[name] = list(params.values())
 
-        text = f"apply {{ {first}if (hdr.h0.isValid()) {body.text} }}\n}}\n"
-        return run, head + "".join(self.declarations) + text
-
-    def _visible(self) -> None:
-        """Set the scope to what may be read here."""
-        self.scope = self.base | self.locals
-        for header in self.valid:
-            self.scope |= {f"{header}.{name}": type_ for name, type_ in self.headers[header].items()}
-
-    def _declare_cells(self) -> None:
-        name, bits = f"{self.name}_r{next(self.serial)}", self.rng.choice(self.widths)
-        size = self.rng.choice([1, 4, 8])
-        self.registers[f"{self.name}.{name}"] = [0] * size
-        self.counters[f"{self.name}.{name}_c"] = [[0, 0] for _ in range(size)]
-        self.cells[name] = Type("bit", bits)
-        self.declarations.append(f"register<bit<{bits}>>({size}) {name}; counter({size}, CounterType.packets) {name}_c;\n")
-
-    def _declare_action(self) -> None:
-        name = f"a{next(self.serial)}"
-        types = {f"{name}_p{n}": Type("bit", self.rng.choice(self.widths)) for n in range(self.rng.randrange(3))}
-        saved = self.valid, self.locals
-        self.valid, self.locals = {"hdr.h0"}, dict(types)
-        self.readonly |= set(types)
-        self.in_action = True
-        body = block([self._statement(2) for _ in range(self.rng.randrange(1, 4))])
-        self.in_action = False
-        self.valid, self.locals = saved
-        params = ", ".join(f"{type_} {param}" for param, type_ in types.items())
-
-        def run(values: Values, arguments: tuple[int, ...]) -> None:
-            values.update(zip(types, arguments, strict=True))
-            try:
-                body.run(values)
-            except Exit:
-                raise
-            except Leave:
-                pass
-
-        self.declarations.append(f"action {name}({params}) {body.text}\n")
-        self.actions[f"{self.name}.{name}"] = list(types.values()), run
-
-    def _own_actions(self) -> list[str]:
-        return [name for name in self.actions if name.startswith(f"{self.name}.")]
-
-    def _choice(self, actions: list[str]) -> tuple[str, tuple[int, ...]]:
+    def _choice(self, actions: Sequence[str]) -> tuple[str, tuple[int, ...]]:
         name = self.rng.choice(actions)
-        return name, tuple(self.number(type_) for type_ in self.actions[name][0])
+        return name, tuple(map(self._number, self._actions[name]))
 
-    def _declare_table(self) -> str:
-        rng = self.rng
-        name = f"{self.name}_t{next(self.serial)}"
-        self._visible()
-        kinds = [rng.choice(["exact", "exact", "ternary", "range", "optional"]) for _ in range(rng.randrange(1, 4))]
-        if rng.random() < 0.5:
-            kinds[0] = "lpm"
-        keys = []
-        for kind in kinds:
-            type_ = Type("bit", rng.choice([w for w in self.widths if w <= 64]))
-            names = [n for n, declared in self.scope.items() if declared.kind == "bit" and declared.bits <= 64]
-            keys.append((kind, self.variable_of(rng.choice(names)) if rng.random() < 0.7 else self.expr(type_, 2)))
-        actions = rng.sample(self._own_actions(), rng.randrange(1, len(self._own_actions()) + 1))
-        table = Table(f"{self.name}.{name}", keys, actions, self._choice(actions), rng.random() < 0.3)
-        priority = 100
-        for _ in range(rng.randrange(1, 7)):
-            patterns = [self._match(kind, expr.type.bits) for kind, expr in keys]
-            if not any(patterns == other[0] for other in table.entries):
-                table.entries.append((patterns, *self._choice(actions), priority))
-                priority -= 1
-        self.tables[table.name] = table
-        self.declarations.append(self._table_text(name, table))
+    def _table(self) -> str:
+        rng, name, keys = self.rng, f"t{next(self._numbers)}", []
+        for number in range(rng.randrange(1, 4)):
+            kind = rng.choice(["exact", "exact", "ternary", "range"] + ["lpm", "lpm"] * (number == 0))
+            type_ = Type("bit", rng.choice([bits for bits in self.widths if bits <= 64]))
+            keys.append((kind, self._expr(type_, rng.choice([0, 0, 2]))))
+        actions = rng.sample(sorted(self._actions), rng.randrange(1, len(self._actions) + 1))
+        table = Table(
+            [(kind, key.type.bits) for kind, key in keys], [], [], self._choice(actions), rng.random() < 0.3
+        )
+        texts: list[str] = []
+        for priority in range(50, 50 - rng.randrange(1, 7), -1):
+            text, patterns = zip(*(self._match(*key) for key in table.keys), strict=True)
+            if all(list(patterns) != entry[0] for entry in table.entries):
+                action, arguments = self._choice(actions)
+                table.entries.append((list(patterns), action, arguments, priority))
+                table.counts.append([0, 0])
+                texts.append(f"({', '.join(text)}): {action}({', '.join(map(str, arguments))});")
+        self.tables[f"{self._name}.{name}"] = table
+        key_text = " ".join(f'{key.p4}: {kind} @name("k{n}");' for n, (kind, key) in enumerate(keys))
+        action, arguments = table.default
+        entries = f"const entries = {{ {' '.join(texts)} }}" if table.const else ""
+        self._line(
+            f"direct_counter(CounterType.packets_and_bytes) {name}_c; table {name} {{ key = {{ {key_text} }} "
+            f"actions = {{ {'; '.join(actions)}; }} {entries} counters = {name}_c; size = 64; "
+            f"default_action = {action}({', '.join(map(str, arguments))}); }}"
+        )
+        key_values = "".join(f"{key.py}, " for _, key in keys)
+        self._line(
+            "", f'def {self._name}_{name}(v): return apply(v, "{self._name}", "{name}", ({key_values}))'
+        )
         return name
 
-    def _match(self, kind: str, bits: int) -> Any:
-        top, value, other = (1 << bits) - 1, self.number(Type("bit", bits)), self.number(Type("bit", bits))
+    def _match(self, kind: str, bits: int) -> tuple[str, Any]:
+        """Return what an entry has for a key, in P4 and for the softswitch."""
+        top, (low, high) = (1 << bits) - 1, sorted(self._number(Type("bit", bits)) for _ in range(2))
         match kind:
             case "exact":
-                return value
+                return str(low), low
             case "lpm":
                 length = self.rng.randrange(bits + 1)
-                return value & ~(top >> length), length
+                mask = top ^ top >> length
+                return f"{low & mask} &&& {mask}", (low & mask, length)
             case "range":
-                return tuple(sorted((value, other)))
-            case "optional":
-                return (value, top) if self.rng.random() < 0.6 else (0, 0)
-        return value & other, other
-
-    def _table_text(self, name: str, table: Table) -> str:
-        def pattern(kind: str, value: Any, bits: int) -> str:
-            match kind:
-                case "exact":
-                    return str(value)
-                case "lpm":
-                    return f"{value[0]} &&& {(1 << bits) - (1 << bits - value[1])}"
-                case "range":
-                    return f"{value[0]}..{value[1]}"
-                case "optional":
-                    return str(value[0]) if value[1] else "_"
-            return f"{value[0]} &&& {value[1]}"
-
-        def call(action: str, arguments: tuple[int, ...]) -> str:
-            return f"{action.partition('.')[2]}({', '.join(map(str, arguments))})"
-
-        keys = " ".join(f'{expr.text} : {kind} @name("k{n}");' for n, (kind, expr) in enumerate(table.keys))
-        names = " ".join(f"{action.partition('.')[2]};" for action in table.actions)
-        entries = ""
-        if table.const:
-            rows = [
-                f"({', '.join(pattern(kind, value, expr.type.bits) for (kind, expr), value in zip(table.keys, row[0], strict=True))})"
-                f" : {call(row[1], row[2])};"
-                for row in table.entries
-            ]
-            entries = f"const entries = {{ {' '.join(rows)} }}"
-        return (
-            f"table {name} {{ key = {{ {keys} }} actions = {{ {names} }} "
-            f"{entries} default_action = {call(*table.default)}; size = 64; }}\n"
-        )
+                return f"{low}..{high}", (low, high)
+        return f"{low & high} &&& {high}", (low & high, high)
 
     # --- statements ---
 
-    in_action = False
+    def _assign(self, names: Sequence[str]) -> None:
+        """Write an assignment to one of these variables, or to some of its bits."""
+        target = self._variable(self.rng.choice(names))
+        if target.type.kind == "bit" and target.type.bits > 2 and self.rng.random() < 0.25:
+            low, high = sorted(self.rng.sample(range(target.type.bits), 2))
+            part, mask = self._expr(Type("bit", high - low + 1), 3), (1 << high + 1) - (1 << low)
+            value = f"{target.py} & ~{mask} | {part.py} << {low}"
+            self._line(f"{target.p4}[{high}:{low}] = {part.p4};", f"{target.py} = {value}")
+        else:
+            self._set(target.p4, self._expr(target.type, self.rng.randrange(4)))
 
-    def _assign(self, names: list[str]) -> Statement:
-        """Return an assignment to one of these variables, or to some of its bits."""
-        name = self.rng.choice(names)
-        type_ = self.scope[name]
-        if type_.kind == "bit" and type_.bits > 2 and self.rng.random() < 0.25:
-            low = self.rng.randrange(type_.bits - 1)
-            high = self.rng.randrange(low, type_.bits)
-            part = self.expr(Type("bit", high - low + 1), 3)
-            mask = (1 << high + 1) - (1 << low)
+    def _set(self, name: str, expr: Expr) -> None:
+        self._line(f"{name} = {expr.p4};", f"{name if name in self._locals else f'v[{name!r}]'} = {expr.py}")
 
-            def run(values: Values) -> None:
-                values[name] = values[name] & ~mask | part.of(values) << low
+    def _writable(self, kind: str = "") -> list[str]:
+        """Return the variables that may be changed here, of one kind; parameters of actions may not."""
+        return [
+            name
+            for name, type_ in self._scope().items()
+            if not name.startswith(("sm.", "a")) and kind in type_.kind
+        ]
 
-            return Statement(f"{name}[{high}:{low}] = {part.text};", run)
-        expr = self.expr(type_, self.rng.randrange(4))
-        return Statement(f"{name} = {expr.text};", lambda v: v.__setitem__(name, expr.of(v)))
-
-    def _writable(self) -> list[str]:
-        return [name for name in self.scope if name not in self.readonly and name != "sm.egress_spec"]
-
-    def _statement(self, depth: int) -> Statement:
-        self._visible()
+    def _statement(self, depth: int) -> None:
         kinds = ["assign"] * 4 + ["register", "count", "hash", "local", "validity", "port"]
-        if depth > 0:
-            kinds += ["if", "if", "guard", "guard"]
-        if not self.in_action:
-            kinds += ["apply", "apply", "apply", "call", "shift"]
-        elif depth < 2:
-            kinds += ["leave"]
-        if depth < 2 and self.rng.random() < 0.3:
-            kinds += ["leave"]
-        return getattr(self, f"_{self.rng.choice(kinds)}_statement")(depth)
+        kinds += ["branch", "branch", "guard", "guard"] * (depth > 0) + ["leave"] * (depth < 3)
+        kinds += [] if self._in_action else ["apply"] * 3 + ["call", "shift"] + ["again"] * self.again
+        getattr(self, f"_write_{self.rng.choice(kinds)}")(depth)
 
-    def _branch(self, depth: int, known: str = "") -> tuple[Statement, set[str]]:
-        valid, local = set(self.valid), dict(self.locals)
-        if known:
-            self.valid.add(known)
-        body = block([self._statement(depth - 1) for _ in range(self.rng.randrange(1, 3))])
-        after, self.valid, self.locals = self.valid, valid, local
-        return body, after
+    def _body(self, depth: int) -> None:
+        for _ in range(self.rng.randrange(1, 3)):
+            self._statement(depth - 1)
 
-    def _assign_statement(self, depth: int) -> Statement:
-        return self._assign(self._writable())
+    def _write_assign(self, depth: int) -> None:
+        self._assign(self._writable())
 
-    def _local_statement(self, depth: int) -> Statement:
-        name, type_ = f"x{next(self.serial)}", self.rng.choice([self.type(), BOOL])
-        expr = self.expr(type_, 2)
-        self.locals = {**self.locals, name: type_}
-        return Statement(f"{type_} {name} = {expr.text};", lambda v: v.__setitem__(name, expr.of(v)))
+    def _write_local(self, depth: int) -> None:
+        name, type_ = f"x{next(self._numbers)}", self.rng.choice([self._type(), BOOL])
+        expr = self._expr(type_, 2)
+        self._locals = {**self._locals, name: type_}
+        self._line(f"{type_} {name} = {expr.p4};", f"{name} = {expr.py}")
 
-    def _if_statement(self, depth: int) -> Statement:
-        test = self.expr(BOOL, 2)
-        if self.parser_errors and self.rng.random() < 0.2:
+    def _write_branch(self, depth: int) -> None:
+        test = self._expr(BOOL, 2)
+        if self._name == "I" and self.rng.random() < 0.2:
             code = self.rng.randrange(len(ERRORS))
-            test = Expr(f"sm.parser_error == error.{ERRORS[code]}", BOOL, lambda v: int(v["sm.parser_error"] == code))
-        yes, after_yes = self._branch(depth)
-        no, after_no = self._branch(depth) if self.rng.random() < 0.5 else (block([]), set(self.valid))
-        self.valid &= after_yes & after_no
-        return Statement(
-            f"if ({test.text}) {yes.text} else {no.text}", lambda v: (yes if test.of(v) else no).run(v)
-        )
+            test = Expr(f"sm.parser_error == error.{ERRORS[code]}", f'v["error"] == {code}', BOOL)
+        with self._block(f"if ({test.p4})", f"if {test.py}:"):
+            self._body(depth)
+        with self._block("else", "else:"):
+            self._body(depth)
 
-    def _guard_statement(self, depth: int) -> Statement:
-        header = self.rng.choice(list(self.headers))
-        body, after = self._branch(depth, header)
-        self.valid &= after
-        return Statement(f"if ({header}.isValid()) {body.text}", lambda v: body.run(v) if v[header] else None)
+    def _write_guard(self, depth: int) -> None:
+        header = self.rng.choice(list(self._headers))
+        with self._block(f"if ({header}.isValid())", f'if v["{header}"]:', header):
+            self._body(depth)
 
-    def _validity_statement(self, depth: int) -> Statement:
-        header = self.rng.choice([name for name in self.headers if name != "hdr.h0"])
+    def _write_validity(self, depth: int) -> None:
+        header = self.rng.choice([name for name in self._headers if name != "hdr.h0"])
         match self.rng.choice(["valid", "invalid", "copy"]):
-            case "invalid":
-                self.valid.discard(header)
-                return Statement(f"{header}.setInvalid();", lambda v: v.__setitem__(header, 0))
+            case "valid":
+                values = {name: self._expr(type_, 1) for name, type_ in self._headers[header].items()}
+                self._valid |= {header}
+                self._line(f"{header}.setValid();", f'v["{header}"] = 1')
+                for name, expr in values.items():
+                    self._set(f"{header}.{name}", expr)
             case "copy" if header in ("hdr.h1", "hdr.h2"):
                 other = "hdr.h2" if header == "hdr.h1" else "hdr.h1"
-                self.valid = self.valid - {header} | ({header} if other in self.valid else set())
-                return Statement(f"{header} = {other};", lambda v: self._copy(v, header, other))
-        values = {name: self.expr(type_, 1) for name, type_ in self.headers[header].items()}
-        self.valid.add(header)
-        lines = " ".join(f"{header}.{name} = {expr.text};" for name, expr in values.items())
+                self._valid = self._valid - {header} | ({header} if other in self._valid else set())
+                names = ["", *(f".{name}" for name in self._headers[header])]
+                self._line(
+                    f"{header} = {other};", *(f"v['{header}{name}'] = v['{other}{name}']" for name in names)
+                )
+            case _:
+                self._valid -= {header}
+                self._line(f"{header}.setInvalid();", f'v["{header}"] = 0')
 
-        def run(v: Values) -> None:
-            v[header] = 1
-            for name, expr in values.items():
-                v[f"{header}.{name}"] = expr.of(v)
+    def _write_shift(self, depth: int) -> None:
+        self._valid -= set(self._stack)
+        count, pushed = self.rng.randrange(1, len(self._stack) + 1), self.rng.random() < 0.5
+        self._line(
+            f"hdr.s.{'push' if pushed else 'pop'}_front({count});", f"shift(v, {count if pushed else -count})"
+        )
 
-        return Statement(f"{header}.setValid(); {lines}", run)
+    def _write_port(self, depth: int) -> None:
+        match self.rng.choice(["drop", "group", "port", "port", "port"]):
+            case "drop":
+                self._line("mark_to_drop(sm);", f'v["sm.egress_spec"], v["sm.mcast_grp"] = {DROP_PORT}, 0')
+            case "group" if self._name == "I":
+                self._set("sm.mcast_grp", self._cast(self._expr(Type("bit", 2), 2), Type("bit", 16)))
+            case _:
+                self._set("sm.egress_spec", self._expr(PORT, 2))
 
-    def _copy(self, values: Values, header: str, other: str) -> None:
-        values[header] = values[other]
-        for name in self.headers[header]:
-            values[f"{header}.{name}"] = values.get(f"{other}.{name}", 0)
-
-    def _shift_statement(self, depth: int) -> Statement:
-        self.valid -= set(self.stack)
-        count = self.rng.randrange(1, len(self.stack) + 1)
-        pushed = self.rng.random() < 0.5
-
-        def run(values: Values) -> None:
-            old = dict(values)
-            for number, header in enumerate(self.stack):
-                source = number - count if pushed else number + count
-                if 0 <= source < len(self.stack):
-                    other = self.stack[source]
-                    values[header] = old[other]
-                    for name in self.headers[header]:
-                        values[f"{header}.{name}"] = old.get(f"{other}.{name}", 0)
-                else:
-                    values[header] = 0
-
-        return Statement(f"hdr.s.{'push' if pushed else 'pop'}_front({count});", run)
-
-    def _port_statement(self, depth: int) -> Statement:
-        if self.rng.random() < 0.2:
-            def drop(values: Values) -> None:
-                values["sm.egress_spec"], values["sm.mcast_grp"] = DROP_PORT, 0
-
-            return Statement("mark_to_drop(sm);", drop)
-        if self.name == "I" and self.rng.random() < 0.3:
-            group = self.expr(Type("bit", 2), 2)
-            return Statement(f"sm.mcast_grp = (bit<16>){group.text};", lambda v: v.__setitem__("sm.mcast_grp", group.of(v)))
-        port = self.expr(Type("bit", 9), 2)
-        return Statement(f"sm.egress_spec = {port.text};", lambda v: v.__setitem__("sm.egress_spec", port.of(v)))
-
-    def _index(self, cells: list[Any]) -> Expr:
-        expr, mask = self.expr(Type("bit", 32), 2), len(cells) - 1
-        return Expr(f"({expr.text} & {mask})", expr.type, lambda v: expr.of(v) & mask)
-
-    def _cell(self) -> tuple[str, Type, list[int], list[list[int]]]:
-        name = self.rng.choice(list(self.cells))
-        full = f"{self.name}.{name}"
-        return name, self.cells[name], self.registers[full], self.counters[f"{full}_c"]
-
-    def _register_statement(self, depth: int) -> Statement:
-        name, type_, cells, _ = self._cell()
-        index = self._index(cells)
-        targets = [target for target in self._writable() if self.scope[target] == type_]
+    def _write_register(self, depth: int) -> None:
+        name, type_ = self.rng.choice(list(self._cells.items()))
+        cells = f"{self._name}.{name}"
+        index = self._index(len(self.registers[cells]))
+        cell = f"registers['{cells}'][{index.py}]"
+        targets = [target for target in self._writable() if self._scope()[target] == type_]
         if targets and self.rng.random() < 0.6:
-            target = self.rng.choice(targets)
-            return Statement(f"{name}.read({target}, {index.text});",
-                lambda v: v.__setitem__(target, cells[index.of(v)]))
-        value = self.expr(type_, 2)
-        return Statement(f"{name}.write({index.text}, {value.text});",
-            lambda v: cells.__setitem__(index.of(v), value.of(v)))
+            target = self._variable(self.rng.choice(targets))
+            self._line(f"{name}.read({target.p4}, {index.p4});", f"{target.py} = {cell}")
+        else:
+            value = self._expr(type_, 2)
+            self._line(f"{name}.write({index.p4}, {value.p4});", f"{cell} = {value.py}")
 
-    def _count_statement(self, depth: int) -> Statement:
-        name, _, _, counts = self._cell()
-        index = self._index(counts)
+    def _index(self, size: int) -> Expr:
+        index = self._expr(Type("bit", 32), 2)
+        return Expr(f"({index.p4} & {size - 1})", f"{index.py} & {size - 1}", index.type)
 
-        def run(values: Values) -> None:
-            cell = counts[index.of(values)]
-            cell[0] += 1
-            cell[1] += values["size"] // 8
+    def _write_count(self, depth: int) -> None:
+        name = self.rng.choice(list(self._cells))
+        index = self._index(len(self.registers[f"{self._name}.{name}"]))
+        cell = f'counters["{self._name}.{name}_c"][{index.py}]'
+        self._line(f"{name}_c.count({index.p4});", f"c = {cell}", "c[0] += 1", 'c[1] += v["size"] // 8')
 
-        return Statement(f"{name}_c.count({index.text});", run)
-
-    def _hash_statement(self, depth: int) -> Statement:
-        targets = [name for name in self._writable() if self.scope[name].kind == "bit"]
-        if not targets:
-            return self._assign(self._writable())
-        target = self.rng.choice(targets)
-        type_ = self.scope[target]
-        inputs = [self.expr(Type("bit", self.rng.choice(self.widths)), 1) for _ in range(self.rng.randrange(1, 4))]
-        name, base, most = self.rng.choice(list(HASHES)), self.number(type_), self.rng.choice([1, 7, 256, 65535, 1 << 31])
-
-        def run(values: Values) -> None:
-            values[target] = type_.wrap(base + HASHES[name](packed(inputs, values)) % most)
-
-        fields = ", ".join(expr.text for expr in inputs)
-        return Statement(
-            f"hash({target}, HashAlgorithm.{name}, {type_.bits}w{base}, {{ {fields} }}, 32w{most});", run
+    def _write_hash(self, depth: int) -> None:
+        target = self._variable(self.rng.choice(self._writable("bit") or ["hdr.h0.check"]))
+        inputs = [self._expr(self._bits(), 1) for _ in range(self.rng.randrange(1, 4))]
+        name, base = self.rng.choice(["crc16", "crc32", "csum16"]), self._number(target.type) & (1 << 64) - 1
+        most = self.rng.choice([1, 7, 256, 65535, 1 << 31])
+        p4, py = ", ".join(expr.p4 for expr in inputs), ", ".join(f"({e.py}, {e.type.bits})" for e in inputs)
+        self._line(
+            f"hash({target.p4}, HashAlgorithm.{name}, {target.type.bits}w{base}, {{ {p4} }}, 32w{most});",
+            f"{target.py} = wrap('bit', {target.type.bits}, {base} + {name}(packed({py})) % {most})",
         )
 
-    def _leave_statement(self, depth: int) -> Statement:
-        word, error = self.rng.choice([("exit", Exit), ("return", Leave)])
+    def _write_leave(self, depth: int) -> None:
+        test, (p4, py) = self._expr(BOOL, 1), self.rng.choice([("exit", "raise Exit"), ("return", "return")])
+        self._line(f"if ({test.p4}) {{ {p4}; }}", f"if {test.py}: {py}")
 
-        def run(values: Values) -> None:
-            raise error
+    def _write_call(self, depth: int) -> None:
+        name = self.rng.choice(sorted(self._actions))
+        arguments = [self._expr(type_, 2) for type_ in self._actions[name]]
+        values = "".join(f", {expr.py}" for expr in arguments)
+        self._line(f"{name}({', '.join(expr.p4 for expr in arguments)});", f"{self._name}_{name}(v{values})")
+        self._valid = _ALWAYS
 
-        return Statement(f"if ({(test := self.expr(BOOL, 1)).text}) {{ {word}; }}", lambda v: run(v) if test.of(v) else None)
+    def _write_apply(self, depth: int) -> None:
+        if not self._unapplied:
+            return self._write_assign(depth)
+        name = self._unapplied.pop()
+        call, self._valid = f"{self._name}_{name}(v)", _ALWAYS
+        match self.rng.choice(["plain", "hit", "miss", "switch"] if depth else ["plain"]):
+            case "plain":
+                self._line(f"{name}.apply();", call)
+            case "switch":
+                self._line(f"switch ({name}.apply().action_run) {{", f"_, ran = {call}")
+                named = {entry[1] for entry in self.tables[f"{self._name}.{name}"].entries}
+                for action in self.rng.sample(sorted(named), self.rng.randrange(1, len(named) + 1)):
+                    with self._block(f"{action}:", f"if ran == '{action}':"):
+                        self._line("", "ran = None")
+                        self._body(depth)
+                with self._block("default:", "if ran:"):
+                    self._body(depth)
+                self._line("}")
+            case form:
+                test = f"{call}[0]" if form == "hit" else f"not {call}[0]"
+                with self._block(f"if ({name}.apply().{form})", f"if {test}:"):
+                    self._body(depth)
+                with self._block("else", "else:"):
+                    self._body(depth)
 
-    def _call_statement(self, depth: int) -> Statement:
-        name = self.rng.choice(self._own_actions())
-        types, run = self.actions[name]
-        arguments = [self.expr(type_, 2) for type_ in types]
-        self.valid = {"hdr.h0"}
-        return Statement(
-            f"{name.partition('.')[2]}({', '.join(expr.text for expr in arguments)});",
-            lambda v: run(v, tuple(expr.of(v) for expr in arguments)),
-        )
+    def _write_again(self, depth: int) -> None:
+        """Write a clone, a resubmission or a recirculation, at most three times for each packet."""
+        calls = {
+            "I": {"resubmit": "resubmit_preserving_field_list(1)"},
+            "E": {"recirculate": "recirculate_preserving_field_list(1)"},
+        }
+        clone = f"clone_preserving_field_list(CloneType.{self._name}2E, 100, 1)"
+        word, call = self.rng.choice([*calls[self._name].items(), ("clone", clone)])
+        with self._block(
+            "if (md.m0 < 3 && (sm.instance_type != 1 && sm.instance_type != 2))",
+            'if v["md.m0"] < 3 and v["sm.instance_type"] not in (1, 2):',
+        ):
+            self._line(f"md.m0 = md.m0 + 1; {call};", 'v["md.m0"] += 1', f'v["{word}"] = 1')
 
-    def _apply_statement(self, depth: int) -> Statement:
-        if not self.unapplied:
-            return self._assign(self._writable())
-        name = self.unapplied.pop()
-        table = self.tables[f"{self.name}.{name}"]
-        self.valid = {"hdr.h0"}
+    # --- what generated functions call ---
 
-        def apply(values: Values) -> tuple[bool, str]:
-            hit, action, arguments = table.lookup(values)
-            self.actions[action][1](values, arguments)
-            return hit, action
+    def _extract(self, v: dict[str, Any], header: str) -> None:
+        """Extract a header; hdr.s.last is the next element of the stack."""
+        element = header
+        if header == "hdr.s.last":
+            if v["next"] == len(self._stack):
+                raise ParserError(2)
+            element = self._stack[v["next"]]
+        fields = self._headers[element]
+        self._lookahead(v, sum(type_.bits for type_ in fields.values()))
+        for name, type_ in fields.items():
+            v["at"] += type_.bits
+            value = wrap(*type_, v["frame"] >> v["size"] - v["at"])
+            v[f"{element}.{name}"] = v[f"{header}.{name}"] = value
+        v[element], v["next"] = 1, v["next"] + (element != header)
 
-        form = self.rng.choice(["plain", "hit", "miss", "switch"]) if depth > 0 else "plain"
-        if form == "plain":
-            return Statement(f"{name}.apply();", lambda v: apply(v) and None)
-        if form == "switch":
-            cases = {action: self._branch(depth) for action in self.rng.sample(table.actions, self.rng.randrange(1, len(table.actions) + 1))}
-            default, after = self._branch(depth)
-            self.valid = {"hdr.h0"}
-            lines = " ".join(f"{action.partition('.')[2]}: {body.text}" for action, (body, _) in cases.items())
-            return Statement(
-                f"switch ({name}.apply().action_run) {{ {lines} default: {default.text} }}",
-                lambda v: cases.get(apply(v)[1], (default, after))[0].run(v),
-            )
-        yes, _ = self._branch(depth)
-        no, _ = self._branch(depth)
-        self.valid = {"hdr.h0"}
-        return Statement(
-            f"if ({name}.apply().{form}) {yes.text} else {no.text}",
-            lambda v: (yes if apply(v)[0] == (form == "hit") else no).run(v),
-        )
+    def _lookahead(self, v: dict[str, Any], bits: int) -> int:
+        if v["at"] + bits > v["size"]:
+            raise ParserError(1)
+        return wrap("bit", bits, v["frame"] >> v["size"] - v["at"] - bits)
+
+    def _apply(self, v: dict[str, Any], control: str, name: str, keys: Sequence[int]) -> tuple[bool, str]:
+        table = self.tables[f"{control}.{name}"]
+        number = table.lookup(keys)
+        action, arguments = table.default
+        if number is not None:
+            _, action, arguments, _ = table.entries[number]
+            table.counts[number][0] += 1
+            table.counts[number][1] += v["size"] // 8
+        self._code[f"{control}_{action}"](v, *arguments)
+        return number is not None, action
+
+    def _shift(self, v: dict[str, Any], count: int) -> None:
+        """Push elements of the stack, or pop them if `count` is negative."""
+        old = dict(v)
+        for number, header in enumerate(self._stack):
+            source = number - count
+            for name in ("", *(f".{name}" for name in self._headers[header])):
+                v[header + name] = old[f"hdr.s[{source}]{name}"] if 0 <= source < len(self._stack) else 0
 
     # --- packets ---
 
     def process(self, port: int, frame: bytes) -> list[tuple[int, bytes]]:
-        """Return what leaves, and change registers and counters."""
-        values: Values = dict.fromkeys([*self.metadata, *self.headers], 0)
-        values |= {"at": 0, "size": 8 * len(frame), "frame": int.from_bytes(frame, "big"), "next": 0}
-        names = ("instance_type", "checksum_error", "egress_rid", "egress_spec", "mcast_grp", "parser_error", "egress_port")
-        values |= {f"sm.{name}": 0 for name in names} | {"sm.ingress_port": port}
-        state = 0
-        try:
-            while state >= 0:
-                ops, _, next_state = self.states[state]
-                for op in ops:
-                    op.run(values)
-                state = next_state(values)
-        except Leave:
-            pass
-        payload = frame[values["at"] // 8 :]
-        if (checksum := self.verify(values)) is not None:
-            values["sm.checksum_error"] = int(checksum != values["hdr.h0.check"])
-        self.ingress(values)
-        if values["sm.mcast_grp"]:
-            copies = [(5, *copy) for copy in GROUPS.get(values["sm.mcast_grp"], [])]
-        else:
-            copies = [(0, values["sm.egress_spec"], 0)] if values["sm.egress_spec"] != DROP_PORT else []
-        sent = []
-        for instance, egress_port, rid in copies:
-            copy = values | {"sm.instance_type": instance, "sm.egress_port": egress_port, "sm.egress_rid": rid, "sm.egress_spec": 0}
-            self.egress(copy)
-            if copy["sm.egress_spec"] != DROP_PORT:
-                if (checksum := self.update(copy)) is not None:
-                    copy["hdr.h0.check"] = checksum
-                sent.append((egress_port, self._deparsed(copy) + payload))
+        """Return what leaves of a frame; a packet's clones leave before it, or after if egress made them."""
+        sent: list[tuple[int, bytes]] = []
+        # Packets that wait: their kind, and their variables, or what makes them: port, bytes, and metadata.
+        waiting: list[tuple[int, Any]] = [(0, (port, frame, {}))]
+        while waiting:
+            kind, item = waiting.pop(0)
+            v = item if isinstance(item, dict) else self._parsed(*item)
+            copies = [(kind, *copy) for copy in SESSIONS[100]] if kind in (1, 2) else v.get("copies", [])
+            if kind == 1:
+                v |= self._kept_metadata(item[2])
+            if kind in (0, 4, 6):
+                v["sm.instance_type"] = kind
+                self._run("I", v)
+                copies = self._copies(v)
+                kept = {name: v[name] for name in ("md.m0", "md.m1")}
+                if v.pop("clone", 0):
+                    waiting.append((1, (0, v["bytes"], kept)))
+                    if copies and not v["resubmit"]:
+                        waiting.append((8, v | {"copies": copies}))
+                        copies = []
+                if v["resubmit"]:
+                    waiting.append((6, (0, v["bytes"], kept)))
+                    copies = []
+            for instance, egress_port, rid in copies:
+                copy = {"sm.instance_type": instance, "sm.egress_port": egress_port, "sm.egress_rid": rid}
+                self._egress(v | copy | {"sm.egress_spec": 0, "clone": 0}, waiting, sent)
         return sent
 
-    def _deparsed(self, values: Values) -> bytes:
-        data = b""
-        for header, fields in self.headers.items():
-            if values[header]:
-                exprs = [Expr(name, type_, lambda v, name=name: v[f"{header}.{name}"]) for name, type_ in fields.items()]
-                data += packed(exprs, values)
-        return data
+    def _copies(self, v: dict[str, Any]) -> list[tuple[int, int, int]]:
+        """Return instance type, port and replication number of each copy that leaves ingress."""
+        if v["sm.mcast_grp"]:
+            return [(5, *copy) for copy in GROUPS.get(v["sm.mcast_grp"], [])]
+        return [] if v["sm.egress_spec"] == DROP_PORT else [(0, v["sm.egress_spec"], 0)]
 
+    def _egress(self, v: dict[str, Any], waiting: list[Any], sent: list[Any]) -> None:
+        """Run egress, and send what leaves it."""
+        self._run("E", v)
+        kept = {name: v[name] for name in ("md.m0", "md.m1")}
+        if v["clone"]:
+            waiting.append((2, v | self._kept_metadata(kept)))
+        if v["sm.egress_spec"] != DROP_PORT:
+            if (checksum := self._code["C"](v)) is not None:
+                v["hdr.h0.check"] = checksum
+            headers = [header for header in self._headers if v[header]]
+            data = b"".join(
+                packed(*((v[f"{h}.{name}"], t.bits) for name, t in self._headers[h].items())) for h in headers
+            )
+            data += v["bytes"][v["at"] // 8 :]
+            if v["recirculate"]:
+                waiting.append((4, (0, data, kept)))
+            else:
+                sent.append((v["sm.egress_port"], data))
 
-ERRORS = ("NoError", "PacketTooShort", "StackOutOfBounds", "HeaderTooShort")
+    def _kept_metadata(self, kept: dict[str, int]) -> dict[str, int]:
+        """Return all metadata of a clone, which keeps only some."""
+        intrinsic = (
+            "checksum_error",
+            "egress_rid",
+            "egress_spec",
+            "mcast_grp",
+            "ingress_port",
+            "instance_type",
+        )
+        zeros = dict.fromkeys([*self._metadata, *(f"sm.{name}" for name in intrinsic)], 0)
+        return zeros | kept | {"clone": 0, "resubmit": 0, "recirculate": 0}
+
+    def _run(self, control: str, v: dict[str, Any]) -> None:
+        try:
+            self._code[control](v)
+        except Exit:
+            pass
+
+    def _parsed(self, port: int, frame: bytes, kept: dict[str, int]) -> dict[str, Any]:
+        """Return the variables of a packet that has passed the parser and the verification of checksums."""
+        v: dict[str, Any] = self._kept_metadata(kept) | {"sm.ingress_port": port, "error": 0}
+        v |= {f"{header}.{name}": 0 for header, fields in self._headers.items() for name in fields}
+        v |= dict.fromkeys(self._headers, 0) | {"at": 0, "next": 0, "size": 8 * len(frame), "bytes": frame}
+        v["frame"] = int.from_bytes(frame, "big")
+        try:
+            self._code["start"](v)
+        except ParserError as error:
+            v["error"] = error.args[0]
+        if (checksum := self._code["V"](v)) is not None:
+            v["sm.checksum_error"] = int(checksum != v["hdr.h0.check"])
+        return v
