@@ -535,6 +535,9 @@ def _parser_operations(item: Json, scope: Scope) -> list[model.ParserOp]:
                     return [*checks, model.ExtractNext(scope.stack(stack), 0, bits)]
                 case "union_stack", [stack, member]:
                     return [*checks, model.ExtractNext(stack, scope.member(stack, member), bits)]
+        case "set" if args[0]["type"] == "field" and args[0]["value"][1] == VALID:
+            # Of a header that p4c of 2017 declares for a lookahead. In BMv2 it does not become valid either.
+            return []
         case "set":
             value = scope.expression(args[1])
             return [*_lookahead_checks(value), _assign(args[0], value, scope)]
