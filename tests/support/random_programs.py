@@ -21,7 +21,7 @@ ERRORS = ("NoError", "PacketTooShort", "StackOutOfBounds", "HeaderTooShort")
 GROUPS = {1: [(1, 7), (2, 0)], 2: [(3, 65535), (3, 1), (4, 2)]}
 SESSIONS = {100: [(4, 11), (5, 12)]}
 _FRESH, _INGRESS_CLONE, _EGRESS_CLONE, _RECIRCULATED, _REPLICA, _RESUBMITTED, _DEFERRED = 0, 1, 2, 4, 5, 6, 8
-_ARGUMENTS = "(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm) {"
+_ARGUMENTS = "inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm) {"
 _ALWAYS = frozenset(["hdr.h0"])
 #: Variables that statements must not assign to: parameters, and what limits the copies of a packet.
 _READ_ONLY = ("sm.", "a", "md.m0", "hdr.s.last")
@@ -288,7 +288,7 @@ class RandomProgram:
         self._visible: dict[str, Type] = dict(self._metadata)
 
     def _write_parser(self) -> None:
-        self._line(f"parser P(packet_in packet, out headers_t hdr, {_ARGUMENTS[24:]}")
+        self._line(f"parser P(packet_in packet, {_ARGUMENTS[2:]}")
         states, rng = ["start", "s1", "s2", "s3", "s4"], self.rng
         for number, state in enumerate(states):
             header, target = (f"hdr.h{number}",) * 2 if state != "s4" else ("hdr.s.last", "hdr.s.next")
@@ -312,7 +312,8 @@ class RandomProgram:
         rng = self.rng
         names = [name for name, type_ in self._scope().items() if type_.kind == "bit"]
         keys = [self._variable(rng.choice(names)) for _ in range(rng.randrange(1, 3))]
-        keys += [self._variable("hdr.s.last.more")] if "s4" in following[:1] else []
+        last = "hdr.s.last.more" in names
+        keys += [self._variable("hdr.s.last.more")] if last else []
         if rng.random() < 0.3:
             bits = rng.choice([1, 3, 8, 16])
             keys[0] = Expr(f"packet.lookahead<bit<{bits}>>()", f"lookahead(v, {bits})", Type("bit", bits))
@@ -324,7 +325,7 @@ class RandomProgram:
             tests = " and ".join(test for _, test in patterns)
             self._line(f"({texts}): {target};", f"if {tests}: return {target}(v)")
         # A parser that cannot accept is refused.
-        target = following[-1] if len(following) == 2 else rng.choice(following)
+        target = "accept" if last else rng.choice(following)
         self._line(f"default: {target}; }}", f"return {target}(v)")
 
     def _pattern(self, key: str, type_: Type) -> tuple[str, str]:
@@ -356,7 +357,7 @@ class RandomProgram:
         intrinsic = {"sm.instance_type": Type("bit", 32), "sm.checksum_error": BIT, "sm.egress_spec": PORT}
         self._visible = self._metadata | readable | intrinsic
         self._valid, self._locals = _ALWAYS, {}
-        self._line(f"control {name}{_ARGUMENTS}")
+        self._line(f"control {name}({_ARGUMENTS}")
         self._cells = {f"r{next(self._numbers)}": self._type(("bit",)) for _ in range(2)}
         for cell, type_ in self._cells.items():
             size = self.rng.choice([1, 4, 8])
