@@ -59,7 +59,10 @@ class Expr(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table's match kinds and widths; its entries, with a counter each; its default; what is in the text."""
+    """The match kinds and widths of a table's keys, its entries with their counters, and its default.
+
+    const: the entries are in the program's text.
+    """
 
     keys: list[tuple[str, int]]
     entries: list[tuple[tuple[Any, ...], str, tuple[int, ...], int]]
@@ -518,7 +521,7 @@ class RandomProgram:
                 self._line(f"{header} = {other};", *(f"v['{header}{n}'] = v['{other}{n}']" for n in names))
             case "element" if len(self._stack) != 3:  # selected at run time
                 self._valid -= set(self._stack)
-                self._line(f"hdr.s[{index.p4}].setInvalid();", f'v[f"hdr.s[{{{index.py}}}]"] = 0')
+                self._line(f"hdr.s[{index.p4}].setInvalid();", f'v["hdr.s[%d]" % ({index.py})] = 0')
             case _:
                 self._valid -= {header}
                 self._line(f"{header}.setInvalid();", f'v["{header}"] = 0')
@@ -600,7 +603,7 @@ class RandomProgram:
                 self._line("}")
             case form:
                 self._body(depth, f"if ({name}.apply().{form})", f"if hit == {form == 'hit'}:")
-                self._body(depth, "else", "else:") if self.rng.random() < 0 else None
+                self._body(depth, "else", "else:")
 
     def _write_again(self) -> None:
         """Write a clone, a resubmission or a recirculation; md.m0 limits how often."""
