@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 import pytest
-
 from random_frames import Generator
 
 from peelsum.softswitch import Frames, SoftswitchError, Switch, load
