@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+from machine_words import on_words
 from p4_programs import COMPILER
 from random_frames import Generator
 from random_programs import GROUPS, SESSIONS, WIDE, WIDTHS, RandomProgram
@@ -57,7 +58,11 @@ def check(seed, folder, mode, size=8):
     program = RandomProgram(seed, size, WIDTHS + WIDE * (seed % 2), seed % 3 == 0)
     document = compiled(program, folder)
     switches = [Switch(parse(document, "random"), mode)]
-    if mode == "python":  # once more with code for numbers of any width
+    generated = switches[0]._generated
+    if mode == "python" and not generated.not_compilable:
+        switches.append(Switch(parse(document, "random"), mode))
+        switches[-1]._run = on_words(generated)
+        # Once more with code for numbers of any width, which such a register needs.
         wide = {"name": "wide", "id": 999, "size": 1, "bitwidth": 65}
         document["register_arrays"].append(wide)
         switches.append(Switch(parse(document, "random"), mode))
@@ -71,7 +76,7 @@ def check(seed, folder, mode, size=8):
         assert cells == {name: (program.registers | program.counters | counted)[name] for name in cells}, seed
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_random_program_does_what_it_says(seed, tmp_path):
     check(seed, tmp_path, "python")
 
