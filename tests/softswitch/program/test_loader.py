@@ -278,6 +278,18 @@ def test_a_parser_whose_branches_share_much_code_does_the_same(document):
     assert switch.process(frames, 0).pairs() == plain.process(frames, 0).pairs()
 
 
+def test_a_parser_may_select_on_a_constant(document):
+    (parser,) = document["parsers"]
+    start = next(state for state in parser["parse_states"] if state["name"] == parser["init_state"])
+    start["transition_key"] = [{"type": "hexstr", "value": "0x0800"}]
+    selecting = Switch(parse(document, "x"), "python")
+    (only,) = (row for row in start["transitions"] if row["value"] == "0x0800")
+    start["transitions"] = [{**only, "type": "default", "value": None}]
+    always = Switch(parse(document, "x"), "python")
+    frames = Frames.of([(1, frame) for frame in Generator(always, random.Random(1)).frames(50, 0)])
+    assert selecting.process(frames, 0).pairs() == always.process(frames, 0).pairs()
+
+
 def test_a_varbit_may_be_as_long_as_a_jumbo_frame():
     document = json.loads((P4 / "variable.json").read_text())
     kind = next(item for item in document["header_types"] if item.get("max_length"))

@@ -471,6 +471,8 @@ def _key_expression(item: Json, scope: Scope) -> tuple[ops.Expr, model.FieldDecl
     if kind == "lookahead":
         lookahead = ops.Lookahead(*map(int, value))
         return lookahead, model.FieldDeclaration(kind, lookahead.bits)
+    if kind == "hexstr":  # of a variable whose value p4c knows; BMv2 does not load such a program
+        return ops.Const(int(value, 16)), model.FieldDeclaration(kind, 4 * len(value.removeprefix("0x")))
     raise UnsupportedConstruct(f"{scope.where}: selects on {kind} {value}; select on fields")
 
 
