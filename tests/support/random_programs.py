@@ -322,14 +322,16 @@ class RandomProgram:
             keys[0] = Expr(f"packet.lookahead<bit<{bits}>>()", f"lookahead(v, {bits})", Type("bit", bits))
         values = ", ".join(key.py for key in keys)
         self._line(f"transition select({', '.join(key.p4 for key in keys)}) {{", f"k = [{values}]")
-        for _ in range(rng.randrange(1, 4)):
+        # A parser that cannot accept is refused. p4c leaves out rows to the default's state, even before rows
+        # that match the same packets.
+        default = "accept" if last else rng.choice(following)
+        others = [state for state in following if state != default]
+        for _ in range(rng.randrange(1, 4) if others else 0):
             patterns = [self._pattern(f"k[{n}]", key.type) for n, key in enumerate(keys)]
-            target, texts = rng.choice(following), ", ".join(text for text, _ in patterns)
+            target, texts = rng.choice(others), ", ".join(text for text, _ in patterns)
             tests = " and ".join(test for _, test in patterns)
             self._line(f"({texts}): {target};", f"if {tests}: return {target}(v)")
-        # A parser that cannot accept is refused.
-        target = "accept" if last else rng.choice(following)
-        self._line(f"default: {target}; }}", f"return {target}(v)")
+        self._line(f"default: {default}; }}", f"return {default}(v)")
 
     def _pattern(self, key: str, type_: Type) -> tuple[str, str]:
         """Return a pattern of a select, and the test that it means."""
