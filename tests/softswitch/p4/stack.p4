@@ -66,21 +66,30 @@ control I(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm
         hdr.labels[hdr.ask.index].cost = hdr.labels[hdr.ask.index].cost + 1;
     }
     action drop_second() { hdr.labels[1].setInvalid(); }
+    action add_at() {
+        hdr.labels[hdr.ask.index].setValid();
+        hdr.labels[hdr.ask.index].value = 0xdddd;
+    }
+    action remove_at() { hdr.labels[hdr.ask.index].setInvalid(); }
+    action copy_to() { hdr.labels[hdr.ask.index] = hdr.labels[0]; }
+    action copy_from() { hdr.labels[0] = hdr.labels[hdr.ask.index]; }
+    action is_there() { if (hdr.labels[hdr.ask.index].isValid()) { hdr.ask.seen = 1; } }
     table operations {
         key = { hdr.ask.op: exact; }
         actions = {
             told; push_one; push_two; push_all; pop_one; pop_two; pop_all; copy_stack; swap; read_at; write_at;
-            drop_second; NoAction;
+            drop_second; add_at; remove_at; copy_to; copy_from; is_there; NoAction;
         }
         const entries = {
             1: told(); 2: push_one(); 3: push_two(); 4: push_all(); 5: pop_one(); 6: pop_two(); 7: pop_all();
             8: copy_stack(); 9: swap(); 10: read_at(); 11: write_at(); 12: drop_second();
+            18: add_at(); 19: remove_at(); 20: copy_to(); 21: copy_from(); 22: is_there();
         }
         const default_action = NoAction();
     }
     apply {
         sm.egress_spec = sm.ingress_port;
-        if (hdr.ask.op >= 13) { sm.mcast_grp = hdr.ask.group; }
+        if (hdr.ask.op >= 13 && hdr.ask.op < 18) { sm.mcast_grp = hdr.ask.group; }
         operations.apply();
         if (sm.parser_error == error.StackOutOfBounds) {
             hdr.ask.seen = 0x53744f66;

@@ -7,8 +7,9 @@ import random
 from pathlib import Path
 
 import pytest
+from random_frames import Generator
 
-from peelsum.softswitch import SoftswitchError, Switch, load
+from peelsum.softswitch import Frames, SoftswitchError, Switch, load
 from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 
@@ -258,6 +259,52 @@ def test_branches_nested_too_deeply_are_refused(document):
     pipeline(document)["conditionals"] += conditions
     with pytest.raises(UnsupportedConstruct, match="nested too deeply"):
         parse(document, "x")
+
+
+def test_a_parser_whose_branches_share_much_code_does_the_same(document):
+    """As nested blocks, states that each lead to the next two would need exponentially much code."""
+    plain = Switch(parse(document, "x"), "python")
+    (parser,) = document["parsers"]
+    names = [*(f"step_{n}" for n in range(20)), parser["init_state"], parser["init_state"]]
+    for number, name in enumerate(names[:-2]):
+        odd = {"type": "hexstr", "value": "0x01", "mask": None, "next_state": names[number + 2]}
+        even = {"type": "default", "value": None, "mask": None, "next_state": names[number + 1]}
+        key = [{"type": "lookahead", "value": [number, 1]}]
+        state = {"name": name, "parser_ops": [], "transition_key": key, "transitions": [odd, even]}
+        parser["parse_states"].append(state)
+    parser["init_state"] = names[0]
+    switch = Switch(parse(document, "x"), "python")
+    frames = Frames.of([(1, frame) for frame in Generator(plain, random.Random(1)).frames(50, 0)])
+    assert switch.process(frames, 0).pairs() == plain.process(frames, 0).pairs()
+
+
+def test_a_parser_may_select_on_a_constant(document):
+    (parser,) = document["parsers"]
+    start = next(state for state in parser["parse_states"] if state["name"] == parser["init_state"])
+    start["transition_key"] = [{"type": "hexstr", "value": "0x0800"}]
+    selecting = Switch(parse(document, "x"), "python")
+    (only,) = (row for row in start["transitions"] if row["value"] == "0x0800")
+    start["transitions"] = [{**only, "type": "default", "value": None}]
+    always = Switch(parse(document, "x"), "python")
+    frames = Frames.of([(1, frame) for frame in Generator(always, random.Random(1)).frames(50, 0)])
+    assert selecting.process(frames, 0).pairs() == always.process(frames, 0).pairs()
+
+
+def test_a_varbit_may_be_as_long_as_a_jumbo_frame():
+    document = json.loads((P4 / "variable.json").read_text())
+    kind = next(item for item in document["header_types"] if item.get("max_length"))
+    kind["max_length"] = 9216
+    assert max(field.bits for field in parse(document, "x").headers["options"].fields) > 70_000
+    kind["max_length"] = 10_000
+    with pytest.raises(UnsupportedConstruct, match="bits; use 1 to 73728"):
+        parse(document, "x")
+
+
+def test_a_field_list_keeps_the_fields_beside_a_constant():
+    document = json.loads((P4 / "again.json").read_text())
+    before = parse(document, "x").field_lists
+    document["field_lists"][0]["elements"].append({"type": "hexstr", "value": "0x63"})
+    assert parse(document, "x").field_lists == before
 
 
 def test_what_older_compilers_leave_out_means_the_same(document):

@@ -303,6 +303,21 @@ def test_what_is_in_use_is_not_removed(switch):
         paths.insert_member(2, SEND, (1,))
 
 
+def test_an_action_set_of_a_full_profile_can_be_replaced(switch):
+    table = switch.tables["ExternsIngress.balanced"]
+
+    def ports(first, count=16):
+        return ActionSet(tuple(WeightedAction(SEND, (first + number,)) for number in range(count)))
+
+    table.insert((1,), ports(10))
+    for _ in range(3):
+        table.modify((1,), ports(40))
+        assert egress(switch, 5) in range(40, 56)
+        with pytest.raises(TableFull):
+            table.modify((1,), ports(70, 17))
+        assert egress(switch, 5) in range(40, 56), "a refused change leaves the entry as it was"
+
+
 def test_a_profile_holds_what_it_declares_and_no_more(switch):
     """Every step is undone in the end, so leaks of memory would show in later rounds."""
     paths, table = switch.profiles["ExternsIngress.paths"], switch.tables["ExternsIngress.balanced"]

@@ -15,7 +15,7 @@ P4 = Path(__file__).parents[1] / "p4"
 
 DEPTH = 4
 OVERFLOW, SHORT = b"StOf", b"PTsh"
-TOLD, POP1, READ, WRITE = 1, 5, 10, 11
+TOLD, POP1, READ, WRITE, IS_THERE = 1, 5, 10, 11, 22
 
 
 def ask(op, index=0, group=0, seen=0):
@@ -61,10 +61,21 @@ class Stack:
                 self.labels[index] = (0xBEEF, cost + 1 & 127, bottom)
             case 12:
                 self.labels[1] = None
+            case 18:
+                _, cost, bottom = self.labels[index] or (0, 0, 0)
+                self.labels[index] = (0xDDDD, cost, bottom)
+            case 19:
+                self.labels[index] = None
+            case 20:
+                self.labels[index] = self.labels[0]
+            case 21:
+                self.labels[0] = self.labels[index]
 
     def seen(self, op, index, labels):
         if op == TOLD:
             return (len(labels) - 1) << 16 | labels[-1][0]
+        if op == IS_THERE:
+            return int(index < len(labels))
         return labels[index][0] if op == READ else 0
 
     def bytes(self):
@@ -81,7 +92,9 @@ def cases(count):
     rng = random.Random(11)
     for _ in range(count):
         labels = labels_of(rng, rng.randint(1, DEPTH))
-        yield rng.randint(1, 12), rng.randrange(len(labels)), labels, rng.randbytes(rng.choice([0, 1, 9]))
+        op = rng.choice([*range(1, 13), *range(18, 23)])
+        index = rng.randrange(len(labels) if op < 18 else DEPTH)
+        yield op, index, labels, rng.randbytes(rng.choice([0, 1, 9]))
 
 
 def test_operations_are_those_of_a_list(switch_of):
@@ -153,7 +166,7 @@ def test_packets_grow_by_a_whole_stack(switch_of, op):
 def test_where_an_index_is_past_the_end_nothing_is_stored_and_zero_is_read(switch_of):
     body = b"".join(label(n + 1, 1, n == 3) for n in range(4))
     switch = switch_of("stack")
-    for op in (WRITE, READ):
+    for op in (WRITE, READ, 18, 19, 20, 21, IS_THERE):
         for index in (4, 255):
             assert send(switch, ask(op, index, seen=5) + body) == [
                 (3, ask(op, index, seen=0 if op == READ else 5) + body)

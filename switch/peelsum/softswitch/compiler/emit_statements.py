@@ -63,11 +63,11 @@ class Statements:
         match statement:
             case ops.Assign(target, value):
                 self._assign(target, value)
-            case ops.AssignIndexed(targets, index, value):
-                for number, target in enumerate(targets):
+            case ops.RunIndexed(index, cases):
+                for number, case in enumerate(cases):
                     test = expressions.condition(ops.Binary("==", index, ops.Const(number)))
                     with emit.block(f"{'elif' if number else 'if'} {test}:"):
-                        self._assign(target, value)
+                        self.statement(case)
             case ops.Hash(target, algorithm, inputs, base, size):
                 self._hash(target, packets.hash_of(emit, algorithm, inputs, f"hash {algorithm}"), base, size)
             case flow.If():

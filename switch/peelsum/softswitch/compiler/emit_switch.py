@@ -265,8 +265,6 @@ class SwitchWriter:
                     names.add("truncated_to")
                 case ops.Assert():
                     names.add("failed")
-                case ops.AssignIndexed(element_targets):
-                    targets += element_targets
                 case ops.SetValidity(header) | ops.CopyHeader(header):
                     headers.append(header)
                 case ops.ShiftStack(stack) | ops.CopyStack(stack):

@@ -1,7 +1,8 @@
 """Converts control flow graphs (pipelines, parsers, jumps inside actions) to nested statements.
 
 BMv2 JSON names each node's successors; generated code needs blocks. Pipelines with loops are refused. A
-parser or an action may loop, e.g. over a header stack, and then becomes a state machine.
+parser or an action may loop, e.g. over a header stack, or have branches that share much code: then it becomes
+a state machine.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ _GROWTH_LIMIT = 20
 # --- graphs ---------------------------------------------------------------------------------------
 
 
-class _CycleError(UnsupportedConstruct):
-    """A graph has a cycle."""
+class _NotNestedError(UnsupportedConstruct):
+    """A graph has a cycle, or would become too large as nested blocks."""
 
 
 class _Graph:
@@ -100,7 +101,7 @@ class _Graph:
         self._node_budget = _GROWTH_LIMIT * len(order) + 100
 
     def _postorder(self, start: Any) -> Iterator[Any]:
-        """Yield each node after all its successors. Raises _CycleError if there is a cycle."""
+        """Yield each node after all its successors. Raises _NotNestedError if there is a cycle."""
         if start is None:
             return
         open_nodes, done = {start}, set()
@@ -109,7 +110,7 @@ class _Graph:
             node, successors = stack[-1]
             for follower in successors:
                 if follower in open_nodes:
-                    raise _CycleError(f"{self.name}: {follower} leads back to itself; remove the loop")
+                    raise _NotNestedError(f"{self.name}: {follower} leads back to itself; remove the loop")
                 if follower is not None and follower not in done:
                     open_nodes.add(follower)
                     stack.append((follower, iter(self.after(follower))))
@@ -129,7 +130,7 @@ class _Graph:
         while node is not None and node != stop:
             self._node_budget -= 1
             if self._node_budget < 0:
-                raise UnsupportedConstruct(
+                raise _NotNestedError(
                     f"{self.name}: branches share too much code; simplify them, or make tables of them"
                 )
             merge_node = self._merge_node[node]
@@ -185,9 +186,9 @@ def _structured_body(action: ops.Action) -> Block:
 
     try:
         graph = _Graph(f"action {action.name}", index_or_end(0), following)
-    except _CycleError:
+        return graph.block(index_or_end(0), None, write)
+    except _NotNestedError:
         return (_action_machine(body),)
-    return graph.block(index_or_end(0), None, write)
 
 
 def _action_machine(body: Sequence[ops.Primitive]) -> StateMachine:
@@ -278,7 +279,8 @@ def parser_block(parser: model.Parser) -> Block:
 
     try:
         graph = _Graph("parser", parser.start, following)
-    except _CycleError:  # a state machine, whose state 0 is the parser's start
+        return graph.block(parser.start, None, write)
+    except _NotNestedError:  # a state machine, whose state 0 is the parser's start
         names = [parser.start, *(name for name in parser.states if name != parser.start)]
         number = {name: position for position, name in enumerate(names)}
         blocks = []
@@ -287,7 +289,6 @@ def parser_block(parser: model.Parser) -> Block:
             has_default = state.transitions and state.transitions[-1].is_default
             blocks.append((*state.ops, *(selected if has_default else _end_if_unmatched(selected))))
         return (StateMachine(tuple(blocks), in_parser=True),)
-    return graph.block(parser.start, None, write)
 
 
 def _end_if_unmatched(block: Block) -> Block:

@@ -207,8 +207,6 @@ def is_loop_invariant(program: Program, value: ops.Expr, loop: Repeat) -> bool:
         match node:
             case ops.SetValidity() | ops.CopyHeader() | ops.ShiftStack() | ops.CopyStack():
                 return False  # it may change any field
-            case ops.AssignIndexed(targets):
-                written = written.union(*(_places_of(program, target, loop.count) for target in targets))
             case (
                 ops.Assign(target)
                 | ops.Hash(target)

@@ -155,11 +155,13 @@ def _check_consistency(info: PipelineInfo, p4info: p4i.P4Info, program: Program)
     for value_set in info.value_sets.values():
         declared_set = program.value_sets.get(value_set.name)
         if declared_set is None or declared_set.bits != sum(field.bits for field in value_set.fields):
-            raise _inconsistency(f"value set {value_set.name}")
+            # For a value set of an enum, p4c lists the enum's names as keys.
+            raise _inconsistency(f"value set {value_set.name}", "declare it with bit<W>")
     digests = {item.text: len(item.values) for item in program.messages if item.kind == "digest"}
     for digest in info.digests.values():
         if digests.get(digest.name) != digest.size:
-            raise _inconsistency(f"digest {digest.name}")
+            # For a digest of another type than a struct, p4c writes two different names.
+            raise _inconsistency(f"digest {digest.name}", "declare it with a struct")
     for kind, declared, arrays in (
         ("counter", p4info.counters, program.counters),
         ("register", p4info.registers, program.registers),
@@ -172,5 +174,6 @@ def _check_consistency(info: PipelineInfo, p4info: p4i.P4Info, program: Program)
                 raise _inconsistency(f"{kind} {cells.preamble.name}")
 
 
-def _inconsistency(what: str) -> RequestError:
-    return invalid(f"config: p4info and p4_device_config differ in {what}; take both from one compilation")
+def _inconsistency(what: str, other_remedy: str = "") -> RequestError:
+    remedy = " or ".join(filter(None, ["take both from one compilation", other_remedy]))
+    return invalid(f"config: p4info and p4_device_config differ in {what}; {remedy}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import field as attribute
@@ -15,7 +15,9 @@ from peelsum.softswitch.program import operations as ops
 from peelsum.wire import DROP_PORT
 
 #: Most bits of a value, the same as p4c's limit. The compiler's time grows with their square.
-_MOST_BITS = 2048
+MOST_BITS = 2048
+#: Most bits of a varbit, which is only interpreted: as long as a jumbo frame.
+MOST_VARBIT = 8 * 9216
 
 #: An object of BMv2 JSON.
 Json: TypeAlias = Mapping[str, Any]
@@ -135,7 +137,12 @@ class Scope:
                 return self.expression(value)
             case "field":
                 if value[1] == VALID:
-                    return ops.Unary("b2d", ops.IsValid(self.header(value[0])))
+                    is_name = isinstance(value[0], str)  # else it is a stack element selected at run time
+                    valid = {
+                        "op": "valid",
+                        "right": {"type": "header", "value": value[0]} if is_name else value[0],
+                    }
+                    return ops.Unary("b2d", self._operation(valid))
                 return self.field(value)
             case "stack_field":
                 return self.last(*value)
@@ -243,10 +250,10 @@ def _select_by_index(
     return expression
 
 
-def checked_bits(bits: Any, what: str) -> int:
+def checked_bits(bits: Any, what: str, most: int = MOST_BITS) -> int:
     """Return a width in bits. Raises UnsupportedConstruct, which names `what` has it, if it is too large."""
-    if not 1 <= int(bits) <= _MOST_BITS:
-        raise UnsupportedConstruct(f"{what}: {bits} bits; use 1 to {_MOST_BITS}")
+    if not 1 <= int(bits) <= most:
+        raise UnsupportedConstruct(f"{what}: {bits} bits; use 1 to {most}")
     return int(bits)
 
 
@@ -317,9 +324,13 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
         case "count":
             return ops.CountAt(args[0]["value"], scope.expression(args[1]))
         case "add_header" | "remove_header":
-            return ops.SetValidity(_header_name(args[0], scope), op == "add_header")
+            return _with_header(args[0], scope, lambda header: ops.SetValidity(header, op == "add_header"))
         case "assign_header" | "copy_header":
-            return ops.CopyHeader(_header_name(args[0], scope), _header_name(args[1], scope))
+            return _with_header(
+                args[0],
+                scope,
+                lambda target: _with_header(args[1], scope, lambda source: ops.CopyHeader(target, source)),
+            )
         case "assign_VL":
             return ops.AssignVarbit(_target(args[0], scope), _target(args[1], scope))
         case "assign_header_stack" | "assign_union_stack":
@@ -392,8 +403,16 @@ def _assign(item: Json, value: ops.Expr, scope: Scope) -> ops.Primitive:
     operand = _unwrapped(item)
     if operand.get("op") == "access_field":
         targets, index = scope.element_fields(operand)
-        return ops.AssignIndexed(targets, index, value)
+        return ops.RunIndexed(index, tuple(ops.Assign(target, value) for target in targets))
     return ops.Assign(_target(item, scope), value)
+
+
+def _with_header(item: Json, scope: Scope, primitive: Callable[[str], ops.Primitive]) -> ops.Primitive:
+    """Return `primitive(header)` for a header, which may be a stack element that is selected at run time."""
+    if item["type"] == "expression":
+        elements, index = scope.element(item)
+        return ops.RunIndexed(index, tuple(primitive(header) for (header,) in elements))
+    return primitive(_header_name(item, scope))
 
 
 def _header_name(item: Json, scope: Scope) -> str:
@@ -466,6 +485,8 @@ def _key_expression(item: Json, scope: Scope) -> tuple[ops.Expr, model.FieldDecl
     if kind == "lookahead":
         lookahead = ops.Lookahead(*map(int, value))
         return lookahead, model.FieldDeclaration(kind, lookahead.bits)
+    if kind == "hexstr":  # of a variable whose value p4c knows; BMv2 does not load such a program
+        return ops.Const(int(value, 16)), model.FieldDeclaration(kind, 4 * len(value.removeprefix("0x")))
     raise UnsupportedConstruct(f"{scope.where}: selects on {kind} {value}; select on fields")
 
 
@@ -530,6 +551,9 @@ def _parser_operations(item: Json, scope: Scope) -> list[model.ParserOp]:
                     return [*checks, model.ExtractNext(scope.stack(stack), 0, bits)]
                 case "union_stack", [stack, member]:
                     return [*checks, model.ExtractNext(stack, scope.member(stack, member), bits)]
+        case "set" if args[0]["type"] == "field" and args[0]["value"][1] == VALID:
+            # Of a header that p4c of 2017 declares for a lookahead. In BMv2 it does not become valid either.
+            return []
         case "set":
             value = scope.expression(args[1])
             return [*_lookahead_checks(value), _assign(args[0], value, scope)]

@@ -13,6 +13,8 @@ from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 from peelsum.softswitch.program import model
 from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.load_actions import (
+    MOST_BITS,
+    MOST_VARBIT,
     VALID,
     Json,
     Scope,
@@ -106,14 +108,17 @@ def _scope(document: Json, headers: Mapping[str, model.Header]) -> Scope:
 
 
 def _field_lists(document: Json, scope: Scope) -> dict[int, tuple[ops.FieldRef, ...]]:
-    """Return the metadata in each field list, by number: a copy keeps all headers or parses them again."""
+    """Return the metadata in each field list, by number: a copy keeps all headers or parses them again.
+
+    Constants, which a P4 program without field lists of its own may have there, are left out as in BMv2.
+    """
     field_lists = {}
     for item in document.get("field_lists", ()):
         for element in item["elements"]:
-            if element["type"] != "field":
+            if element["type"] not in ("field", "hexstr"):
                 what = f"field list {item['name']}: holds a {element['type']}"
                 raise UnsupportedConstruct(f"{what}; use fields only")
-        refs = (scope.field(element["value"]) for element in item["elements"])
+        refs = (scope.field(element["value"]) for element in item["elements"] if element["type"] == "field")
         field_lists[int(item["id"])] = tuple(ref for ref in refs if scope.headers[ref.header].metadata)
     return field_lists
 
@@ -143,7 +148,8 @@ def _headers(document: Json) -> dict[str, model.Header]:
                         "the program in P4_16, with varbit"
                     )
                 bits = 8 * int(item["max_length"]) - fixed_bits
-            bits = checked_bits(bits, f"field {item['name']}.{field_name}")
+            most = MOST_VARBIT if is_varbit else MOST_BITS
+            bits = checked_bits(bits, f"field {item['name']}.{field_name}", most)
             is_signed = bool(signed and signed[0])
             fields.append(model.FieldDeclaration(str(field_name), bits, is_signed, is_varbit))
         types[item["name"]] = tuple(fields)

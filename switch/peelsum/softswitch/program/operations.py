@@ -172,12 +172,11 @@ class Assign(Primitive):
     value: Expr
 
 
-class AssignIndexed(Primitive):
-    """Store `value` in `targets[index]`; an index past the end stores nothing."""
+class RunIndexed(Primitive):
+    """Run `cases[index]`, of which there is one per element of a stack; an index past the end runs none."""
 
-    targets: tuple[Target, ...]
     index: Expr
-    value: Expr
+    cases: tuple[Primitive, ...]
 
 
 #: Inputs of a checksum or hash, in order: (field or None, constant used if None, bits).

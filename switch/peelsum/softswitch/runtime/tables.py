@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.layout import ROW_ACTION, ROW_PARAMS, TablePlan, limbs
-from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
+from peelsum.softswitch.errors import (
+    DuplicateEntry,
+    InvalidEntry,
+    NoSuchEntry,
+    SoftswitchError,
+    TableFull,
+)
 from peelsum.softswitch.program.model import ActionChoice, KeyValue, Program, TableEntry, TableKey
 from peelsum.softswitch.program.operations import Action
 from peelsum.softswitch.runtime.action_profiles import ProfileState
@@ -106,12 +112,19 @@ class Table:
             self._check_mutable()
             entry = TableEntry(tuple(keys), action, tuple(params), priority)
             stored = self._find(entry.keys, priority)
-            code, words = self._entry_words(action, entry.params)
-            self._release(stored)
+            self._release(stored)  # first, because a full action profile then has room for a new action set
+            try:
+                chosen = self._entry_words(action, entry.params)
+            except SoftswitchError:
+                self._set_action(stored, *self._entry_words(stored.entry.action, stored.entry.params))
+                raise
             stored.entry = entry
-            stored.words[ROW_ACTION] = code
-            stored.words[ROW_PARAMS : self._plan.key_offset] = words
-            self._update_row(stored)
+            self._set_action(stored, *chosen)
+
+    def _set_action(self, stored: _StoredEntry, code: int, words: list[int]) -> None:
+        stored.words[ROW_ACTION] = code
+        stored.words[ROW_PARAMS : self._plan.key_offset] = words
+        self._update_row(stored)
 
     def delete(self, keys: Match, priority: int = 0) -> None:
         """Remove an entry. Raises InvalidEntry or NoSuchEntry."""
