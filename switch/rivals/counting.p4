@@ -12,6 +12,10 @@ control Aggregate(inout headers_t hdr, inout metadata_t md, inout standard_metad
     bit<8> count;
 
     apply {
+        if (!hdr.lanes.isValid()) {
+            mark_to_drop(standard_metadata);
+            return;
+        }
         counts.read(count, hdr.message.chunk);
         count = count + 1;
         counts.write(hdr.message.chunk, count);
