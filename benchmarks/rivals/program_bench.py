@@ -42,6 +42,9 @@ _HEADER = np.dtype(
     }
 )
 
+#: Bits of a message's fields there.
+_FIELD_BITS = {"chunk": 32, "extra": 32, "slot": 16, "port": 16, "flags": 8, "worker": 8}
+
 Words = NDArray[np.uint32]
 NO_WORDS: Words = np.zeros(0, np.uint32)
 
@@ -100,7 +103,7 @@ class SlotJob:
 
 
 class Endpoint:
-    """A worker's or a server's part of a protocol, which by default only answers. Times are seconds."""
+    """A worker's or a server's part of a protocol. Subclasses must define `receive`. Times are seconds."""
 
     #: Sums that reached the server complete.
     in_switch = 0
@@ -123,7 +126,7 @@ class Endpoint:
 
 
 class Worker(Endpoint):
-    """A worker: when it has all results, `results` has a sum for each chunk; chunks without one are 0."""
+    """A worker. Its `results` are sums by chunk; a chunk that is missing at the end counts as zeros."""
 
     def __init__(self, job: SlotJob, number: int) -> None:
         self.job, self.number, self.words = job, number, job.words[number]
@@ -200,7 +203,7 @@ def link_counts(engine: Engine) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def load_program(path: Path, lanes: int) -> Program:
-    """Return a compiled program with so many lanes, whatever it was compiled for."""
+    """Return a compiled program, adapted to this number of lanes. Raises PipelineError or SoftswitchError."""
     return parse(with_lanes(json.loads(path.read_text()), lanes), f"{path.stem}_{lanes}")
 
 
@@ -227,7 +230,15 @@ def run_protocol(
     servers = [] if protocol.server is None else [protocol.server(job.job) for job in jobs]
     nodes = [*hosts, *(ProgramHost(server, job.job, 0) for server, job in zip(servers, jobs, strict=False))]
     build(engine, scenario, nodes, len(hosts), lambda: switch, lambda *_: None)
-    engine.run(lambda: all(worker.done for job in jobs for worker in job.workers), scenario.limit_s)
+    try:
+        engine.run(lambda: all(worker.done for job in jobs for worker in job.workers), scenario.limit_s)
+    except SimulationError as error:
+        worker = next(worker for job in jobs for worker in job.workers if not worker.done)
+        progress = f"has {len(worker.results)} of {worker.job.chunks} sums"
+        raise SimulationError(
+            f"{name}: {error}; worker {worker.number} of job {worker.job.number} {progress}, and links lost "
+            f"{engine.total().lost} packets"
+        ) from None
     ends = [max(host.done_at for host in job.hosts) / PS_PER_S for job in jobs]
     seconds = tuple(end - job.start_s for end, job in zip(ends, scenario.jobs, strict=True))
     chunks = sum(job.job.chunks for job in jobs)
@@ -311,7 +322,8 @@ class ProgramHost:
         return min(self._start, NEVER if due is None else ps(due) + 1)
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
-        """Process messages and timers before `until`."""
+        """Process messages and timers before `until`. Raises SimulationError if a timer always runs out."""
+        last_due, times_due = NEVER, 0
         sent: list[tuple[int, Message]] = []
         messages = [] if arrivals is None else unpack(arrivals.train.data)
         times: list[int] = [] if arrivals is None else arrivals.train.times.tolist()
@@ -321,6 +333,13 @@ class ProgramHost:
                     self._start = NEVER
                     answers = self._endpoint.start(due / PS_PER_S)
                 else:
+                    times_due = times_due + 1 if due == last_due else 1
+                    last_due = due
+                    if times_due > MOST_SLOTS:
+                        raise SimulationError(
+                            f"{type(self._endpoint).__name__}.next_timer: returns {due / PS_PER_S:g} s after "
+                            "each call of expire; return a later time, or None"
+                        )
                     answers = self._endpoint.expire(due / PS_PER_S)
                 sent += [(due, answer) for answer in answers]
             if message is not None:
@@ -333,7 +352,19 @@ class ProgramHost:
 
 
 def pack(job: SlotJob, messages: Sequence[Message]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Return the messages' UDP payloads, uint8[n, longest], and the bytes of their frames, int32[n]."""
+    """Return the messages' UDP payloads, uint8[n, longest], and the bytes of their frames, int32[n].
+
+    Raises SimulationError for a message that the header has no room for, or whose words are no lanes.
+    """
+    for message in messages:
+        words = message.words
+        if words.size and (words.dtype != np.uint32 or words.shape != (job.lanes,)):
+            raise SimulationError(
+                f"words: {words.dtype}{[*words.shape]} from worker {message.worker}; send uint32[{job.lanes}]"
+            )
+        for name, bits in _FIELD_BITS.items():
+            if not 0 <= getattr(message, name) < 1 << bits:
+                raise SimulationError(f"{name}: {getattr(message, name)}; give 0 to {(1 << bits) - 1}")
     end = _HEADER.itemsize + 4 * job.lanes
     rows = np.zeros((len(messages), _HEADER.itemsize + 4 * job.result_lanes), np.uint8)
     has_words = np.array([message.words.size > 0 for message in messages])
@@ -343,8 +374,8 @@ def pack(job: SlotJob, messages: Sequence[Message]) -> tuple[NDArray[np.uint8], 
         for m, bits in zip(messages, flags, strict=True)
     ]
     rows[:, : _HEADER.itemsize] = np.array(headers, _HEADER).view(np.uint8).reshape(len(rows), -1)
-    words = [message.words for message in messages if message.words.size]
-    rows[has_words, _HEADER.itemsize : end] = np.array(words, ">u4").reshape(-1, job.lanes).view(np.uint8)
+    lanes = [message.words for message in messages if message.words.size]
+    rows[has_words, _HEADER.itemsize : end] = np.array(lanes, ">u4").reshape(-1, job.lanes).view(np.uint8)
     sizes = FRAME_HEADER_BYTES + _HEADER.itemsize + 4 * job.lanes * has_words
     return rows, sizes.astype(np.int32)
 

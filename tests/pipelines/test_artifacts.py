@@ -199,3 +199,43 @@ def test_compiling_without_the_compiler_says_what_is_missing(copies, monkeypatch
     monkeypatch.setenv("PATH", "")
     with pytest.raises(artifacts.PipelineError, match=r"p4c-bm2-ss: not found on PATH"):
         artifacts.compile_pipelines(*copies)
+
+
+def program_of_lanes(*primitives):
+    """Return a program of two lanes with one action."""
+    return {
+        "header_types": [{"name": "lanes_h", "fields": [["v0", 32, False], ["v1", 32, False]]}],
+        "register_arrays": [{"name": f"a.lane_{lane}", "id": lane, "size": 9} for lane in range(2)],
+        "actions": [{"name": "take", "primitives": list(primitives)}],
+    }
+
+
+def assigned(lane):
+    return {"op": "assign", "parameters": [{"type": "field", "value": ["lanes", f"v{lane}"]}]}
+
+
+def jump(target):
+    return {"op": "_jump", "parameters": [{"type": "hexstr", "value": hex(target)}]}
+
+
+def test_jumps_of_each_lane_stay_in_its_statements():
+    program = artifacts.with_lanes(program_of_lanes(jump(2), assigned(0), jump(4), assigned(1)), 3)
+    (action,) = program["actions"]
+    assert action["primitives"] == [
+        part for lane in range(3) for part in (jump(2 * lane + 2), assigned(lane))
+    ]
+    assert [array["name"] for array in program["register_arrays"]] == ["a.lane_0", "a.lane_1", "a.lane_2"]
+
+
+@pytest.mark.parametrize(
+    "primitives",
+    [[assigned(1)], [assigned(0), assigned(1), jump(1)], [jump(1), assigned(0), jump(1), assigned(1)]],
+)
+def test_an_action_with_other_statements_for_a_lane_is_refused(primitives):
+    with pytest.raises(artifacts.PipelineError, match=r"^action take: has other statements for lane 1"):
+        artifacts.with_lanes(program_of_lanes(*primitives), 2)
+
+
+def test_a_program_without_lanes_is_refused():
+    with pytest.raises(artifacts.PipelineError, match=r"^lanes_h: the program has no such header"):
+        artifacts.with_lanes({"header_types": []}, 2)

@@ -241,6 +241,50 @@ def test_atp_s_server_sums_what_finds_no_slot() -> None:
     assert row.to_servers / 8000 == pytest.approx(2 - row.in_switch, rel=0.05)
 
 
+class Careless(Worker):
+    """A worker that sends one message, and answers nothing; its timer runs out at once if it has one."""
+
+    message: Message | None = None
+    timer: float | None = None
+
+    def start(self, now: float) -> list[Message]:
+        """Send the message."""
+        return [] if self.message is None else [self.message]
+
+    def receive(self, message: Message, now: float) -> list[Message]:
+        """Ignore what arrives."""
+        return []
+
+    def next_timer(self) -> float | None:
+        """Return the timer."""
+        return self.timer
+
+    def expire(self, now: float) -> list[Message]:
+        """Send nothing."""
+        return []
+
+
+ONE = np.ones(LANES, np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({}, "worker 0 of job 1 has 0 of 2 sums, and links lost 0 packets"),
+        ({"timer": 0.0}, r"Careless\.next_timer: returns .* after each call of expire; return a later time"),
+        ({"message": Message(1 << 32, ONE)}, "chunk: 4294967296; give 0 to 4294967295"),
+        ({"message": Message(0, ONE, worker=-1)}, "worker: -1; give 0 to 255"),
+        ({"message": Message(0, ONE[1:])}, rf"words: uint32\[{LANES - 1}\] .* send uint32\[{LANES}\]"),
+        ({"message": Message(0, ONE.astype(np.int64))}, rf"words: int64\[{LANES}\] from worker 0"),
+        ({"message": Message(0, ONE, port=77)}, r"port 77: leads nowhere; send to one of 0, 1"),
+    ],
+)
+def test_a_careless_worker_gets_one_line(fields: dict[str, object], error: str) -> None:
+    protocol = replace(PROTOCOLS["atp"], worker=type("Careless", (Careless,), fields))
+    with pytest.raises(SimulationError, match=error):
+        run_protocol(scenario(2, 2 * LANES), "atp", protocol)
+
+
 def test_an_unknown_collective_gets_one_line() -> None:
     with pytest.raises(SimulationError, match=r"algorithm: 'rings' is unknown; use ring, "):
         run_collective(scenario(2, 10), "rings")
@@ -251,7 +295,7 @@ def test_the_page_about_a_program_of_one_s_own_shows_the_committed_one_and_runs(
 ) -> None:
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs/how-to/bring-your-own-aggregator.md").read_text()
-    program, session = (re.findall(rf"```{language}\n(.*?)```", page, re.S) for language in ("p4", "python"))
+    program, session = (re.findall(rf"```{language}\n(.*?)```", page, re.S) for language in ("c", "python"))
     assert (PROGRAMS / "counting.p4").read_text().endswith(program[0])
     exec(session[0], {})
     assert re.fullmatch(r"\d+ us, 3128 packets\n", capsys.readouterr().out)

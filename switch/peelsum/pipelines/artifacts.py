@@ -244,36 +244,62 @@ def json_of(base: str, lanes: int) -> str:
 
 
 def with_lanes(program: dict[str, Any], lanes: int) -> dict[str, Any]:
-    """Change a BMv2 JSON document to another number of lanes, and return it.
+    """Return a BMv2 JSON document with another number of lanes.
 
     A lane is the field `v0`, `v1` and so on of `lanes_h` and the register `lane_0`, `lane_1` and so on.
     Statements of actions that use them are repeated for each lane.
+    Raises PipelineError if there are no lanes, or an action does something else with lane 1 than with lane 0.
     """
-    (header,) = (kind for kind in program["header_types"] if kind["name"] == "lanes_h")
-    base = len(header["fields"])
-    header["fields"] = _each_lane(header["fields"], base, lanes)
+    program = without_source_info(program)
+    kinds = program.get("header_types", ())
+    fields = next((kind["fields"] for kind in kinds if kind["name"] == "lanes_h"), [])
+    base = len(fields)
+    if not base:
+        raise PipelineError("lanes_h: the program has no such header; give it fields v0, v1 and so on")
+    fields[:] = _each_lane(fields, base, lanes, "lanes_h")
     arrays = program["register_arrays"]
+    for array in arrays:
+        array["id"] = 0
     # The registers of several sets of lanes have different prefixes.
     groups = groupby(arrays, lambda array: re.sub(r"(?<=\.lane_)\d+$", "", array["name"]))
     registers = [
         array
         for name, group in groups
-        for array in (_each_lane(list(group), base, lanes) if name.endswith(".lane_") else group)
+        for array in (_each_lane(list(group), base, lanes, name) if name.endswith(".lane_") else group)
     ]
     for number, array in enumerate(registers):
         array["id"] = number
     program["register_arrays"] = registers
     for action in program["actions"]:
         if re.search(r'"v1"', json.dumps(action["primitives"])):
-            action["primitives"] = _each_lane(action["primitives"], base, lanes)
+            action["primitives"] = _each_lane(action["primitives"], base, lanes, f"action {action['name']}")
     return program
 
 
-def _each_lane(items: list[Any], base: int, lanes: int) -> list[Any]:
-    """Return the items of each lane, copied from those of lane 0, the first of `base` lanes in `items`."""
-    lane_0 = json.dumps(items[: len(items) // base])
-    names = re.compile(r'(lane_|"v)0"')
-    return [item for lane in range(lanes) for item in json.loads(names.sub(rf'\g<1>{lane}"', lane_0))]
+def _each_lane(items: list[Any], base: int, lanes: int, what: str) -> list[Any]:
+    """Return the items of each lane, copied from those of lane 0, the first of `base` lanes in `items`.
+
+    Raises PipelineError, which names `what` has the items, if those of other lanes differ.
+    """
+    size = len(items) // base
+    lane_0, names = json.dumps(items[:size]), re.compile(r'(lane_|"v)0"')
+
+    def copied(number: int) -> list[Any]:
+        copies = []
+        for lane in range(number):
+            copies += json.loads(names.sub(rf'\g<1>{lane}"', lane_0))
+            for item in copies[lane * size :]:
+                if isinstance(item, dict) and item.get("op") in ("_jump", "_jump_if_zero"):
+                    target = item["parameters"][-1]  # the number of a statement
+                    target["value"] = hex(int(target["value"], 16) + lane * size)
+        return copies
+
+    if copied(base) != items:
+        raise PipelineError(
+            f"{what}: has other statements for lane 1 than for lane 0; move those into another action, and "
+            "use `if` in place of `?:`"
+        )
+    return copied(lanes)
 
 
 def _with_length(value: str | None, lanes: int) -> str | None:

@@ -112,7 +112,7 @@ class Engine:
         while not done():
             self.now = self._next_time()
             if self.now == NEVER:
-                raise SimulationError("simulation: nothing more will happen; a packet was lost for good")
+                raise SimulationError("simulation: nothing more will happen, but hosts wait for packets")
             if self.now >= limit:
                 raise SimulationError(f"limit_s: not done after {until_s:g} s of simulated time; give more")
             self._advance()
@@ -134,7 +134,10 @@ class Engine:
 
     def send(self, source: Node, port: int, train: Train) -> None:
         """Send packets from a node's port."""
-        link, target, target_port = self._placed[id(source)].links[port]
+        links = self._placed[id(source)].links
+        if port not in links:
+            raise SimulationError(f"port {port}: leads nowhere; send to one of {', '.join(map(str, links))}")
+        link, target, target_port = links[port]
         self.arrive(target.node, target_port, link.send(train))
 
     def arrive(self, node: Node, port: int, train: Train) -> None:
