@@ -113,7 +113,7 @@ def test_stf_commands(switch, tmp_path):
         ),
         (
             {"table_entries": [EVERYTHING, EVERYTHING]},
-            "[1]: table I.everything: ((80, 90), 4, (4608, 65280), (167772672, 24)) is given twice; remove one",
+            "I.everything: ((80, 90), 4, (4608, 65280), (167772672, 24)) is given twice; remove one",
         ),
         (
             {"table_entries": [{**EVERYTHING, "match": {"small": 4, "hdr.probe.small": 4}}]},
