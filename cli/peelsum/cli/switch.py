@@ -189,11 +189,17 @@ def trace(
     device_id: Annotated[int, typer.Option(help="With --switch: its P4Runtime device_id.")] = 1,
     tls: Tls = None,
     packet: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The packet, from Ethernet on, in hexadecimal digits.")
+        str | None,
+        typer.Option(metavar="HEX", help="The packet, from its Ethernet header on, as hexadecimal digits."),
     ] = None,
     pcap: Annotated[Path | None, typer.Option(help="A pcap file, whose packets arrive in turn.")] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=DROP_PORT - 1, help="The port at which --packet or --pcap arrives.")
+        int,
+        typer.Option(
+            min=0,
+            max=DROP_PORT - 1,
+            help="For --packet and --pcap only: the port at which the packets arrive.",
+        ),
     ] = 1,
     full: Annotated[bool, typer.Option("--full", help="Print all of long actions and headers.")] = False,
     json: Json = False,
@@ -256,7 +262,12 @@ def graph(
         if output is None:
             print(text, end="")
         else:
-            output.write_text(text)
+            try:
+                output.write_text(text)
+            except OSError as error:
+                raise typer.BadParameter(
+                    f"--output: {output}: {error.strerror}; give a file that can be written"
+                ) from None
 
 
 @app.command()

@@ -28,6 +28,12 @@ EVERYTHING = {
     "action_params": {"id": 7},
     "priority": 9,
 }
+PREFIX = {
+    "table": "prefix",
+    "match": {"address": ["10.0.2.2", 24]},
+    "action_name": "in_prefix",
+    "action_params": {"id": 7},
+}
 STF = """
 # a comment
 add prefix hdr.probe.address:0x0a000202/24 in_prefix(id:0x10)
@@ -46,7 +52,8 @@ def switch():
 
 def entries_of(switch, tmp_path, content):
     path = tmp_path / "entries"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    text = json.dumps(content) if isinstance(content, dict) else content
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return load_entries(path, switch)
 
 
@@ -95,9 +102,63 @@ def test_stf_commands(switch, tmp_path):
         ({"table_entries": [{**EVERYTHING, "match": {"x": 1}}]}, "key: 'x'; give one of hdr.probe.address"),
         ({"table_entries": [{**EVERYTHING, "match": {"small": "x"}}]}, "small: 'x'; give 8 bits, as 10, 0xa"),
         ({"table_entries": [{**EVERYTHING, "match": {}}]}, "key hdr.probe.small: None; give 8 bits"),
-        ({"table_entries": [{"table": "masked"}]}, "'action_name': is missing or of another type"),
-        ({"table_entries": 5}, "is missing or of another type"),
-        ("{", "Expecting property name"),
+        ({"table_entries": [{"table": "masked"}]}, "table_entries[0]: action_name: is missing; add it"),
+        ({"table_entries": [EVERYTHING, 7]}, "table_entries[1]: 7; give an object"),
+        ({"table_entries": 5}, "table_entries: 5; give a list of objects"),
+        ({"tabel_entries": []}, "'tabel_entries': is not known; call it 'table_entries', or remove it"),
+        ({"zzz": []}, "'zzz': is not known; use target, p4info, bmv2_json, table_entries, "),
+        (
+            {"table_entries": [{**EVERYTHING, "prioritee": 3}]},
+            "table_entries[0]: 'prioritee': is not known; call it 'priority', or remove it",
+        ),
+        (
+            {"table_entries": [EVERYTHING, EVERYTHING]},
+            "I.everything: ((80, 90), 4, (4608, 65280), (167772672, 24)) is given twice; remove one",
+        ),
+        (
+            {"table_entries": [{**EVERYTHING, "match": {"small": 4, "hdr.probe.small": 4}}]},
+            "table I.everything: key hdr.probe.small: is given twice; remove one",
+        ),
+        (
+            {"table_entries": [{**EVERYTHING, "match": 7}]},
+            "table_entries[0]: table I.everything: match: 7; give an object",
+        ),
+        (
+            {"table_entries": [{**EVERYTHING, "action_params": {"id": "abc"}}]},
+            "table I.everything: action I.in_everything: id: 'abc'; give",
+        ),
+        (
+            {"table_entries": [{**EVERYTHING, "match": {"small": 4, "address": [1, 99]}}]},
+            "table I.everything: key hdr.probe.address: prefix length 99; give 0 to 32",
+        ),
+        *(
+            (
+                {"table_entries": [{**EVERYTHING, "priority": priority}]},
+                f"table I.everything: priority: {priority!r}; give a positive integer, since entries can ",
+            )
+            for priority in (None, 0, -1, "high", True, 1 << 31)
+        ),
+        (
+            {"table_entries": [{**PREFIX, "priority": "high"}]},
+            "table I.prefix: priority: 'high'; leave it out, since entries cannot overlap",
+        ),
+        (
+            {"multicast_group_entries": [{"multicast_group_id": 1, "replicas": [{"egress_port": 511}]}]},
+            "multicast_group_entries[0]: egress_port: 511; give 0 to 510, since 511 drops packets",
+        ),
+        (
+            {"clone_session_entries": [{"clone_session_id": 1, "replicas": [{}]}]},
+            "clone_session_entries[0]: replicas[0]: egress_port: is missing; add it",
+        ),
+        ("{", "; give a runtime.json of p4lang's tutorials, or .stf in UTF-8"),
+        (b"\xff", "; give a runtime.json of p4lang's tutorials, or .stf in UTF-8"),
+        (
+            "add everything small:1 in_everything(id:1)",
+            "table I.everything: priority: None; give one before the ",
+        ),
+        ("add prefix address:1 in_prefix(id:1) x", "line 1: table prefix: 'x' follows the action; remove it"),
+        ("add prefix address:1 address:2 in_prefix(id:1)", "line 1: address: is given twice; remove one"),
+        ("add prefix address:1 in_prefix(id:1, id:2)", "line 1: id: is given twice; remove one"),
         ("add x", "line 1: add: is not known or incomplete"),
         ("\nadd prefix address:1", "line 2: table prefix: 'address:1' has no action"),
         ("jump 1 2", "line 1: jump: is not known or incomplete; use add"),
@@ -131,9 +192,9 @@ def test_random_changes_of_files_raise_only_errors_of_the_softswitch(switch, tmp
                 read()
 
 
-def pcap_of(*packets, order="<", fraction=5_000, magic=0xA1B23C4D):
-    header = struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, 1 << 16, 1)
-    records = (struct.pack(f"{order}IIII", 1, fraction, len(p), len(p)) + p for p in packets)
+def pcap_of(*packets, order="<", fraction=5_000, magic=0xA1B23C4D, link_type=1, missing=0):
+    header = struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, 1 << 16, link_type)
+    records = (struct.pack(f"{order}IIII", 1, fraction, len(p), len(p) + missing) + p for p in packets)
     return header + b"".join(records)
 
 
@@ -142,9 +203,26 @@ def test_pcap(tmp_path, order, magic, us):
     path = tmp_path / "x.pcap"
     path.write_bytes(pcap_of(b"abc", b"", order=order, magic=magic))
     assert read_pcap(path, 3) == [(3, b"abc", 10**6 + us), (3, b"", 10**6 + us)]
-    path.write_bytes(path.read_bytes()[:-17])
-    with pytest.raises(SoftswitchError, match="ends within packet 1; copy the whole file"):
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"\n\r\r\n", "is not pcap; convert pcapng by `editcap -F pcap IN OUT`"),
+        (pcap_of()[:10], "ends within its header; copy the whole file"),
+        (pcap_of(), "has no packets; capture some"),
+        (pcap_of(b"abc", b"d")[:-18], "ends within packet 1; copy the whole file"),
+        (pcap_of(b"abc", b"d")[:-3], "ends within packet 2; copy the whole file"),
+        (pcap_of(b"abc", missing=2), "packet 1: has 3 of 5 bytes; capture whole packets, as `tcpdump -s 0`"),
+        (pcap_of(b"abc", link_type=101), "has link type 101; capture Ethernet, link type 1"),
+    ],
+)
+def test_wrong_pcap(tmp_path, content, problem):
+    path = tmp_path / "x.pcap"
+    path.write_bytes(content)
+    with pytest.raises(SoftswitchError) as error:
         read_pcap(path, 3)
+    assert str(error.value).startswith(f"{path}: {problem}")
 
 
 def test_packet_digits():
@@ -153,7 +231,9 @@ def test_packet_digits():
 
 def test_tables_that_observe_are_not_offered(tmp_path):
     with pytest.raises(SoftswitchError) as error:
-        entries_of(Tracer(load(P4 / "router.json")).switch, tmp_path, {"table_entries": [{"table": "x"}]})
+        entries_of(
+            Tracer(load(P4 / "router.json")).switch, tmp_path, {"table_entries": [{**ROUTE, "table": "x"}]}
+        )
     assert str(error.value).endswith(
         "table: 'x'; give one of RouterIngress.acl, RouterIngress.by_port, RouterIngress.routes, "
         "RouterIngress.routes6"
@@ -182,7 +262,12 @@ def test_wrong_arguments(arguments, problem):
 
 def test_wrong_programs(tmp_path):
     path = tmp_path / "x.json"
-    for content, problem in (("no", "not JSON"), ("{}", "has no pipelines, so it is not BMv2 JSON")):
+    for content, problem in (
+        ("no", "not JSON"),
+        ("{}", "has no pipelines, so it is not BMv2 JSON"),
+        ('{"pipelines": {}}', "has no pipeline named ingress; compile for v1model"),
+        ('{"pipelines": [{"name": "main_control"}]}', "has no pipeline named ingress; compile for v1model"),
+    ):
         path.write_text(content)
         for command in (["trace", "--packet", "00"], ["graph"]):
             done = peelsum("switch", command[0], str(path), *command[1:])

@@ -57,8 +57,12 @@ def test_the_command_writes_a_file(tmp_path):
     assert peelsum("switch", "graph", program, "--output", str(path)).returncode == 0
     assert path.read_text() == dot
     assert dot.startswith('digraph "router" {')
-    done = peelsum("switch", "graph", program, "--output", "x.png")
-    assert done.stderr == "peelsum: --output: x.png: ends in neither .svg nor .dot; give one of them\n"
+    for output, problem in (
+        ("x.png", "ends in neither .svg nor .dot; give one of them"),
+        (f"{tmp_path}/y/x.dot", "No such file or directory; give a file that can be written"),
+    ):
+        done = peelsum("switch", "graph", program, "--output", output)
+        assert done.stderr == f"peelsum: --output: {output}: {problem}\n"
 
 
 def test_the_committed_picture_has_the_program():

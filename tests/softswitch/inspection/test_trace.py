@@ -168,6 +168,43 @@ def test_a_short_packet_is_an_outcome_of_the_parser():
     assert (end["error"], end["payload_bytes"]) == ("PacketTooShort", 6)
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "line"),
+    [
+        # Resubmits without end.
+        (
+            "again",
+            struct.pack(">BBHHH", 6, 0, 0, 0, 0),
+            "  drop: after 256 passes of a packet, the softswitch refuses others, here 1\nleaves: nothing",
+        ),
+        (
+            "again",
+            struct.pack(">BBHHH", 1, 0, 57, 0, 0),
+            "  clone to session 57: is not set, so there is no clone\n",
+        ),
+        (
+            "registers",
+            struct.pack(">9I", 4, *range(8)),
+            ".r0[4]: is past the register's end, so it reads 0\n",
+        ),
+        ("registers", struct.pack(">9I", 4, *range(8)), ".r0[4]: is past the register's end, so it writes "),
+    ],
+)
+def test_text_of_what_a_switch_does_not_do(name, data, line):
+    tracer = Tracer(load(P4 / f"{name}.json"))
+    assert line in TraceWriter(tracer.program).text(tracer.trace(1, data))
+
+
+def test_a_lookahead_past_the_packet_ends_the_parser_before_it_selects():
+    tracer = Tracer(load(P4 / "router.json"))
+    trace = tracer.trace(1, bytes(12) + b"\x86\xdd" + bytes(40))
+    (state,) = (step for step in trace["steps"] if step.get("state") == "parse_ipv6")
+    assert (state["failed"], state["key"], state["next"]) == (True, [], None)
+    text = TraceWriter(tracer.program).text(trace)
+    assert "-> end of the parser" not in text
+    assert "the parser stops with the error PacketTooShort" in text
+
+
 def places(value, place=()):
     """Yield the place of each value of a JSON document, as keys and indices."""
     yield place

@@ -57,6 +57,8 @@ def parse(document: Any, name: str) -> Program:
         version = document.get("__meta__", {}).get("version", [2])
         if version[0] != 2:
             raise UnsupportedConstruct(f"{name}: BMv2 JSON version {version}; use version 2")
+        if "ingress" not in [item["name"] for item in document["pipelines"]]:
+            raise BadProgram(f"{name}: has no pipeline named ingress; compile for v1model (p4c-bm2-ss)")
         program = read(document, name)
         generate(program, True, False)  # finds unsupported constructs; a switch gets the code from its cache
     except (KeyError, TypeError, IndexError, ValueError, OverflowError, AttributeError) as error:

@@ -1,7 +1,7 @@
 """Adds `Observe` statements to a program, so that the interpreter reports a packet's way through it.
 
 Each parser state, operation, table, condition, action and statement is a point, observed just before it runs.
-A point of a pipeline is a table without a key, whose only action observes: such tables need no lookup.
+In a pipeline, each point is an added table without a key; its only action reports the point.
 """
 
 from __future__ import annotations

@@ -77,6 +77,8 @@ class TraceWriter:
         """Yield the lines of a step."""
         source = step.get("source")
         match step:
+            case {"step": "clone", "ports": []}:
+                yield f"  clone to session {step['session']}: is not set, so there is no clone", None
             case {"step": kind} if kind in _STEPS:
                 yield _STEPS[kind].format_map(step), None
             case {"step": "pass", "packet": packet}:
@@ -127,7 +129,8 @@ class TraceWriter:
         outcome = str(step.get("outcome")).lower()
         texts = [_STATEMENTS[kind].format_map({**step, "outcome": outcome})] if kind in _STATEMENTS else []
         if step.get("before", 0) is None:
-            texts = [f"{kind.split('_')[0]} {step['register']}[{step['index']}]: past the register's end"]
+            verb = "reads 0" if kind == "read_register" else "writes nothing"
+            texts = [f"{step['register']}[{step['index']}]: is past the register's end, so it {verb}"]
         texts += map(self._change, step["changed"])
         if not texts and "field" in step:
             texts = [f"{self._pair(step['field'], step['value'])}, as before"]

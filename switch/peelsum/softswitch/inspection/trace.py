@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS
 from peelsum.softswitch.compiler.emit_statements import CLONE_FLAG
 from peelsum.softswitch.compiler.layout import ROW_ENTRY
 from peelsum.softswitch.compiler.loading import Generated
@@ -59,8 +60,13 @@ class Tracer:
         self._pass: tuple[int, ...] = ()
         self._finish: Callable[[_State], None] = lambda state: None
         self._departures: list[tuple[Step, _State]] = []
+        refused = self.switch.refused_passes
         frames = self.switch.process(Frames.of([(port, packet)]), now_us).pairs()
         self._leave()
+        refused = self.switch.refused_passes - refused
+        if refused:
+            reason = f"after {MOST_ITEMS} passes of a packet, the softswitch refuses others, here {refused}"
+            self._add("drop", reason=reason)
         for (step, state), (step["port"], data) in zip(self._departures, frames, strict=True):
             step.update(bytes=data.hex(), changed=self._changed_by_checksums(step["headers"], state, data))
         digests = [{"digest": name, "values": values} for name, values in self.switch.messages.digests]
@@ -129,11 +135,11 @@ class Tracer:
     def _at_state(self, point: Point, operands: list[int]) -> None:
         if self._steps[-1]["step"] == "state":
             self._steps[-1]["next"] = point.name
-        self._body = self._add("state", state=point.name, operations=[], key=[], next=None, failed=False)[
-            "operations"
-        ]
+        step = self._add("state", state=point.name, operations=[], key=[], next=None, failed=True)
+        self._body = step["operations"]
 
     def _at_select(self, point: Point, operands: list[int]) -> None:
+        self._steps[-1]["failed"] = False
         self._steps[-1]["key"] = [
             {"field": expression_text(expression), "value": value}
             for expression, value in zip(point.node.key, operands, strict=True)
@@ -195,7 +201,7 @@ class Tracer:
 
         def finish(state: _State) -> None:
             if isinstance(node, (model.Extract, model.ExtractNext)):
-                failed = self._steps[-1]["failed"] = bool(self._variables["parser_error"])
+                failed = bool(self._variables["parser_error"])
                 extracted = self.program.headers[self._extracted(node, state, failed)]
                 fields = {part.name: state[extracted.name, part.name] for part in extracted.fields}
                 del step["changed"]
@@ -213,8 +219,6 @@ class Tracer:
                     step["value"] = state[header, field]
                 case ops.SetValidity(header):
                     step["value"] = bool(state[header, VALID])
-                case model.Verify() | model.Advance():
-                    self._steps[-1]["failed"] = bool(self._variables["parser_error"])
 
         self._finish = finish
 
@@ -280,7 +284,10 @@ class Tracer:
                 self._departures.append((self._add("send", port=0, bytes="", headers=headers), state))
 
     def _changed_by_checksums(self, headers: list[str], state: _State, data: bytes) -> list[Step]:
-        """Return the fields in which a packet that left differs from egress's end: updated checksums."""
+        """Return the fields that checksum updates changed.
+
+        These are the fields that differ from their values at the end of egress.
+        """
         changes, start = [], 0
         for header in (self.program.headers[name] for name in headers):
             if header.varbit or start + header.bits // 8 > len(data):

@@ -426,7 +426,7 @@ def _key_error(value_or_pair: KeyValue, key: TableKey) -> str | None:
         return f"{value} does not fit {key.bits} bits"
     if key.kind == "lpm":
         if not 0 <= second <= key.bits:
-            return f"prefix length {second} is not in 0..{key.bits}"
+            return f"prefix length {second}; give 0 to {key.bits}"
         return "has bits beyond its prefix; clear them" if value & largest >> second else None
     if not 0 <= second <= largest:
         return f"{second} does not fit {key.bits} bits"
