@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.rivals.collectives import COLLECTIVES, ring
 from benchmarks.rivals.flows import run_collective
-from benchmarks.rivals.program_bench import Message, RivalRow, SlotJob, Worker, run_protocol
+from benchmarks.rivals.program_bench import RESEND, Message, RivalRow, SlotJob, Worker, run_protocol
 from benchmarks.rivals.slot_protocols import (
     PROGRAMS,
     PROTOCOLS,
@@ -276,7 +276,7 @@ ONE = np.ones(LANES, np.uint32)
         ({"message": Message(0, ONE, worker=-1)}, "worker: -1; give 0 to 255"),
         ({"message": Message(0, ONE[1:])}, rf"words: uint32\[{LANES - 1}\] .* send uint32\[{LANES}\]"),
         ({"message": Message(0, ONE.astype(np.int64))}, rf"words: int64\[{LANES}\] from worker 0"),
-        ({"message": Message(0, ONE, port=77)}, r"port 77: leads nowhere; send to one of 0, 1"),
+        ({"message": Message(0, ONE, flags=RESEND, port=77)}, r"port 77: leads nowhere; send to one of 0, 1"),
     ],
 )
 def test_a_careless_worker_gets_one_line(fields: dict[str, object], error: str) -> None:

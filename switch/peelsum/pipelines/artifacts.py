@@ -252,7 +252,7 @@ def with_lanes(program: dict[str, Any], lanes: int) -> dict[str, Any]:
     """
     program = without_source_info(program)
     kinds = program.get("header_types", ())
-    fields = next((kind["fields"] for kind in kinds if kind["name"] == "lanes_h"), [])
+    fields: list[Any] = next((kind["fields"] for kind in kinds if kind["name"] == "lanes_h"), [])
     base = len(fields)
     if not base:
         raise PipelineError("lanes_h: the program has no such header; give it fields v0, v1 and so on")
