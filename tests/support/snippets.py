@@ -21,6 +21,7 @@ from terminals import Terminal
 REASONS = (
     "installs",
     "needs BMv2",
+    "needs Graphviz",
     "needs Open MPI",
     "needs a checkout",
     "needs files of your own",
