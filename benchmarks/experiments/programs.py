@@ -268,7 +268,7 @@ EXPERIMENT = Experiment(
     keys=("switch",),
     sizes={
         "quick": Size([{"program": ("basic", "calc"), "seconds": 0.5}], 1),
-        "usual": Size([{"program": tuple(PROGRAMS), "seconds": 1.0}], 3),
+        "usual": Size([{"program": tuple(PROGRAMS), "seconds": 1.0}], 1),
     },
     choices={"program": tuple(PROGRAMS)},
     ranges={"seconds": (0.1, 3600)},
