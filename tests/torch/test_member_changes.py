@@ -1,5 +1,6 @@
 """Results that another rank sends, stalls while members change, and a lease that two threads use."""
 
+import json
 import socket
 import threading
 
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from peelsum.torch import switch_seat
 from peelsum.torch.member_changes import MemberChanges
 from peelsum.torch.sparse_sums import SparseTensor
 from peelsum.transport.config import JobConfig
-from peelsum.transport.errors import StalledError
+from peelsum.transport.errors import StalledError, TransportError
 from peelsum.transport.lease import Generation, Lease
 
 
@@ -112,3 +114,25 @@ def test_a_step_begins_while_a_sum_checks_the_lease():
         assert not errors
         lease[0].close()
         links[0].close()
+
+
+def test_a_rank_that_enters_is_ready_only_once_its_loops_are_compiled(monkeypatch):
+    """From then on, the others wait for it."""
+    happened = []
+    monkeypatch.setattr(switch_seat, "warm_up", lambda lanes: happened.append(lanes))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            connection = listening.accept()[0]
+            with connection, connection.makefile("rb") as lines:
+                happened.append(json.loads(lines.readline())["call"])
+                connection.sendall(b'{"entering": 3, "lanes": 64}\n')
+                happened.append(json.loads(lines.readline())["call"])
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        host, port = listening.getsockname()
+        with pytest.raises(TransportError, match="the run has ended"):
+            switch_seat.connect_to_run(f"//{host}:{port}", None)
+        answering.join()
+    assert happened == ["enter", 64, "ready"]
