@@ -43,8 +43,9 @@ def tracer_of_switch(address: str, device_id: int, identity: TlsIdentity | None)
             pipeline = InstalledPipeline(response.config, cast(Any, device))
 
             def read(selector: p4r.Entity) -> Iterator[p4r.Entity]:
+                request = p4r.ReadRequest(device_id=device_id, entities=[selector])
                 try:
-                    for answer in stub.Read(p4r.ReadRequest(device_id=device_id, entities=[selector])):
+                    for answer in stub.Read(request, timeout=_TIMEOUT_S):
                         yield from answer.entities
                 except grpc.RpcError as error:
                     if error.code() != grpc.StatusCode.UNIMPLEMENTED:

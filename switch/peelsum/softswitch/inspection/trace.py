@@ -112,7 +112,8 @@ class Tracer:
         self._variables = dict(variables)  # the interpreter reuses the dictionary
         self._finish(state)
         self._finish = lambda state: None
-        getattr(self, f"_at_{point.kind}")(point, operands)
+        if point.kind != "end":  # there, the step before is finished, and none begins
+            getattr(self, f"_at_{point.kind}")(point, operands)
 
     def _step(self, kind: str, source: ops.Source | None = None, **values: Any) -> Step:
         """Return a new step of the trace."""
@@ -161,9 +162,6 @@ class Tracer:
         else:
             self._add("ingress")
         self._phase = point.name
-
-    def _at_end(self, point: Point, operands: list[int]) -> None:
-        pass  # the step before it is finished
 
     def _at_condition(self, point: Point, operands: list[int]) -> None:
         text = expression_text(point.node.condition)
