@@ -72,12 +72,12 @@ def summaries(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
     for labels, of_point in rows.groupby(experiment.labels, sort=False) if len(rows) else ():
         point: dict[str, Any] = dict(zip(experiment.labels, labels, strict=True))
         for name, (texts, values) in columns.items():
-            given = [row for row in of_point.index if texts[row] != ""]
-            if not given or np.isnan(values[given]).any():
-                point[name] = ", ".join(dict.fromkeys(texts[given])) or None
+            filled = [row for row in of_point.index if texts[row] != ""]
+            if not filled or np.isnan(values[filled]).any():
+                point[name] = ", ".join(dict.fromkeys(texts[filled])) or None
             else:
-                low, high = interval(values[given].tolist())
-                point |= {name: float(np.median(values[given])), f"{name}_low": low, f"{name}_high": high}
+                low, high = interval(values[filled].tolist())
+                point |= {name: float(np.median(values[filled])), f"{name}_low": low, f"{name}_high": high}
         modelled = of_point["modelled"].iloc[0] == "True"
         points.append(point | {"modelled": modelled, "notes": [*filter(None, of_point["note"].unique())]})
     frame = pd.DataFrame(points, columns=None if points else [*experiment.labels, *experiment.figures])
