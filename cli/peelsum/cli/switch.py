@@ -220,6 +220,8 @@ def trace(
             parse_address(switch, "the switch")
         except ValueError as error:
             raise typer.BadParameter(f"--switch: {error}") from None
+    if switch is None and (tls is not None or device_id != 1):
+        raise typer.BadParameter("--switch: is missing; --device-id and --tls are for a running switch")
     if switch is not None and program is not None:
         raise typer.BadParameter(f"--switch: {switch}: has a program; leave out {program}")
     with exit_on_errors(SoftswitchError, PipelineError, *OPTION_ERRORS):

@@ -250,6 +250,7 @@ def test_tables_that_observe_are_not_offered(tmp_path):
         (["--pcap", "missing"], "missing: No such file or directory; give a file that can be read"),
         (["--packet", "00", "--switch", "x"], "--switch: x: give the switch as host:port"),
         (["--packet", "00", "--switch", "127.0.0.1:1"], "--switch: 127.0.0.1:1: has a program; leave out"),
+        (["--packet", "00", "--device-id", "2"], "--switch: is missing; --device-id and --tls are for a"),
     ],
 )
 def test_wrong_arguments(arguments, problem):
