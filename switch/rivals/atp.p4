@@ -1,4 +1,4 @@
-// ATP's switch, written from the paper: Lao et al., "ATP: In-network Aggregation for Multi-tenant Learning",
+// ATP's switch, after the paper: Lao et al., "ATP: In-network Aggregation for Multi-tenant Learning",
 // NSDI'21, sections 3.2 to 3.6, for one rack. Hosts choose the slot (ATP's aggregator) by a hash.
 //
 // Uses job, workers (the fan-in degree), result, resend, collision, ecn, slot, port, chunk (the sequence number),

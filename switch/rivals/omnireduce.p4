@@ -1,4 +1,4 @@
-// OmniReduce's aggregator in a switch, written from the paper: Fei et al., "Efficient Sparse Collective
+// OmniReduce's aggregator in a switch, after the paper: Fei et al., "Efficient Sparse Collective
 // Communication and its Application to Accelerate Distributed Deep Learning", SIGCOMM'21, algorithms 1 and 2.
 // A block has as many values as a packet has lanes, and a slot serves one stream of blocks.
 //

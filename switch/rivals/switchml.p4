@@ -1,4 +1,4 @@
-// SwitchML's switch, written from the paper: Sapio et al., "Scaling Distributed Machine Learning with
+// SwitchML's switch, after the paper: Sapio et al., "Scaling Distributed Machine Learning with
 // In-Network Aggregation", NSDI'21, sections 3.4, 3.5 (algorithm 3) and 3.7.
 //
 // Uses job, workers, version, worker, slot, and extra: the exponent of the largest value that this worker will

@@ -1,4 +1,4 @@
-// THC's switch, written from the paper: Li et al., "THC: Accelerating Distributed Deep Learning Using Tensor
+// THC's switch, after the paper: Li et al., "THC: Accelerating Distributed Deep Learning Using Tensor
 // Homomorphic Compression", NSDI'24 (arXiv 2302.08545). Workers send a 4-bit index for each value. The switch looks
 // up each index's level, of 8 bits, and adds levels, so that nothing is decompressed before it is added.
 //
