@@ -32,7 +32,7 @@ from peelsum.summation import Part, Words
 
 #: Timers for round trips of microseconds, in place of those for a host's system calls.
 QUICK = TimersSection(
-    first_answer=2e-3, resend_least=1e-4, resend_most=5e-3, need=5e-4, need_most=2e-2, reply_gap=5e-5
+    first_answer=2e-3, resend_least=1e-4, resend_most=5e-3, need=5e-4, need_most=2e-2, reply_gap=1e-5
 )
 
 

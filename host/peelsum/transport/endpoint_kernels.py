@@ -451,13 +451,19 @@ def _pause(state: WorkerState, limits: Limits) -> float:
     """Return how long a chunk may be unanswered before it counts as lost, in seconds.
 
     That is one and a half usual round trips, or as many usual silences between two results if those are
-    longer: another worker may submit its chunks slowly. While results show losses, silences are due to them.
+    longer: another worker may submit its chunks slowly. While results show losses, silences are due to them,
+    and what a usual round trip takes beyond the shortest one counts in proportion to the chunks that are
+    unanswered: at the end of a sum hardly any packet waits in a queue.
     """
     usual = state.clock[Clock.USUAL]
     if usual < 0:
         return float(limits.patience / 2)
     if state.cursors[Cursor.BASE] >= state.congestion[congestion.Number.LOSSY_UNTIL]:
         usual = max(usual, state.clock[Clock.SILENCE])
+    else:
+        unanswered = state.cursors[Cursor.BEGUN] - state.counts[Count.RESULTS]
+        least = min(usual, state.clock[Clock.RTT_LEAST])
+        usual = least + (usual - least) * min(1.0, unanswered / congestion.size(state.congestion))
     return float(PROBE_RATIO * usual)
 
 
