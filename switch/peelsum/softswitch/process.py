@@ -326,6 +326,7 @@ def run(
                 # Interfaces' switches accept every port in a group, as BMv2 does.
                 ports=None if settings.interfaces else {*ports.ports, settings.cpu_port},
                 secret_ports=ports.ports if isinstance(ports, UdpPorts) else None,
+                port_is_up=ports.is_up if isinstance(ports, InterfacePorts) else lambda port: True,
             )
             stack.callback(device.close)
             server = serve(device, settings.p4runtime, identity, any_address=settings.as_bmv2)

@@ -245,6 +245,45 @@ def test_action_sets_are_written_and_read_as_they_are(entities, device, ids):
     assert code_of(entities, "INSERT", table_entry=balanced(ids, 2, **many)) == "RESOURCE_EXHAUSTED"
 
 
+def test_members_whose_watched_port_is_down_are_not_chosen(schema, ids, device):
+    up = {1, 2}
+    device.port_is_up = up.__contains__
+    pipeline = InstalledPipeline(schema.get_pipeline_config(), device)
+    entities, profile = pipeline.entities, pipeline.switch.profiles["ExternsIngress.paths"]
+    for number in (1, 2, 3):
+        assert code_of(entities, "INSERT", action_profile_member=member(ids, number, 10 * number)) == "OK"
+    watching = group(ids, 9, (1, 2, b"\1"), (2, 1, b"\2"), (3, 1, b""))
+    assert code_of(entities, "INSERT", action_profile_group=watching) == "OK"
+    entries = [
+        balanced(ids, 1, action_profile_group_id=9),
+        balanced(ids, 2, **action_set(ids, (40, 1), (50, 1))),  # both watch port 1
+    ]
+    for entry in entries:
+        assert code_of(entities, "INSERT", table_entry=entry) == "OK"
+
+    def chosen(key):
+        pipeline.check_ports()
+        frames = [(0, packet(TABLES, key, flow)) for flow in range(0, 1 << 16, 163)]
+        sent = [port for port, _ in pipeline.switch.process(Frames.of(frames), 0).pairs()]
+        return {port: round(4 * sent.count(port) / len(sent)) for port in sent}
+
+    assert (chosen(1), chosen(2)) == ({10: 2, 20: 1, 30: 1}, {40: 2, 50: 2})
+    untouched = chosen(0)  # what the table does without a choice
+    up.discard(1)
+    assert (chosen(1), chosen(2)) == ({20: 2, 30: 2}, untouched)
+    assert profile.watched_ports == {1, 2}
+    # A list keeps the room of members that are down, also while it moves.
+    fill = group(ids, 10, (3, 20, b""))
+    for kind in ("INSERT", "DELETE") * 20:
+        assert code_of(entities, kind, action_profile_group=fill) == "OK"
+    assert (chosen(1), chosen(2)) == ({20: 2, 30: 2}, untouched)
+    assert read(entities, action_profile_group=p4r.ActionProfileGroup()) == [watching]
+    assert read(entities, table_entry=p4r.TableEntry(table_id=ids["balanced"])) == entries
+    assert code_of(entities, "DELETE", action_profile_member=member(ids, 1, 10)) == "FAILED_PRECONDITION"
+    up.add(1)
+    assert (chosen(1), chosen(2)) == ({10: 2, 20: 1, 30: 1}, {40: 2, 50: 2})
+
+
 # --- value sets -----------------------------------------------------------------------------------
 
 

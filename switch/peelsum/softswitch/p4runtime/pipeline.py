@@ -55,7 +55,13 @@ class InstalledPipeline:
         self.info, program = verify(config)
         self.switch = device.build(program)
         self.entities = Entities(self.info, self.switch, device.ports, device.secret_ports)
+        self._port_is_up = device.port_is_up
         self.initial_defaults = list(self.read(_DEFAULTS))
+
+    def check_ports(self) -> None:
+        """Choose only members of groups whose watched ports are up now."""
+        for profile in self.switch.profiles.values():
+            profile.set_down({port for port in profile.watched_ports if not self._port_is_up(port)})
 
     def copy_state(self, source: InstalledPipeline) -> None:
         """Copy another pipeline's forwarding state, for RECONCILE_AND_COMMIT.
