@@ -142,7 +142,7 @@ def rows_out_of_order() -> dict[str, object]:
     return {
         "small": bool(np.array_equal(small, data[[0, 2], :60])),
         "large": bool(np.array_equal(large, data[[1, 3]])),
-        "no_such_port": wired.ports.unknown_port_frames,
+        "no_such_port": wired.ports.unsent_frames["unknown_port"],
     }
 
 

@@ -207,9 +207,9 @@ class InterfacePorts:
         return {number: f"{families[port.method]}, {port.why}" for number, port in self.ports.items()}
 
     @property
-    def unknown_port_frames(self) -> int:
-        """Number of frames dropped because their egress port does not exist."""
-        return int(self.wires.dropped[0])
+    def unsent_frames(self) -> dict[str, int]:
+        """Frames from the program that no port sent, by reason: the egress port does not exist."""
+        return {"unknown_port": int(self.wires.dropped[0])}
 
     def is_up(self, port: int) -> bool:
         """Return whether a port exists and its interface has a link, and so can send frames."""
