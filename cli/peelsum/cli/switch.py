@@ -51,7 +51,7 @@ def run_softswitch(settings: SwitchSettings, service: Service) -> None:
     def observe(read_counts: Callable[[], SwitchCounts]) -> ExitStack:
         def read_metrics() -> Values:
             counts = asdict(read_counts())
-            return switch_values(counts["lanes"], counts["verdicts"], counts["ports"], counts["queues"])
+            return switch_values(**counts)
 
         stack = ExitStack()
         url.update(service.serve_metrics(stack, "switch", read_metrics))

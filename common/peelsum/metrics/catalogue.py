@@ -43,6 +43,7 @@ SWITCH = (
     Metric("peelsum_switch_port_challenged_hellos_total", "Hellos that had to prove a secret", _PORT),
     Metric("peelsum_switch_port_refused_hellos_total", "Hellos without proof, or for a port in use", _PORT),
     Metric("peelsum_switch_port_dropped_packets_total", "Packets that a port dropped", ("port", "reason")),
+    Metric("peelsum_switch_unsent_packets_total", "Packets from the program that no port sent", ("reason",)),
     Metric("peelsum_switch_queue_sent_packets_total", "Packets that passed a port's queue", _PORT),
     Metric("peelsum_switch_queue_dropped_packets_total", "Packets that found a port's queue full", _PORT),
     Metric("peelsum_switch_queue_deepest_packets", "Most packets in a port's queue so far", _PORT),
@@ -140,10 +141,12 @@ def switch_values(
     verdicts: Mapping[str, tuple[int, int]],
     ports: Mapping[int, Mapping[str, int]],
     queues: Mapping[int, Mapping[str, float]],
+    unsent: Mapping[str, int],
 ) -> Values:
     """Return the values of a switch's metrics.
 
-    verdicts: packets and bytes by the verdict's name. ports, queues: counters by port.
+    verdicts: packets and bytes by the verdict's name. ports, queues: counters by port. unsent: packets by
+    reason.
     """
     values: Values = {}
     _add(values, "peelsum_switch_lanes", (), lanes)
@@ -156,6 +159,8 @@ def switch_values(
                 _add(values, f"peelsum_switch_port_{_PORT_METRICS[name]}_total", (str(port),), count)
             else:
                 _add(values, "peelsum_switch_port_dropped_packets_total", (str(port), name), count)
+    for reason, count in unsent.items():
+        _add(values, "peelsum_switch_unsent_packets_total", (reason,), count)
     for port, queue in queues.items():
         for name, metric in _QUEUE_METRICS.items():
             _add(values, f"peelsum_switch_queue_{metric}", (str(port),), queue[name])

@@ -276,6 +276,8 @@ class SwitchCounts:
     """32-bit values per packet of the running pipeline; 0 without one, or if it is not peelsum's."""
     verdicts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Packets and bytes by the verdict of peelsum's program."""
+    unsent: Mapping[str, int] = field(default_factory=dict)
+    """Packets from the program that no port sent, by reason."""
 
 
 def run(
@@ -326,6 +328,7 @@ def run(
                 # Interfaces' switches accept every port in a group, as BMv2 does.
                 ports=None if settings.interfaces else {*ports.ports, settings.cpu_port},
                 secret_ports=ports.ports if isinstance(ports, UdpPorts) else None,
+                port_is_up=ports.is_up if isinstance(ports, InterfacePorts) else lambda port: True,
             )
             stack.callback(device.close)
             server = serve(device, settings.p4runtime, identity, any_address=settings.as_bmv2)
@@ -374,7 +377,8 @@ def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts
     if cells is not None:
         counted = zip(Verdict, cells.values().tolist(), strict=False)
         verdicts = {verdict.name.lower(): (int(packets), int(size)) for verdict, (packets, size) in counted}
-    return SwitchCounts(port_counts, queues.counts() if queues else {}, lanes, verdicts)
+    queue_counts = queues.counts() if queues else {}
+    return SwitchCounts(port_counts, queue_counts, lanes, verdicts, ports.unsent_frames)
 
 
 def _open_udp_ports(settings: SwitchSettings, accepts_any_hello: bool) -> Ports:

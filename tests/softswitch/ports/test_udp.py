@@ -129,7 +129,7 @@ def test_a_packet_for_a_port_without_peer_is_dropped_and_counted() -> None:
         frames.port[:] = (2, 9, 1)
         ports.send(frames)
         assert ports.ports[2].counts.unreachable == 1
-        assert ports.unknown_port_frames == 1
+        assert ports.unsent_frames == {"malformed": 0, "unknown_port": 1}
         assert np.array_equal(received(host, SIZE), packets(3)[2:])
 
 
@@ -163,7 +163,7 @@ def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offs
         else:
             frames.data[0, offset] = value
         ports.send(frames)
-        assert ports.malformed_frames == 1
+        assert ports.unsent_frames == {"malformed": 1, "unknown_port": 0}
         assert np.array_equal(received(host, SIZE), packets(2)[1:])
 
 

@@ -145,7 +145,7 @@ def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespac
     got = turn_until(rig, 2, 20)
     assert np.array_equal(got, results(20))
     assert [raw[FRAME_HEADER_BYTES:] for raw in delivered] == [bytes(row) for row in results(20)]
-    assert rig.ports.unknown_port_frames == 0
+    assert rig.ports.unsent_frames["unknown_port"] == 0
     rig.job.rig.set_group(1, [2])
     rig.hosts[SERVER].send(results(3))
     assert len(turn_until(rig, 2, 3)) == 3
@@ -233,7 +233,7 @@ def test_a_port_with_a_rate_keeps_it_while_others_send_at_once() -> None:
         assert np.array_equal(turn_until(rig, 2, 30), results(30))
         assert np.array_equal(turn_until(rig, 1, 30), results(30))
         assert time.monotonic() - began >= 30 * FRAME_BITS / 0.5e6
-        assert (rig.ports.unknown_port_frames, rig.ports.malformed_frames) == (0, 0)
+        assert rig.ports.unsent_frames == {"malformed": 0, "unknown_port": 0}
 
 
 def test_what_exceeds_a_queue_is_dropped_and_the_rest_leaves_in_order() -> None:

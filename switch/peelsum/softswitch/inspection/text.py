@@ -131,6 +131,8 @@ class TraceWriter:
         if step.get("before", 0) is None:
             verb = "reads 0" if kind == "read_register" else "writes nothing"
             texts = [f"{step['register']}[{step['index']}]: is past the register's end, so it {verb}"]
+        if not step.get("exists", True):
+            texts[0] += ": is past its end, so nothing happens"
         texts += map(self._change, step["changed"])
         if not texts and "field" in step:
             texts = [f"{self._pair(step['field'], step['value'])}, as before"]

@@ -226,9 +226,11 @@ class Tracer:
             case ops.ReadRegister(register=str(name)) | ops.WriteRegister(register=str(name)):
                 return {"register": name, "index": operands[0], "before": self._cell(name, operands[0])}
             case ops.CountAt(counter=name):
-                return {"counter": name, "index": operands[0]}
+                exists = operands[0] < self.program.counters[name].size
+                return {"counter": name, "index": operands[0], "exists": exists}
             case ops.ExecuteMeter(meter=name):
-                return {"meter": name, "index": operands[0]}
+                exists = operands[0] < self.program.meters[name].size
+                return {"meter": name, "index": operands[0], "exists": exists}
             case ops.Clone():
                 return {"session": operands[0] % CLONE_FLAG}
             case ops.Truncate():

@@ -82,7 +82,8 @@ class ProfileEntries:
         if 0 < limit < size:
             raise exhausted(f"{what}: has size {size}, more than {limit}")
         write = state.insert_group if kind == p4r.Update.INSERT else state.modify_group
-        write(entry.group_id, weights)
+        ports = {item.member_id: port for item in entry.members if (port := _watched_port(item)) is not None}
+        write(entry.group_id, weights, ports)
         self._groups[key] = group = p4r.ActionProfileGroup()
         group.CopyFrom(entry)
 
@@ -124,7 +125,7 @@ class ProfileEntries:
         for item in message.action_profile_actions:
             action, params = decode_action(item.action, self._actions, profile.actions, profile.name)
             weight = self._checked_weight(item, profile)
-            actions.append(WeightedAction(action.name, params, weight, item.watch_port))
+            actions.append(WeightedAction(action.name, params, weight, _watched_port(item)))
         size = sum(item.weight for item in actions)
         if 0 < profile.max_group_size < size:
             raise invalid(f"{profile.name}: an action set of size {size} exceeds {profile.max_group_size}")
@@ -141,8 +142,8 @@ class ProfileEntries:
         for item in choice.actions:
             action = encode_action(self._actions_by_name[item.action], item.params)
             added = message.action_profile_actions.add(action=action, weight=item.weight)
-            if item.watch_port:
-                added.watch_port = item.watch_port
+            if item.watched_port is not None:
+                added.watch_port = to_bytes(item.watched_port)
         return p4r.TableAction(action_profile_action_set=message)
 
     def _checked_weight(self, item: p4r.ActionProfileAction | _GroupMember, profile: ProfileInfo) -> int:
@@ -171,3 +172,8 @@ class ProfileEntries:
         if number == 0:
             raise invalid("member_id or group_id: 0 selects all when reading; use another")
         return self._profiles[profile_id]
+
+
+def _watched_port(item: p4r.ActionProfileAction | _GroupMember) -> int | None:
+    """Return the port that an item of a group or action set watches; None for none."""
+    return int.from_bytes(item.watch_port, "big") if item.watch_port else None
