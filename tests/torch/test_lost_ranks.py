@@ -11,13 +11,19 @@ from pathlib import Path
 from random import Random
 
 import lost_ranks
+import numpy as np
 import psutil
 import pytest
 import stopped_ranks
+import torch
 from free_ports import KeptPort
 from patience import PATIENCE_S, until
 from served_job import Controlling, Switch, described, served_to_four
 from torch_ranks import run_ranks
+
+from peelsum.allreduce import LocalSummation
+from peelsum.compress import DGC, CompressedSum, Memory, PowerSGD, Single, StarTopK, TopK
+from peelsum.torch.checkpoint import saved_files
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -79,6 +85,36 @@ def check_sums(ranks):
     return sums
 
 
+def check_compressed_sums(ranks, compressor):
+    """Check that all ranks have the averages that undisturbed workers with the named members have.
+
+    These are threads of this process, each with a memory of its own from its first step on. Return the
+    members of each average by step, and the memories.
+    """
+    records = {}
+    for rank_records, (_, message, _) in ranks:
+        assert not message
+        for step, averages, _, parameters in rank_records:
+            assert records.setdefault(step, (averages, parameters)) == (averages, parameters)
+    memories, before = {}, ()
+    for step, (averages, _) in sorted(records.items()):
+        for bucket, (members, bits) in enumerate(averages):
+            memories.update({rank: Memory() for rank in members if rank not in before})
+            for memory in memories.values() if members != before else ():
+                memory.kept.clear()  # a rank that enters would not have it
+            before = members
+
+            def sums(rank, summation, step=step, bucket=bucket):
+                compressed = CompressedSum(summation, compressor, memories[rank])
+                tensors = {f"p{bucket}": lost_ranks.gradient(rank, step, bucket)}
+                return compressed.sum(tensors, step)[f"p{bucket}"].values
+
+            with ThreadPoolExecutor(len(members)) as pool:
+                results = list(pool.map(sums, members, LocalSummation.group(len(members))))
+            assert bits == lost_ranks.digest(results[0])
+    return {step: averages for step, (averages, _) in sorted(records.items())}, memories
+
+
 def planned(random, world):
     """Return the kills of a run: of one rank, of two and of three, or of fewer if there are not so many."""
     ranks, kills, step = random.sample(range(world), world - 1), {}, 0
@@ -99,15 +135,16 @@ def repair_times(kills, left, killed_at):
     return times
 
 
-def check_run(job, folder, seed, world):
+def check_run(job, folder, seed, world, **options):
     """Run ranks of which some are killed; check all sums, and return the times of `repair_times`."""
     random = Random(seed)
     kills, steps = planned(random, world)
-    arguments = steps, kills, folder, {"on_lost": "continue"}
+    arguments = steps, kills, folder, {"on_lost": "continue", **options}
     ranks = run_ranks(world, lost_ranks.train, *arguments, environments=[job] * world)
     assert {rank for rank, result in enumerate(ranks) if result is None} == set(kills)
     left = [result for result in ranks if result is not None]
-    sums = check_sums(left)
+    compressor = options.get("compressor")
+    sums = check_compressed_sums(left, compressor)[0] if compressor else check_sums(left)
     assert len(sums) == steps
     assert sums[steps - 1][-1][0] == tuple(sorted(set(range(world)) - set(kills)))
     return repair_times(kills, left, lost_ranks.killed_at(folder))
@@ -128,6 +165,33 @@ def test_those_that_are_left_of_eight_go_on(job_of_eight, tmp_path, seed):
     times = check_run(job_of_eight, tmp_path, seed, 8)
     print("ms from the last kill to the step's end:", *(round(1000 * time_s) for time_s in times))
     assert max(times) < SOON_S
+
+
+COMPRESSORS = [TopK(0.02), DGC(0.02), StarTopK(0.02), PowerSGD(2), TopK(0.02, quantizer=Single())]
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_residuals_of_those_that_are_left_stay(job, tmp_path, compressor, seed):
+    """Also those of ranks that get a result from another: later sums have the same bits as if undisturbed."""
+    check_run(job, tmp_path, seed, 4, compressor=compressor)
+
+
+def test_a_checkpoint_after_a_loss_has_the_residuals_of_those_that_are_left(job, tmp_path):
+    (killed := tmp_path / "killed").mkdir()
+    arguments = 8, {1: (3, 0.005)}, killed, {"on_lost": "continue", "compressor": TopK(0.02)}, {}, 0, tmp_path
+    ranks = run_ranks(4, lost_ranks.train, *arguments, environments=[job] * 4)
+    _, memories = check_compressed_sums([result for result in ranks if result is not None], TopK(0.02))
+    files = saved_files(tmp_path)
+    assert sorted(files) == [(0, 3), (1, 3), (2, 3)]
+    for (place, _), path in files.items():
+        saved = torch.load(path)
+        assert saved["steps"] == 8
+        residuals = memories[(0, 2, 3)[place]].residuals
+        assert saved["residuals"].keys() == residuals.keys() == {"p0", "p1", "p2"}
+        for name, residual in residuals.items():
+            for array, values in saved["residuals"][name].items():
+                assert values is None or np.array_equal(values, getattr(residual, array))
 
 
 def test_a_rank_that_is_stopped_for_a_while_goes_on(job, tmp_path):
@@ -190,12 +254,13 @@ def test_a_rank_that_is_stopped_until_the_others_have_ended_says_that_it_is_no_m
     assert sums[11][-1][0] == (tuple(ranks) if moment == "close" else tuple(sorted(ranks.keys() - {1})))
 
 
-def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path):
+@pytest.mark.parametrize("compressor", [None, PowerSGD(2), TopK(0.02)], ids=repr)
+def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path, compressor):
     """They get the parameters, and from then on all have the same averages."""
     random, joiners = Random(2), 2
     victims = random.sample(range(4), joiners)
     kills = {victim: (4, random.uniform(0, 0.02)) for victim in victims}
-    options, environments = {"on_lost": "continue"}, [job] * 4
+    options, environments = {"on_lost": "continue", "compressor": compressor}, [job] * 4
 
     def entered(_):
         until(lambda: len(lost_ranks.killed_at(tmp_path)) == joiners)
@@ -208,7 +273,8 @@ def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path):
         late = list(pool.map(entered, range(joiners)))
         ranks = [result for result in others.result() if result is not None]
     assert len(ranks) == 4 - joiners
-    sums = check_sums([*ranks, *late])
+    everyone = [*ranks, *late]
+    sums = check_compressed_sums(everyone, compressor)[0] if compressor else check_sums(everyone)
     assert all(records[0][0] > 4 for records, _ in late)
     assert sums[max(sums)][-1][0] == (0, 1, 2, 3)
 

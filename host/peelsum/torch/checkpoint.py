@@ -85,7 +85,7 @@ def unpack_state(
     return steps
 
 
-def write_checkpoint(folder: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+def write_checkpoint(folder: str | os.PathLike[str], values: Mapping[str, Any], place: RankAndSize) -> None:
     """Write this rank's state to a file in a folder, and remove files of runs with other numbers of ranks.
 
     Raises HookConfigError for an address instead of a path, or OSError.
@@ -94,7 +94,7 @@ def write_checkpoint(folder: str | os.PathLike[str], values: Mapping[str, Any]) 
         raise HookConfigError(
             f"folder: {folder} is not a path of this machine; give one that is mounted here"
         )
-    rank, ranks = rank_and_size(None)
+    rank, ranks = place
     path = Path(folder) / f"peelsum-rank-{rank}-of-{ranks}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".new")
@@ -105,13 +105,13 @@ def write_checkpoint(folder: str | os.PathLike[str], values: Mapping[str, Any]) 
             old_path.unlink(missing_ok=True)  # other ranks remove it, too
 
 
-def read_checkpoint(folder: str | os.PathLike[str], *, redistribute: bool) -> Any:
+def read_checkpoint(folder: str | os.PathLike[str], place: RankAndSize, *, redistribute: bool) -> Any:
     """Return this rank's state from a folder, or a list of the states in all files there.
 
     The list is returned if this rank has no file, but `redistribute` allows another number of ranks.
     Raises HookConfigError if neither is possible.
     """
-    place, paths = rank_and_size(None), saved_files(folder)
+    paths = saved_files(folder)
     if place in paths:
         return torch.load(paths[place], map_location="cpu", mmap=True)
     if not paths or not redistribute:

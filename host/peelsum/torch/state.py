@@ -292,7 +292,8 @@ class SwitchAllreduceState:
         gradients that this rank has not sent yet.
         """
         self._sums.drain()
-        return pack_state(rank_and_size(self.process_group), self._steps, self._sums.history, self._reducer)
+        place = self._place(self.process_group)
+        return pack_state(place, self._steps, self._sums.history, self._reducer)
 
     def load_state_dict(self, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue where `state_dict` was called.
@@ -303,13 +304,12 @@ class SwitchAllreduceState:
         Raises HookConfigError for values of another state, and for residuals of another rank.
         """
         self._sums.drain()
-        self._steps = unpack_state(
-            values, rank_and_size(self.process_group), self._sums.history, self._reducer
-        )
+        place = self._place(self.process_group)
+        self._steps = unpack_state(values, place, self._sums.history, self._reducer)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `state_dict` to a file of this rank in a folder. Call it on every rank, between steps."""
-        write_checkpoint(folder, self.state_dict())
+        write_checkpoint(folder, self.state_dict(), self._place(None))
 
     def load(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
         """Continue where `save` was called.
@@ -319,7 +319,13 @@ class SwitchAllreduceState:
         does.
         """
         redistribute = redistribute or not self._reducer.keeps_residuals
-        self.load_state_dict(read_checkpoint(folder, redistribute=redistribute))
+        self.load_state_dict(read_checkpoint(folder, self._place(None), redistribute=redistribute))
+
+    def _place(self, group: dist.ProcessGroup | None) -> tuple[int, int]:
+        """Return this rank and the number of ranks in a group; among the members of a run that changes."""
+        if self._settings.on_lost == "continue" and self.rank is not None:
+            return self.members.index(self.rank), len(self.members)
+        return rank_and_size(group)
 
     def load_if_saved(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
         """Load the state when a trainer resumes. If the folder has none, only log a warning."""
