@@ -71,6 +71,44 @@ def job_of_eight(tmp_path_factory):
         yield {"PEELSUM_JOB": controller.job}
 
 
+RACKS = """
+[job]
+id = 1
+workers = 4
+timeout_s = 900.0
+[spine]
+server = 3
+p4runtime = "{0}"
+pipeline_lanes = 32
+[[racks]]
+uplink = 3
+spine_port = 1
+workers = [1, 2]
+p4runtime = "{1}"
+pipeline_lanes = 32
+[[racks]]
+uplink = 3
+spine_port = 2
+workers = [1, 2]
+p4runtime = "{2}"
+pipeline_lanes = 32
+"""
+
+
+@pytest.fixture(scope="module")
+def job_over_racks(tmp_path_factory):
+    """The three switches of a job of two racks of two ranks, and the ranks' environment."""
+    with ExitStack() as stack:
+        switches = [stack.enter_context(closing(Switch()))]
+        for port in (1, 2):
+            join = f"3@127.0.0.1:{switches[0].base + port}"
+            switches.append(stack.enter_context(closing(Switch("--join", join))))
+        description = RACKS.format(*(switch.p4runtime for switch in switches))
+        folder = tmp_path_factory.mktemp("served")
+        controller = stack.enter_context(closing(Controlling(folder, description, *switches)))
+        yield switches, {"PEELSUM_JOB": controller.job}
+
+
 def check_sums(ranks):
     """Check that all ranks have the same averages of the members that they name; return them by step."""
     sums, totals = {}, {}
@@ -150,7 +188,9 @@ def check_run(job, folder, seed, world, **options):
     return repair_times(kills, left, lost_ranks.killed_at(folder))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 20))]
+)
 def test_those_that_are_left_go_on(job, tmp_path, seed):
     times = check_run(job, tmp_path, seed, 4)
     print("ms from the last kill to the step's end:", *(round(1000 * time_s) for time_s in times))
@@ -252,6 +292,33 @@ def test_a_rank_that_is_stopped_until_the_others_have_ended_says_that_it_is_no_m
     sums = check_sums((records, ("", "", 0.0)) if rank == 1 else result for rank, result in ranks.items())
     assert len(sums) == 12
     assert sums[11][-1][0] == (tuple(ranks) if moment == "close" else tuple(sorted(ranks.keys() - {1})))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
+def test_ranks_of_racks_that_are_left_go_on(job_over_racks, tmp_path, seed):
+    times = check_run(job_over_racks[1], tmp_path, seed, 4)
+    print("ms from the last kill to the step's end:", *(round(1000 * time_s) for time_s in times))
+
+
+@pytest.mark.system
+def test_a_rack_of_which_all_ranks_were_lost_comes_back(job_over_racks, tmp_path):
+    """Until then the job is not on its switch."""
+    switches, job = job_over_racks
+    kills, options = {2: (3, 0.0), 3: (3, 0.01)}, {"on_lost": "continue"}
+    with ThreadPoolExecutor(3) as pool:
+        arguments = 6, kills, tmp_path, options, {}, 4
+        others = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        until(lambda: len(lost_ranks.killed_at(tmp_path)) == 2)
+        until(lambda: not switches[2].jobs)
+        assert len(switches[1].jobs) == 1
+        arguments = 6, {}, tmp_path, options | {"enters": True}, {}, 4
+        late = [pool.submit(run_ranks, 1, lost_ranks.train, *arguments, environments=[job]) for _ in range(2)]
+        ranks = [result for run in (others, *late) for result in run.result() if result is not None]
+    sums = check_sums(ranks)
+    assert len(ranks) == 4
+    assert (0, 1) in {members for averages in sums.values() for members, _ in averages}
+    assert sums[max(sums)][-1][0] == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("compressor", [None, PowerSGD(2), TopK(0.02)], ids=repr)

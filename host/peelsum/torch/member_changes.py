@@ -125,7 +125,8 @@ class MemberChanges:
             if isinstance(error, StalledError):
                 if not error.missing_workers:
                     raise error
-                missing = [self.members[worker] for worker in error.missing_workers]
+                places = self._backend.config.worker_ids
+                missing = [self.members[places.index(worker)] for worker in error.missing_workers]
                 self._lease.send(call="stalled", silent=missing)
             next_chunk = self._backend.next_chunk
             generation = self._lease.agree(self._completed, next_chunk, join_limit_s())
