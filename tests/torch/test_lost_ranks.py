@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 
@@ -137,9 +138,10 @@ def check_compressed_sums(ranks, compressor):
     memories, before = {}, ()
     for step, (averages, _) in sorted(records.items()):
         for bucket, (members, bits) in enumerate(averages):
-            memories.update({rank: Memory() for rank in members if rank not in before})
-            for memory in memories.values() if members != before else ():
-                memory.kept.clear()  # a rank that enters would not have it
+            for rank in set(members) - set(before):
+                memories[rank] = Memory()
+                if before:  # it enters, and gets what all have in common
+                    memories[rank].kept = deepcopy(memories[min(before)].kept)
             before = members
 
             def sums(rank, summation, step=step, bucket=bucket):

@@ -62,9 +62,6 @@ class Reducer:
         """
         return work
 
-    def forget(self) -> None:
-        """Forget what sums have in common on all workers, but not residuals, as workers come and go."""
-
     def stats(self) -> Any:
         """Return the decisions of a strategy; None without a strategy."""
         return None

@@ -80,10 +80,6 @@ class LossyReducer(Reducer):
     def warm_up(self) -> None:
         loops.warm_up()
 
-    def forget(self) -> None:
-        """See `Reducer.forget`: a worker that enters has no arrays of compressors."""
-        self.memory.kept = {}
-
     def saved(self) -> dict[str, Any]:
         """Return the residuals, and the arrays that compressors keep; see `Reducer.saved`."""
         residuals = {name: dict(vars(residual)) for name, residual in self.memory.residuals.items()}

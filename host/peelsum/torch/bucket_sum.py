@@ -99,7 +99,7 @@ class BucketSums:
         count_sum: CountSum,
     ) -> None:
         self._settings, self._reducer = settings, reducer
-        #: What forms are chosen by; replaced when ranks are lost.
+        #: What forms are chosen by.
         self.history = history
         self._group, self._count_sum = group, count_sum
         #: Process groups that the reducer needs besides the backend.
@@ -232,9 +232,8 @@ class BucketSums:
         self._count_sum(result, len(buckets), names, members)
 
     def _forget(self) -> None:
-        """Forget what was learned from earlier sums, as all ranks do when others are lost."""
-        self._sums, self.history = {}, History()
-        self._reducer.forget()
+        """Make new sums, as the members have changed. What was learned from earlier ones remains."""
+        self._sums = {}
 
     @property
     def members(self) -> Ranks:

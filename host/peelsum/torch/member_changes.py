@@ -6,7 +6,7 @@ them in a new generation. The counts differ by at most one, because a rank contr
 has completed the one before. If some ranks have completed a sum, all others have contributed to its last
 exchange, and wait for the result. The first of those that have it sends it to all, by a sum in which the
 others contribute zeros; they then complete the sum as usual, residuals included. All sums after it begin
-again, from their gradients, without the lost rank. What was learned from earlier sums is forgotten.
+again, from their gradients, without the lost rank.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ from peelsum.torch.checkpoint import (
     rank_and_size,
     read_checkpoint,
     saved_files,
+    to_arrays,
+    to_tensors,
     unpack_state,
     write_checkpoint,
 )
@@ -224,7 +226,8 @@ class SwitchAllreduceState:
     def _state_to_share(self) -> dict[str, Any]:
         """Return what a rank that enters gets."""
         shared = {name: item.state_dict() for name, item in self._shared.items()}
-        return {"steps": self._steps, "shared": shared, **self._description()}
+        learned = {"seen": self._sums.history.saved(), "kept": self._reducer.saved().get("kept", {})}
+        return {"steps": self._steps, "shared": shared, **self._description(), **to_tensors(learned)}
 
     def _load_shared(self, values: Mapping[str, Any]) -> None:
         """Load what another rank has sent. Raises HookConfigError if this rank would sum in another way."""
@@ -238,6 +241,8 @@ class SwitchAllreduceState:
                     )
         for name, item in self._shared.items():
             item.load_state_dict(values["shared"][name])
+        self._sums.history.restore(to_arrays(values["seen"]))
+        self._reducer.restore({"kept": to_arrays(values["kept"])}, [])
         self._steps = int(values["steps"])
 
     def _description(self) -> dict[str, dict[str, str]]:
