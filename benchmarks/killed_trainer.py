@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not exported, but documented
 from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.torch import SwitchAllreduceState, hook, init_process_group
@@ -81,7 +82,7 @@ def main() -> None:
     images = images.float() / 16
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
     loss_of = torch.nn.functional.cross_entropy
-    ddp: torch.nn.Module = DistributedDataParallel(model)
+    ddp: Any = DistributedDataParallel(model)
     optimizer: Any = torch.optim.SGD(model.parameters(), 0.05)
     for _ in range(2):  # DDP orders its buckets after the first
         ddp(images[:BATCH]).sum().backward()
@@ -93,8 +94,8 @@ def main() -> None:
 
         from peelsum.torch.torchft import DistributedDataParallel as ManagedModule
 
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        manager = torchft_manager(store, options.torchft, options.replicas, shared)
+        own_store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        manager = torchft_manager(own_store, options.torchft, options.replicas, shared)
         ddp, optimizer = ManagedModule(manager, model), torchft.Optimizer(manager, optimizer)
     elif options.checkpoint is None:
         named = model.named_parameters()
