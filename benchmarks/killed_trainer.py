@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def torchft_manager(store: Any, ready: Path, replicas: int, shared: dict[str, An
             item.load_state_dict(values[name])
 
     manager = Manager(
-        pg=ProcessGroupGloo(),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),  # as in torchft's example
         load_state_dict=load,
         state_dict=lambda: {name: item.state_dict() for name, item in shared.items()},
         min_replica_size=1,

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from copy import deepcopy
@@ -24,7 +25,11 @@ from torch_ranks import run_ranks
 
 from peelsum.allreduce import LocalSummation
 from peelsum.compress import DGC, CompressedSum, Memory, PowerSGD, Single, StarTopK, TopK
+from peelsum.control import open_session
+from peelsum.control.tables import read_jobs
+from peelsum.summation import Part
 from peelsum.torch.checkpoint import saved_files
+from peelsum.transport import SwitchSummation, job_config
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -234,6 +239,56 @@ def test_a_checkpoint_after_a_loss_has_the_residuals_of_those_that_are_left(job,
         for name, residual in residuals.items():
             for array, values in saved["residuals"][name].items():
                 assert values is None or np.array_equal(values, getattr(residual, array))
+
+
+class OtherJob:
+    """Two workers of another job, which sum without a pause until this is closed; and how often."""
+
+    def __init__(self, answer):
+        self._config = job_config(answer["admission"])
+        self._pool, self._ends, self.sums = ThreadPoolExecutor(2), threading.Event(), 0
+        self._done = [self._pool.submit(self._run, *item) for item in enumerate(answer["switch"])]
+
+    def _run(self, worker, address):
+        host, _, port = address.rpartition(":")
+        with SwitchSummation(self._config, worker, (host, int(port))) as summation:
+            going = 1
+            while going:
+                going = 0 if worker == 0 and self._ends.is_set() else 1
+                words = np.arange(5000, dtype=np.uint32) * np.uint32(1 + worker)
+                parts = [Part(np.array([going], np.uint32), "add"), Part(words, "add")]
+                (both,), total = summation.sum_words(parts)
+                assert np.array_equal(total, np.arange(5000) * 3)
+                going, self.sums = both == 2, self.sums + 1
+
+    def close(self):
+        self._ends.set()
+        for done in self._done:
+            done.result()
+
+
+def test_another_job_on_the_switch_is_not_touched(tmp_path):
+    """It sums all the time, and the switch has the same rows of it before and after three changes."""
+    folders = [tmp_path / name for name in ("other", "killed", "job")]
+    for folder in folders:
+        folder.mkdir()
+    with ExitStack() as stack:
+        switch = stack.enter_context(closing(Switch(ports=8)))
+        job = described(switch, 4, job_id=255, timeout_s=900.0)
+        served = stack.enter_context(closing(Controlling(folders[2], job, switch)))
+        other = described(switch, job_id=7, first=6, timeout_s=900.0)
+        controller = stack.enter_context(closing(Controlling(folders[0], other, switch)))
+
+        def rows():
+            with open_session(switch.p4runtime) as session:
+                return next(job for job in read_jobs(session) if job.job_id == 7)
+
+        with controller.asked() as answer, closing(OtherJob(answer)) as running:
+            until(lambda: running.sums)
+            before, sums = rows(), running.sums
+            check_run({"PEELSUM_JOB": served.job}, folders[1], 1, 4)
+            assert rows() == before
+            until(lambda: running.sums > sums + 20)
 
 
 def test_a_rank_that_is_stopped_for_a_while_goes_on(job, tmp_path):
