@@ -197,7 +197,7 @@ EXPERIMENT = Experiment(
     columns={
         "before_ms": "median time of the ten steps before",
         "death_ms": "from the last kill to the end of that step on the last rank that is left",
-        "next_ms": "time of the next step, for which all have forgotten what earlier sums have shown",
+        "next_ms": "time of the next step",
         "after_ms": "median time of the last ten steps, with fewer ranks",
         "kept": "averages of that step, of three, that have the part of a rank that was killed",
         "wrong": "elements that differ from an independent average of the members, all steps and ranks",
