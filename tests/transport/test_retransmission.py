@@ -300,6 +300,6 @@ def test_a_chunk_that_stays_lost_while_others_are_answered_backs_off_after_four_
     tries: int, least: float, wait: float
 ) -> None:
     worker = lossy_start([5])
-    state, worker.limits = worker.state, worker.limits._replace(least=least)
+    state = worker.state = worker.state._replace(settings=worker.state.settings._replace(least=least))
     state.tries[5], state.sent_at[5], state.clock[Clock.QUIET_SINCE] = tries, 1.0, 2.0
     assert worker.next_timer() == pytest.approx(1.0 + wait)

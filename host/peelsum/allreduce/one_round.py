@@ -37,10 +37,11 @@ from numpy.typing import NDArray
 from peelsum import buffers
 from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import TOLERANCE, UnionCounts
+from peelsum.allreduce.costs import TOLERANCE
 from peelsum.allreduce.costs import expected as index_expected
 from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, Round, Rounds, SumProtocol, Sums
 from peelsum.codec import HOST, MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, CodecDevice, SketchLayout
