@@ -257,12 +257,6 @@ def test_the_end_of_a_sum_is_probed_after_one_and_a_half_average_round_trips(
     assert chunks_of(sent(worker, later + 1.5 * usual), Kind.RETRY) == [chunk]
 
 
-def test_before_the_first_sample_the_wait_is_the_patience_for_the_first_answer() -> None:
-    worker = after([])
-    sent(worker, 0.0)
-    assert worker.next_timer() == TIMERS.first_answer
-
-
 def test_the_first_chunk_of_a_sum_is_probed_after_twice_the_time_of_first_answers() -> None:
     """Others may compute until they send theirs, which the time includes. It forgets a long one slowly."""
     worker, now = WorkerEndpoint(replace(WORKER_CONFIG, timers=TIMERS), 0), 0.0

@@ -11,17 +11,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.control.description import SwitchMember, SwitchPlan
+from peelsum.control.sections import SwitchSection
 from peelsum.simulation.engine import Engine
 from peelsum.simulation.hosts import OnSum, ServerHost, WorkerHost
 from peelsum.simulation.links import LinkSpec, SimulatedLink
 from peelsum.simulation.scenario import Job, Scenario
-from peelsum.simulation.switches import (
-    Admission,
-    CompiledSwitch,
-    SpecifiedSwitch,
-    SummingSwitch,
-    refused,
-)
+from peelsum.simulation.switches import CompiledSwitch, SpecifiedSwitch, SummingSwitch, refused
 from peelsum.simulation.topologies import attach, connect_racks
 from peelsum.simulation.trains import PS_PER_S
 from peelsum.spec import SpecSwitch
@@ -206,21 +202,25 @@ class Simulation:
         free_port = [1] * len(homes)
         for job, by_rack in zip(self.jobs, places, strict=True):
             returns: dict[int, int] = {}
-            admit = partial(Admission, job.config.job_id, _GENERATION, job.salt)
+            plan = partial(SwitchPlan, SwitchSection(), job.config.job_id, job.job.window)
             for rack, home in enumerate(homes):
                 first, local = free_port[rack], by_rack[rack]
                 free_port[rack] += len(local)
-                workers = {first + k: rack * MAX_WORKERS + k for k in range(len(local))}
-                returns |= dict.fromkeys(workers.values(), 1 + rack)
-                back = {worker: port for port, worker in workers.items()}
-                up, level = (self._server_port(job), Level.ONLY) if home is top else (UP_PORT, Level.LEAF)
-                home.admit(admit(up, workers=workers, return_ports=back, level=level))
+                ids = range(rack * MAX_WORKERS, rack * MAX_WORKERS + len(local))
+                members = tuple(SwitchMember(first + k, 1 << k, worker) for k, worker in enumerate(ids))
+                returns |= dict.fromkeys(ids, 1 + rack)
+                back = {worker: port for port, worker in enumerate(ids, first)}
+                level, up = (Level.ONLY, self._server_port(job)) if home is top else (Level.LEAF, UP_PORT)
+                home.admit(plan(level, up, members, back), _GENERATION, job.salt)
                 for port, worker in enumerate(local, first):
                     self._attach_worker(job, worker, home, port)
             if homes != [top]:
-                racks = {1 + rack: rack for rack in range(network.racks)}
-                up = self._server_port(job)
-                top.admit(admit(up, racks=racks, return_ports=returns, level=Level.SPINE))
+                racks = tuple(
+                    SwitchMember(1 + rack, 1 << rack, rack * MAX_WORKERS, is_rack=True)
+                    for rack in range(network.racks)
+                )
+                spine = plan(Level.SPINE, self._server_port(job), racks, returns)
+                top.admit(spine, _GENERATION, job.salt)
         self._attach_servers(top)
 
     def _server_port(self, job: RunningJob) -> int:

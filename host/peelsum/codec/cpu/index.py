@@ -145,9 +145,10 @@ class CpuIndex:
 
 
 def occupied(numbers: Integers) -> Numbers:
-    """Count the blocks of 2**b elements with a number that is not 0, for each b: int64[BLOCK_SIZES]."""
-    bitmap, counts = np.empty(index_words(numbers.size), np.uint32), np.empty(BLOCK_SIZES, np.int64)
-    non_zero_words(frozen(numbers.view(np.uint32)), bitmap)
+    """Count the blocks of 2**b of the numbers, int32[n], with one that is not 0: int64[BLOCK_SIZES]."""
+    words, counts = frozen(numbers.view(np.uint32)), np.empty(BLOCK_SIZES, np.int64)
+    bitmap = np.empty(index_words(words.size), np.uint32)
+    non_zero_words(words, bitmap)
     count_blocks(bitmap, counts)
     return counts
 
