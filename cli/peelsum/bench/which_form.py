@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from peelsum.allreduce import Allreduce, Choice, Form, PlanSettings, TensorPlan
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import CostEstimate, UnionCounts, cost_estimates
+from peelsum.allreduce.costs import CostEstimate, cost_estimates
 from peelsum.allreduce.history_loops import warm_up
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import FORMS, Layout
 from peelsum.bench.allreduce import settings_of, wrong_elements
 from peelsum.bench.alone import LANES, LoopbackSummation

@@ -37,10 +37,10 @@ from numpy.typing import NDArray
 from peelsum import buffers
 from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import TOLERANCE, UnionCounts
-from peelsum.allreduce.costs import expected as index_expected
+from peelsum.allreduce.costs import TOLERANCE
 from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, Round, Rounds, SumProtocol, Sums
 from peelsum.codec import HOST, MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, CodecDevice, SketchLayout
@@ -89,7 +89,7 @@ class Prediction:
         for part in layout.parts:
             union = UnionCounts(tuple(unions[part.segments].sum(axis=0).tolist()))
             # If more elements pass an index, it is refined: it was chosen for fewer, as is the sketch.
-            passed = index_expected(part.index, part.elements, union)[1]
+            passed = union.non_zeros if part.index.refined else part.index.passed(part.elements, union)
             count += min(passed, (1 + TOLERANCE) * union.non_zeros)
         room = math.ceil(count)
         if room < MANY_CANDIDATES:

@@ -263,6 +263,6 @@ def warm_up(implementation: Implementation = "cpu") -> None:
         codec.counts()
         codec.occupied(sparse, np.ones(2, np.int64))
     quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
-    occupied(np.zeros(1, np.int64))
+    occupied(np.zeros(1, np.int32))
     address(frozen(np.ones(1, np.float32)))  # of a caller's tensor
     table.locate_elements(np.ones(2, np.bool))

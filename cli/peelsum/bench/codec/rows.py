@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Choice, PlanSettings
-from peelsum.allreduce.costs import UnionCounts, cost_estimates, lower_bound_bits
+from peelsum.allreduce.costs import cost_estimates, lower_bound_bits
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.bench.codec.timing import Measured, TimedDevice, fastest, measure_step, require_memory, tensor
 from peelsum.bench.point import Support
 from peelsum.codec import MIN_CELLS_PER_CANDIDATE, SUB_TABLES, SketchLayout, occupied
@@ -84,7 +85,7 @@ def random_tensor(support: Support, elements: int, density: float, seed: int, de
 def measure_form(drawn: RandomTensor, form: Form, index: str, cells_per_candidate: float) -> dict[str, Any]:
     """Measure one form; return its row."""
     settings = PlanSettings(cells_per_candidate=cells_per_candidate)
-    statistics = UnionCounts(tuple(occupied(drawn.positions).tolist()))
+    statistics = UnionCounts(tuple(occupied((drawn.values != 0).astype(np.int32)).tolist()))
     choice = fewest_words(form, index, drawn.values.size, statistics, settings)
     measured = fastest(lambda n: measure_step(drawn.device, choice, drawn.values, settings, seed=n))
     rounds = None
