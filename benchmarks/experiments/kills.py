@@ -8,6 +8,7 @@ last, one every 50 steps. The loss is that of all images. Time begins with the f
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import queue
@@ -24,16 +25,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import Experiment, Plot, Series, Size, Value
 from benchmarks.experiment import ExperimentError
 from benchmarks.served_job import free_port, served_job
+from peelsum.processes import print_message
 from peelsum.processes.children import die_with_parent
+from peelsum.torch import SwitchAllreduceState, hook, init_process_group
 
 _RANKS = 4
 #: Seconds within which the first step must have been made.
 _PATIENCE_S = 300.0
-_TRAINER = [sys.executable, "-m", "benchmarks.killed_trainer"]
+#: A rank's examples in a step, and seconds between reports of the loss.
+_BATCH, _REPORT_S = 8, 0.2
+_TRAINER = [sys.executable, "-m", "benchmarks.experiments.kills"]
 
 
 class _Run:
@@ -85,15 +94,9 @@ def measure(seed: int, way: str, every_s: float, seconds: float) -> Iterator[dic
             for rank in range(_RANKS):
                 run.start(*_TRAINER, RANK=str(rank), **seats)
         else:
-            torchrun = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--monitor-interval=0.1",
-            ]
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--monitor-interval=0.1"]
             torchrun += [f"--nproc-per-node={_RANKS}", "--max-restarts=100"]
-            run.start(*torchrun, "-m", "benchmarks.killed_trainer", "--checkpoint", str(folder / "saved"))
+            run.start(sys.executable, *torchrun, *_TRAINER[1:], "--checkpoint", str(folder / "saved"))
         deadline = time.monotonic() + _PATIENCE_S
         while not run.reports:
             run.read_until(time.monotonic() + 0.05)
@@ -111,6 +114,72 @@ def measure(seed: int, way: str, every_s: float, seconds: float) -> Iterator[dic
     for second in range(int(seconds) + 1):
         report = [report for report in run.reports if report["time"] <= began + second][-1]
         yield {"second": second, "loss": report["loss"], "step": report["step"], "kills": kills}
+
+
+def train() -> None:
+    """Train until the parent ends this process: the program of a rank.
+
+    With `--checkpoint`, it sums by gloo, and begins at the last checkpoint; otherwise over the switch, in a
+    run that goes on when ranks are lost. It prints lines of JSON: its process id, and the lowest rank from
+    time to time the loss of all images.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--step-s", type=float, default=0.02, help="seconds that a step takes at least")
+    parser.add_argument("--enter", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.enter:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # not exported, but documented
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    else:
+        init_process_group("gloo")
+    torch.manual_seed(0)
+    images, digits = map(torch.from_numpy, load_digits(return_X_y=True))
+    images = images.float() / 16
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    loss_of = torch.nn.functional.cross_entropy
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for _ in range(2):  # DDP orders its buckets after the first
+        ddp(images[:_BATCH]).sum().backward()
+    ddp.zero_grad()
+    state, step = None, 0
+    if options.checkpoint is None:
+        shared: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        named = model.named_parameters()
+        state = SwitchAllreduceState(names=named, on_lost="continue", enters=options.enter, shared=shared)
+        ddp.register_comm_hook(state, hook)
+        state.connect()
+    elif options.checkpoint.exists():
+        saved = torch.load(options.checkpoint)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
+    rank = dist.get_rank() if state is None else state.rank or 0
+    print_message(rank=rank, process=os.getpid())
+    reported_at = 0.0
+    while True:
+        ends_at = time.monotonic() + options.step_s
+        step = step if state is None else state.steps
+        chosen = torch.Generator().manual_seed(1000 * step + rank)
+        batch = torch.randint(len(images), (_BATCH,), generator=chosen)
+        optimizer.zero_grad()
+        loss_of(ddp(images[batch]), digits[batch]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        lowest = rank == (0 if state is None else state.members[0])
+        if lowest and time.monotonic() >= reported_at:
+            with torch.no_grad():
+                print_message(time=time.monotonic(), step=step, loss=loss_of(model(images), digits).item())
+            reported_at = time.monotonic() + _REPORT_S
+        step += 1
+        if options.checkpoint and rank == 0 and step % options.every == 0:
+            written = options.checkpoint.with_suffix(".new")
+            values = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(values, written)
+            written.rename(options.checkpoint)
+        time.sleep(max(0.0, ends_at - time.monotonic()))
 
 
 EXPERIMENT = Experiment(
@@ -150,3 +219,7 @@ EXPERIMENT = Experiment(
         )
     ],
 )
+
+
+if __name__ == "__main__":
+    train()

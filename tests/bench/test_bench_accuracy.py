@@ -19,10 +19,9 @@ import torch
 
 from benchmarks.accuracy.in_process import Traffic, WorkerThreads
 from benchmarks.accuracy.methods import METHODS, MethodError, parse
-from benchmarks.accuracy.rows import compared, fastest
-from benchmarks.accuracy.shares import SharesError, divide
-from benchmarks.accuracy.subjects import SUBJECTS, SubjectName, make_subject
+from benchmarks.accuracy.subjects import SUBJECTS, SharesError, SubjectName, divide, make_subject
 from benchmarks.accuracy.training import TrainingRun, TrainingSetting, train
+from benchmarks.experiments.accuracy import compared, fastest
 from peelsum.compress import (
     DENSE,
     DGC,

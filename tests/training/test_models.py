@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.accuracy.small import SmallConvNet, SmallTransformer, gratings  # noqa: E402
+from benchmarks.accuracy.subjects import SmallConvNet, SmallTransformer, gratings  # noqa: E402
 from benchmarks.experiments.densities import densities  # noqa: E402
 from peelsum.training import MODELS, ModelName, make_task  # noqa: E402
 from peelsum.training.bert import FULL as BERT_BASE  # noqa: E402
