@@ -1,11 +1,11 @@
-"""`bench train`: the rows requested, exact sums, links with and without a rate, densities."""
+"""`bench train`: the rows requested, exact sums, links with and without a rate."""
 
 import json
 import os
 from pathlib import Path
 
 import pytest
-from command_line import benchmarks, peelsum
+from command_line import peelsum
 
 pytest.importorskip("torch")
 
@@ -101,16 +101,6 @@ def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
     options = OPTIONS | STEPS | {"model": "vgg19", "path": str(tmp_path)}
     with pytest.raises(ProcessError, match=message):
         bench.bench_train(options, 2, (1.0,), cpu=False)
-
-
-def test_densities_are_of_every_tensor_and_of_all() -> None:
-    result = benchmarks("densities", "--model", "ncf", "--json")
-    assert result.returncode == 0, result.stderr
-    rows = {row["tensor"]: row for row in json.loads(result.stdout)}
-    assert {"users.weight", "perceptron.0.weight", "all"} < rows.keys()
-    assert rows["all"]["elements"] == sum(row["elements"] for row in rows.values()) / 2
-    for row in rows.values():
-        assert 0 < row["union_2"] <= row["union_4"] <= row["union_8"] <= 1
 
 
 def test_a_task_of_ones_own_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
