@@ -35,93 +35,68 @@ class Metric:
 
 _PORT, _JOB, _WORKER = ("port",), ("job",), ("job", "worker")
 
-SWITCH = (
-    Metric("peelsum_switch_lanes", "32-bit values per packet of the running pipeline; 0 without one", ()),
-    Metric("peelsum_switch_verdict_packets_total", "Packets by the program's verdict", ("verdict",)),
-    Metric("peelsum_switch_verdict_bytes_total", "Bytes of these packets", ("verdict",)),
-    Metric(
-        "peelsum_switch_port_received_packets_total",
-        "Packets that a port passed to the pipeline",
-        _PORT,
-        "received",
-    ),
-    Metric("peelsum_switch_port_sent_packets_total", "Packets that a port sent", _PORT, "sent"),
-    Metric("peelsum_switch_port_hellos_total", "Hellos that a port accepted", _PORT, "hellos"),
-    Metric(
-        "peelsum_switch_port_challenged_hellos_total",
-        "Hellos that had to prove a secret",
-        _PORT,
-        "challenges",
-    ),
-    Metric(
-        "peelsum_switch_port_refused_hellos_total",
-        "Hellos without proof, or for a port in use",
-        _PORT,
-        "refused",
-    ),
-    Metric("peelsum_switch_port_dropped_packets_total", "Packets that a port dropped", ("port", "reason")),
-    Metric("peelsum_switch_queue_sent_packets_total", "Packets that passed a port's queue", _PORT, "sent"),
-    Metric(
-        "peelsum_switch_queue_dropped_packets_total",
-        "Packets that found a port's queue full",
-        _PORT,
-        "dropped",
-    ),
-    Metric("peelsum_switch_queue_deepest_packets", "Most packets in a port's queue so far", _PORT, "deepest"),
+
+def _metrics(part: str, *metrics: tuple[Any, ...]) -> tuple[Metric, ...]:
+    """Return a component's metrics, whose names begin with the component's."""
+    return tuple(Metric(f"peelsum_{part}_{name}", *others) for name, *others in metrics)
+
+
+SWITCH = _metrics(
+    "switch",
+    ("lanes", "32-bit values per packet of the running pipeline; 0 without one", ()),
+    ("verdict_packets_total", "Packets by the program's verdict", ("verdict",)),
+    ("verdict_bytes_total", "Bytes of these packets", ("verdict",)),
+    ("port_received_packets_total", "Packets that a port passed to the pipeline", _PORT, "received"),
+    ("port_sent_packets_total", "Packets that a port sent", _PORT, "sent"),
+    ("port_hellos_total", "Hellos that a port accepted", _PORT, "hellos"),
+    ("port_challenged_hellos_total", "Hellos that had to prove a secret", _PORT, "challenges"),
+    ("port_refused_hellos_total", "Hellos without proof, or for a port in use", _PORT, "refused"),
+    ("port_dropped_packets_total", "Packets that a port dropped", ("port", "reason")),
+    ("queue_sent_packets_total", "Packets that passed a port's queue", _PORT, "sent"),
+    ("queue_dropped_packets_total", "Packets that found a port's queue full", _PORT, "dropped"),
+    ("queue_deepest_packets", "Most packets in a port's queue so far", _PORT, "deepest"),
 )
-SERVER = (
-    Metric("peelsum_server_chunks_total", "Complete chunks, by where their sum was formed", ("job", "place")),
-    Metric("peelsum_server_received_packets_total", "Packets received", _JOB, "packets"),
-    Metric(
-        "peelsum_server_merged_packets_total", "Packets combined with what the server held", _JOB, "merged"
-    ),
-    Metric(
-        "peelsum_server_duplicate_packets_total",
-        "Packets whose workers were all in the sum",
-        _JOB,
-        "duplicates",
-    ),
-    Metric(
-        "peelsum_server_overlap_packets_total", "Partial sums dropped because of an overlap", _JOB, "overlaps"
-    ),
-    Metric("peelsum_server_sent_packets_total", "Packets sent", ("job", "kind")),
-    Metric(
-        "peelsum_server_withheld_replies_total",
-        "Replies not sent, so soon after the last",
-        _JOB,
-        "replies_withheld",
-    ),
-    Metric("peelsum_server_dropped_packets_total", "Packets dropped", ("job", "reason")),
+SERVER = _metrics(
+    "server",
+    ("chunks_total", "Complete chunks, by where their sum was formed", ("job", "place")),
+    ("received_packets_total", "Packets received", _JOB, "packets"),
+    ("merged_packets_total", "Packets combined with what the server held", _JOB, "merged"),
+    ("duplicate_packets_total", "Packets whose workers were all in the sum", _JOB, "duplicates"),
+    ("overlap_packets_total", "Partial sums dropped because of an overlap", _JOB, "overlaps"),
+    ("sent_packets_total", "Packets sent", ("job", "kind")),
+    ("withheld_replies_total", "Replies not sent, so soon after the last", _JOB, "replies_withheld"),
+    ("dropped_packets_total", "Packets dropped", ("job", "reason")),
 )
-CONTROLLER = (
-    Metric("peelsum_controller_generation", "Generation of the held job; 0 for none", _JOB),
-    Metric("peelsum_controller_admissions_total", "Admissions of the job", _JOB),
-    Metric("peelsum_controller_lost_switches_total", "Switches that stopped responding", _JOB),
-    Metric("peelsum_controller_regained_switches_total", "Switches that responded again", _JOB),
-    Metric("peelsum_controller_restored_switches_total", "Switches that got lost tables back", _JOB),
-    Metric("peelsum_controller_errors_total", "Starts and checks that failed", _JOB),
+CONTROLLER = _metrics(
+    "controller",
+    ("generation", "Generation of the held job; 0 for none", _JOB),
+    ("admissions_total", "Admissions of the job", _JOB),
+    ("lost_switches_total", "Switches that stopped responding", _JOB),
+    ("regained_switches_total", "Switches that responded again", _JOB),
+    ("restored_switches_total", "Switches that got lost tables back", _JOB),
+    ("errors_total", "Starts and checks that failed", _JOB),
 )
-CLUSTER = (
-    Metric("peelsum_cluster_epoch", "Election id of this controller as the primary; 0 in a backup", ()),
-    Metric("peelsum_cluster_jobs", "Admitted jobs", ()),
-    Metric("peelsum_cluster_switches", "Switches by state; none in a backup", ("state",)),
-    Metric("peelsum_cluster_events_total", "What happened at this controller", ("kind",)),
+CLUSTER = _metrics(
+    "cluster",
+    ("epoch", "Election id of this controller as the primary; 0 in a backup", ()),
+    ("jobs", "Admitted jobs", ()),
+    ("switches", "Switches by state; none in a backup", ("state",)),
+    ("events_total", "What happened at this controller", ("kind",)),
 )
-WORKER = (
-    Metric("peelsum_worker_contributions_total", "Chunks sent for the first time", _WORKER, "contributions"),
-    Metric("peelsum_worker_resends_total", "RETRY and RESEND packets sent", _WORKER, "resends"),
-    Metric("peelsum_worker_results_total", "Results accepted", _WORKER, "results"),
-    Metric(
-        "peelsum_worker_duplicates_total", "Results of chunks that already had theirs", _WORKER, "duplicates"
-    ),
-    Metric("peelsum_worker_lost_contributions_total", "Contributions found lost", _WORKER, "lost"),
-    Metric("peelsum_worker_timeouts_total", "Chunks retransmitted by the resend timer", _WORKER, "timeouts"),
-    Metric("peelsum_worker_needs_total", "NEED packets received", _WORKER, "needs"),
-    Metric("peelsum_worker_marked_results_total", "Results with an ECN mark", _WORKER, "marked"),
-    Metric("peelsum_worker_window_chunks", "Congestion window", _WORKER, "window"),
-    Metric("peelsum_worker_window_cuts_total", "Cuts of the congestion window", _WORKER, "window_cuts"),
-    Metric("peelsum_worker_dropped_packets_total", "Packets dropped", (*_WORKER, "reason")),
-    Metric("peelsum_worker_round_trip_seconds", "Round-trip time so far", (*_WORKER, "statistic")),
+WORKER = _metrics(
+    "worker",
+    ("contributions_total", "Chunks sent for the first time", _WORKER, "contributions"),
+    ("resends_total", "RETRY and RESEND packets sent", _WORKER, "resends"),
+    ("results_total", "Results accepted", _WORKER, "results"),
+    ("duplicates_total", "Results of chunks that already had theirs", _WORKER, "duplicates"),
+    ("lost_contributions_total", "Contributions found lost", _WORKER, "lost"),
+    ("timeouts_total", "Chunks retransmitted by the resend timer", _WORKER, "timeouts"),
+    ("needs_total", "NEED packets received", _WORKER, "needs"),
+    ("marked_results_total", "Results with an ECN mark", _WORKER, "marked"),
+    ("window_chunks", "Congestion window", _WORKER, "window"),
+    ("window_cuts_total", "Cuts of the congestion window", _WORKER, "window_cuts"),
+    ("dropped_packets_total", "Packets dropped", (*_WORKER, "reason")),
+    ("round_trip_seconds", "Round-trip time so far", (*_WORKER, "statistic")),
 )
 
 #: All metrics, by component.
