@@ -18,8 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rivals.flows import run_collective
-from benchmarks.rivals.lhc import lhc_step, lhc_variants, smallest_lhc
-from benchmarks.rivals.lhc_bloom import BATCHES, FewestWords, fewest_words
+from benchmarks.rivals.lhc import (
+    BATCHES,
+    FewestWords,
+    fewest_words,
+    lhc_step,
+    lhc_variants,
+    smallest_lhc,
+)
 from benchmarks.rivals.program_bench import RivalRow, run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.allreduce import Allreduce, Form, LocalSummation
