@@ -11,11 +11,9 @@ pytest.importorskip("torch")
 
 from torch_accuracy import wrong_averages
 from torch_ranks import run_ranks
-from typer.testing import CliRunner
 
 from peelsum.bench.train import rows as bench
 from peelsum.bench.train.rows import ShapedLan
-from peelsum.cli.app import app
 from peelsum.processes import ProcessError
 from peelsum.topology import TopologyError
 from peelsum.training import TrainingDataError, check_model, make_task
@@ -112,22 +110,6 @@ def test_a_task_of_ones_own_is_trained(tmp_path: Path, monkeypatch: pytest.Monke
     assert task.keys() == expected.keys()
     with pytest.raises(TrainingDataError, match="--model: 'mine:other' cannot be imported"):
         check_model("mine:other")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "resnet"], "'resnet' is unknown; use ncf, lstm, vgg19, bert"),
-        (["--gbps", "fast"], "'fast' is no list of numbers"),
-        (["--gbps", "0"], "out of range"),
-        (["--workers", "1"], "out of range"),
-        (["--top-k", "2"], "out of range"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["bench", "train", *arguments])
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.replace("│", " ").split())
 
 
 def test_averages_with_other_bits_on_a_worker_or_beyond_the_bound_are_wrong() -> None:
