@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import Experiment, Plot, Series, Size
 from benchmarks.accuracy.methods import DENSE
@@ -73,84 +76,76 @@ def compared(
     """Yield the row of each rate for a method's runs, which differ in their seeds, beside dense ones."""
     target, compute_s = _target(dense), median(run.compute_s for run in dense)
     counts = [_steps_to(target, run) for run in runs]
-    dense_counts = [_steps_to(target, run) for run in dense]
 
-    def times(
-        each: Sequence[TrainingRun], steps: Sequence[int | None], link: LinkModel
-    ) -> list[float | None]:
-        """Return the seconds of each run to the target."""
+    def times(each: Sequence[TrainingRun], link: LinkModel) -> NDArray[np.float64]:
+        """Return the seconds of each run to the target; NaN where it was not reached."""
         step_s = (compute_s + fastest(run, link).seconds for run in each)
-        return [count and count * seconds for count, seconds in zip(steps, step_s, strict=True)]
+        return np.array([_steps_to(target, run) * s for run, s in zip(each, step_s, strict=True)])
 
-    def faster(link: LinkModel) -> float | None:
-        """Return dense training's mean time over that of the runs; None unless all reach the target."""
-        sparse, base = _mean(times(runs, counts, link)), _mean(times(dense, dense_counts, link))
-        return None if base is None or not sparse else base / sparse
+    def faster(link: LinkModel) -> float:
+        """Return dense training's mean time over that of the runs; NaN unless all reach the target."""
+        return float(times(dense, link).mean() / times(runs, link).mean())
 
     pays_below = None
     if runs[0].setting.method != DENSE:
         count = round(math.log10(_MOST_GBPS / _LEAST_GBPS) * _PER_DECADE)
         rates = (_LEAST_GBPS * 10 ** (number / _PER_DECADE) for number in range(count, -1, -1))
-        pays_below = next((rate for rate in rates if (faster(LinkModel(latency_s, rate)) or 0) > 1), None)
-    finals = [run.curve[-1][1] for run in runs]
+        pays_below = next((rate for rate in rates if faster(LinkModel(latency_s, rate)) > 1), None)
+    finals = np.array([run.curve[-1][1] for run in runs], float)
     late = [next((metric for at, metric in run.curve if at >= _LATE * run.steps), None) for run in runs]
     sent, dense_sent = (mean(run.wire_bytes / max(run.done, 1) for run in each) for each in (runs, dense))
     for rate in gbps:
         link = LinkModel(latency_s, rate)
-        paths, to_target = [fastest(run, link) for run in runs], times(runs, counts, link)
+        paths, to_target = [fastest(run, link) for run in runs], times(runs, link)
         yield {
             "gbps": rate,
             "data": runs[0].data,
             "metric": runs[0].metric,
             "trained": runs[0].steps,
-            "at_80_percent": _rounded(_mean(late)),
-            "final": _rounded(_mean(finals)),
-            "final_spread": _spread(finals),
+            "at_80_percent": _rounded(np.mean(np.array(late, float))),
+            "final": _rounded(finals.mean()),
+            "final_spread": _rounded(_spread(finals)),
             "target": _rounded(target),
-            "reached": sum(count is not None for count in counts),
-            "steps_to_target": _rounded(_mean(counts)),
+            "reached": int(np.isfinite(counts).sum()),
+            "steps_to_target": _rounded(np.mean(counts)),
             "bytes_per_step": round(sent),
             "times_less": round(dense_sent / sent, 2),
             "compute_ms": round(1e3 * compute_s, 3),
             "over": paths[0].name,
             "compress_ms": round(1e3 * mean(path.compress_s for path in paths), 3),
             "network_ms": round(1e3 * mean(path.network_s for path in paths), 4),
-            "time_s": _rounded(_mean(to_target)),
-            "time_spread_s": _spread(to_target),
+            "time_s": _rounded(to_target.mean()),
+            "time_spread_s": _rounded(_spread(to_target)),
             "faster": _rounded(faster(link)),
             "pays_below_gbps": None if pays_below is None else float(f"{pays_below:.2g}"),
         }
 
 
-def _target(dense: Sequence[TrainingRun]) -> float | None:
+def _target(dense: Sequence[TrainingRun]) -> float:
     """Return the value that all methods have to reach; perplexities are compared by their logarithms."""
-    starts, ends = ([run.curve[place][1] for run in dense] for place in (0, -1))
-    scale, back = (math.log, math.exp) if dense[0].metric == "perplexity" else (float, float)
-    start, end = (_mean([value and scale(value) for value in values]) for values in (starts, ends))
-    return None if start is None or end is None else back(start + TARGET_SHARE * (end - start))
+    ends = np.array([[run.curve[place][1] for run in dense] for place in (0, -1)], float)
+    if dense[0].metric == "perplexity":
+        start, end = np.log(ends).mean(axis=1)
+        return math.exp(start + TARGET_SHARE * (end - start))
+    start, end = ends.mean(axis=1)
+    return float(start + TARGET_SHARE * (end - start))
 
 
-def _steps_to(target: float | None, run: TrainingRun) -> int | None:
-    """Return a run's steps to the first measurement that reaches the target; None if there is none."""
+def _steps_to(target: float, run: TrainingRun) -> float:
+    """Return a run's steps to the first measurement that reaches the target; NaN if there is none."""
     sign = -1 if run.metric == "perplexity" else 1
-    measured = [(steps, value) for steps, value in run.curve if value is not None and target is not None]
-    return next((steps for steps, value in measured if sign * value >= sign * (target or 0)), None)
+    measured = ((steps, value) for steps, value in run.curve if value is not None)
+    return next((steps for steps, value in measured if sign * value >= sign * target), math.nan)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean, or None if a value is missing."""
-    known = [value for value in values if value is not None]
-    return mean(known) if known and len(known) == len(values) else None
+def _spread(values: NDArray[np.float64]) -> float:
+    """Return the sample standard deviation; NaN of one value."""
+    return float(values.std(ddof=1)) if values.size > 1 else math.nan
 
 
-def _spread(values: Sequence[float | None]) -> float | None:
-    """Return the standard deviation; None if a value is missing, or there is only one."""
-    known = [value for value in values if value is not None]
-    return _rounded(stdev(known)) if len(known) == len(values) > 1 else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _rounded(value: Any) -> float | None:
+    """Return a number with four decimals, or None in place of NaN."""
+    return round(float(value), 4) if math.isfinite(value) else None
 
 
 class Path(NamedTuple):
