@@ -48,7 +48,7 @@ def test_the_full_size_is_the_published_one(make: Callable[[], nn.Module], param
 
 
 @pytest.mark.parametrize(
-    "name", ["ncf", "vgg19", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "lstm"))]
+    "name", [pytest.param(name, marks=[] if name == "ncf" else pytest.mark.slow) for name in MODELS]
 )
 def test_training_gets_somewhere(name: ModelName) -> None:
     task = make_task(name)
