@@ -130,6 +130,7 @@ def test_those_that_are_left_of_eight_go_on(job_of_eight, tmp_path, seed):
     assert max(times) < SOON_S
 
 
+@pytest.mark.system
 def test_a_rank_that_is_stopped_for_a_while_goes_on(job, tmp_path):
     arguments = 12, {}, tmp_path, {"on_lost": "continue"}, {1: (4, 3.0)}
     ranks = run_ranks(4, lost_ranks.train, *arguments, environments=[job] * 4)
