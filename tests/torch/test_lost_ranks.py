@@ -291,6 +291,7 @@ def test_another_job_on_the_switch_is_not_touched(tmp_path):
             until(lambda: running.sums > sums + 20)
 
 
+@pytest.mark.system
 def test_a_rank_that_is_stopped_for_a_while_goes_on(job, tmp_path):
     arguments = 12, {}, tmp_path, {"on_lost": "continue"}, {1: (4, 3.0)}
     ranks = run_ranks(4, lost_ranks.train, *arguments, environments=[job] * 4)

@@ -102,9 +102,7 @@ class _Compilation(CommandSettings):
     processor_port: Annotated[
         int | None,
         Option(
-            "With --out: the CPU port of a Tofino 1, 0 to 511; 320 with four pipes. [default: 192]",
-            0,
-            511,
+            "With --out: the CPU port of a Tofino 1, 0 to 511; 320 with four pipes. [default: 192]", 0, 511
         ),
     ] = None
 
@@ -196,9 +194,7 @@ def trace(
     port: Annotated[
         int,
         typer.Option(
-            min=0,
-            max=DROP_PORT - 1,
-            help="For --packet and --pcap only: the port at which the packets arrive.",
+            min=0, max=DROP_PORT - 1, help="For --packet and --pcap: the port at which they arrive."
         ),
     ] = 1,
     full: Annotated[bool, typer.Option("--full", help="Print all of long actions and headers.")] = False,
