@@ -18,7 +18,7 @@ from typing import Self, TypeAlias
 from peelsum.softswitch.compiler.loading import load
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.p4runtime.notifications import INTERVAL_S
+from peelsum.softswitch.p4runtime.notifications import poll_regularly
 from peelsum.softswitch.ports import interface_loop, udp_loop
 from peelsum.softswitch.ports.capture import Capture
 from peelsum.softswitch.ports.compiled_loop import CLOCK_MASK, CompiledLoop
@@ -349,20 +349,15 @@ def run(
 
 
 def _install(device: Device, program: Program) -> Callable[[], None]:
-    """Run a program unless a controller has loaded one, and write its log until the result is called."""
-    switch, stopped = device.build(program), threading.Event()
+    """Run a program unless a controller has loaded one, and write its log until the result is called.
+
+    The log of a program that a controller loads is written by the P4Runtime server.
+    """
+    switch = device.build(program)
     with device.lock:
         if device.switch is None:
             device.install(switch)
-    if program.messages[1:]:
-        threading.Thread(target=_write_log, args=(switch, stopped), daemon=True).start()
-    return stopped.set
-
-
-def _write_log(switch: Switch, stopped: threading.Event) -> None:
-    """Write the log of a program that no controller has loaded; for others, the P4Runtime server does so."""
-    while not stopped.wait(INTERVAL_S):
-        switch.take_messages()
+    return poll_regularly(program, switch.take_messages)
 
 
 def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts:

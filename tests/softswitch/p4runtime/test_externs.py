@@ -10,7 +10,7 @@ from p4runtime_client import process, refusal, update
 
 from peelsum.softswitch import Frames
 from peelsum.softswitch.p4runtime.entities import Entities
-from peelsum.softswitch.p4runtime.notifications import Notifier
+from peelsum.softswitch.p4runtime.notifications import notify
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.status import BatchError, Code, RequestError
 
@@ -342,11 +342,9 @@ def test_a_list_that_nobody_received_does_not_wait_for_an_acknowledgement(schema
     pipeline = InstalledPipeline(schema.get_pipeline_config(), device)
     entry = config(ids, timeout=0, ack=1 << 60)
     pipeline.entities.write([update("INSERT", digest_entry=entry)])
-    notifier = Notifier(pipeline, lambda message: received.append(message) or len(received) > 1)
-    notifier.stop()
     for _ in range(3):
         pipeline.switch.process(Frames.of([(1, packet(DIGEST, 0, 7))]), 0)
-        notifier.poll()
+        notify(pipeline, lambda message: received.append(message) or len(received) > 1)
     assert len(received) == 2
 
 

@@ -127,8 +127,6 @@ class Statements:
                 test = f"not {expressions.condition(condition)}"
                 packets.stop_parser(emit, test, expressions.truncated(error, 32))
             case ops.Observe(point, operands):
-                if not emit.exact:
-                    raise NotCompilable("it is observed")
                 texts = (expressions.exact(operand, "operand").text for operand in operands)
                 emit.line(f"observe({point}, locals(), [{', '.join(texts)}])")
             case ops.Primitive():
@@ -205,6 +203,8 @@ class Statements:
         emit, table, plan = self._emit, application.table, self._emit.plans[application.table]
         row, default = emit.temporary("row"), plan.default_row
         emit.line(f"{row} = {self._lookup(plan)}")
+        if emit.observed:
+            emit.line(f"found = {row}")
         direct, profile = self._layout.direct.get(table), plan.table.profile
         records_hits = table in emit.externs.hits or table in emit.externs.direct_meters
         on_hit = direct is not None or profile is not None or records_hits

@@ -55,7 +55,7 @@ class Switch:
     program that would take too long to compile is interpreted, too: then the attribute `mode` is "python".
     roll: False keeps statements for each lane instead of loops, for tests that compare both.
     queues: the queues of ports that have a rate.
-    observer: with mode="python", sees each step of a program that has `Observe` statements.
+    observer: called at each step of a packet; the program is then interpreted.
     The attribute `lock` is held while a batch is processed, and during every access to state.
     """
 
@@ -72,7 +72,8 @@ class Switch:
             raise SoftswitchError(f"mode: {mode!r} is unknown; use 'numba' or 'python'")
         self.program = program
         self.lock = FairLock()
-        self._generated = generated = generate(program, roll, queues is not None)
+        #: The code of the program, and the layout of its state.
+        self.generated = generated = generate(program, roll, queues is not None, observer is not None)
         layout = generated.layout
         plans = layout.registers.values()
         externs = generated.externs
@@ -157,7 +158,7 @@ class Switch:
             output.prepare(max(count, copies), out_stride)
             processed = written = 0
             multi_pass_arguments: tuple[NDArray[Any], ...] = ()
-            if self._generated.queue_words:
+            if self.generated.queue_words:
                 if self._queued_bytes.size < MOST_ITEMS * out_stride:
                     self._queued_bytes = np.zeros(MOST_ITEMS * out_stride, np.uint8)
                 multi_pass_arguments = (self.sessions.memory, self._pass_queue, self._queued_bytes)
@@ -194,12 +195,12 @@ class Switch:
     @property
     def refused_passes(self) -> int:
         """The number of clones, resubmissions and recirculations that exceeded the limit of their frame."""
-        return int(self._pass_queue[REFUSED_COUNT]) if self._generated.queue_words else 0
+        return int(self._pass_queue[REFUSED_COUNT]) if self.generated.queue_words else 0
 
     @property
     def source(self) -> str:
         """The generated Python text of the program."""
-        return self._generated.source
+        return self.generated.source
 
 
 class OutputBuffers:
