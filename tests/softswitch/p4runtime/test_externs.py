@@ -186,12 +186,14 @@ def test_members_groups_and_entries_that_use_them(entities, device, ids):
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, (1, 0, b""))}),
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, (1, 1, b"\7"))}),
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, one, one)}),
+        ("MODIFY", "NOT_FOUND", {"action_profile_group": group(ids, 8, one)}),
         ("MODIFY", "OK", {"action_profile_group": group(ids, 9, (2, 3, b"\0\2"), one)}),
         ("INSERT", "OK", {"table_entry": balanced(ids, 1, action_profile_group_id=9)}),
         ("INSERT", "OK", {"table_entry": balanced(ids, 2, action_profile_member_id=2)}),
         ("INSERT", "NOT_FOUND", {"table_entry": balanced(ids, 3, action_profile_member_id=9)}),
         ("INSERT", "INVALID_ARGUMENT", {"table_entry": balanced(ids, 3, action=action(ids, 1))}),
         ("DELETE", "FAILED_PRECONDITION", {"action_profile_member": member(ids, 2, 1)}),
+        ("DELETE", "FAILED_PRECONDITION", {"action_profile_member": member(ids, 1, 1)}),
         ("DELETE", "FAILED_PRECONDITION", {"action_profile_group": whole}),
         ("INSERT", "INVALID_ARGUMENT", {"action_profile_member": member(ids, 0, 1)}),
     ):
@@ -202,16 +204,19 @@ def test_members_groups_and_entries_that_use_them(entities, device, ids):
         balanced(ids, 1, action_profile_group_id=9),
         balanced(ids, 2, action_profile_member_id=2),
     ]
-    ports = [
-        port
-        for port, _ in send(entities, device, *[packet(TABLES, 1, flow) for flow in range(0, 1 << 16, 163)])
-    ]
+    ports = ports_of_flows(entities, device)
     assert (set(ports), 0.7 < ports.count(20) / len(ports) < 0.8) == ({10, 20}, True), "a weight of 3 of 4"
     assert code_of(entities, "MODIFY", action_profile_member=member(ids, 2, 30)) == "OK"
     assert {port for port, _ in send(entities, device, packet(TABLES, 2))} == {30}
     assert code_of(entities, "DELETE", table_entry=balanced(ids, 1)) == "OK"
     assert code_of(entities, "DELETE", action_profile_group=whole) == "OK"
     assert code_of(entities, "DELETE", action_profile_member=member(ids, 1, 1)) == "OK"
+
+
+def ports_of_flows(entities, device):
+    """Return the ports by which 403 flows leave."""
+    flows = [packet(TABLES, 1, flow) for flow in range(0, 1 << 16, 163)]
+    return [port for port, _ in send(entities, device, *flows)]
 
 
 def action_set(ids, *actions):
@@ -227,22 +232,18 @@ def test_action_sets_are_written_and_read_as_they_are(entities, device, ids):
     assert code_of(entities, "INSERT", table_entry=entry) == "OK"
     assert read(entities, table_entry=p4r.TableEntry(table_id=ids["balanced"])) == [entry]
     assert read(entities, action_profile_member=p4r.ActionProfileMember()) == []
-    ports = [
-        port
-        for port, _ in send(entities, device, *[packet(TABLES, 1, flow) for flow in range(0, 1 << 16, 163)])
-    ]
+    ports = ports_of_flows(entities, device)
     assert 0.7 < ports.count(10) / len(ports) < 0.8
     smaller = balanced(ids, 1, **action_set(ids, (20, 1)))
     assert code_of(entities, "MODIFY", table_entry=smaller) == "OK"
     assert {port for port, _ in send(entities, device, packet(TABLES, 1, 5))} == {20}
-    assert (
-        code_of(entities, "INSERT", table_entry=balanced(ids, 2, **action_set(ids, (1, 0))))
-        == "INVALID_ARGUMENT"
-    )
-    heavy = action_set(ids, (1, (1 << 31) - 1))
-    assert code_of(entities, "INSERT", table_entry=balanced(ids, 2, **heavy)) == "RESOURCE_EXHAUSTED"
-    many = action_set(ids, *[(port, 1) for port in range(17)])
-    assert code_of(entities, "INSERT", table_entry=balanced(ids, 2, **many)) == "RESOURCE_EXHAUSTED"
+    for actions, code in (
+        ([(1, 0)], "INVALID_ARGUMENT"),
+        ([(1, (1 << 31) - 1)], "RESOURCE_EXHAUSTED"),
+        ([(port, 1) for port in range(17)], "RESOURCE_EXHAUSTED"),
+    ):
+        refused = balanced(ids, 2, **action_set(ids, *actions))
+        assert code_of(entities, "INSERT", table_entry=refused) == code
 
 
 # --- value sets -----------------------------------------------------------------------------------
@@ -402,17 +403,8 @@ def test_reconcile_keeps_externs_and_acknowledgements_are_for_the_running_pipeli
 
 
 def idle(ids, key, timeout_s, **fields):
-    return (
-        balanced(ids, key, action_profile_member_id=1)
-        if timeout_s is None
-        else _with(
-            balanced(ids, key, action_profile_member_id=1), idle_timeout_ns=int(timeout_s * SECOND), **fields
-        )
-    )
-
-
-def _with(entry, **fields):
-    entry.MergeFrom(p4r.TableEntry(**fields))
+    entry = balanced(ids, key, action_profile_member_id=1)
+    entry.MergeFrom(p4r.TableEntry(**{"idle_timeout_ns": int(timeout_s * SECOND), **fields}))
     return entry
 
 
@@ -453,7 +445,7 @@ def test_an_entry_that_is_not_hit_expires_again_and_again(entities, device, ids,
     clock.now += 99 * SECOND
     assert expired(entities) == []
     for wrong in ({"idle_timeout_ns": -1}, {"time_since_last_hit": {}}):
-        assert code_of(entities, "MODIFY", table_entry=_with(idle(ids, 2, 0), **wrong)) == "INVALID_ARGUMENT"
+        assert code_of(entities, "MODIFY", table_entry=idle(ids, 2, 0, **wrong)) == "INVALID_ARGUMENT"
 
 
 def test_a_later_entry_may_expire_earlier(entities, ids, clock):
