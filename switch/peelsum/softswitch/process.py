@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self, TypeAlias
@@ -297,20 +297,11 @@ def run(
     with ExitStack() as stack:
         accepts_any_hello = identity is None and is_loopback(settings.host)
         try:
-            ports = (
-                InterfacePorts(settings.interfaces, method=settings.port_method, cpu_port=settings.cpu_port)
-                if settings.interfaces
-                else _open_udp_ports(settings, accepts_any_hello)
-            )
+            ports = _open_ports(settings, accepts_any_hello)
             stack.callback(ports.close)
             program = None if settings.program is None else load(settings.program)
-            capture = None
-            if settings.capture is not None:
-                names = {number: f"port{number}" for number in ports.ports}
-                if settings.as_bmv2:
-                    names |= settings.interfaces
-                capture = Capture(names, settings.capture, overwrite=settings.as_bmv2)
-                stack.enter_context(closing(capture))
+            capture = _open_capture(settings, ports)
+            stack.callback(capture.close if capture else lambda: None)
             links = Links(
                 ports.ports,
                 rates=settings.rates.of(ports.ports),
@@ -339,11 +330,11 @@ def run(
         plane = stack.enter_context(DataPlane(device, ports, links=links, capture=capture))
         count = partial(_counts, device, ports, links.queues)
         with observe(count) if observe else nullcontext(), _stop_on_signals(plane):
+            listening = Listening(settings.host, server.port, {}, settings.interfaces)
             if isinstance(ports, InterfacePorts):
-                announce(Listening(settings.host, server.port, {}, settings.interfaces, ports.methods))
+                announce(replace(listening, port_method=ports.methods))
             else:
-                listening = Listening(settings.host, server.port, ports.listening)
-                announce(replace(listening, accepts_any_hello=accepts_any_hello))
+                announce(replace(listening, udp_ports=ports.listening, accepts_any_hello=accepts_any_hello))
             plane.run()
         return count()
 
@@ -372,7 +363,18 @@ def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts
     return SwitchCounts(port_counts, queues.counts() if queues else {}, lanes, verdicts)
 
 
-def _open_udp_ports(settings: SwitchSettings, accepts_any_hello: bool) -> Ports:
+def _open_capture(settings: SwitchSettings, ports: Ports) -> Capture | None:
+    if settings.capture is None:
+        return None
+    names = {number: f"port{number}" for number in ports.ports}
+    if settings.as_bmv2:
+        names |= settings.interfaces
+    return Capture(names, settings.capture, overwrite=settings.as_bmv2)
+
+
+def _open_ports(settings: SwitchSettings, accepts_any_hello: bool) -> Ports:
+    if settings.interfaces:
+        return InterfacePorts(settings.interfaces, method=settings.port_method, cpu_port=settings.cpu_port)
     ports = UdpPorts(
         range(1, settings.ports + 1),
         host=settings.host,

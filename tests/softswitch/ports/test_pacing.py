@@ -165,7 +165,7 @@ class Scene:
         plane = DataPlane(self.device, self.ports, links=made_links, clock=lambda: round(self.now_us * 1000))
         self.plane = stack.enter_context(plane)
         self.hosts = {
-            number: stack.enter_context(host_at(self.plane, at, SIZE))
+            number: stack.enter_context(host_at(self.plane.process_batch, at, SIZE))
             for number, at in self.ports.listening.items()
         }
         self.device.install(switch)

@@ -345,11 +345,7 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
         case "recirculate":
             return ops.Recirculate(_constant(args[0], scope))
         case "modify_field_with_hash_based_offset":
-            calculation = scope.calculations[args[2]["value"]]
-            algorithm = hash_name(calculation["algo"], scope.where)
-            inputs = scope.inputs(calculation["input"], f"{scope.where}: input of a hash")
-            base, size = scope.expression(args[1]), scope.expression(args[3])
-            return ops.Hash(_target(args[0], scope), algorithm, inputs, base, size)
+            return _hash(args, scope)
         case "execute_meter":
             return ops.ExecuteMeter(_target(args[2], scope), args[0]["value"], scope.expression(args[1]))
         case "modify_field_rng_uniform":
@@ -372,6 +368,14 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
         case "_jump_if_zero":
             return ops.JumpIfZero(scope.expression(args[0]), _constant(args[1], scope))
     raise UnsupportedConstruct(f"{scope.where}: primitive {op}: not supported; leave it out of the program")
+
+
+def _hash(args: Sequence[Json], scope: Scope) -> ops.Hash:
+    target, base, calculation, size = args
+    declared = scope.calculations[calculation["value"]]
+    algorithm = hash_name(declared["algo"], scope.where)
+    inputs = scope.inputs(declared["input"], f"{scope.where}: input of a hash")
+    return ops.Hash(_target(target, scope), algorithm, inputs, scope.expression(base), scope.expression(size))
 
 
 def hash_name(algorithm: str, where: str) -> str:
