@@ -13,7 +13,7 @@ from threading import RLock
 import grpc
 from finsy.proto import rpc_status
 
-from peelsum.control.bfruntime.messages import ALL_PIPES, METHODS, Error
+from peelsum.control.bfruntime.messages import ALL_PIPES, CARDINALITIES, METHODS, Error
 from peelsum.control.bfruntime.messages import Set as SetConfig
 from peelsum.control.bfruntime.rows import Schema
 
@@ -75,17 +75,18 @@ class BfSwitchd:
     # Calls
 
     def _handlers(self):
-        unary = grpc.unary_unary_rpc_method_handler
         calls = {
-            "Write": (unary, self._guarded(self._write)),
-            "GetForwardingPipelineConfig": (unary, self._guarded(self._get)),
-            "SetForwardingPipelineConfig": (unary, self._guarded(self._set)),
-            "Read": (grpc.unary_stream_rpc_method_handler, self._guarded(self._read)),
-            "StreamChannel": (grpc.stream_stream_rpc_method_handler, self._stream),
+            "Write": self._guarded(self._write),
+            "GetForwardingPipelineConfig": self._guarded(self._get),
+            "SetForwardingPipelineConfig": self._guarded(self._set),
+            "Read": self._guarded(self._read),
+            "StreamChannel": self._stream,
         }
         handlers = {
-            name: handler(call, METHODS[name][0].FromString, METHODS[name][1].SerializeToString)
-            for name, (handler, call) in calls.items()
+            name: getattr(grpc, f"{CARDINALITIES[name]}_rpc_method_handler")(
+                calls[name], request.FromString, response.SerializeToString
+            )
+            for name, (request, response) in METHODS.items()
         }
         return grpc.method_handlers_generic_handler("bfrt_proto.BfRuntime", handlers)
 

@@ -207,7 +207,6 @@ class DataPlane:
         return compiled_loop
 
     def _new_pacers(self) -> tuple[Pacer, Pacer]:
-        """Return the pacers of outgoing and of arriving frames."""
         if self._links is None:
             return Pacer(self._device.queues, self._send), Pacer(None, self._process)
         return self._links.pacer(self._send), self._links.arrivals(self._process)
@@ -352,7 +351,6 @@ def _install(device: Device, program: Program) -> Callable[[], None]:
 
 
 def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts:
-    """Return a switch's counts so far."""
     port_counts = {number: port.counts for number, port in ports.ports.items()}
     switch, verdicts = device.switch, {}
     lanes = count_lanes(switch.registers) if switch is not None else 0

@@ -76,7 +76,6 @@ class TraceWriter:
         return "\n".join(lines if trace["packets"] else [*lines, "leaves: nothing"])
 
     def _lines(self, step: Step) -> Iterator[_Line]:
-        """Yield the lines of a step."""
         source = step.get("source")
         match step:
             case {"step": "clone", "ports": []}:

@@ -99,7 +99,6 @@ class Tracer:
             getattr(self, f"_at_{point.kind}")(point, dict(zip(point.operands, operands, strict=True)))
 
     def _add(self, kind: str, source: ops.Source | None = None, **values: Any) -> Step:
-        """Return a new step, which is added to the trace."""
         self._steps.append(_step(kind, source, **values))
         return self._steps[-1]
 
@@ -279,7 +278,6 @@ def _step(kind: str, source: ops.Source | None, **values: Any) -> Step:
 
 
 def _entry(entry: model.TableEntry, keys: tuple[model.TableKey, ...]) -> Step:
-    """Return a table's entry as plain values."""
     match = []
     for value, key in zip(entry.keys, keys, strict=True):
         first, second = (value, None) if isinstance(value, int) else value

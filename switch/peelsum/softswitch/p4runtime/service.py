@@ -159,7 +159,6 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _set_pipeline(
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> None:
-        """Save or commit a pipeline."""
         # Building takes seconds. Meanwhile, Writes and Reads of the present pipeline continue.
         built = InstalledPipeline(request.config, self._device) if request.HasField("config") else None
         with self._state_requests.turn(context):

@@ -71,7 +71,6 @@ class BatchError(RequestError):
         return whole if len(whole) <= _DETAILS_LIMIT else brief
 
     def _status(self, messages: bool) -> rpc_status.Status:
-        """Return a google.rpc.Status with a detail for each update."""
         status = rpc_status.Status(code=self.code.value[0], message=self.message[:_LONGEST_MESSAGE])
         for result in self.results:
             error = p4r.Error(canonical_code=(result.code if result else Code.OK).value[0])

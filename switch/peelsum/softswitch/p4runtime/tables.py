@@ -122,7 +122,6 @@ class TableEntries:
         self._store_metadata((table.name, (), 0), entry)
 
     def _store_metadata(self, entry_key: _EntryKey, entry: p4r.TableEntry) -> None:
-        """Store the metadata that a controller wrote with an entry, if any."""
         self._metadata.pop(entry_key, None)
         if entry.metadata or entry.controller_metadata or entry.idle_timeout_ns:
             self._metadata[entry_key] = p4r.TableEntry(
@@ -302,7 +301,6 @@ class TableEntries:
         return rows
 
     def _entry(self, table: TableInfo, row: _Row) -> p4r.TableEntry:
-        """Return a row as P4Runtime's entry."""
         stored = row.entry
         matches = map(encode_match, stored.keys, table.fields)
         if isinstance(stored.action, str):
@@ -325,7 +323,6 @@ class TableEntries:
         return entry
 
     def _default(self, table: TableInfo) -> p4r.TableEntry:
-        """Return a table's default action as P4Runtime's entry."""
         action, params = self._switch.tables[table.name].default
         entry = p4r.TableEntry(
             table_id=table.id,

@@ -218,7 +218,6 @@ _SELECT_ELEMENT = ("dereference_header_stack", "dereference_stack", "dereference
 
 
 def _any_valid(headers: Sequence[str]) -> ops.Expr:
-    """Return whether any of some headers is valid."""
     condition: ops.Expr = ops.IsValid(headers[0])
     for header in headers[1:]:
         condition = ops.Binary("or", condition, ops.IsValid(header))
@@ -232,7 +231,6 @@ def bits_of(text: str, bits: int) -> int:
 
 
 def _unwrapped(item: Json) -> Json:
-    """Return an operand without the expressions around it."""
     while item.get("type") == "expression":
         item = item["value"]
     return item
@@ -310,7 +308,6 @@ def _primitive(item: Json, scope: Scope) -> tuple[ops.Primitive, ...]:
 
 
 def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primitive:
-    """Return the statement of a primitive that becomes exactly one."""
     match op:
         case "assign" | "modify_field":
             return _assign(args[0], scope.expression(args[1]), scope)
@@ -397,7 +394,6 @@ def _logged_value(item: Json, scope: Scope) -> tuple[ops.Expr, int, bool]:
 
 
 def _message(message: model.Message, scope: Scope) -> int:
-    """Add a message to those that the program sends; return its number."""
     scope.messages.append(message)
     return len(scope.messages) - 1
 
