@@ -319,9 +319,9 @@ def _digest(types: Any, number: int, name: str, digest: p4i.Digest) -> DigestInf
 
 def encode_digest(digest: DigestInfo, values: Sequence[int]) -> p4d.P4Data:
     """Return the data of a digest with these values."""
-    numbers = []
-    for value, kind in zip(values, digest.members, strict=True):
-        numbers.append(p4d.P4Data(**{kind: bool(value) if kind == "bool" else to_bytes(value)}))
+    numbers = [p4d.P4Data() for _ in values]
+    for number, kind, value in zip(numbers, digest.members, values, strict=True):
+        setattr(number, kind, bool(value) if kind == "bool" else to_bytes(value))
     if digest.kind == "value":
         return numbers[0]
     data = p4d.P4Data()
