@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import torch
 from lost_ranks import digest
+from patience import until
 from torch_ranks import die
 
 from peelsum.torch import HookConfigError, SwitchAllreduceState
@@ -63,7 +64,8 @@ class Run:
 def stay(rank: int, folder: Path, steps: int) -> dict[str, Any]:
     """Sum for so many steps, or as rank 2 or 3 for a few; return what this process had meanwhile.
 
-    A file says that the others have left, and another one that the run has ended.
+    A file says that the others have left, and another one that the run has ended. If there is a file `wait`,
+    they leave when there is a file `leave`.
     """
     run, process, held = Run(), psutil.Process(), list[tuple[int, int, int]]()
     while not run.ended and (rank < 2 or run.state.steps < 5):
@@ -72,6 +74,9 @@ def stay(rank: int, folder: Path, steps: int) -> dict[str, Any]:
             held.append((process.memory_info().rss, process.num_fds(), process.num_threads()))
         if run.state.members == (0, 1):
             (folder / "left").touch()
+    if not run.ended and (folder / "wait").exists():
+        (folder / f"leaves {rank}").touch()
+        until((folder / "leave").exists)
     if run.ended:
         (folder / "ended").touch()
     run.state.close()

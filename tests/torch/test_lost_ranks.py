@@ -267,6 +267,7 @@ class OtherJob:
             done.result()
 
 
+@pytest.mark.system
 def test_another_job_on_the_switch_is_not_touched(tmp_path):
     """It sums all the time, and the switch has the same rows of it before and after three changes."""
     folders = [tmp_path / name for name in ("other", "killed", "job")]
@@ -498,6 +499,36 @@ def test_the_switch_is_lost_with_a_rank(tmp_path, comes_back):
         return
     assert comes_back
     assert len(check_sums(left)) == 20
+
+
+@pytest.mark.system
+def test_the_controller_is_lost_with_a_rank(tmp_path):
+    """The run ends, at once and with a clear error, and so does its server; another run can start."""
+    (killed := tmp_path / "killed").mkdir()
+    with closing(Switch(ports=5)) as switch, ThreadPoolExecutor(1) as pool:
+        job = described(switch, 4, timeout_s=900.0)
+        with closing(Controlling(tmp_path, job, switch)) as controller:
+            arguments = 10_000, {1: (5, 0.0)}, killed, {"on_lost": "continue"}
+            environments = [{"PEELSUM_JOB": controller.job}] * 4
+            ranks = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=environments)
+            until(lambda: lost_ranks.killed_at(killed))
+            (server,) = controller.started
+            os.kill(controller.child.pid, signal.SIGKILL)
+            left = [result for result in ranks.result() if result is not None]
+            assert len(left) == 3
+            for _, (name, message, failed_at) in left:
+                assert (name, failed_at - lost_ranks.killed_at(killed)[1] < SOON_S) == (
+                    "TransportError",
+                    True,
+                )
+                assert "so the run has ended; see whether `peelsum job serve` is running" in message
+            until(lambda: not server.is_running())
+        with closing(Controlling(tmp_path, job, switch)) as controller:
+            environments = [{"PEELSUM_JOB": controller.job}] * 4
+            ranks = run_ranks(
+                4, lost_ranks.train, 3, {}, killed, {"on_lost": "continue"}, environments=environments
+            )
+            assert len(check_sums(ranks)) == 3
 
 
 def test_nothing_is_left_behind(served):

@@ -1,5 +1,7 @@
 """Thousands of steps in which ranks enter and leave: exact sums, and nothing grows."""
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import coming_ranks
@@ -74,3 +76,24 @@ def test_memory_descriptors_and_slots_stay_constant(tmp_path, steps):
     for _, wrong, digests in entered:
         assert wrong == -1
         assert digests.items() <= stayed[0]["digests"].items()
+
+
+def test_the_server_ends_before_the_controller_knows_that_ranks_have_left(tmp_path):
+    """It has heard nothing since then; the others go on with another server."""
+    (folder := tmp_path / "run").mkdir()
+    (folder / "wait").touch()
+    with (
+        served_to_four(tmp_path, spare=0, timeout_s=900.0) as (_, controller, job),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        ranks = pool.submit(run_ranks, 4, coming_ranks.stay, folder, 50, environments=[job] * 4)
+        until(lambda: (folder / "leaves 2").exists() and (folder / "leaves 3").exists())
+        (server,) = controller.started
+        os.kill(controller.child.pid, signal.SIGSTOP)
+        (folder / "leave").touch()
+        until(lambda: server.status() == psutil.STATUS_ZOMBIE)
+        os.kill(controller.child.pid, signal.SIGCONT)
+        stayed = ranks.result()[:2]
+    assert [rank["wrong"] for rank in stayed] == [-1, -1]
+    assert stayed[0]["digests"] == stayed[1]["digests"]
+    assert len(stayed[0]["digests"]) > 50

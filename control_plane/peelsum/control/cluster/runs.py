@@ -176,7 +176,9 @@ class JobRun:
         child, has_begun = self._server.child, False
         child.send(admission=self._admission)
         with suppress(ProcessError):  # it has ended, or is stopped
-            has_begun = child.next_message(_SERVER_PATIENCE_S) is not None
+            # A server that ends, as it has heard nothing since a rank left in order, prints its statistics.
+            while not has_begun and (message := child.next_message(_SERVER_PATIENCE_S)) is not None:
+                has_begun = message.get("generation") == admission["generation"]
         if not has_begun:
             if child.running:
                 os.kill(child.pid, SIGKILL)
