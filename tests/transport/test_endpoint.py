@@ -21,7 +21,6 @@ from peelsum.transport import (
 from peelsum.transport.layout import rows_of, run_start, unwrap, well_formed
 from peelsum.wire import Flag, Kind, empty, malformed, packet_fields
 
-
 RACKS = replace(CONFIG, workers=6, racks=(3, 1, 2))
 
 
