@@ -21,6 +21,8 @@ from peelsum.transport import (
 from peelsum.transport.layout import rows_of, run_start, unwrap, well_formed
 from peelsum.wire import Flag, Kind, empty, malformed, packet_fields
 
+RACKS = replace(CONFIG, workers=6, racks=(3, 1, 2))
+
 
 def test_contributions_carry_identity_lanes_and_padding_across_the_chunk_id_wrap() -> None:
     endpoint = WorkerEndpoint(WRAPPING, 2)
@@ -376,9 +378,6 @@ def test_the_compiled_check_accepts_what_the_wire_format_accepts() -> None:
     valid = [bool(well_formed(row)) for row in rows_of(batch)]
     assert valid == (~malformed(batch, 1)).tolist()
     assert 0 < sum(valid) < len(valid)
-
-
-RACKS = replace(CONFIG, workers=6, racks=(3, 1, 2))
 
 
 def need(chunk: int, flags: Flag, bitmap: int, *lanes: int) -> np.ndarray:
