@@ -19,7 +19,7 @@ SOURCES = Path(sys.modules[device.__module__].__file__ or "").parent
 
 
 @pytest.mark.parametrize(
-    "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
+    "capability", [90, *(pytest.param(capability, marks=pytest.mark.slow) for capability in (80, 100, 120))]
 )
 def test_kernels_compile(capability: int, tmp_path: Path) -> None:
     environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
