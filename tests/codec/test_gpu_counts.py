@@ -46,9 +46,9 @@ def late_step(
 @pytest.mark.parametrize(
     ("launches", "waits", "calls", "settings"),
     [
-        (9, 2, 210, {"forms": "dense"}),
-        (11, 2, 240, {"forms": "sparse", "values": "sketch"}),
-        (12, 3, 205, {"forms": "sparse", "values": "compact"}),
+        (9, 2, 161, {"forms": "dense"}),
+        (11, 2, 208, {"forms": "sparse", "values": "sketch"}),
+        (12, 3, 195, {"forms": "sparse", "values": "compact"}),
     ],
     ids=["dense", "sketch", "compact"],
 )
