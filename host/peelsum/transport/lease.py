@@ -98,6 +98,10 @@ class RankLostError(TransportError):
         return RankLostError(self.lost, f"{self.waiting}, {step}")
 
 
+class RankEntersError(TransportError):
+    """A rank enters while this one leaves: the others wait for this rank's report, see `Lease.agree`."""
+
+
 class Lease:
     """A rank's lease in a run of a job: until it is closed, the run counts on the rank.
 
@@ -162,19 +166,21 @@ class Lease:
         """Raise RankLostError if the controller has reported a loss, or TransportError if it has gone.
 
         A rank that has left is reported, too. If `leaving`, this rank has all its sums: then neither that
-        nor the end of the connection is an error. waiting: what this rank waits
-        for, as the begin of the message. It takes a microsecond.
+        nor the end of the connection is an error, but RankEntersError is raised if a rank enters. waiting:
+        what this rank waits for, as the begin of the message. It takes a microsecond.
         """
         if not self._lock.acquire(blocking=False):
             return  # another thread reads the messages, and this one checks again soon
         try:
-            if not self._arrived.poll(0) and not self._messages:
-                return
-            self._receive(0.0)
+            if self._arrived.poll(0):
+                self._receive(0.0)
+            if leaving and self._entry_step < _NEVER:
+                self._entry_step = _NEVER
+                raise RankEntersError("member: a rank enters while this one leaves")
             for message in self._messages:
                 if message.get("lost") or ("lost" in message and not leaving):
                     raise RankLostError(_lost_ranks(message), waiting)
-            if not leaving:
+            if not leaving and (self._messages or self._ended):
                 self._require_connection()
         finally:
             self._lock.release()
