@@ -171,7 +171,7 @@ class MemberChanges:
                 self._backend.finish(check_leases=True)
                 break
             except RankEntersError:
-                self.admit()
+                self._lease.report(self._completed, self._backend.next_chunk)
             except RECOVERABLE as error:
                 self._continue_after(error, None)
         self._backend.close()

@@ -99,7 +99,7 @@ class RankLostError(TransportError):
 
 
 class RankEntersError(TransportError):
-    """A rank enters while this one leaves: the others wait for this rank's report, see `Lease.agree`."""
+    """A rank enters while this one leaves: the others wait for this rank's report, see `Lease.report`."""
 
 
 class Lease:
@@ -187,8 +187,15 @@ class Lease:
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether the controller has sent why this rank is no longer a member."""
-        return any("end" in message for message in self._messages)
+        """Whether the controller has sent why this rank is no longer a member, or a new generation.
+
+        A rank that leaves need not enter that: all others have reported that they have all results.
+        """
+        return any("end" in message or "members" in message for message in self._messages)
+
+    def report(self, sums: int, chunk: int) -> None:
+        """Report as `agree` does when ranks enter, but do not wait for the generation."""
+        self.send(call="completed", change=self._entry_change, sums=sums, chunk=chunk)
 
     def begin_step(self, step: int, patience_s: float) -> bool:
         """Return whether ranks enter before this step; then call `agree` before its first sum.
