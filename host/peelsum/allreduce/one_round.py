@@ -415,7 +415,7 @@ class OneRound(SumProtocol):
         table = self.layout.table
         present = np.flatnonzero(self.codec.sent[: table.dense])
         bounds = zip(table.begins[present].tolist(), table.begins[present + 1].tolist(), strict=True)
-        return self._device.concatenate([numbers[:0], *(numbers[begin:end] for begin, end in bounds)])
+        return self._device.concatenate([numbers[:0], *[numbers[begin:end] for begin, end in bounds]])
 
     def _sent_elements(self, blocks: _Flags) -> ElementLocations:
         """Return the elements of flagged blocks; of sparse segments, only the candidates."""
