@@ -46,7 +46,7 @@ def late_step(
 @pytest.mark.parametrize(
     ("launches", "waits", "calls", "settings"),
     [
-        (9, 2, 161, {"forms": "dense"}),
+        (11, 2, 182, {"forms": "dense"}),
         (11, 2, 208, {"forms": "sparse", "values": "sketch"}),
         (12, 3, 195, {"forms": "sparse", "values": "compact"}),
     ],
@@ -55,7 +55,10 @@ def late_step(
 def test_a_steady_step_takes_few(
     launches: int, waits: int, calls: int, settings: dict[str, Any], tensors: int
 ) -> None:
-    """One launch puts tensors that lie apart end to end. `compact` waits in each of two rounds."""
+    """One launch puts tensors that lie apart end to end. `compact` waits in each of two rounds.
+
+    If some of 100 dense tensors are zero, two launches leave them out of the sums.
+    """
     counts, called = late_step(3000 // tensors, tensors, steps=5, steady=True, **settings)
     assert counts.launches <= launches, str(counts)
     assert counts.waits.total() <= waits, str(counts)

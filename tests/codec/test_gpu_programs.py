@@ -1,4 +1,4 @@
-"""Peeling and prefix sums are right if programs run at once, and see others' writes as late as a GPU lets them.
+"""Peeling and prefix sums are right if programs run at once, and see others' writes as late as on a GPU.
 
 On a GPU, `make gpu` runs the same kernels with all their programs; these tests are for the interpreter.
 """

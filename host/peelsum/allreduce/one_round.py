@@ -232,7 +232,7 @@ class OneRound(SumProtocol):
             device.sketch_encode(expected.sketch, positions, sparse, added[dense : dense + self.cells])
         added[dense + self.cells :] = device.to_device(high_words)
 
-    def _write_ahead(self, ored: Words, added: Words) -> None:
+    def _write_ahead(self, ored: Any, added: Any) -> None:
         """Do what `_write_first_round` does, in one pass, but leave the sketch of high bits zero."""
         codec: Any = self.codec
         table, bitmap = self.layout.table, self._bitmap_room(ored)
@@ -265,7 +265,8 @@ class OneRound(SumProtocol):
         """Decode the sums of the first round, if nothing was mispredicted; return whether it was so."""
         codec: Any = self.codec
         begin = self._sparse_begin
-        dense, end = sums.added[:begin], begin + self.cells
+        dense: Any = sums.added[:begin]
+        end = begin + self.cells
         if self.layout.parts:
             self._set_union(sums)
         divisor = self.plan.workers if self.plan.settings.average else 1
@@ -414,7 +415,7 @@ class OneRound(SumProtocol):
         table = self.layout.table
         present = np.flatnonzero(self.codec.sent[: table.dense])
         bounds = zip(table.begins[present].tolist(), table.begins[present + 1].tolist(), strict=True)
-        return self._device.concatenate([numbers[:0], *(numbers[begin:end] for begin, end in bounds)])
+        return self._device.concatenate([numbers[:0], *[numbers[begin:end] for begin, end in bounds]])
 
     def _sent_elements(self, blocks: _Flags) -> ElementLocations:
         """Return the elements of flagged blocks; of sparse segments, only the candidates."""

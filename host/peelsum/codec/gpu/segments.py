@@ -664,4 +664,5 @@ def results_kernel(
             own = tl.where(chosen != 0, fixed_number(value, scale[:, None]).to(tl.int32), 0)
             tl.store(local + place, own, mask=chosen != 0)
             _add(record + segment, tl.sum(tl.sum((own != 0).to(tl.int32), axis=1), axis=0))
+            tl.debug_barrier()  # all values are read before others' results replace them
     tl.store(out + element + at, float_of(number, scale, not_finite, divisor), mask=inside)
