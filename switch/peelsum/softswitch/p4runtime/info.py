@@ -300,7 +300,8 @@ _DIGEST_FIELDS = {"bitstring": "bitstring", "bool": "bool", "serializable_enum":
 
 def _digest(types: Any, number: int, name: str, digest: p4i.Digest) -> DigestInfo:
     """Return a digest. Raises RequestError unless its data are numbers."""
-    kind, members = digest.type_spec.WhichOneof("type_spec") or "empty", [digest.type_spec]
+    kind: str = digest.type_spec.WhichOneof("type_spec") or "empty"
+    members = [digest.type_spec]
     if kind == "struct":
         members = [member.type_spec for member in types.structs[digest.type_spec.struct.name].members]
     elif kind == "tuple":
