@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,10 @@ from numpy.typing import NDArray
 from peelsum import buffers
 from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import TOLERANCE, UnionCounts
-from peelsum.allreduce.costs import expected as index_expected
+from peelsum.allreduce.costs import TOLERANCE
 from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, Round, Rounds, SumProtocol, Sums
 from peelsum.codec import HOST, MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, CodecDevice, SketchLayout
@@ -60,6 +61,10 @@ _HASH_FACTOR = 0x9E3779B1
 #: Room for overflowing elements in the sketch of high bits: this multiple of the last steps' count, plus this
 #: many.
 _OVERFLOW_SPARE, _OVERFLOW_EXTRA = 1.5, 64
+
+
+#: The layouts of a step without a sketch are the same in each step.
+_sized = lru_cache(256)(SketchLayout.sized)
 
 
 @dataclass(frozen=True)
@@ -89,16 +94,16 @@ class Prediction:
         for part in layout.parts:
             union = UnionCounts(tuple(unions[part.segments].sum(axis=0).tolist()))
             # If more elements pass an index, it is refined: it was chosen for fewer, as is the sketch.
-            passed = index_expected(part.index, part.elements, union)[1]
+            passed = union.non_zeros if part.index.refined else part.index.passed(part.elements, union)
             count += min(passed, (1 + TOLERANCE) * union.non_zeros)
         room = math.ceil(count)
         if room < MANY_CANDIDATES:
             room += math.ceil(DEVIATIONS * math.sqrt(room))
         overflow = min(_OVERFLOW_EXTRA, int(table.begins[table.dense]) + room)
         overflow += math.ceil(_OVERFLOW_SPARE * last_overflow)
-        sketch = SketchLayout.sized(room, seed, settings.cells(room))
+        sketch = _sized(room, seed, settings.cells(room))
         # `overflow` has a margin already: its sketch needs no more cells per candidate than a large one.
-        high_bits = SketchLayout.sized(overflow, seed, settings.cells(MANY_CANDIDATES))
+        high_bits = _sized(overflow, seed, settings.cells(MANY_CANDIDATES))
         return cls(fields, sketch, high_bits, room, overflow)
 
 
@@ -133,12 +138,18 @@ class OneRound(SumProtocol):
         """Yield the first round, then those that the prediction makes necessary; receive the sums of each."""
         table, layout = self.layout.table, self._expected.high_bits
         begin = self._sparse_begin + self.cells
-        sums = yield Round(self.layout.header_words, begin + layout.cells, self._write_first_round)
+        write, complete = self._write_first_round, None
+        if self._device.ahead:
+            write, complete = self._write_ahead, self._add_high_bits
+        sums = yield Round(self.layout.header_words, begin + layout.cells, write, complete)
         exceeding, resent = self._compare_blocks(self._device.to_host(sums.or_on_host[: table.scale_words]))
+        missed = True in exceeding or True in resent
+        if self._device.ahead and not missed and self._decode_ahead(sums):
+            return
         positions, unpeeled = yield from self._decode_numbers(sums)
         self.common_words += layout.cells
         self.value_words += self.cells + self.left_over if len(positions) else 0
-        if exceeding.any() or resent.any():
+        if missed:
             words = self._device.to_host(sums.added[begin:])
             yield from self._correct_blocks(exceeding, resent, words, positions, unpeeled)
         elif len(unpeeled):
@@ -221,6 +232,60 @@ class OneRound(SumProtocol):
             device.sketch_encode(expected.sketch, positions, sparse, added[dense : dense + self.cells])
         added[dense + self.cells :] = device.to_device(high_words)
 
+    def _write_ahead(self, ored: Words, added: Words) -> None:
+        """Do what `_write_first_round` does, in one pass, but leave the sketch of high bits zero."""
+        codec: Any = self.codec
+        table, bitmap = self.layout.table, self._bitmap_room(ored)
+        end = self._sparse_begin + self.cells
+        self.local_dense = added[: self._sparse_begin]
+        added[self._sparse_begin :] = 0
+        assert bitmap is not None
+        self._local_bitmap = bitmap
+        sketch, header = added[self._sparse_begin : end], ored[: table.scale_words]
+        codec.write_ahead(header, bitmap, self._scales, self._expected.sketch, self.local_dense, sketch)
+        if self.layout.parts:
+            self._write_indexes(ored)
+
+    def _add_high_bits(self, ored: Words, added: Words) -> None:
+        """Add the sketch of high bits, if a block exceeds its predicted exponent on this worker."""
+        device, table, layout = self._device, self.layout.table, self._expected.high_bits
+        words = device.to_host(ored[: table.scale_words])
+        if history_loops.exceed(words, table.blocks, self._expected.fields, self._highest):
+            self._read_scales(words)
+            high_words = np.zeros(layout.cells, np.uint32)
+            overflow = table.locate_elements(self.exponents > self._expected.fields)
+            high_bits = self._high_bits(self._quantize(overflow))
+            sent = np.flatnonzero(high_bits)
+            HOST.sketch_encode(layout, overflow.padded[sent], high_bits[sent], high_words)
+            added[self._sparse_begin + self.cells :] = (
+                high_words if isinstance(added, np.ndarray) else device.to_device(high_words)
+            )
+
+    def _decode_ahead(self, sums: Sums) -> bool:
+        """Decode the sums of the first round, if nothing was mispredicted; return whether it was so."""
+        codec: Any = self.codec
+        begin = self._sparse_begin
+        dense, end = sums.added[:begin], begin + self.cells
+        if self.layout.parts:
+            self._set_union(sums)
+        divisor = self.plan.workers if self.plan.settings.average else 1
+        room = math.floor(self._peelable) if self.cells else 0
+        decoded = codec.decode_ahead(dense, sums.added[begin:end], self.union, room, divisor)
+        if decoded is None:
+            return False
+        self.sparse, self.local_sparse = decoded
+        count, self.dense = int(np.add.reduce(codec.sent[: self.layout.table.dense])), dense
+        if count != begin:
+            self.dense = self._select_sent(count, dense)
+            self.local_dense = self._select_sent(count, self.local_dense)
+        # Dense tensors that are zero or not finite, the sketch of high bits, and a sketch of nothing.
+        self.common_words = begin - count + self._expected.high_bits.cells
+        if self.sparse.shape[0]:
+            self.value_words = self.cells
+        else:
+            self.common_words += self.cells
+        return True
+
     def _compare_blocks(self, words: Words) -> tuple[_Flags, _Flags]:
         """Compare the blocks' exponents with the predicted ones, and set the scales of the step.
 
@@ -246,6 +311,12 @@ class OneRound(SumProtocol):
         """
         codec, device = self.codec, self._device
         self._set_union(sums)
+        if device.ahead and self.cells:  # this worker's numbers were sent without being listed
+            scales = codec.fields, codec.scales
+            codec.set_scales(np.zeros_like(codec.fields), self._scales)
+            self._sketched_numbers = device.integers(codec.set_candidates(self._local_bitmap)[1])
+            codec.gather(self._sketched_numbers)
+            codec.set_scales(*scales)
         dense, candidates = codec.set_candidates(self.union)
         share, second = 0.0, None
         if candidates > self._peelable:

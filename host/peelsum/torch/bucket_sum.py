@@ -15,7 +15,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -23,28 +22,27 @@ from peelsum.allreduce import (
     DeviceMemoryError,
     History,
     InvalidRequestError,
+    Summation,
     measured,
     reducer,
 )
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.reducer import Reducer
-from peelsum.summation import Words
 from peelsum.torch.backends import connect, connect_members
 from peelsum.torch.buckets import Bucket, DenseBuckets, Names, SparseGradients, WaitingBuckets, as_array
 from peelsum.torch.errors import HookError
 from peelsum.torch.member_changes import MemberChanges, Ranks, StateBroadcast
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.settings import HookSettings, hook_errors
-from peelsum.torch.sparse_sums import SparseTensor, as_words, average_rows
+from peelsum.torch.sparse_sums import SparseTensor, average_rows
 from peelsum.torch.stats import SumCost
 from peelsum.torch.sum_queue import SumQueue
 from peelsum.transport.lease import RankLostError
 
 #: Replaces the gradients of buckets by their averages in a step, as `average` does.
 Average = Callable[[Mapping[Names, Bucket], int], Any]
-#: Called with the result of a sum, None if another rank has sent it, its number of buckets, the names of its
-#: parameters, and its members.
-CountSum = Callable[[SumCost | None, int, Names, Ranks], None]
+#: Called with the result of a sum, its number of buckets, the names of its parameters, and its members.
+CountSum = Callable[[SumCost, int, Names, Ranks], None]
 _log = logging.getLogger("peelsum.torch")
 
 
@@ -101,7 +99,7 @@ class BucketSums:
         count_sum: CountSum,
     ) -> None:
         self._settings, self._reducer = settings, reducer
-        #: What forms are chosen by; replaced when ranks are lost.
+        #: What forms are chosen by.
         self.history = history
         self._group, self._count_sum = group, count_sum
         #: Process groups that the reducer needs besides the backend.
@@ -129,16 +127,12 @@ class BucketSums:
             settings = self._settings
             compile_kernels = partial(self._warm_up, gradients)
             arguments = settings.over, self._group, settings.timeout_s, compile_kernels
+            backend: Summation
             if settings.on_lost == "error":
                 backend = connect(*arguments)
             else:
-                backend, self._changes = connect_members(*arguments, enters=settings.enters)
-            self._queue = SumQueue(
-                backend,
-                owns_backend=settings.owns_backend,
-                changes=self._changes,
-                on_change=self._forget if settings.on_lost == "continue" else lambda: None,
-            )
+                backend = self._changes = connect_members(*arguments, enters=settings.enters)
+            self._queue = SumQueue(backend, owns_backend=settings.owns_backend, on_change=self._forget)
             try:
                 self._connect_reducer(self._queue, gradients)
             except BaseException:
@@ -231,17 +225,15 @@ class BucketSums:
             average_buckets = self._sums[names] = self._new_sum(gradients, names)
         return average_buckets
 
-    def count(
-        self, result: SumCost | None, buckets: Mapping[Names, Bucket], names: Names, members: Ranks
-    ) -> None:
-        """Count a sum of buckets over these members; its result is None if another rank has sent it."""
-        if self._merges and result is not None:
+    def count(self, result: SumCost, buckets: Mapping[Names, Bucket], names: Names, members: Ranks) -> None:
+        """Count a sum of buckets over these members."""
+        if self._merges:
             self._dense.note_words(buckets, result.tally.words_sent())
         self._count_sum(result, len(buckets), names, members)
 
     def _forget(self) -> None:
-        """Forget what was learned from earlier sums, as all ranks do when others are lost."""
-        self._sums, self.history = {}, History()
+        """Make new sums, as the members have changed. What was learned from earlier ones remains."""
+        self._sums = {}
 
     @property
     def members(self) -> Ranks:
@@ -279,8 +271,6 @@ class BucketSums:
         self._closed = True
         queue, self._queue = self._queue, None
         assert queue is not None
-        assert self._changes is not None
-        self._changes.failed = True
         queue.abort(reason)
         queue.close()
 
@@ -332,17 +322,6 @@ class _DenseWork:
             result = self._average(self._buckets, self._step)
         self._sums.count(result, self._buckets, self._names, self._queue.members)
 
-    def result(self) -> Words:
-        return np.concatenate([as_words(bucket.tensor.cpu()) for bucket in self._buckets.values()])
-
-    def accept(self, words: Words, members: Ranks) -> None:
-        for bucket in self._buckets.values():
-            size = bucket.tensor.nbytes
-            content, words = words.view(np.uint8)[:size], words[-(-size // 4) :]
-            with bucket.buffer(on_host=True) as buffer:
-                buffer.copy_(torch.from_numpy(content).view(buffer.dtype))
-        self._sums.count(None, self._buckets, self._names, members)
-
 
 class _SparseWork:
     """The sum of sparse gradients, as `RepeatableWork`."""
@@ -365,14 +344,6 @@ class _SparseWork:
         with _naming_sums(self._names, self._step):
             result = average_rows(self._queue, self._tensors, self._names)
         self._count_sum(result, len(self._tensors), self._names, self._queue.members)
-
-    def result(self) -> Words:
-        return np.concatenate([SparseTensor(tensor.tensor).content() for tensor in self._tensors])
-
-    def accept(self, words: Words, members: Ranks) -> None:
-        for tensor in self._tensors:
-            words = tensor.replace_content(words)
-        self._count_sum(None, len(self._tensors), self._names, members)
 
 
 @contextmanager

@@ -104,10 +104,9 @@ class HookSettings:
             )
         if self.network == "measured":
             raise HookConfigError("network: on_lost='continue' needs a NetworkModel; leave 'measured' out")
-        if self.compressor is not None or self.strategy is not None or self.error_feedback:
+        if self.strategy is not None:
             raise HookConfigError(
-                "on_lost: 'continue' needs exact sums, which keep nothing for later steps; leave compressor, "
-                "strategy and error_feedback out"
+                "strategy: measures times, and on_lost='continue' changes them; use one of both"
             )
 
     def reducer(self) -> Reducer:
@@ -119,7 +118,8 @@ class HookSettings:
                 self.error_feedback,
                 over=self.over,
                 switch=self.has_switch,
-                group_gathers=self.owns_backend,
+                # A process group of torch fails when a rank is lost.
+                group_gathers=self.owns_backend and self.on_lost == "error",
                 span=profile_range,
                 note=set_span_attributes,
             )

@@ -143,20 +143,13 @@ class RunningStats:
         members = {name: ranks for names, ranks in last_members.items() for name in names}
         return HookStats(**totals, tensors=tensors, members=members)
 
-    def add(
-        self, result: SumCost | None, buckets: int, names: tuple[str, ...], members: tuple[int, ...]
-    ) -> None:
-        """Add the result of a sum over this many buckets and these ranks; None if another rank has sent it.
-
-        names: of its parameters.
-        """
+    def add(self, result: SumCost, buckets: int, names: tuple[str, ...], members: tuple[int, ...]) -> None:
+        """Add the result of a sum over this many buckets and these ranks. names: of its parameters."""
         with self._lock:
             totals = self._totals
             totals["buckets"] += buckets
             self._members.pop(names, None)
             self._members[names] = members
-            if result is None:
-                return
             tally = result.tally
             totals["elements"] += tally.elements
             totals["non_finite"] += tally.non_finite

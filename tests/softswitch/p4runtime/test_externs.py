@@ -11,7 +11,7 @@ from p4runtime_client import process, refusal, update
 
 from peelsum.softswitch import Frames
 from peelsum.softswitch.p4runtime.entities import Entities
-from peelsum.softswitch.p4runtime.notifications import Notifier
+from peelsum.softswitch.p4runtime.notifications import notify
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.status import BatchError, Code, RequestError
 
@@ -187,12 +187,14 @@ def test_members_groups_and_entries_that_use_them(entities, device, ids):
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, (1, 0, b""))}),
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, (1, 1, b"\7"))}),
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, one, one)}),
+        ("MODIFY", "NOT_FOUND", {"action_profile_group": group(ids, 8, one)}),
         ("MODIFY", "OK", {"action_profile_group": group(ids, 9, (2, 3, b"\0\2"), one)}),
         ("INSERT", "OK", {"table_entry": balanced(ids, 1, action_profile_group_id=9)}),
         ("INSERT", "OK", {"table_entry": balanced(ids, 2, action_profile_member_id=2)}),
         ("INSERT", "NOT_FOUND", {"table_entry": balanced(ids, 3, action_profile_member_id=9)}),
         ("INSERT", "INVALID_ARGUMENT", {"table_entry": balanced(ids, 3, action=action(ids, 1))}),
         ("DELETE", "FAILED_PRECONDITION", {"action_profile_member": member(ids, 2, 1)}),
+        ("DELETE", "FAILED_PRECONDITION", {"action_profile_member": member(ids, 1, 1)}),
         ("DELETE", "FAILED_PRECONDITION", {"action_profile_group": whole}),
         ("INSERT", "INVALID_ARGUMENT", {"action_profile_member": member(ids, 0, 1)}),
     ):
@@ -203,16 +205,19 @@ def test_members_groups_and_entries_that_use_them(entities, device, ids):
         balanced(ids, 1, action_profile_group_id=9),
         balanced(ids, 2, action_profile_member_id=2),
     ]
-    ports = [
-        port
-        for port, _ in send(entities, device, *[packet(TABLES, 1, flow) for flow in range(0, 1 << 16, 163)])
-    ]
+    ports = ports_of_flows(entities, device)
     assert (set(ports), 0.7 < ports.count(20) / len(ports) < 0.8) == ({10, 20}, True), "a weight of 3 of 4"
     assert code_of(entities, "MODIFY", action_profile_member=member(ids, 2, 30)) == "OK"
     assert {port for port, _ in send(entities, device, packet(TABLES, 2))} == {30}
     assert code_of(entities, "DELETE", table_entry=balanced(ids, 1)) == "OK"
     assert code_of(entities, "DELETE", action_profile_group=whole) == "OK"
     assert code_of(entities, "DELETE", action_profile_member=member(ids, 1, 1)) == "OK"
+
+
+def ports_of_flows(entities, device):
+    """Return the ports by which 403 flows leave."""
+    flows = [packet(TABLES, 1, flow) for flow in range(0, 1 << 16, 163)]
+    return [port for port, _ in send(entities, device, *flows)]
 
 
 def action_set(ids, *actions):
@@ -228,22 +233,18 @@ def test_action_sets_are_written_and_read_as_they_are(entities, device, ids):
     assert code_of(entities, "INSERT", table_entry=entry) == "OK"
     assert read(entities, table_entry=p4r.TableEntry(table_id=ids["balanced"])) == [entry]
     assert read(entities, action_profile_member=p4r.ActionProfileMember()) == []
-    ports = [
-        port
-        for port, _ in send(entities, device, *[packet(TABLES, 1, flow) for flow in range(0, 1 << 16, 163)])
-    ]
+    ports = ports_of_flows(entities, device)
     assert 0.7 < ports.count(10) / len(ports) < 0.8
     smaller = balanced(ids, 1, **action_set(ids, (20, 1)))
     assert code_of(entities, "MODIFY", table_entry=smaller) == "OK"
     assert {port for port, _ in send(entities, device, packet(TABLES, 1, 5))} == {20}
-    assert (
-        code_of(entities, "INSERT", table_entry=balanced(ids, 2, **action_set(ids, (1, 0))))
-        == "INVALID_ARGUMENT"
-    )
-    heavy = action_set(ids, (1, (1 << 31) - 1))
-    assert code_of(entities, "INSERT", table_entry=balanced(ids, 2, **heavy)) == "RESOURCE_EXHAUSTED"
-    many = action_set(ids, *[(port, 1) for port in range(17)])
-    assert code_of(entities, "INSERT", table_entry=balanced(ids, 2, **many)) == "RESOURCE_EXHAUSTED"
+    for actions, code in (
+        ([(1, 0)], "INVALID_ARGUMENT"),
+        ([(1, (1 << 31) - 1)], "RESOURCE_EXHAUSTED"),
+        ([(port, 1) for port in range(17)], "RESOURCE_EXHAUSTED"),
+    ):
+        refused = balanced(ids, 2, **action_set(ids, *actions))
+        assert code_of(entities, "INSERT", table_entry=refused) == code
 
 
 def test_members_whose_watched_port_is_down_are_not_chosen(schema, ids, device):
@@ -382,11 +383,9 @@ def test_a_list_that_nobody_received_does_not_wait_for_an_acknowledgement(schema
     pipeline = InstalledPipeline(schema.get_pipeline_config(), device)
     entry = config(ids, timeout=0, ack=1 << 60)
     pipeline.entities.write([update("INSERT", digest_entry=entry)])
-    notifier = Notifier(pipeline, lambda message: received.append(message) or len(received) > 1)
-    notifier.stop()
     for _ in range(3):
         pipeline.switch.process(Frames.of([(1, packet(DIGEST, 0, 7))]), 0)
-        notifier.poll()
+        notify(pipeline, lambda message: received.append(message) or len(received) > 1)
     assert len(received) == 2
 
 
@@ -444,17 +443,8 @@ def test_reconcile_keeps_externs_and_acknowledgements_are_for_the_running_pipeli
 
 
 def idle(ids, key, timeout_s, **fields):
-    return (
-        balanced(ids, key, action_profile_member_id=1)
-        if timeout_s is None
-        else _with(
-            balanced(ids, key, action_profile_member_id=1), idle_timeout_ns=int(timeout_s * SECOND), **fields
-        )
-    )
-
-
-def _with(entry, **fields):
-    entry.MergeFrom(p4r.TableEntry(**fields))
+    entry = balanced(ids, key, action_profile_member_id=1)
+    entry.MergeFrom(p4r.TableEntry(**{"idle_timeout_ns": int(timeout_s * SECOND), **fields}))
     return entry
 
 
@@ -495,7 +485,7 @@ def test_an_entry_that_is_not_hit_expires_again_and_again(entities, device, ids,
     clock.now += 99 * SECOND
     assert expired(entities) == []
     for wrong in ({"idle_timeout_ns": -1}, {"time_since_last_hit": {}}):
-        assert code_of(entities, "MODIFY", table_entry=_with(idle(ids, 2, 0), **wrong)) == "INVALID_ARGUMENT"
+        assert code_of(entities, "MODIFY", table_entry=idle(ids, 2, 0, **wrong)) == "INVALID_ARGUMENT"
 
 
 def test_a_later_entry_may_expire_earlier(entities, ids, clock):

@@ -4,9 +4,11 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
+import softswitch_frames
 from softswitch_frames import received
 
 from peelsum.softswitch.ports import udp_kernels
@@ -27,17 +29,8 @@ def opened(*numbers: int, **options: object) -> Iterator[UdpPorts]:
         ports.close()
 
 
-@contextlib.contextmanager
-def host_at(ports: UdpPorts, number: int, size: int = SIZE) -> Iterator[BatchSocket]:
-    """A host whose hello a switch port has answered, so that it is the port's peer."""
-    with BatchSocket.bind(("127.0.0.1", 0), size) as sock:
-        sock.connect(("127.0.0.1", ports.listening[number]))
-        sock.send_hello()
-        assert len(ports.receive([number]).port) == 0
-        answer = sock.receive()
-        assert answer is not None
-        assert answer.hello
-        yield sock
+def host_at(ports: UdpPorts, number: int) -> AbstractContextManager[BatchSocket]:
+    return softswitch_frames.host_at(lambda _: ports.receive([number]), ports.listening[number], SIZE)
 
 
 def packets(count: int, seed: int = 1, size: int = SIZE) -> np.ndarray:

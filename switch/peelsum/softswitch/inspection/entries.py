@@ -276,7 +276,7 @@ def _stf_entry(command: str, table: str, rest: str) -> Mapping[str, Any]:
 
 def _stf_pairs(words: Iterable[str]) -> dict[str, str]:
     """Return the names and values of `NAME:VALUE` words. Raises InvalidEntry for a name given twice."""
-    return _unique((name, value) for name, _, value in (word.partition(":") for word in words))
+    return _unique((name, text) for name, _, text in (word.partition(":") for word in words))
 
 
 def _unique(pairs: Iterable[tuple[str, _T]]) -> dict[str, _T]:

@@ -26,7 +26,6 @@ _WITH_DEVICE_CONFIG = (_Get.ALL, _Get.DEVICE_CONFIG_AND_COOKIE)
 
 
 def _replication(**entry: Any) -> p4r.Entity:
-    """Return the entity of a multicast group or clone session."""
     return p4r.Entity(packet_replication_engine_entry=p4r.PacketReplicationEngineEntry(**entry))
 
 

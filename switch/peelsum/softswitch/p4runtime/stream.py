@@ -105,8 +105,6 @@ _DEFAULT = ""
 
 @dataclass
 class _Election:
-    """The election of one role."""
-
     bids: dict[ControllerStream, int] = field(default_factory=dict)
     primary: ControllerStream | None = None
     highest: int = 0
