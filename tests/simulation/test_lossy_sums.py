@@ -76,8 +76,9 @@ def without_loss(*, slow: bool = False) -> float:
 @pytest.mark.parametrize("slow", [False, True], ids=["equal", "slow link"])
 @pytest.mark.parametrize(("loss", "least"), [(0.001, 0.95), (0.01, 0.68), (0.05, 0.35)])
 def test_random_loss_leaves_this_share_of_the_goodput(loss: float, least: float, slow: bool) -> None:
-    """Windows that losses shrink and tries that follow timers left 0.38 at 1% and 0.11 at 5%; slots that keep no
-    results, 0.62 and 0.30.
+    """Windows that losses shrink, and tries that follow timers, left 0.38 at 1% and 0.11 at 5%.
+
+    Slots that keep no results left 0.62 and 0.30.
     """
     job = {"stragglers": SLOW} if slow else {}
     shares = [without_loss(slow=slow) / summed(loss, seed, **job).seconds for seed in SEEDS]
