@@ -95,7 +95,9 @@ def test_a_step_takes_the_same_for_any_number_of_tensors(
     counts, _ = late_step(3000 // tensors, tensors, **settings)
     assert counts.waits.total() <= waits, str(counts)
     assert counts.launches <= launches + _COPIED_TABLE, str(counts)
-    assert counts.kernels["rounds_kernel"] == (settings.get("values") == "sketch"), "a peel is one launch"
+    # What does not peel at first is peeled again with a second sketch.
+    peels = 0 if settings.get("values") != "sketch" else 2 if "cells_per_candidate" in settings else 1
+    assert counts.kernels["rounds_kernel"] == peels, "a peel is one launch"
 
 
 @pytest.mark.parametrize("tensors", [2, 20])

@@ -183,15 +183,18 @@ class Load:
         """The bitmap of a complete sum."""
         return (1 << self.workers) - 1
 
-    def contributions(self, worker: int) -> Batch:
-        """Return worker `worker`'s packets for chunks 0 to `window` - 1."""
-        job = {"job_id": self.job_id, "generation": self.generation, "chunk_id": np.arange(self.window)}
-        return pack(self.lanes[worker], kind=Kind.CONTRIBUTION, sender=worker, bitmap=1 << worker, **job)
+    def contributions(self, worker: int, first: int = 0) -> Batch:
+        """Return worker `worker`'s packets for the `window` chunks from `first` on."""
+        bitmap = 1 << worker
+        return self._pack(self.lanes[worker], first, kind=Kind.CONTRIBUTION, sender=worker, bitmap=bitmap)
 
-    def results(self) -> Batch:
-        """Return the server's packets for chunks 0 to `window` - 1."""
-        job = {"job_id": self.job_id, "generation": self.generation, "chunk_id": np.arange(self.window)}
-        return pack(self.sums, kind=Kind.RESULT, sender=EVERYONE, bitmap=self.expected_mask, **job)
+    def results(self, first: int = 0) -> Batch:
+        """Return the server's packets for the `window` chunks from `first` on."""
+        return self._pack(self.sums, first, kind=Kind.RESULT, sender=EVERYONE, bitmap=self.expected_mask)
+
+    def _pack(self, lanes: NDArray[np.uint32], first: int, **fields: int) -> Batch:
+        chunks = np.arange(first, first + self.window)
+        return pack(lanes, job_id=self.job_id, generation=self.generation, chunk_id=chunks, **fields)
 
     def check(self, sums: Batch) -> None:
         """Raise WrongSumError unless every packet in `sums` holds the complete sum of its chunk."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
 from multiprocessing import resource_tracker
 from typing import Any, ParamSpec, TypeVar
 
@@ -70,6 +71,8 @@ print(time.perf_counter() - started)
 """
 #: Chunks per batch in memory; with 4 workers and the results, it has five times as many frames.
 _MEMORY_WINDOW = 256
+#: A multiple of the number of slots: chunks so far apart have the same slot.
+_TURN = 1 << 16
 _PORTS_WINDOW = 512
 #: BMv2's queues hold 64 packets per port by default; it would drop more outstanding ones.
 _BMV2_WINDOW = 64
@@ -80,22 +83,32 @@ _FIRST_CHUNK_S = 30.0
 
 
 def in_memory(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
-    """Measure the softswitch without ports: repeat the same batch of contributions and results."""
+    """Measure the softswitch without ports: repeat two batches of contributions and results.
+
+    Their chunks have the same slots in turn, because a slot keeps the result of a chunk until another chunk
+    takes it.
+    """
     device = Device()
     server = serve(device, "127.0.0.1:0")
     try:
         load = _load(server.address, lanes, workers, _MEMORY_WINDOW)
-        switch, batch, latencies = device.switch, _batch(load), list[float]()
+        batches, latencies = [_batch(load, first) for first in (0, _TURN)], list[float]()
+        switch, turns = device.switch, cycle(range(len(batches)))
         if switch is None:
             raise TopologyError("switch: has no pipeline after one was loaded; see its log")
         # First frame by frame, chunk by chunk, to time the call of the last contribution.
-        parts = (slice(i, i + 1) for i in range(len(batch)))
-        frames = [Frames(batch.data[part], batch.length[part], batch.port[part]) for part in parts]
+        frames = [
+            [
+                Frames(batch.data[i : i + 1], batch.length[i : i + 1], batch.port[i : i + 1])
+                for i in range(len(batch))
+            ]
+            for batch in batches
+        ]
         started = time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds:
-            now_us = int(elapsed * 1e6)
+            now_us, turn = int(elapsed * 1e6), next(turns)
             for chunk in range(load.window):
-                *contributions, last, result = frames[chunk :: load.window]
+                *contributions, last, result = frames[turn][chunk :: load.window]
                 for frame in contributions:
                     switch.process(frame, now_us)
                 sent_at = time.perf_counter()
@@ -103,15 +116,15 @@ def in_memory(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
                 latencies.append(time.perf_counter() - sent_at)
                 load.check(_packets(load, output))
                 switch.process(result, now_us)
-        # Then whole batches, whose results free the slots, so that the switch accepts the same batch again.
-        output = switch.process(batch, 0)
+        # Then whole batches, whose results free the slots, so that the switch accepts the other batch.
+        output = switch.process(batches[next(turns)], 0)
         sent = np.bincount(output.port, minlength=workers + 2)[1:]
         if (sent != load.window).any():  # each chunk's sum to the server, its result to every worker
             raise WrongSumError(f"frames sent by port: {sent.tolist()} instead of {load.window} each")
         load.check(_packets(load, output))
         rounds, started = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds:
-            switch.process(batch, int(elapsed * 1e6))
+            switch.process(batches[next(turns)], int(elapsed * 1e6))
             rounds += 1
         return _figures(np.array(latencies) * 1e6, rounds * load.window * workers / elapsed, 0)
     finally:
@@ -185,12 +198,12 @@ def _figures(latencies_us: NDArray[np.float64], packets_per_s: float, lost: int)
     }
 
 
-def _batch(load: Load) -> Frames:
-    """Return all contributions and results of a window as frames, worker by worker.
+def _batch(load: Load, first: int) -> Frames:
+    """Return all contributions and results of the chunks from `first` on as frames, worker by worker.
 
     Workers are behind ports 1 to n, the server behind port n + 1.
     """
-    packets = [load.contributions(worker) for worker in range(load.workers)] + [load.results()]
+    packets = [load.contributions(worker, first) for worker in range(load.workers)] + [load.results(first)]
     shape = load.window, FRAME_HEADER_BYTES
     headers = [np.broadcast_to(frame_header(n + 1, load.packet_bytes), shape) for n in range(len(packets))]
     data = np.concatenate([np.hstack(pair) for pair in zip(headers, packets, strict=True)])
