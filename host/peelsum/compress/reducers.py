@@ -314,7 +314,8 @@ class StrategyReducer(LossyReducer):
         if words is not None:
             self._observe(self._decider, Measurement.agreed(words))
         self._traffic = None if is_first else self._exchanges.traffic(self._elements, self._sums)
-        self._exchanges.set(self._measure(self._decider, self._traffic).words())
+        measured = self._measure(self._decider, self._traffic)
+        self._exchanges.set(measured.words(self.turns.worker_id, self.turns.workers))
         self._reset()
         self._started_at = self._clock()
 
