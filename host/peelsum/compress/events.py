@@ -34,7 +34,7 @@ class Measurement:
     """Compression gain: the energy of the sent elements over the gradient's, 0 to 1."""
 
     def words(self, worker_id: int, workers: int) -> Words:
-        """Return uint32[workers * 8]: the measurements as float32, and zeros in the place of other workers."""
+        """Return uint32[workers * 8]: the measurements as float32, and zeros in place of other workers'."""
         rows = np.zeros((workers, len(_AGREE)), np.float32)
         rows[worker_id] = astuple(self)
         return rows.view(np.uint32).reshape(-1)
@@ -103,29 +103,30 @@ class StepTraffic:
 
 
 @dataclass(frozen=True)
-class ExplorationStarted:
-    """All ratios are explored from the next step on, so a snapshot of the model can be taken now."""
+class Event:
+    """An event of a strategy."""
 
     step: int
     """Steps observed so far."""
 
 
 @dataclass(frozen=True)
-class ExplorationEnded:
+class ExplorationStarted(Event):
+    """All ratios are explored from the next step on, so a snapshot of the model can be taken now."""
+
+
+@dataclass(frozen=True)
+class ExplorationEnded(Event):
     """All ratios have been explored, so training can return to the snapshot now."""
 
-    step: int
-    """Steps observed so far."""
     gains: dict[float, float]
     """Compression gain by ratio."""
 
 
 @dataclass(frozen=True)
-class LinkChanged:
+class LinkChanged(Event):
     """The rate or the latency of a link changed."""
 
-    step: int
-    """Steps observed so far."""
     carrier: Carrier
     """The carrier of the link."""
     before: LinkModel
@@ -135,11 +136,9 @@ class LinkChanged:
 
 
 @dataclass(frozen=True)
-class GainChanged:
+class GainChanged(Event):
     """The gain of the ratio in use changed."""
 
-    step: int
-    """Steps observed so far."""
     before: float
     """The gain when it was explored."""
     now: float
@@ -147,20 +146,15 @@ class GainChanged:
 
 
 @dataclass(frozen=True)
-class MethodChosen:
+class MethodChosen(Event):
     """Another method or ratio is in use from the next step on."""
 
-    step: int
-    """Steps observed so far."""
     chosen: MethodCandidate
     """The candidate in use."""
     before: MethodCandidate | None
     """The previous candidate, with its time on the present network; None the first time."""
     candidates: tuple[MethodCandidate, ...]
     """All candidates: the fastest method of each ratio, and the fastest dense method."""
-
-
-Event = ExplorationStarted | ExplorationEnded | LinkChanged | GainChanged | MethodChosen
 
 
 @dataclass(frozen=True)
@@ -209,6 +203,7 @@ def describe_event(event: Event) -> str:
         return f"the {event.carrier}'s link changed from {before} to {now}"
     if isinstance(event, GainChanged):
         return f"the gain of the ratio in use changed from {event.before:.3g} to {event.now:.3g}"
+    assert isinstance(event, MethodChosen)
     previous = f"; before: {_describe_candidate(event.before)}" if event.before else ""
     return f"use {_describe_candidate(event.chosen)}{previous}"
 

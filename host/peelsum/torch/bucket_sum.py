@@ -198,15 +198,22 @@ class BucketSums:
         queue = self.queue
         assert queue is not None
         if group is self._sparse:
-            find_average: Callable[[], Average] = lambda: partial(average_rows, queue)  # noqa: E731
-            queue.submit(_BucketWork(queue, buckets, step, find_average, self._count), future, key="rows")
-            return
-        names = tuple(chain(*buckets))
-        find_average = partial(self._average_of, names, next(iter(buckets.values())).tensor)
+            find_average: Callable[[], Average] = self._rows_average
+        else:
+            names = tuple(chain(*buckets))
+            find_average = partial(self._average_of, names, next(iter(buckets.values())).tensor)
         work = _BucketWork(queue, buckets, step, find_average, self._count)
         if self._settings.on_lost == "error":
             work.begin()  # here, so that the caller gets its errors; the queue calls it again after each loss
-        queue.submit(self._reducer.before(work, step), future, key=names)
+        if group is self._sparse:
+            queue.submit(work, future, key="rows")
+        else:
+            queue.submit(self._reducer.before(work, step), future, key=names)
+
+    def _rows_average(self) -> Average:
+        """Return the function that averages sparse gradients."""
+        assert self.queue is not None
+        return partial(average_rows, self.queue)
 
     def _average_of(self, names: Names, gradients: torch.Tensor) -> Average:
         """Return the function that averages the buckets of these parameters, on the device of `gradients`."""
@@ -221,8 +228,8 @@ class BucketSums:
 
     def _count(self, result: SumCost | None, buckets: Mapping[Names, Any], members: Ranks) -> None:
         """Count a sum of buckets over these members; its result is None if another rank has sent it."""
-        if self._merges and result is not None:
-            self._dense.note_words(buckets, result.tally.words_sent())
+        if self._merges and result is not None and (words := result.tally.words_sent()):
+            self._dense.note_words(buckets, words)
         self._count_sum(result, len(buckets), tuple(chain(*buckets)), members)
 
     def _forget(self) -> None:

@@ -176,7 +176,7 @@ class DenseBuckets(WaitingBuckets):
     def note_words(self, buckets: Iterable[Names], words: Mapping[str, int]) -> None:
         """Store how many words the sum of buckets took for each parameter, for the next pass."""
         for names in buckets:
-            self._words[names] = sum(words.get(name, 0) for name in names)
+            self._words[names] = sum(map(words.__getitem__, names))
 
 
 class SparseGradients(WaitingBuckets):

@@ -195,8 +195,8 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
     def _reduce(self, name: str, tensors: list[torch.Tensor], opts: Any, *, written: bool) -> Any:
         """Reduce tensors, over the switch if it can, else by gloo; replace them if `written`."""
-        if opts.reduceOp.op in SUMS:
-            tensors = list(map(_as_reals, tensors))
+        if opts.reduceOp.op in SUMS:  # sparse complex tensors have no view as pairs of floats
+            tensors = [torch.view_as_real(t) if t.is_complex() and not t.is_sparse else t for t in tensors]
         reduction = Reduction.of(name, tensors, opts)
         if self._sums is None or not all(map(reduction.by_switch, tensors)):
             return call_gloo(self._gloo, name, tensors, opts)
@@ -283,11 +283,6 @@ class SwitchProcessGroup(dist.ProcessGroup):
         # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
         limit = opts.timeout if opts.timeout > timedelta(0) else self._backend.options._timeout
         return SwitchWork(self._queue.submit(work), tensors, name, limit)
-
-
-def _as_reals(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a complex tensor as pairs of floats; sparse tensors, which have none, as they are."""
-    return torch.view_as_real(tensor) if tensor.is_complex() and not tensor.is_sparse else tensor
 
 
 def _forward_to_gloo(name: str) -> Callable[..., Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -170,6 +169,18 @@ def sum_rows(
     call: its name, for errors. average: divide by the number of ranks. factor: multiply by it first.
     Raises PlanMismatchError unless `call` and the tensors' shapes and types are the same on all ranks.
     """
+
+    def multiplied(values: torch.Tensor) -> torch.Tensor:
+        return values if factor is None else values.float() * factor
+
+    def scaled(values: torch.Tensor) -> torch.Tensor:
+        values = multiplied(values)
+        if not average:
+            return values
+        if values.is_floating_point():
+            return values.double() / summation.workers
+        return values.div(summation.workers, rounding_mode="trunc")
+
     call = f"{call} of {', '.join(map(str, tensors))}"
     unions = unite_rows(summation, [(tensor.rows, tensor.length) for tensor in tensors], call)
     sums = [
@@ -177,7 +188,7 @@ def sum_rows(
         for tensor, union in zip(tensors, unions, strict=True)
     ]
     fixed = [row_sum for row_sum in sums if row_sum.fixed]
-    floats = [_multiply(row_sum.shared.float(), factor).view(-1).numpy() for row_sum in fixed]
+    floats = [multiplied(row_sum.shared.float()).view(-1).numpy() for row_sum in fixed]
     for row_sum, (total, scale) in zip(fixed, sum_floats(summation, floats, average=average), strict=True):
         row_sum.write_shared(torch.from_numpy(total))
         row_sum.scale = scale
@@ -185,8 +196,7 @@ def sum_rows(
         if not row_sum.fixed and row_sum.shared.numel():
             assert sum_flat is not None
             row_sum.write_shared(sum_flat(row_sum.shared.view(-1)))
-    divisor = summation.workers if average else 1
-    _exchange_unshared(summation, sums, partial(_scale, divisor=divisor, factor=factor))
+    _exchange_unshared(summation, sums, scaled)
     for row_sum in sums:
         if not row_sum.finite:
             row_sum.values.fill_(math.nan)
@@ -222,20 +232,6 @@ def as_words(tensor: torch.Tensor) -> Words:
     """Return a host tensor's bytes as words, padded with zeros."""
     content = _as_bytes(tensor)
     return np.pad(content, (0, -content.size % 4)).view(np.uint32)
-
-
-def _multiply(values: torch.Tensor, factor: float | None) -> torch.Tensor:
-    return values if factor is None else values.float() * factor
-
-
-def _scale(values: torch.Tensor, divisor: int, factor: float | None) -> torch.Tensor:
-    """Return values times `factor` over `divisor`; quotients of integers are rounded towards zero."""
-    values = _multiply(values, factor)
-    if divisor == 1:
-        return values
-    if values.is_floating_point():
-        return values.double() / divisor
-    return values.div(divisor, rounding_mode="trunc")
 
 
 def average_rows(
