@@ -94,7 +94,7 @@ class ProcessGroupPeelsum(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         try:
             return made.result(timeout.total_seconds())
         except concurrent.futures.TimeoutError:
-            made.add_done_callback(lambda made: made.exception() or made.result().abort())
+            made.add_done_callback(_abort_group)
             raise HookFailedError(
                 f"configure: not all of {world_size} ranks are ready after {timeout.total_seconds():g} s; "
                 "see whether they run, or give the process group a longer timeout"
@@ -107,6 +107,12 @@ class ProcessGroupPeelsum(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         options: Any = dist.AllreduceOptions()
         options.reduceOp = opts
         return options
+
+
+def _abort_group(made: Future[SwitchProcessGroup]) -> None:
+    """Abort a group that was made too late."""
+    if made.exception() is None:
+        made.result().abort()
 
 
 class DistributedDataParallel(ddp.DistributedDataParallel):  # type: ignore[misc]  # likewise
