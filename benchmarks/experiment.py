@@ -19,6 +19,12 @@ from typing import Any, Literal, NamedTuple
 Value = str | int | float | bool | tuple[Any, ...] | None
 Point = Mapping[str, Value]
 FOLDER = Path(__file__).parent / "experiments"
+#: What to use in place of experiments that are gone.
+_GONE = {
+    "allreduce": "peelsum bench allreduce",
+    "endpoint": "peelsum bench endpoint",
+    "densities": "peelsum trace record --model MODEL, then peelsum trace show",
+}
 
 
 class ExperimentError(ValueError):
@@ -257,6 +263,8 @@ def known() -> list[str]:
 def find(name: str) -> Path:
     """Return an experiment's file by its name, or by the path of its file. Raises ExperimentError."""
     path = Path(name).resolve() if name.endswith(".py") else FOLDER / f"{name.replace('-', '_')}.py"
+    if name in _GONE:
+        raise ExperimentError(f"{name}: is gone; use {_GONE[name]}")
     if not path.is_file():
         names = ", ".join(known())
         raise ExperimentError(f"{name}: cannot be read; use the path of a file, or one of {names}")

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.accuracy.small import SIDE, SmallConvNet, SmallTransformer, gratings
 from peelsum.training import Batch
 from peelsum.training.lstm import LanguageModel
 from peelsum.training.lstm import LstmSize as LanguageSize
@@ -241,3 +240,116 @@ def _hit_rate(model: NeuMF, user: Numbers, candidates: Numbers) -> float:
 @torch.no_grad()
 def _perplexity(model: nn.Module, held_out: Batch) -> float:
     return math.exp(min(float(model(*held_out)), 700.0))
+
+
+class SmallConvNet(nn.Module):
+    """Two convolutions, a pooling layer and two linear layers: 38,282 parameters with 10 classes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        self.classifier = nn.Sequential(nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, classes))
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy of `images` float32[n, 1, 8, 8] against `labels` int64[n]."""
+        return nn.functional.cross_entropy(self.scores(images), labels)
+
+    def scores(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the scores float32[n, classes] of images as `forward` takes them."""
+        scores: torch.Tensor = self.classifier(self.features(images).flatten(1))
+        return scores
+
+
+class SmallTransformer(nn.Module):
+    """Embeddings of words and positions, encoder layers with a causal mask, and a softmax of all words."""
+
+    def __init__(self, vocabulary: int, width: int, layers: int, length: int) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(width, 2, 4 * width, 0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.softmax = nn.Linear(width, vocabulary)
+        for table in (self.words, self.positions):
+            nn.init.normal_(table.weight, std=0.1)
+
+    def forward(self, words: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy, in nats per word, of `following` int64[n, length] after `words`."""
+        length = words.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, words.device)
+        embedded = self.words(words) + self.positions(torch.arange(length, device=words.device))
+        scores = self.softmax(self.encoder(embedded, mask=mask, is_causal=True))
+        return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+CLASSES, SIDE = 10, 32
+_DIRECTIONS = 5
+#: Waves across an image, and the standard deviation of the noise, where a grating goes from -1 to 1.
+_WAVES, _NOISE = (3.0, 6.0), 0.25
+
+
+def gratings(count: int, seed: int = 0) -> ArrayImages:
+    """Return `count` images, the same for the same seed; each class is as likely as any other."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, CLASSES, count)
+    angle = np.pi * (labels % _DIRECTIONS) / _DIRECTIONS
+    waves = 2 * np.pi / SIDE * np.array(_WAVES)[labels // _DIRECTIONS]
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    along = np.cos(angle)[:, None, None] * columns + np.sin(angle)[:, None, None] * rows
+    wave = np.sin(waves[:, None, None] * along + rng.uniform(0, 2 * np.pi, (count, 1, 1)))
+    colours = rng.uniform(0.4, 1, (count, 3, 1, 1)) * rng.choice((-1, 1), (count, 3, 1, 1))
+    pixels = wave[:, None] * colours + rng.normal(0, _NOISE, (count, 3, SIDE, SIDE))
+    scaled = np.clip(127.5 * (1 + pixels / 2), 0, 255).astype(np.uint8)
+    return ArrayImages(scaled, labels.astype(np.int64), CLASSES)
+
+
+IID, BY_LABEL = "iid", "label"
+LEAST_ALPHA, MOST_ALPHA = 0.01, 1000.0
+
+
+class SharesError(ValueError):
+    """Shares that cannot be made. The message names field, value and remedy in one line."""
+
+
+def divide(labels: Numbers, workers: int, shares: str, seed: int) -> list[Numbers]:
+    """Return each worker's examples, as numbers into labels[n]. Every example is in exactly one share.
+
+    shares: "iid" draws them at random, "label" sorts them by label first, and an alpha draws each label's
+    division from a Dirichlet distribution. Raises SharesError for other shares, and for an empty share.
+    """
+    rng = np.random.default_rng([seed, 1])
+    order = rng.permutation(labels.size)
+    if shares == IID:
+        divided = [order[worker::workers] for worker in range(workers)]
+    elif shares == BY_LABEL:
+        divided = np.array_split(order[np.argsort(labels[order], kind="stable")], workers)
+    else:
+        alpha, parts = _alpha(shares), list[list[Numbers]]()
+        for label in np.unique(labels):
+            examples = order[labels[order] == label]
+            cuts = np.rint(np.cumsum(rng.dirichlet([alpha] * workers)) * examples.size).astype(np.int64)
+            parts.append(np.split(examples, cuts[:-1]))
+        divided = [np.concatenate(share) for share in zip(*parts, strict=True)]
+    for worker, share in enumerate(divided):
+        if not share.size:
+            raise SharesError(
+                f"shares: {shares} leaves worker {worker} without examples; "
+                "use fewer workers, or a larger alpha"
+            )
+    return divided
+
+
+def _alpha(shares: str) -> float:
+    """Return the alpha that a text is. Raises SharesError if it is none."""
+    try:
+        alpha = float(shares)
+    except ValueError:
+        raise SharesError(f"shares: {shares!r} is unknown; use iid, label, or an alpha such as 0.5") from None
+    if not LEAST_ALPHA <= alpha <= MOST_ALPHA:
+        raise SharesError(f"shares: alpha {alpha:g} is out of range; use {LEAST_ALPHA:g} to {MOST_ALPHA:g}")
+    return alpha

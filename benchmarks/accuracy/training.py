@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.in_process import InProcess, Traffic, WorkerThreads
 from benchmarks.accuracy.methods import MOMENTUM, MethodError, parse
-from benchmarks.accuracy.shares import divide
-from benchmarks.accuracy.subjects import Subject, SubjectName, make_subject
+from benchmarks.accuracy.subjects import Subject, SubjectName, divide, make_subject
 from peelsum.allreduce import Allreduce, History, StepResult
 from peelsum.compress import CompressedResult, CompressedSum, Memory
 from peelsum.training import Batch, one_thread

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import Experiment, Plot, Series, Size
-from benchmarks.rivals.lhc import smallest_lhc
-from benchmarks.rivals.lhc_bloom import fewest_words
+from benchmarks.rivals.lhc import fewest_words, smallest_lhc
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec.rows import bench_codec
 from peelsum.bench.codec.timing import SUPPORTS, tensor

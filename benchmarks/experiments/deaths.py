@@ -47,16 +47,8 @@ def measure(seed: int, ranks: int, killed: int, elements: int) -> dict[str, Valu
         for rank in range(ranks):
             parent_end, rank_end = context.Pipe()
             moment = Random(f"{seed} {rank}").random() if rank in victims else None
-            arguments = (
-                rank_end,
-                rank,
-                ranks,
-                str(Path(folder) / "store"),
-                environment,
-                moment,
-                elements,
-                seed,
-            )
+            store = str(Path(folder) / "store")
+            arguments = (rank_end, rank, ranks, store, environment, moment, elements, seed)
             processes.append(context.Process(target=_run, args=arguments, daemon=True))
             processes[-1].start()
             rank_end.close()
@@ -68,9 +60,8 @@ def measure(seed: int, ranks: int, killed: int, elements: int) -> dict[str, Valu
             for process in processes:
                 process.kill()
                 process.join()
-    return _row([steps for steps, _ in results], died_at, ranks - killed) | {
-        "wrong": sum(wrong for _, wrong in results)
-    }
+    row = _row([steps for steps, _ in results], died_at, ranks - killed)
+    return row | {"wrong": sum(wrong for _, wrong in results)}
 
 
 def _received(pipe: Connection) -> Any:
@@ -139,9 +130,7 @@ def _train(
     averages: list[list[NDArray[np.float32]]] = []
     for step in range(_STEPS):
         if step == _DEATH and moment is not None:
-            usual_s = median(
-                b - a for (a, _), (b, _) in zip(steps[-_TIMED:], steps[1 - _TIMED :], strict=False)
-            )
+            usual_s = float(np.median(np.diff([ended_at for ended_at, _ in steps[-_TIMED:]])))
             threading.Thread(target=_die, args=(pipe, moment * usual_s), daemon=True).start()
         buffers = [torch.from_numpy(values * np.float32(1 + step % 7)) for values in gradients]
         futures = [
@@ -197,7 +186,7 @@ EXPERIMENT = Experiment(
     columns={
         "before_ms": "median time of the ten steps before",
         "death_ms": "from the last kill to the end of that step on the last rank that is left",
-        "next_ms": "time of the next step, for which all have forgotten what earlier sums have shown",
+        "next_ms": "time of the next step",
         "after_ms": "median time of the last ten steps, with fewer ranks",
         "kept": "averages of that step, of three, that have the part of a rank that was killed",
         "wrong": "elements that differ from an independent average of the members, all steps and ranks",

@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks import Experiment, Size
 from peelsum.allreduce import Allreduce
-from peelsum.bench.alone import LoopbackSummation
 from peelsum.bench.devices import require_gpu
+from peelsum.bench.which_form import LoopbackSummation
 
 _STEPS, _WARM_STEPS = 100, 5
 

@@ -3,7 +3,9 @@
 Four processes train a small classifier of scikit-learn's digits by DDP and SGD, 20 ms or more a step. Every
 `every_s` seconds, one of them, chosen by the seed, is killed by SIGKILL. With peelsum, the others go on, and
 a new process enters. With torchrun, all ranks start again over gloo, and load the checkpoint that was written
-last, one every 50 steps. The loss is that of all images. Time begins with the first step.
+last, one every 50 steps. With torchft, whose lighthouse has its own default times, the others go on over
+gloo, and a new replica gets the state from one of them. The loss is that of all images. Time begins with the
+first step.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -34,6 +37,8 @@ _RANKS = 4
 #: Seconds within which the first step must have been made.
 _PATIENCE_S = 300.0
 _TRAINER = [sys.executable, "-m", "benchmarks.killed_trainer"]
+#: What can be measured here.
+_WAYS = ("peelsum", "restart", *(["torchft"] if find_spec("torchft") else []))
 
 
 class _Run:
@@ -84,6 +89,15 @@ def measure(seed: int, way: str, every_s: float, seconds: float) -> Iterator[dic
             seats = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(_RANKS)}
             for rank in range(_RANKS):
                 run.start(*_TRAINER, RANK=str(rank), **seats)
+        elif way == "torchft":
+            (ready := folder / "ready").mkdir()
+            lighthouse = ["--min_replicas=1", f"--bind=[::]:{(port := free_port())}"]
+            run.start(str(Path(sys.executable).with_name("torchft_lighthouse")), *lighthouse)
+            replica = [*_TRAINER, "--torchft", str(ready)]
+            # By default, it logs several lines for each step.
+            place = {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "RUST_LOG": "warn"}
+            for rank in range(_RANKS):
+                run.start(*replica, REPLICA=str(rank), **place)
         else:
             torchrun = [
                 sys.executable,
@@ -102,11 +116,14 @@ def measure(seed: int, way: str, every_s: float, seconds: float) -> Iterator[dic
         began, kills = run.reports[0]["time"], 0
         for due_s in np.arange(every_s, seconds, every_s):
             run.read_until(began + due_s)
+            victim = random.randrange(_RANKS)
             with suppress(ProcessLookupError):  # the last rank that was killed has not started again
-                os.kill(run.processes[random.randrange(_RANKS)], signal.SIGKILL)
+                os.kill(run.processes[victim], signal.SIGKILL)
                 kills += 1
             if way == "peelsum":
                 run.start(*_TRAINER, "--enter")
+            elif way == "torchft":
+                run.start(*replica, REPLICA=str(victim), **place)
         run.read_until(began + seconds)
     for second in range(int(seconds) + 1):
         report = [report for report in run.reports if report["time"] <= began + second][-1]
@@ -122,13 +139,13 @@ EXPERIMENT = Experiment(
         "kills": "processes killed in the run",
     },
     keys=("second",),
-    defaults={"way": ("peelsum", "restart")},
+    defaults={"way": _WAYS},
     sizes={
         "quick": Size([{"every_s": 10.0, "seconds": 15.0}], 1),
         "usual": Size([{"every_s": 20.0, "seconds": 70.0}], 1),
         "full": Size([{"every_s": 20.0, "seconds": 300.0}]),
     },
-    choices={"way": ("peelsum", "restart")},
+    choices={"way": _WAYS},
     ranges={"every_s": (1, 3600), "seconds": (2, 86_400)},
     plots=[
         Plot(
@@ -140,9 +157,10 @@ EXPERIMENT = Experiment(
             names={
                 "peelsum": Series("peelsum goes on", "blue", ours=True),
                 "restart": Series("torchrun restarts", "grey"),
+                "torchft": Series("torchft goes on over gloo", "brown"),
             },
             finding="""With a rank killed every 20 s, training goes on with peelsum: after 70 s the loss is
-                {peelsum@70:.2f}, with restarts from checkpoints {restart@70:.2f}""",
+                {peelsum@70:.2f}, with torchft {torchft@70:.2f}, with restarts {restart@70:.2f}""",
             setting="""Four processes train a classifier of digits, 20 ms or more a step; a killed one is
                 replaced at once. Measured.""",
             xlabel="Time (s)",

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import SERIES, Experiment, Plot, Size, Value
 from benchmarks.rivals.cost_model import estimate
-from benchmarks.rivals.sparse_sums import figures, measured, scenario_of
+from benchmarks.rivals.sparse_sums import goodput_gbps, measured, scenario_of
 
 WAYS = ("peelsum", "switchml", "ring", "binomial", "sharded_server")
 #: Bytes of registers that a slot has beside its lanes: owner, bitmap, flags and clock of a word each.
@@ -33,10 +33,10 @@ def measure(
     # peelsum leaves a window of slots free for chunks that stragglers still need; SwitchML has two copies.
     slots = 2 * window if way in ("peelsum", "switchml") else 0
     formula = level == "formula"
-    result = figures(scenario, estimate(scenario, way)) if formula else measured(scenario, way)
+    result = {"seconds": estimate(scenario, way)} if formula else measured(scenario, way)
     return {
         "ms": 1e3 * result["seconds"],
-        "gbit_s": result["goodput_gbps"],
+        "gbit_s": goodput_gbps(scenario, result["seconds"]),
         "switches": 0 if not slots else 1 + (scenario.network.racks > 1) * scenario.network.racks,
         "slot_memory_kib": slots * (4 * scenario.lanes + SLOT_STATE_BYTES) / 1024,
         "wrong": None if formula else result["wrong"],

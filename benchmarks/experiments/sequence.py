@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from benchmarks import Experiment, Size
 from peelsum.allreduce import Allreduce, NetworkModel, RequestedValues
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench.alone import LoopbackSummation
 from peelsum.bench.codec.timing import NotExactError
+from peelsum.bench.which_form import LoopbackSummation
 
 STEPS = 30
 #: The network models, and the ways to send: `values` of the allreduce.

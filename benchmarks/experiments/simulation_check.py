@@ -34,9 +34,9 @@ def measure(seed: int, algorithm: str, checked: bool) -> Iterator[dict[str, Any]
         scenario = scenario_of(workers, elements=elements, gbps=gbps)
         cases.append({"workers": workers, "elements": elements, "gbps": gbps})
         pairs.append((parts(scenario, algorithm), measured(scenario, algorithm)["seconds"]))
-    factors = vars(fitted(pairs)) if not checked else {"transfer": None, "latency": None}
+    factors = fitted(pairs)._asdict() if not checked else {"transfer": None, "latency": None}
     for case, (part, packet_s) in zip(cases, pairs, strict=True):
-        formula_s = CALIBRATION[algorithm].seconds(part)
+        formula_s = part.scaled(CALIBRATION[algorithm])
         comparison = {"packet_s": packet_s, "formula_s": formula_s, "error": formula_s / packet_s - 1}
         yield {**case, **comparison, **factors}
 

@@ -12,9 +12,9 @@ from benchmarks import Experiment, Plot, Size, Value
 from benchmarks.experiment import colour
 from peelsum.allreduce import Allreduce, Summation
 from peelsum.bench.allreduce import settings_of, wrong_elements
-from peelsum.bench.alone import LANES
 from peelsum.bench.point import Point
 from peelsum.bench.which_form import (
+    LANES,
     STEADY,
     STEPS,
     WINDOW,

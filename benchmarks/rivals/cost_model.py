@@ -7,7 +7,7 @@ factors, fitted to packet-level simulations of 4 to 32 workers (`python -m bench
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,38 +21,27 @@ from peelsum.wire import MAX_WORKERS
 MOST_IN_SWITCHES = MAX_WORKERS * MAX_WORKERS
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The two parts of a time, in seconds."""
-
-    transfer_s: float
-    """Words at the rate of the busiest link."""
-    latency_s: float
-    """Messages that wait for each other."""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Factors of the two parts."""
+class Parts(NamedTuple):
+    """The two parts of a time, in seconds; or their factors."""
 
     transfer: float
-    """Factor of `Parts.transfer_s`."""
+    """Words at the rate of the busiest link."""
     latency: float
-    """Factor of `Parts.latency_s`."""
+    """Messages that wait for each other."""
 
-    def seconds(self, parts: Parts) -> float:
-        """Return the time."""
-        return self.transfer * parts.transfer_s + self.latency * parts.latency_s
+    def scaled(self, factors: Parts) -> float:
+        """Return the sum of the parts, each times its factor."""
+        return self.transfer * factors.transfer + self.latency * factors.latency
 
 
-#: As `python -m benchmarks simulation_check` printed them; docs/reference/simulation.md has the errors.
-CALIBRATION: dict[str, Calibration] = {
-    "peelsum": Calibration(transfer=1.0, latency=0.98),
-    "switchml": Calibration(transfer=1.0, latency=0.96),
-    "ring": Calibration(transfer=1.015, latency=0.946),
-    "binomial": Calibration(transfer=1.28, latency=1.0),
-    "all_gather": Calibration(transfer=1.014, latency=0.889),
-    "sharded_server": Calibration(transfer=1.014, latency=1.303),
+#: Factors, as `python -m benchmarks simulation_check` printed them; docs/reference/simulation.md has errors.
+CALIBRATION: dict[str, Parts] = {
+    "peelsum": Parts(transfer=1.0, latency=0.98),
+    "switchml": Parts(transfer=1.0, latency=0.96),
+    "ring": Parts(transfer=1.015, latency=0.946),
+    "binomial": Parts(transfer=1.28, latency=1.0),
+    "all_gather": Parts(transfer=1.014, latency=0.889),
+    "sharded_server": Parts(transfer=1.014, latency=1.303),
 }
 #: The algorithms that have a formula.
 ALGORITHMS = tuple(CALIBRATION)
@@ -99,15 +88,15 @@ def _through_switches(scenario: Scenario, algorithm: str, link: LinkModel) -> Pa
 
 def estimate(scenario: Scenario, algorithm: str) -> float:
     """Return the seconds that an algorithm takes. Raises SimulationError as `parts` does."""
-    return CALIBRATION[algorithm].seconds(parts(scenario, algorithm))
+    return parts(scenario, algorithm).scaled(CALIBRATION[algorithm])
 
 
-def fitted(measured: Sequence[tuple[Parts, float]]) -> Calibration:
+def fitted(measured: Sequence[tuple[Parts, float]]) -> Parts:
     """Return the factors with the least squares of relative errors, for parts and measured seconds."""
-    rows = np.array([(factors.transfer_s / s, factors.latency_s / s) for factors, s in measured])
+    rows = np.array([(part.transfer / s, part.latency / s) for part, s in measured])
     (transfer, latency), *_ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
     if latency < 0:
         # Too little of the time is latency to fit it.
         latency = 1.0
         transfer = rows[:, 0] @ (1 - rows[:, 1]) / (rows[:, 0] @ rows[:, 0])
-    return Calibration(round(float(transfer), 3), round(float(latency), 3))
+    return Parts(round(float(transfer), 3), round(float(latency), 3))

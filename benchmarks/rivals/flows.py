@@ -25,7 +25,7 @@ from peelsum.simulation.hosts import PORT
 from peelsum.simulation.scenario import Job, Scenario
 from peelsum.simulation.topologies import build
 from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, ps
-from peelsum.transport.congestion import CongestionWindow
+from peelsum.transport import congestion
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES, Flag
 
 _HEADERS = FRAME_HEADER_BYTES + HEADER_BYTES
@@ -44,9 +44,9 @@ class Connection:
 
     def __init__(self, number: int, source: int, target: int, job: Job) -> None:
         self.number, self.source, self.target = number, source, target
-        self.window = CongestionWindow(job.window, job.initial_window)
+        self.window = congestion.new_window(job.window, job.initial_window)
         #: The window's size now; the sender's connections that may have something to send.
-        self.size = self.window.size
+        self.size = congestion.size(self.window)
         self.unsent: set[Connection] = set()
         #: Of each packet: its bytes, and the place of its transfer in `transfers`.
         self.packets: list[tuple[int, int]] = []
@@ -100,8 +100,8 @@ class Connection:
         self.moved_at, self.backoff = now, 0
         while self.base < self.next and self.base in self.acknowledged:
             self.base += 1
-        self.window.on_results(len(fresh), marked, self.base, self.next)
-        self.size = self.window.size
+        congestion.on_results(self.window, len(fresh), marked, self.base, self.next)
+        self.size = congestion.size(self.window)
         self.unsent.add(self)
         if self.base == self.next or self.sent[self.base][0] + _REORDERED > self.heard:
             return []
@@ -273,8 +273,8 @@ class FlowHost:
             self._send(connection, number)
         if lost:
             connection.resends += len(lost)
-            connection.window.on_losses(len(lost), connection.base, connection.next)
-            connection.size = connection.window.size
+            congestion.on_losses(connection.window, len(lost), connection.base, connection.next)
+            connection.size = congestion.size(connection.window)
 
     def _arrived(self, connection: Connection, number: int, marked: bool) -> None:
         """Note a packet of a stream and acknowledge it; release what waited for its transfer."""

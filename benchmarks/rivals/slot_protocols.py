@@ -30,7 +30,7 @@ from benchmarks.rivals.program_bench import (
     Worker,
 )
 from peelsum.simulation.trains import SimulationError
-from peelsum.transport.congestion import CongestionWindow
+from peelsum.transport import congestion
 
 PROGRAMS = Path(__file__).parents[2] / "switch" / "rivals"
 #: Slots of ATP's switch (its aggregators), as published.
@@ -262,7 +262,7 @@ class AtpWorker(Worker):
 
     def __init__(self, job: SlotJob, number: int) -> None:
         super().__init__(job, number)
-        self._window = CongestionWindow(job.settings.window, job.settings.initial_window)
+        self._window = congestion.new_window(job.settings.window, job.settings.initial_window)
         #: Chunks without a result, in the order of their last transmission, which is numbered.
         self._out: dict[int, int] = {}
         self._again: set[int] = set()
@@ -273,7 +273,7 @@ class AtpWorker(Worker):
     def start(self, now: float) -> list[Message]:
         """Fill the window."""
         sent = []
-        while self._next < self.job.chunks and len(self._out) < self._window.size:
+        while self._next < self.job.chunks and len(self._out) < congestion.size(self._window):
             sent.append(self._sent(0, self._next, now))
             self._next += 1
         return sent
@@ -287,14 +287,14 @@ class AtpWorker(Worker):
         answered, is_marked = self._out.pop(message.chunk), message.flags & ECN > 0
         self._moved_at, self._backoff = now, 0
         base = min(self._out, default=self._next) if is_marked else self._next
-        self._window.on_results(1, is_marked, base, self._next)
+        congestion.on_results(self._window, 1, is_marked, base, self._next)
         oldest = list(islice(self._out.items(), _LATER))
         # A chunk that was sent again may be answered for its first packet, which says nothing of later ones.
         clear = message.chunk not in self._again
         late = [chunk for chunk, number in oldest if clear and number + _LATER <= answered]
         if late:
             self.resends += len(late)
-            self._window.on_losses(len(late), min(self._out), self._next)
+            congestion.on_losses(self._window, len(late), min(self._out), self._next)
         return [self._sent(RESEND, chunk, now) for chunk in late] + self.start(now)
 
     def next_timer(self) -> float | None:

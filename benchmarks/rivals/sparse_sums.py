@@ -18,8 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rivals.flows import run_collective
-from benchmarks.rivals.lhc import lhc_step, lhc_variants, smallest_lhc
-from benchmarks.rivals.lhc_bloom import BATCHES, FewestWords, fewest_words
+from benchmarks.rivals.lhc import (
+    BATCHES,
+    FewestWords,
+    fewest_words,
+    lhc_step,
+    lhc_variants,
+    smallest_lhc,
+)
 from benchmarks.rivals.program_bench import RivalRow, run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.allreduce import Allreduce, Form, LocalSummation
@@ -32,7 +38,7 @@ from peelsum.summation import Part, Words
 
 #: Timers for round trips of microseconds, in place of those for a host's system calls.
 QUICK = TimersSection(
-    first_answer=2e-3, resend_least=1e-4, resend_most=5e-3, need=5e-4, need_most=2e-2, reply_gap=5e-5
+    first_answer=2e-3, resend_least=1e-4, resend_most=5e-3, need=5e-4, need_most=2e-2, reply_gap=1e-5
 )
 
 
@@ -55,29 +61,20 @@ def measured(scenario: Scenario, algorithm: str) -> dict[str, Any]:
     """Simulate one allreduce packet by packet. Raises SimulationError if the algorithm is unknown."""
     if algorithm == "peelsum":
         report = simulate(scenario)
-        jobs = report.jobs
-        seconds, in_switch = max(job.seconds for job in jobs), sum(job.in_switch for job in jobs) / len(jobs)
-        resends, octets = sum(job.resends for job in jobs), report.octets
-        return figures(scenario, seconds, in_switch, resends, octets, sum(job.wrong for job in jobs))
-    if algorithm in PROTOCOLS:
-        row = run_protocol(scenario, algorithm, PROTOCOLS[algorithm])
+        jobs, seconds = report.jobs, max(job.seconds for job in report.jobs)
+        counts = {name: sum(getattr(job, name) for job in jobs) for name in ("resends", "wrong")}
+        counts |= {"in_switch": sum(job.in_switch for job in jobs) / len(jobs), "octets": report.octets}
     else:
-        row = run_collective(scenario, algorithm)
-    return figures(scenario, row.seconds, row.in_switch, row.resends, row.octets, row.wrong)
+        protocol = PROTOCOLS.get(algorithm)
+        row = run_protocol(scenario, algorithm, protocol) if protocol else run_collective(scenario, algorithm)
+        seconds = row.seconds
+        counts = {name: getattr(row, name) for name in ("in_switch", "resends", "octets", "wrong")}
+    return {**counts, "seconds": seconds, "goodput_gbps": goodput_gbps(scenario, seconds)}
 
 
-def figures(
-    scenario: Scenario,
-    seconds: float,
-    in_switch: float | None = None,
-    resends: int = 0,
-    octets: int = 0,
-    wrong: int = 0,
-) -> dict[str, Any]:
-    """Return the figures of a sum that takes so many seconds."""
-    goodput = 32 * scenario.jobs[0].elements / seconds / 1e9
-    counts = {"in_switch": in_switch, "resends": resends, "octets": octets, "wrong": wrong}
-    return {**counts, "seconds": seconds, "goodput_gbps": goodput}
+def goodput_gbps(scenario: Scenario, seconds: float) -> float:
+    """Return the gigabits of a worker's words that a sum of so many seconds adds up per second."""
+    return 32 * scenario.jobs[0].elements / seconds / 1e9
 
 
 Way = Literal[

@@ -6,6 +6,7 @@ import errno
 import json
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,18 @@ def parse_toml(text: str, most: int = MOST_BYTES) -> dict[str, Any]:
         raise _too_deep() from None
 
 
-def parse_json(text: str | bytes, most: int = MOST_BYTES) -> Any:
-    """Parse a JSON text. Raises ValueError, or LimitError for more than `most` characters or bytes."""
+def parse_json(
+    text: str | bytes,
+    most: int = MOST_BYTES,
+    make_object: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """Parse a JSON text. Raises ValueError, or LimitError for more than `most` characters or bytes.
+
+    make_object: returns an object with these members; without it, the last of several with one name counts.
+    """
     _check_size(text, most)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=make_object)
     except RecursionError:
         raise _too_deep() from None
 

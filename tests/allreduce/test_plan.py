@@ -19,6 +19,7 @@ from peelsum.allreduce import (
     TensorPlan,
     costs,
 )
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import FORMS, PlanSettings, agreed, agreement_words
 from peelsum.codec import CodecError, Implementation
 
@@ -223,7 +224,7 @@ def test_bits_of_an_index_where_no_elements_are(implementation: Implementation, 
 
 
 def test_only_some_forms_travel_with_the_index():
-    seen = costs.UnionCounts.uniform(100_000, 0.01)
+    seen = UnionCounts.uniform(100_000, 0.01)
     for ahead, forms in ((False, set(FORMS)), (True, {"dense", "sketch"})):
         found = costs.cost_estimates(100_000, seen, PlanSettings(), ahead=ahead)
         assert {one.choice.form for one in found} == forms

@@ -143,13 +143,15 @@ def test_a_foreign_server_cannot_release_or_empty_the_victim_s_slot(victim):
     finish(victim, 10, 20, 30)
 
 
-def test_a_chunk_replayed_after_its_result_occupies_a_slot_but_enters_no_other_sum(victim):
-    """The switch no longer has the chunk, and the slot may be reused: the tag keeps the sums apart."""
+def test_a_chunk_replayed_after_its_result_occupies_a_slot_but_enters_no_sum(victim):
+    """It goes to the server, which has the chunk; the result that the slot keeps stays as it is."""
     start(victim)
     finish(victim, 10, 20, 30)
     victim.result(CHUNK, 60)
-    verdict, outputs = attack(victim, 1, kind=Kind.CONTRIBUTION, sender=0)
-    assert (verdict, outputs) == (Verdict.ABSORBED, [])
+    verdict, _ = attack(victim, 1, kind=Kind.CONTRIBUTION, sender=0)
+    assert verdict == Verdict.TOMBSTONED
+    ((port, answer),) = victim.retry(1, CHUNK, 20)
+    assert (port, answer.kind, answer.lanes) == (2, Kind.RESULT, [60] * victim.rig.lanes)
     later = CHUNK + victim.slots
     for worker, value in enumerate((11, 21, 31)):
         ((_, packet),) = victim.contribute(worker, later, value)

@@ -67,6 +67,68 @@ def test_result_frees_the_slot_and_reaches_every_worker(job):
     assert job.verdicts()[Verdict.ABSORBED] == 3
 
 
+@pytest.mark.parametrize("kind", [Kind.RETRY, Kind.RESEND])
+@pytest.mark.parametrize("held", [(0, 1, 2), (0, 2), (1,)], ids=["summed", "two held", "one held"])
+def test_slot_answers_with_the_result_that_it_keeps(job, held, kind):
+    """A worker that has lost a result gets it from the switch, also if the server summed the chunk."""
+    for worker in held:
+        job.contribute(worker, chunk=5, value=1)
+    job.result(chunk=5, value=1234)
+    for worker in (2, 0, 2):
+        ((port, packet),) = job.send(worker, kind, chunk=5, value=1)
+        assert (port, packet.kind, packet.sender, packet.chunk_id) == (worker + 1, Kind.RESULT, worker, 5)
+        assert (packet.flags, packet.lanes) == (ADD, [1234] * job.rig.lanes)
+    assert job.verdicts()[Verdict.ANSWERED] == 3
+
+
+@pytest.mark.parametrize("kind", [Kind.RETRY, Kind.RESEND])
+@pytest.mark.parametrize("flag", [CE, FIN])
+def test_answer_has_the_marks_of_the_result(job, kind, flag):
+    job.contribute(0, chunk=5, value=1)
+    job.send_from_server(Kind.RESULT, chunk=5, value=7, flags=flag)
+    ((_, packet),) = job.send(1, kind, chunk=5, value=1)
+    assert (packet.kind, packet.flags) == (Kind.RESULT, flag)
+
+
+@pytest.mark.parametrize("late", [Kind.CONTRIBUTION, Kind.BYPASS])
+def test_nothing_is_added_to_a_result_that_is_kept(job, late):
+    job.contribute(0, chunk=5, value=10)
+    job.result(chunk=5, value=99)
+    goes_up(job.send(1, late, chunk=5, value=20), 0b010, 20)
+    assert job.give_up(chunk=5) == []
+    ((_, packet),) = job.retry(1, chunk=5, value=20)
+    assert (packet.kind, packet.lanes) == (Kind.RESULT, [99] * job.rig.lanes)
+    verdict = Verdict.TOMBSTONED if late == Kind.CONTRIBUTION else Verdict.BYPASSED
+    counts = {Verdict.ABSORBED: 1, Verdict.RESULT_RETURNED: 1, Verdict.NOTHING_HELD: 1, Verdict.ANSWERED: 1}
+    assert job.verdicts() == {**counts, verdict: 1}
+
+
+@pytest.mark.parametrize("kind", [Kind.RETRY, Kind.RESEND])
+@pytest.mark.parametrize("held", ["another chunk", "the chunk again", "nothing"])
+def test_result_is_kept_until_the_slot_is_taken(job, rig, held, kind):
+    job.contribute(0, chunk=5, value=10)
+    job.result(chunk=5, value=99)
+    if held == "nothing":
+        rig.process(CPU_PORT, job.packet(Kind.RESET, chunk=job.slot_of(5), job_id=0, generation=0))
+    else:
+        job.contribute(0, chunk=5 + job.slots, value=7)
+    if held == "the chunk again":
+        job.result(chunk=5 + job.slots, value=8)
+        job.contribute(0, chunk=5, value=10)
+        ((_, packet),) = job.resend(0, chunk=5, value=10)
+        assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b001)
+        assert packet.lanes == lanes_of(10, like=packet)
+        return
+    goes_up(job.send(1, kind, chunk=5, value=20), 0b010, 20)
+
+
+def test_result_that_passes_a_slot_of_another_chunk_is_not_kept(job):
+    job.contribute(0, chunk=5 + job.slots, value=10)
+    job.result(chunk=5, value=99)
+    goes_up(job.retry(1, chunk=5, value=20), 0b010, 20)
+    goes_up(job.resend(1, chunk=5 + job.slots, value=20), 0b011, 10, 20)
+
+
 def test_result_for_one_worker_goes_to_its_port_alone(job):
     ((port, packet),) = job.result(chunk=5, value=3, sender=2)
     assert (port, packet.sender) == (3, 2)

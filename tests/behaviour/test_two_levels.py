@@ -66,6 +66,18 @@ def test_leaf_gives_up_when_the_server_asks(leaf):
     assert (port, packet.kind, packet.flags, packet.bitmap) == (UP, Kind.BYPASS, 0, 0b010)
 
 
+@pytest.mark.parametrize("kind", [Kind.RETRY, Kind.RESEND])
+def test_leaf_answers_with_the_sum_of_all_racks(leaf, kind):
+    """The slot had the rack's sum; it keeps the result. The server does not get it as the rack's sum."""
+    for worker in range(3):
+        leaf.contribute(worker, chunk=5, value=1)
+    leaf.result(chunk=5, value=1234)
+    assert leaf.give_up(chunk=5) == []
+    ((port, packet),) = leaf.send(1, kind, chunk=5, value=1)
+    assert (port, packet.kind, packet.sender) == (2, Kind.RESULT, leaf.sender_of(1))
+    assert packet.lanes == [1234] * leaf.rig.lanes
+
+
 def test_spine_adds_up_racks(spine):
     assert spine.contribute(0, chunk=5, value=10, flags=SPINE) == []
     ((port, packet),) = spine.contribute(1, chunk=5, value=20, flags=SPINE)

@@ -19,10 +19,9 @@ import torch
 
 from benchmarks.accuracy.in_process import Traffic, WorkerThreads
 from benchmarks.accuracy.methods import METHODS, MethodError, parse
-from benchmarks.accuracy.rows import compared, fastest
-from benchmarks.accuracy.shares import SharesError, divide
-from benchmarks.accuracy.subjects import SUBJECTS, SubjectName, make_subject
+from benchmarks.accuracy.subjects import SUBJECTS, SharesError, SubjectName, divide, make_subject
 from benchmarks.accuracy.training import TrainingRun, TrainingSetting, train
+from benchmarks.experiments.accuracy import compared, fastest
 from peelsum.compress import (
     DENSE,
     DGC,
@@ -137,7 +136,9 @@ def test_methods_that_do_not_exist(text: str, error: str) -> None:
     assert error in str(raised.value)
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "images")) for name in SUBJECTS]
+)
 def test_a_subject_is_the_same_for_the_same_seed_and_can_be_measured(name: SubjectName) -> None:
     subject, same, different = make_subject(name), make_subject(name), make_subject(name, seed=1)
     assert math.isfinite(subject.measure())

@@ -1,21 +1,19 @@
-"""`bench train`: the rows requested, exact sums, links with and without a rate, densities."""
+"""`bench train`: the rows requested, exact sums, links with and without a rate."""
 
 import json
 import os
 from pathlib import Path
 
 import pytest
-from command_line import benchmarks, peelsum
+from command_line import peelsum
 
 pytest.importorskip("torch")
 
 from torch_accuracy import wrong_averages
 from torch_ranks import run_ranks
-from typer.testing import CliRunner
 
 from peelsum.bench.train import rows as bench
 from peelsum.bench.train.rows import ShapedLan
-from peelsum.cli.app import app
 from peelsum.processes import ProcessError
 from peelsum.topology import TopologyError
 from peelsum.training import TrainingDataError, check_model, make_task
@@ -103,16 +101,6 @@ def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
         bench.bench_train(options, 2, (1.0,), cpu=False)
 
 
-def test_densities_are_of_every_tensor_and_of_all() -> None:
-    result = benchmarks("densities", "--model", "ncf", "--json")
-    assert result.returncode == 0, result.stderr
-    rows = {row["tensor"]: row for row in json.loads(result.stdout)}
-    assert {"users.weight", "perceptron.0.weight", "all"} < rows.keys()
-    assert rows["all"]["elements"] == sum(row["elements"] for row in rows.values()) / 2
-    for row in rows.values():
-        assert 0 < row["union_2"] <= row["union_4"] <= row["union_8"] <= 1
-
-
 def test_a_task_of_ones_own_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
         "from peelsum.training import make_task\n\ndef make():\n    return make_task('ncf')\n"
@@ -122,22 +110,6 @@ def test_a_task_of_ones_own_is_trained(tmp_path: Path, monkeypatch: pytest.Monke
     assert task.keys() == expected.keys()
     with pytest.raises(TrainingDataError, match="--model: 'mine:other' cannot be imported"):
         check_model("mine:other")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "resnet"], "'resnet' is unknown; use ncf, lstm, vgg19, bert"),
-        (["--gbps", "fast"], "'fast' is no list of numbers"),
-        (["--gbps", "0"], "out of range"),
-        (["--workers", "1"], "out of range"),
-        (["--top-k", "2"], "out of range"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["bench", "train", *arguments])
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.replace("│", " ").split())
 
 
 def test_averages_with_other_bits_on_a_worker_or_beyond_the_bound_are_wrong() -> None:

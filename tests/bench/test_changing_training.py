@@ -13,10 +13,9 @@ if find_spec("sklearn") is None:  # its import takes seconds, of every process t
 
 from compressors import Books
 
-from benchmarks.accuracy import changing
-from benchmarks.accuracy.changing import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over
 from benchmarks.accuracy.training import TrainingSetting, train
-from peelsum.compress import METHODS, Flexible, LinkModel, Workload, cost
+from benchmarks.experiments.adapting import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over
+from peelsum.compress import METHODS, Flexible, LinkModel, StepPlan, Workload, cost
 
 SETTING = TrainingSetting("digits", "top-k", workers=3, seed=2, steps=12)
 ELEMENTS = 38_282
@@ -70,9 +69,7 @@ def test_books_close_from_method_to_method(monkeypatch: pytest.MonkeyPatch) -> N
     script = itertools.cycle(METHODS)
     with ChangingTraining(TrainingSetting("digits", "top-k", 2), steady, ("dense_ring", 1.0)) as training:
         for method in itertools.islice(script, len(METHODS)):
-            training._fixed = changing.StepPlan(
-                method, 1.0 if method.startswith("dense") else 0.01, False, {}
-            )
+            training._fixed = StepPlan(method, 1.0 if method.startswith("dense") else 0.01, False, {})
             training.step()
     for memory in training._memories:
         memory.balance()

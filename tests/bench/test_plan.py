@@ -169,24 +169,6 @@ def test_the_largest_tensors_have_a_plan() -> None:
     assert plan(Point(2**39, 0.01, 1, 3e-3, 4, "uniform"))["choice"]["form"] == "compact"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("plan", "--elements", str(2**40), *PLAN[3:], "1"), "--elements: 1099511627776 is out of range; "),
-        ((*PLAN, "1.5"), "--density: 1.5 is out of range; use 0 to 1"),
-        ((*PLAN, "0.6", "--support", "columns"), "--density: 0.6 is out of range; use 0 to 0.5"),
-        (("bench", "codec", "--elements", "99999999999"), "--elements: 99,999,999,999 at density"),
-        (("bench", "codec", "--support", "cube"), "--support: 'cube' is unknown; use one of uniform, "),
-        (("bench", "codec", "--device", "abacus"), "--device: 'abacus' "),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line(arguments: tuple[str, ...], message: str) -> None:
-    done = peelsum(*arguments)
-    assert done.returncode == 2, done.stdout
-    (line,) = done.stderr.splitlines()
-    assert message in line
-
-
 #: Collectives by the simulation's names and the cost model's.
 SIMULATED = {"peelsum": "switch", "ring": "all_reduce_ring", "all_gather": "all_gather"}
 

@@ -10,8 +10,8 @@ from benchmarks.experiments.which_form import over_links
 from peelsum.allreduce import Allreduce
 from peelsum.allreduce.plan import FORMS
 from peelsum.bench import which_form
-from peelsum.bench.alone import LoopbackSummation
 from peelsum.bench.point import Point
+from peelsum.bench.which_form import LoopbackSummation
 
 POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3, workers=2)
 

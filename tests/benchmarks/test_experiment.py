@@ -22,6 +22,7 @@ CHANGES = {
 }
 OPTIONS = {
     ("unheard",): "unheard: cannot be read; use the path of a file, or one of accuracy, ",
+    ("densities", "--model", "ncf"): "densities: is gone; use peelsum trace record --model MODEL, then",
     (): "NAME: is missing; use",
     ("slots", "--slots", "0"): "--slots: '0' cannot be used; use 256 to 1048576",
     ("slots", "--slot", "512"): "--slot: is no parameter of slots; use one of --slots, --jobs",

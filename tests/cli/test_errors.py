@@ -56,7 +56,13 @@ def switch():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        assert json.loads(process.stdout.readline()).keys() == {"ports", "queues", "lanes", "verdicts"}
+        assert json.loads(process.stdout.readline()).keys() == {
+            "ports",
+            "queues",
+            "lanes",
+            "verdicts",
+            "unsent",
+        }
         assert process.wait(timeout=PATIENCE_S) == 0
 
 

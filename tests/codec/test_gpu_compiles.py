@@ -21,8 +21,10 @@ SOURCES = Path(sys.modules[device.__module__].__file__ or "").parent
 @pytest.mark.parametrize(
     "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 )
-def test_kernels_compile(capability: int, tmp_path: Path) -> None:
-    environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
+def test_kernels_compile(capability: int, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    # What has compiled once is found there again: the key is the kernel's code, and Triton's version.
+    cache = pytestconfig.cache.mkdir("triton") if pytestconfig.cache else tmp_path
+    environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(cache), "HOME": str(tmp_path)}
     run = subprocess.run(
         [sys.executable, str(SCRIPT), str(capability)],
         env=environment, capture_output=True, text=True, check=False,

@@ -148,10 +148,10 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
         assert all(map(torch.equal, run, kept[0]))
 
 
-def test_rows_are_kept_as_long_as_their_table() -> None:
+def test_tiles_are_kept_as_long_as_their_table() -> None:
     table = SegmentTable([Segment(70, sparse=False)])
     first, second = (GpuSegments(table, [torch.zeros(70, device=DEVICE)], [None], 1) for _ in range(2))
-    assert first._rows is second._rows
+    assert first._tiles is second._tiles
     kept = weakref.ref(table)
     del table, first, second
     gc.collect()

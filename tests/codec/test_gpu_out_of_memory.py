@@ -163,7 +163,7 @@ def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.Mon
         launched[0] = 0
         pair.sum()
         first += 1
-    assert first > 6
+    assert first > 3
 
 
 def test_the_hosts_results_do_not_take_torchs_default_dtype() -> None:

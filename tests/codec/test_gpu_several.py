@@ -35,14 +35,12 @@ def test_a_step_lies_on_the_first_tensors_device(monkeypatch: pytest.MonkeyPatch
 def test_results_lie_on_their_tensors_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     table = SegmentTable([Segment(99, sparse=False)] * 3)
     monkeypatch.setattr(launch, "run", lambda *arguments, **options: None)
-    monkeypatch.setattr(gpu_segments, "_rows", lambda table, stream: gpu_segments.Rows(*[None] * 3, 0, 0))
+    monkeypatch.setattr(gpu_segments, "_tiles", lambda table, stream: gpu_segments.Tiles(None, 0, 0))
     monkeypatch.setattr(gpu_segments, "stream_of", lambda device: (device, 0))
     with FakeTensorMode(allow_non_fake_inputs=True):
         values = [torch.empty(99, device=f"cuda:{m % 2}") for m in range(3)]
         codec: Any = GpuSegments(table, values, [None] * 3, 1)
-        codec._row_numbers = values[0], values[0]
-        codec._union = codec._bases = values[0]
-        codec._counts = [values[0]] * 2
+        codec._on_device = values[0], values[0]
         results = codec.decode(values[0], values[0], 1)
     assert [one.device for one in results] == [one.device for one in values]
 

@@ -4,7 +4,6 @@ Loops that handle several elements at once must be right where a vector, word or
 between guards, which must survive. NumPy computes what is expected.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -124,14 +123,13 @@ def test_blocks(ops: CodecDevice, block: int) -> None:
             out.check(packed(used[np.arange(n) // block]))
 
 
-@pytest.mark.parametrize("count", [reference.occupied, occupied], ids=["reference", "cpu"])
 @pytest.mark.parametrize("density", DENSITIES)
-def test_occupied_blocks_are_counted(count: Callable[[Any], Any], density: float) -> None:
+def test_occupied_blocks_are_counted(density: float) -> None:
     for n in ENDS[:-3]:
-        for base in (0, 2**33):
-            where = np.flatnonzero(drawn(n, density)) + base
-            counted = count(where).tolist()
-            assert counted == [len({int(i) // 2**b for i in where}) for b in range(BLOCK_SIZES)]
+        numbers = (drawn(n, density) != 0).astype(np.int32)
+        where = np.flatnonzero(numbers)
+        expected = [len({i // 2**b for i in where.tolist()}) for b in range(BLOCK_SIZES)]
+        assert occupied(-numbers).tolist() == reference.occupied(where).tolist() == expected
 
 
 @pytest.mark.parametrize("density", DENSITIES)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from poison import Guarded
 
 from peelsum.codec import CodecDevice, Implementation, device, threads
 from peelsum.codec.cpu import segments as cpu_segments
@@ -13,8 +14,6 @@ REFERENCE = device("reference")
 #: Around a row, a word of rows, a block of floats, and a vector.
 SIZES = [1, 15, 16, 17, 31, 32, 33, 64, 65, 1023, 1024, 1025, 4095, 4097, 8191, 8192, 8193, 20_001]
 DENSITIES = [0.0, 0.001, 0.02, 0.04, 0.3, 1.0]
-#: Elements on either side of an array, which must survive.
-GUARD = 64
 
 
 def tables(rng: np.random.Generator) -> SegmentTable:
@@ -34,20 +33,6 @@ def drawn(n: int, rng: np.random.Generator) -> Any:
     return values.astype(np.float32)
 
 
-class Guarded:
-    """An array of garbage on a device, between guards."""
-
-    def __init__(self, ops: CodecDevice, count: int, dtype: Any) -> None:
-        self._ops, self._before = ops, np.full(count + 2 * GUARD, 0x5A5A5A5A, np.int32).view(dtype)
-        self._all = ops.to_device(self._before.copy())
-        self.array = self._all[GUARD : GUARD + count]
-
-    def check(self) -> None:
-        for part in (slice(GUARD), slice(len(self.array) + GUARD, None)):
-            after = self._ops.to_host(self._all[part]).view(np.int32)
-            np.testing.assert_array_equal(after, self._before[part].view(np.int32))
-
-
 def run(ops: CodecDevice, table: SegmentTable, seed: int, workers: int) -> list[Any]:
     """Go through a step of one worker among several; return everything that its codec writes."""
     rng, host = np.random.default_rng(seed), ops.to_host
@@ -58,11 +43,11 @@ def run(ops: CodecDevice, table: SegmentTable, seed: int, workers: int) -> list[
     else:
         values = [ops.to_device(array.copy()) for array in arrays]
     # Where results go: an array of the caller's between guards, over the values, or a new array.
-    rooms = [Guarded(ops, n, np.float32) for n in table.elements.tolist()]
+    rooms = [Guarded(n, np.float32, ops) for n in table.elements.tolist()]
     kinds = rng.integers(3, size=len(table)) if seed % 4 else np.zeros(len(table), int)
     out = [[own, room.array, None][kind] for own, room, kind in zip(values, rooms, kinds, strict=True)]
     codec = ops.segments(table, values, out, workers)
-    words = Guarded(ops, table.scale_words, np.uint32)
+    words = Guarded(table.scale_words, ops=ops)
     bitmap = host(codec.write_scales(words.array)).copy()
     union = bitmap.copy()
     for s in range(table.dense, len(table)):  # other workers have non-zeros elsewhere
@@ -73,7 +58,7 @@ def run(ops: CodecDevice, table: SegmentTable, seed: int, workers: int) -> list[
     codec.read_scales(host(words.array).copy())
     for candidates in (union | bitmap[::-1] & union, union):  # placed again, as if an index was refined
         dense, sparse = codec.set_candidates(ops.to_device(candidates.copy()))
-    written = Guarded(ops, dense + sparse, np.int32)
+    written = Guarded(dense + sparse, np.int32, ops)
     codec.write_dense(written.array[:dense])
     codec.gather(written.array[dense:])
     numbers = host(written.array).view(np.int32).copy()

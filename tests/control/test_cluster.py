@@ -57,6 +57,12 @@ def primary(controllers, told):
     return cluster
 
 
+def admitted(cluster, switch, *job_ids):
+    """Admit jobs to a switch, by default job 3; return description and generation of each by number."""
+    texts = {job_id: job_text(job_id, switch.address) for job_id in job_ids or (3,)}
+    return {job_id: (text, cluster.admit(text)["generation"]) for job_id, text in texts.items()}
+
+
 def kinds(told):
     found = [kind for kind, _ in told]
     told.clear()
@@ -65,11 +71,8 @@ def kinds(told):
 
 def test_a_new_controller_is_the_primary_of_all_switches(controllers, switches, told):
     cluster = polled(controllers.start())
-    assert [kind for kind in kinds(told) if kind not in ("backup", "removed")] == [
-        "primary",
-        "regained",
-        "regained",
-    ]
+    others = ("backup", "removed")
+    assert [kind for kind in kinds(told) if kind not in others] == ["primary", "regained", "regained"]
     assert [switch["state"] for switch in cluster.listed()["switches"]] == ["up", "up"]
     for switch in switches:
         with pytest.raises(NotPrimaryError, match="another controller is the primary"):
@@ -79,8 +82,7 @@ def test_a_new_controller_is_the_primary_of_all_switches(controllers, switches, 
 def test_an_admission_frees_slots_and_a_switch_with_many_jobs_does_so_once(primary, switches, freed):
     for job_id in (3, 4):
         primary.admit(job_text(job_id, switches[0].address))
-    switches[0].stop()
-    switches[0].start()
+    switches[0].restart()
     freed.clear()
     primary.poll()
     primary.poll()
@@ -90,8 +92,7 @@ def test_an_admission_frees_slots_and_a_switch_with_many_jobs_does_so_once(prima
 def test_jobs_are_admitted_to_their_switches_and_evicted(primary, switches, told):
     texts = {3: job_text(3, switches[0].address), 4: job_text(4, switches[1].address)}
     said = {job_id: primary.admit(text) for job_id, text in texts.items()}
-    assert said[3]["worker_ports"] == (4, 5)
-    assert said[3]["timeout_s"] == 30.0
+    assert (said[3]["worker_ports"], said[3]["timeout_s"]) == ((4, 5), 30.0)
     jobs = {job_id: (texts[job_id], said[job_id]["generation"]) for job_id in texts}
     assert have(switches, jobs)
     primary.poll()
@@ -112,8 +113,7 @@ def test_generations_go_on_after_an_eviction_and_a_restart_of_the_switch(primary
     text = job_text(3, switches[0].address)
     first = primary.admit(text)["generation"]
     primary.evict(3)
-    switches[0].stop()
-    switches[0].start()
+    switches[0].restart()
     primary.poll()
     primary.poll()
     assert primary.admit(text)["generation"] == (first + 1) % 65536
@@ -136,8 +136,8 @@ def test_generations_go_on_after_an_eviction_and_a_restart_of_the_switch(primary
     ],
 )
 def test_a_job_that_cannot_be_admitted_changes_nothing(primary, switches, change, message):
+    jobs = admitted(primary, switches[0])
     text = job_text(3, switches[0].address)
-    jobs = {3: (text, primary.admit(text)["generation"])}
     with pytest.raises(DescriptionError, match=message):
         primary.admit(text.replace(*change), "a.toml")
     assert have(switches, jobs)
@@ -174,15 +174,14 @@ def test_a_job_with_a_token_is_changed_with_it_only(primary, switches):
 
 
 def test_a_restarted_switch_gets_its_jobs_back_in_the_same_generation(primary, switches, told):
-    texts = {job_id: job_text(job_id, switches[0].address) for job_id in (3, 4, 5)}
-    jobs = {job_id: (text, primary.admit(text)["generation"]) for job_id, text in texts.items()}
+    jobs = admitted(primary, switches[0], 3, 4, 5)
     switches[0].stop()
     told.clear()
     primary.poll()
     assert kinds(told) == ["lost"]
     assert primary.listed()["jobs"][0]["state"].startswith("waits: ")
     with pytest.raises(SwitchError, match="try again when it is up"):
-        primary.admit(texts[3])
+        primary.admit(jobs[3][0])
     primary.poll()
     assert kinds(told) == []
     switches[0].start()
@@ -203,9 +202,8 @@ def test_a_job_that_is_evicted_while_its_switch_is_away(primary, switches):
 
 
 def test_a_job_that_moves_to_another_switch_leaves_the_first(primary, switches):
-    primary.admit(job_text(3, switches[0].address))
-    text = job_text(3, switches[1].address)
-    jobs = {3: (text, primary.admit(text)["generation"])}
+    admitted(primary, switches[0])
+    jobs = admitted(primary, switches[1])
     primary.poll()
     assert have(switches, jobs)
 
@@ -231,8 +229,7 @@ def test_a_backup_changes_nothing_and_names_the_primary(primary, controllers, sw
 
 
 def test_the_backup_takes_over_from_a_primary_that_resigns_at_once(primary, controllers, switches):
-    text = job_text(3, switches[0].address)
-    jobs = {3: (text, primary.admit(text)["generation"])}
+    jobs = admitted(primary, switches[0])
     backup = controllers.start()
     backup.poll()
     primary.close()
@@ -250,8 +247,7 @@ def crash(cluster):
 
 
 def test_the_backup_takes_over_from_a_primary_that_was_killed(primary, controllers, switches, told):
-    text = job_text(3, switches[0].address)
-    jobs = {3: (text, primary.admit(text)["generation"])}
+    jobs = admitted(primary, switches[0])
     backup = controllers.start()
     backup.poll()
     crash(primary)
@@ -347,8 +343,7 @@ def test_a_full_disk_is_called_by_its_name(tmp_path):
 def test_an_admission_that_a_switch_refuses_half_way_leaves_the_job_as_it_was(
     primary, switches, monkeypatch, known
 ):
-    text = job_text(3, switches[0].address)
-    jobs = {3: (text, primary.admit(text)["generation"])} if known else {}
+    jobs = admitted(primary, switches[0]) if known else {}
 
     def refusing(placement, generation):
         raise SwitchError("switch: refused writing: update 0 (table_entry): no room")
@@ -374,7 +369,7 @@ def test_a_primary_that_was_stopped_and_goes_on_is_a_backup_and_cannot_write(
         primary.admit(text)
     primary.poll()
     assert not primary.is_primary
-    jobs = {3: (text, other.admit(text)["generation"])}
+    jobs = admitted(other, switches[0])
     for _ in range(3):
         primary.poll()
         other.poll()
@@ -408,8 +403,7 @@ def test_a_controller_that_starts_before_its_switches_and_with_a_list_that_has_c
 
 @pytest.mark.parametrize("writes", range(1, 4))
 def test_an_admission_that_ends_half_way_leaves_nothing(controllers, primary, switches, monkeypatch, writes):
-    kept = job_text(3, switches[0].address)
-    jobs = {3: (kept, primary.admit(kept)["generation"])}
+    jobs = admitted(primary, switches[0])
     left = iter(range(writes))
 
     def write(session, updates, _write=Session.write_raw):

@@ -83,8 +83,7 @@ class Life:
     def restart_a_switch(self):
         self.restarts += 1
         switch = self.rng.choice(self.switches)
-        switch.stop()
-        switch.start()
+        switch.restart()
 
     def check(self):
         self.settle()

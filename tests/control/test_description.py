@@ -77,6 +77,17 @@ def test_what_each_switch_gets():
     assert second.switch.p4runtime == "10.0.0.3:9559"
 
 
+def test_workers_that_are_left_keep_their_ports():
+    racks = parse_description(RACKS)
+    assert [plan.group for plan in racks.with_workers([0, 2]).plans()] == [(0, 1), (1,), (1,)]
+    spine, second = racks.with_workers([2]).plans()
+    assert (spine.expected_mask, spine.group, spine.return_ports) == (1, (1,), {0: 1})
+    assert (second.switch.p4runtime, second.group) == ("10.0.0.3:9559", (1,))
+    assert racks.with_workers([2]).job.workers == 1
+    (plan,) = parse_description(MINIMAL).with_workers([1]).plans()
+    assert (plan.group, plan.expected_mask, plan.up_port) == ((2,), 1, 9)
+
+
 def test_the_example_is_one():
     assert doctest.testmod(description) == (0, 2)
 

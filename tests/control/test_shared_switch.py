@@ -91,8 +91,7 @@ def test_a_restarted_switch_gets_pipeline_and_job_back_and_nothing_is_done_where
 ):
     before = switch.holding()
     assert held.poll() == held.poll() == []
-    switch.stop()
-    switch.start()
+    switch.restart()
     assert held.poll() == ["restored"]
     assert switch.holding() == before
     forget(switch, files)  # the connection stays
@@ -173,8 +172,7 @@ def test_two_held_jobs_are_both_put_back(held, switch, description):
     with closing(Holder(described(description, switch.address, job_id=4))) as other:
         before = switch.holding(), switch.device.switch.groups.get(4)
         assert held.poll() == other.poll() == []
-        switch.stop()
-        switch.start()
+        switch.restart()
         for holder in (held, other):
             assert holder.poll() == ["restored"]
         assert (switch.holding(), switch.device.switch.groups.get(4)) == before
@@ -194,8 +192,7 @@ def test_a_held_job_is_refused_to_others_until_its_holder_ends(held, switch, job
         ):
             other.admit(job)
         assert held.poll() == []
-        switch.stop()
-        switch.start()
+        switch.restart()
         with closing(JobController()) as other:
             other.acquire_lease(job)
             assert held.poll() == ["ended"]

@@ -57,12 +57,21 @@ def test_every_statistic_has_a_metric_and_every_metric_a_statistic():
     totals = {"epoch": 11, "jobs": 12, "up": 13, "away": 14, "lost": 15}
     found = {
         "cluster": (cluster_values(totals), [totals]),
-        "switch": (switch_values(601, {"absorbed": (701, 702)}, {1: port}, {1: queue}), [port, queue]),
+        "switch": (
+            switch_values(601, {"absorbed": (701, 702)}, {1: port}, {1: queue}, {"malformed": 703}),
+            [port, queue],
+        ),
         "server": (server_values({1: server}), [server]),
         "worker": (worker_values(1, 0, worker), [worker]),
         "controller": (controller_values(1, 1, events), [controller]),
     }
-    extra = {"switch": [601, 701, 702], "server": [801], "worker": [801], "controller": [], "cluster": []}
+    extra = {
+        "switch": [601, 701, 702, 703],
+        "server": [801],
+        "worker": [801],
+        "controller": [],
+        "cluster": [],
+    }
     for part, (values, statistics) in found.items():
         assert values.keys() == {metric.name for metric in PARTS[part]}
         for name, cells in values.items():

@@ -226,6 +226,8 @@ def test_after_a_run_they_are_what_the_parts_print(tmp_path, monkeypatch, caplog
         assert of_server["peelsum_server_chunks_total", "3", "switch"] == printed["chunks_in_switch"]
         assert of_server["peelsum_server_received_packets_total", "3"] == printed["packets"]
         printed = switch.stop()
+        for reason, count in printed["unsent"].items():
+            assert of_switch["peelsum_switch_unsent_packets_total", reason] == count
         for port, counts in printed["ports"].items():
             assert of_switch["peelsum_switch_port_received_packets_total", port] == counts["received"]
             assert of_switch["peelsum_switch_port_sent_packets_total", port] == counts["sent"]

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.experiments import simulation_loss
 from benchmarks.experiments.simulation_emulated import measure
 from benchmarks.rivals import sparse_sums as rows
-from benchmarks.rivals.cost_model import ALGORITHMS, CALIBRATION, Calibration, Parts, estimate, fitted, parts
+from benchmarks.rivals.cost_model import ALGORITHMS, CALIBRATION, Parts, estimate, fitted, parts
 from benchmarks.rivals.slot_protocols import ATP_SLOTS
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError
 
@@ -15,14 +15,14 @@ from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError
 def test_formulas_are_within_a_tenth_of_packets_on_a_case_not_fitted() -> None:
     scenario = rows.scenario_of(6, elements=1 << 17)
     for algorithm in ("peelsum", "switchml", "ring", "sharded_server"):
-        estimate = CALIBRATION[algorithm].seconds(parts(scenario, algorithm))
+        estimate = parts(scenario, algorithm).scaled(CALIBRATION[algorithm])
         assert estimate == pytest.approx(rows.measured(scenario, algorithm)["seconds"], rel=0.1), algorithm
 
 
 def test_a_fit_returns_the_factors_that_made_the_times() -> None:
     each = [Parts(1e-3, 1e-5), Parts(2e-4, 3e-5), Parts(1e-4, 1e-4)]
-    true = Calibration(1.25, 0.5)
-    assert fitted([(one, true.seconds(one)) for one in each]) == true
+    true = Parts(1.25, 0.5)
+    assert fitted([(one, one.scaled(true)) for one in each]) == true
 
 
 def test_every_algorithm_has_a_formula_and_peelsum_s_ends_where_two_levels_do() -> None:

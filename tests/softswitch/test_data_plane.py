@@ -46,7 +46,7 @@ def rig() -> Iterator[SimpleNamespace]:
 
 
 def at(rig: SimpleNamespace, number: int) -> contextlib.AbstractContextManager[BatchSocket]:
-    return host_at(rig.plane, rig.ports.listening[number], SIZE)
+    return host_at(rig.plane.process_batch, rig.ports.listening[number], SIZE)
 
 
 def packets(count: int) -> np.ndarray:
@@ -264,7 +264,7 @@ def test_the_data_plane_captures_what_arrives_and_what_leaves(
         closing(ports),
         closing(device),
         DataPlane(device, ports, links=links, capture=capture) as plane,
-        host_at(plane, ports.listening[1], size) as host,
+        host_at(plane.process_batch, ports.listening[1], size) as host,
     ):
         device.install(StubSwitch())  # type: ignore[arg-type]
         plane.process_batch(0)

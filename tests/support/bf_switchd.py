@@ -13,7 +13,7 @@ from threading import RLock
 import grpc
 from finsy.proto import rpc_status
 
-from peelsum.control.bfruntime.messages import ALL_PIPES, METHODS, Error
+from peelsum.control.bfruntime.messages import ALL_PIPES, CARDINALITIES, METHODS, Error
 from peelsum.control.bfruntime.messages import Set as SetConfig
 from peelsum.control.bfruntime.rows import Schema
 
@@ -75,27 +75,20 @@ class BfSwitchd:
     # Calls
 
     def _handlers(self):
-        def unary(name, call):
-            request, response = METHODS[name]
-            return grpc.unary_unary_rpc_method_handler(
-                self._guarded(call), request.FromString, response.SerializeToString
+        calls = {
+            "Write": self._guarded(self._write),
+            "GetForwardingPipelineConfig": self._guarded(self._get),
+            "SetForwardingPipelineConfig": self._guarded(self._set),
+            "Read": self._guarded(self._read),
+            "StreamChannel": self._stream,
+        }
+        handlers = {
+            name: getattr(grpc, f"{CARDINALITIES[name]}_rpc_method_handler")(
+                calls[name], request.FromString, response.SerializeToString
             )
-
-        read, stream = METHODS["Read"], METHODS["StreamChannel"]
-        return grpc.method_handlers_generic_handler(
-            "bfrt_proto.BfRuntime",
-            {
-                "Write": unary("Write", self._write),
-                "GetForwardingPipelineConfig": unary("GetForwardingPipelineConfig", self._get),
-                "SetForwardingPipelineConfig": unary("SetForwardingPipelineConfig", self._set),
-                "Read": grpc.unary_stream_rpc_method_handler(
-                    self._read, read[0].FromString, read[1].SerializeToString
-                ),
-                "StreamChannel": grpc.stream_stream_rpc_method_handler(
-                    self._stream, stream[0].FromString, stream[1].SerializeToString
-                ),
-            },
-        )
+            for name, (request, response) in METHODS.items()
+        }
+        return grpc.method_handlers_generic_handler("bfrt_proto.BfRuntime", handlers)
 
     def _guarded(self, call):
         def answer(request, context):
@@ -154,31 +147,24 @@ class BfSwitchd:
 
     def _write(self, request, context):
         self._check_client(request)
-        errors = []
-        for update in request.updates:
-            try:
-                self._apply(update, request.target.pipe_id)
-                errors.append(Error())
-            except RefusedError as error:
-                errors.append(Error(canonical_code=error.code.value[0], message=error.words))
+        errors = [_error_of(self._apply, update, request.target.pipe_id) for update in request.updates]
         _report(context, "Write Error Status", errors)
         return _WRITE()
 
     def _read(self, request, context):
-        response, errors = _READ(), []
-        try:
-            with self.lock:
-                self._check_client(request)
-                for entity in request.entities:
-                    try:
-                        response.entities.extend(self._found(entity.table_entry, request.target.pipe_id))
-                        errors.append(Error())
-                    except RefusedError as error:
-                        errors.append(Error(canonical_code=error.code.value[0], message=error.words))
-        except RefusedError as error:
-            context.abort(error.code, error.words)
-        yield response
-        _report(context, "Read Error Status", errors)
+        self._check_client(request)
+        response, pipe = _READ(), request.target.pipe_id
+
+        def add(entity):
+            response.entities.extend(self._found(entity.table_entry, pipe))
+
+        errors = [_error_of(add, entity) for entity in request.entities]
+
+        def responses():
+            yield response
+            _report(context, "Read Error Status", errors)
+
+        return responses()
 
     # Rows
 
@@ -193,19 +179,13 @@ class BfSwitchd:
         table = self._table(entry)
         if pipe != ALL_PIPES and pipe >= self.pipes:
             raise RefusedError(Code.INVALID_ARGUMENT, f"Table Entry modify failed table:{table.name}")
-        if "ConstTable" in self.kinds[table.number].get("attributes", ()):
-            raise RefusedError(Code.INVALID_ARGUMENT, f"Table Add failed table:{table.name}")
         verb = update.DESCRIPTOR.enum_types_by_name["Type"].values_by_number[update.type].name
         if entry.is_default_entry:
-            if entry.key.fields:
-                raise RefusedError(Code.INVALID_ARGUMENT, "Non-empty key for default entry")
-            if verb == "INSERT":
+            if verb == "INSERT" or entry.key.fields:
                 words = "INSERT of default entry is not supported. Please use MODIFY instead"
                 raise RefusedError(Code.UNIMPLEMENTED, f"{words} table:{table.name}")
             self.rows[table.number]["default"] = self._data(entry, table)
             return
-        if not entry.HasField("key"):
-            raise RefusedError(Code.INVALID_ARGUMENT, f"Table key cannot be empty table:{table.name}")
         key = self._key(entry, table)
         data = {} if verb == "DELETE" else self._data(entry, table)
         if self.kinds[table.number]["table_type"] == "Register":
@@ -220,8 +200,6 @@ class BfSwitchd:
         if verb in ("MODIFY", "DELETE") and key not in rows:
             raise RefusedError(Code.NOT_FOUND, f"Table Entry {verb.lower()} failed table:{table.name}")
         self._check_fixed(table, verb, key, data)
-        if verb == "INSERT" and len(rows) >= (self.kinds[table.number].get("size") or len(rows) + 1):
-            raise RefusedError(Code.RESOURCE_EXHAUSTED, f"Table Add failed table:{table.name}")
         if verb == "DELETE":
             del rows[key]
         else:
@@ -240,10 +218,9 @@ class BfSwitchd:
             if not {(node.to_bytes(4, "big"),) for node in nodes} <= self.table("$pre.node").keys():
                 raise RefusedError(Code.INVALID_ARGUMENT, failed)
         if table.name == "$pre.node" and verb == "DELETE":
-            node, field = int.from_bytes(key[0], "big"), self.schema.table("$pre.mgid").data
-            if any(
-                node in row[field["$MULTICAST_NODE_ID"].number] for row in self.table("$pre.mgid").values()
-            ):
+            field = self.schema.table("$pre.mgid").data["$MULTICAST_NODE_ID"].number
+            used = {node for row in self.table("$pre.mgid").values() for node in row[field]}
+            if int.from_bytes(key[0], "big") in used:
                 raise RefusedError(Code.ALREADY_EXISTS, f"Table Entry delete failed table:{table.name}")
         if table.name == "$PORT" and verb == "INSERT":
             choices = {
@@ -371,6 +348,15 @@ def _set(sent, value):
             sent.bool_arr_val.val.extend(value)
         case list():
             sent.int_arr_val.val.extend(value)
+
+
+def _error_of(attempt, *arguments):
+    """Return the error of a part of a request, which has no code if the part succeeds."""
+    try:
+        attempt(*arguments)
+    except RefusedError as error:
+        return Error(canonical_code=error.code.value[0], message=error.words)
+    return Error()
 
 
 def _report(context, words, errors):

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
@@ -31,12 +32,14 @@ LOADED = ["torch_ranks_loaded", "children_loaded"]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(LOADED)
 _PEELSUM = [sys.executable, "-m", "peelsum.cli"]
+_starting = threading.Lock()
 
 
 def start_apart(process: ForkServerProcess) -> None:
     """Start a process with what its server has loaded, and nothing of the program that runs the tests."""
     nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
-    with nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
+    # One at a time: the second of two threads would find what the first has set, and restore that.
+    with _starting, nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
         process.start()
 
 

@@ -14,6 +14,7 @@ from peelsum.codec import BloomLayout, SketchLayout
 from peelsum.codec.gpu import launch
 from peelsum.codec.gpu.device import GpuDevice
 from peelsum.codec.gpu.index import index as write_index
+from peelsum.codec.layout import MOST_CANDIDATES
 from peelsum.codec.segments import Segment, SegmentTable
 
 _TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
@@ -55,13 +56,26 @@ def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> Non
 def step() -> None:
     """Go through a step of a dense and a sparse segment."""
     table = SegmentTable([Segment(N, sparse=False), Segment(N, sparse=True)])
-    codec = gpu.segments(table, [torch.zeros(N), torch.zeros(N)], [None, None], 3)
-    bitmap = codec.write_scales(words(table.scale_words))
+    codec: Any = gpu.segments(table, [torch.zeros(N), torch.zeros(N)], [None, None], 3)
+    bitmap, scale_words = codec.write_scales(words(table.scale_words)), words(table.scale_words)
     codec.read_scales(np.ones(table.scale_words, np.uint32))
     codec.set_candidates(bitmap)
     codec.write_dense(words(N))
     codec.gather(words(K))
     codec.decode(words(N), words(K), 3)
+    for decoded in (True, False):
+        codec = gpu.segments(table, [torch.zeros(N), torch.zeros(N)], [None, None], 3)
+        codec.read_scales(np.ones(table.scale_words, np.uint32))
+        if not decoded:
+            codec.use_words(scale_words)
+        codec.write_numbers(bitmap, words(N), words(K))
+        codec.decode(words(N), words(K), 3)
+    for layout in (SketchLayout(768, 0), SketchLayout(99, 0, 4)):
+        for room in (K, MOST_CANDIDATES + 1):
+            codec = gpu.segments(table, [torch.zeros(N), torch.zeros(N)], [None, None], 3)
+            scales, sketch = np.zeros(int(table.blocks[-1]), np.int32), words(layout.cells)
+            codec.write_ahead(scale_words, bitmap, scales, layout, words(N), sketch)
+            codec.decode_ahead(words(N), sketch, bitmap, room, 3)
 
 
 def index() -> None:

@@ -1,13 +1,16 @@
 """Count what a GPU would be asked to do: launches of kernels, copies, and times that the host waits for it.
 
+Count also the calls of Python functions outside of launches, for which a device waits.
+
 On a CPU, Triton's interpreter runs the kernels, and torch's operations do not wait; they are counted as they
 would be on a device.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,6 +79,26 @@ class _Operations(TorchDispatchMode):
         if not is_view and schema.name not in _QUIET and _on_device(args, result):
             self.counts.operations[schema.name.removeprefix("aten::")] += 1
         return result
+
+
+def calls_outside_launches(work: Callable[[], object]) -> Counter[str]:
+    """Return how often `work` calls each Python function, by its file and name; a launch is one call."""
+    calls, inside, launched = Counter[str](), [0], launch.run.__code__
+
+    def profile(frame: Any, event: str, argument: object) -> None:
+        if event == "call":
+            if not inside[0]:
+                calls[f"{frame.f_code.co_filename}:{frame.f_code.co_name}"] += 1
+            inside[0] += inside[0] > 0 or frame.f_code is launched
+        elif event == "return":
+            inside[0] -= inside[0] > 0
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 def _on_device(*several: Any) -> bool:

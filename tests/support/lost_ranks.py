@@ -93,11 +93,13 @@ def train(
     options: Mapping[str, Any],
     stops: Mapping[int, tuple[int, float]] = MappingProxyType({}),
     members: int = 0,
+    saved: Path | None = None,
 ) -> tuple[list[tuple[Any, ...]], tuple[str, str, float]]:
     """Average `SIZES` in each step; return a record of each, and the error that ended them if one did.
 
     kills: the step of each rank that is killed, and the seconds from its begin to the kill.
     stops: the step of each rank that is stopped before it, and the seconds.
+    saved: the folder of a checkpoint after the last step.
     members: end after `steps` only when there are so many members; with `enters`, this rank enters a run.
     A record has the step, members and digest of each average, when the last one was there, and the digest of
     the parameters, which are the sums of all averages.
@@ -139,6 +141,8 @@ def train(
             summed = names["p0"]
             total = digest(np.concatenate([parameter.detach().numpy() for parameter in parameters]))
             records.append((step, sums, ended_at, total))
+        if saved is not None:
+            state.save(saved)
         state.close()
     except Exception as failure:
         error = type(failure).__name__, str(failure), time.monotonic()

@@ -176,6 +176,12 @@ def said(process: subprocess.Popen[str]) -> str:
     return out.strip()
 
 
+def summed_at(*hosts: str) -> list[str]:
+    """Run the example's sum in hosts at the same time; return what their workers print."""
+    workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in hosts]
+    return [said(worker) for worker in workers]
+
+
 class RawInterface:
     """A non-blocking AF_PACKET socket on one interface."""
 

@@ -38,7 +38,7 @@ def tried_again(test: Callable[..., None]) -> Callable[..., None]:
 
 def with_longer_timeouts(test: Callable[[float], None]) -> None:
     """Call a test of a timeout, in seconds, with a longer one if it fails: a busy machine needs that."""
-    for timeout_s in (3.0, 30.0):
+    for timeout_s in (1.0, 5.0, 30.0):
         try:
             return test(timeout_s)
         except AssertionError:

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from peelsum import buffers
+from peelsum.codec import HOST, CodecDevice
 
 #: Packages whose `np.empty` is poisoned. Not NumPy's own: Numba looks it up when it compiles.
 PACKAGES = ("peelsum.codec", "peelsum.allreduce")
@@ -34,18 +35,20 @@ class PoisonedNumPy:
 
 
 class Guarded:
-    """An array of garbage between guards, which `check` requires to be intact."""
+    """An array of garbage on a device, between guards, which `check` requires to be intact."""
 
-    def __init__(self, count: int, dtype: type[np.generic] = np.uint32) -> None:
-        self._all = np.full(128 + count, 0xA5A5A5A5, np.int64).astype(dtype)
-        self._intact = self._all[:64].copy()
-        self.array = self._all[64:-64]
+    def __init__(self, count: int, dtype: type[np.generic] = np.uint32, ops: CodecDevice = HOST) -> None:
+        garbage = np.full((128 + count) * np.dtype(dtype).itemsize, 0x5A, np.uint8).view(dtype)
+        self._ops, self._intact, self._all = ops, garbage[:64].copy(), ops.to_device(garbage)
+        self.array = self._all[64 : 64 + count]
 
-    def check(self, expected: NDArray[Any]) -> None:
-        """Require that the array is as expected, and that nothing beside it was written."""
-        np.testing.assert_array_equal(self.array, expected)
-        np.testing.assert_array_equal(self._all[:64], self._intact)
-        np.testing.assert_array_equal(self._all[-64:], self._intact)
+    def check(self, expected: NDArray[Any] | None = None) -> None:
+        """Require that nothing beside the array was written, and that the array is as expected."""
+        if expected is not None:
+            np.testing.assert_array_equal(self._ops.to_host(self.array), expected)
+        for guard in (self._all[:64], self._all[64 + len(self.array) :]):
+            after = self._ops.to_host(guard).view(self._intact.dtype)
+            np.testing.assert_array_equal(after, self._intact)
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,10 @@ class RestartableSwitch:
     def stop(self):
         self.running.close()
 
+    def restart(self):
+        self.stop()
+        self.start()
+
     def close(self):
         """Stop, and do not start again."""
         self.stop()

@@ -54,12 +54,15 @@ class StubSwitch:
 
 
 @contextlib.contextmanager
-def host_at(plane, udp_port, size):
-    """A host whose hello a switch port has answered, so that it is the port's peer."""
+def host_at(receive, udp_port, size):
+    """A host whose hello a switch port has answered, so that it is the port's peer.
+
+    receive: lets the switch receive for a second, or what has arrived.
+    """
     with BatchSocket.bind(("127.0.0.1", 0), size) as sock:
         sock.connect(("127.0.0.1", udp_port))
         sock.send_hello()
-        plane.process_batch(1)
+        receive(1)
         answer = sock.receive()
         assert answer is not None
         assert answer.hello

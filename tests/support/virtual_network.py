@@ -15,10 +15,12 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.control.description import SwitchMember, SwitchPlan
+from peelsum.control.sections import SwitchSection
 from peelsum.simulation import Train
 from peelsum.simulation.engine import Engine, Outputs
 from peelsum.simulation.links import LinkSpec, SimulatedLink
-from peelsum.simulation.switches import Admission, SpecifiedSwitch
+from peelsum.simulation.switches import SpecifiedSwitch
 from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, ps
 from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, JobFinished, TensorCompleted, WorkerEndpoint
@@ -181,20 +183,24 @@ class VirtualNetwork:
     def admit(self, config: JobConfig, first_port: int, salt: int = 0) -> list[Actor]:
         """Admit a job on all switches; return its workers in the order of their numbers."""
         ports = {number: first_port + 1 + number for number in config.worker_ids}
-        row = partial(Admission, config.job_id, config.generation, salt)
         spine, *leaves = self._nodes
-        behind = {rack: {} for rack in range(len(config.rack_masks))}
-        for number, port in ports.items():
-            behind[number // MAX_WORKERS][port] = number
-        if not leaves:
-            spine.admit(row(first_port, workers=behind[0], return_ports=ports))
-        else:
-            racks = {RACK_PORT + rack: rack for rack in behind}
+
+        def admit(
+            switch: SpecifiedSwitch, level: Level, up: int, members: list[SwitchMember], back: dict
+        ) -> None:
+            plan = SwitchPlan(SwitchSection(), config.job_id, config.window, level, up, tuple(members), back)
+            switch.admit(plan, config.generation, salt)
+
+        for rack, switch in enumerate(leaves or [spine]):
+            back = {number: port for number, port in ports.items() if number // MAX_WORKERS == rack}
+            members = [SwitchMember(port, 1 << number % MAX_WORKERS, number) for number, port in back.items()]
+            level, up = (Level.LEAF, UPLINK) if leaves else (Level.ONLY, first_port)
+            admit(switch, level, up, members, back)
+        if leaves:
+            racks = range(len(leaves))
+            members = [SwitchMember(RACK_PORT + n, 1 << n, MAX_WORKERS * n, is_rack=True) for n in racks]
             back = {number: RACK_PORT + number // MAX_WORKERS for number in ports}
-            spine.admit(row(first_port, racks=racks, return_ports=back, level=Level.SPINE))
-            for rack, workers in behind.items():
-                returns = {number: port for port, number in workers.items()}
-                leaves[rack].admit(row(UPLINK, workers=workers, return_ports=returns, level=Level.LEAF))
+            admit(spine, Level.SPINE, first_port, members, back)
         self._put(Actor(first_port, AggregationServer(config)), spine)
         for number, port in ports.items():
             at = leaves[number // MAX_WORKERS] if leaves else spine

@@ -32,7 +32,7 @@ def changed(**parts: object) -> str:
 def test_a_star_has_its_workers_at_the_first_ports_and_the_server_behind_them() -> None:
     star = read("star")
     assert star.attachments == {f"h{port}": ("s1", port) for port in range(1, 6)}
-    assert star.ports("s1") == [1, 2, 3, 4, 5]
+    assert [(port, end) for port, _, end in star.cables("s1")] == [(n, f"h{n}") for n in range(1, 6)]
     assert star.job is not None
     assert (star.job.workers, star.job.server) == (("h1", "h2", "h3", "h4"), "h5")
 
@@ -41,7 +41,8 @@ def test_two_racks_do_one_job_with_its_server_at_a_third_switch_above() -> None:
     racks = read("two_racks")
     switches = {host: switch for host, (switch, _) in racks.attachments.items()}
     assert switches == {"h1": "s1", "h2": "s1", "h3": "s2", "h4": "s2", "h5": "s3"}
-    assert [racks.ports(name) for name in ("s1", "s2", "s3")] == [[1, 2, 3]] * 3
+    ends = {name: [end for _, _, end in racks.cables(name)] for name in ("s1", "s3")}
+    assert ends == {"s1": ["h1", "h2", "s3-p1"], "s3": ["s1-p3", "s2-p3", "h5"]}
     assert racks.job is not None
     assert racks.trunks["s1", "s3"] == (3, 1)
     assert worker_numbers(racks, racks.job) == {"h1": 0, "h2": 1, "h3": 32, "h4": 33}
@@ -90,7 +91,8 @@ def test_rates_are_of_the_ports_at_both_ends_and_have_switches_mark() -> None:
         for link in topology.links
     ]
     topology = topology.model_copy(update={"links": tuple(slow)})
-    assert [topology.rates(name) for name in ("s1", "s2", "s3")] == [{3: 100.0}, {}, {1: 100.0}]
+    rates = {name: [link.rate_mbit for _, link, _ in topology.cables(name)] for name in ("s1", "s2", "s3")}
+    assert rates == {"s1": [None, None, 100.0], "s2": [None] * 3, "s3": [100.0, None, None]}
     assert topology.job is not None
     text = job_description(topology, topology.job, AT, 512, addressed=False)
     asked = parse_description(text, "job").plans()
@@ -179,47 +181,32 @@ def test_what_cannot_be_right_is_named(parts: dict[str, object], message: str) -
     assert str(refusal.value).startswith(f"net.json: {message}")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[1, 2]", "[1, 2]: must be a table, in JSON an object, with the fields of a topology"),
-        ('{"hosts": {"h1": 3}}', "hosts.h1: 3: must be a table, in JSON an object"),
-        ('{"hosts": {}, "switches": {"s1": {}}, "links": 3}', "links: 3: must be a list"),
-    ],
-)
-def test_what_has_another_structure_is_told_what_it_must_have(text: str, message: str) -> None:
-    with pytest.raises(TopologyDescriptionError) as refusal:
-        parse(text, "net.json")
-    assert str(refusal.value) == f"net.json: {message}"
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("ring", "topology: ring: is neither star, two_racks nor a .toml or .json file"),
-        ("absent.toml", "absent.toml: No such file or directory; give the path"),
-    ],
-)
-def test_what_is_not_there_is_named(source: str, message: str) -> None:
-    with pytest.raises(TopologyError, match=message):
-        read(source)
-
-
 NESTED = "[" * 100_000 + "]" * 100_000
+TABLE = "must be a table, in JSON an object"
 
 
 @pytest.mark.parametrize(
     ("source", "text", "message"),
     [
-        ("net.toml", "hosts = {", "cannot be read: .*; correct it"),
-        ("net.toml", f"hosts = {NESTED}", "has lists or tables nested too deeply"),
-        ("net.json", NESTED, "has lists or tables nested too deeply"),
+        ("net.json", "[1, 2]", f"net.json: [1, 2]: {TABLE}, with the fields of a topology"),
+        ("net.json", '{"hosts": {"h1": 3}}', f"net.json: hosts.h1: 3: {TABLE}"),
+        (
+            "net.json",
+            '{"hosts": {}, "switches": {"s1": {}}, "links": 3}',
+            "net.json: links: 3: must be a list",
+        ),
+        ("net.toml", "hosts = {", "net.toml: cannot be read: "),
+        ("net.toml", f"hosts = {NESTED}", "net.toml: has lists or tables nested too deeply"),
+        ("net.json", NESTED, "net.json: has lists or tables nested too deeply"),
+        ("ring", None, "topology: ring: is neither star, two_racks nor a .toml or .json file"),
+        ("absent.toml", None, "absent.toml: No such file or directory; give the path"),
     ],
-    ids=["wrong", "deep TOML", "deep JSON"],
+    ids=lambda value: value and value[:20],
 )
-def test_a_file_that_cannot_be_read_is_named(source: str, text: str, message: str) -> None:
-    with pytest.raises(TopologyDescriptionError, match=f"^{source}: {message}"):
-        parse(text, source)
+def test_a_file_that_has_no_network_is_named(source: str, text: str | None, message: str) -> None:
+    with pytest.raises(TopologyDescriptionError) as refusal:
+        read(source) if text is None else parse(text, source)
+    assert str(refusal.value).startswith(message)
 
 
 def test_every_example_can_be_read(request: pytest.FixtureRequest) -> None:
@@ -229,22 +216,11 @@ def test_every_example_can_be_read(request: pytest.FixtureRequest) -> None:
         assert description.read(str(path)).hosts
 
 
-def star_of(workers: int) -> dict[str, object]:
-    """Return one switch with `workers` workers and a server."""
-    hosts = [f"h{number}" for number in range(workers + 1)]
-    return {
-        "hosts": {name: {} for name in hosts},
-        "switches": {"s1": {}},
-        "links": [[name, f"s1-p{port}"] for port, name in enumerate(hosts, 1)],
-        "job": {"workers": hosts[:-1], "server": hosts[-1]},
-    }
-
-
 def test_a_switch_sums_32_workers_and_no_more() -> None:
-    topology = parse(json.dumps(star_of(32)), "net.json")
+    topology = description.star(32)
     assert list(worker_numbers(topology, topology.job).values()) == list(range(32))
-    with pytest.raises(TopologyError, match="job: 33 workers are behind s1; a switch sums 32 at most"):
-        parse(json.dumps(star_of(33)), "net.json")
+    with pytest.raises(ValueError, match="job: 33 workers are behind s1; a switch sums 32 at most"):
+        description.star(33)
 
 
 def test_hosts_and_switches_share_254_addresses() -> None:

@@ -142,7 +142,7 @@ def rows_out_of_order() -> dict[str, object]:
     return {
         "small": bool(np.array_equal(small, data[[0, 2], :60])),
         "large": bool(np.array_equal(large, data[[1, 3]])),
-        "no_such_port": wired.ports.unknown_port_frames,
+        "no_such_port": wired.ports.unsent_frames["unknown_port"],
     }
 
 
@@ -262,6 +262,18 @@ def what_is_no_packet() -> dict[str, object]:
         "last": bool(np.array_equal(got.data[len(got) - 1, : good.shape[1]], good[1])),
         "others": len(others),
     }
+
+
+def up() -> dict[str, object]:
+    """Which of ports 1 to 3 are up, after changes to the interfaces at both ends of two wires."""
+    wired, states = Wired(), []
+    for change in ("none", "host1 down", "switch2 down", "host1 up", "switch2 up", "switch1 delete"):
+        name, _, state = change.partition(" ")
+        if state:
+            command = ["delete", name] if state == "delete" else ["set", name, state]
+            subprocess.run(["ip", "link", *command], check=True)
+        states.append([port for port in (1, 2, 3) if wired.ports.is_up(port)])
+    return {"states": states}
 
 
 def tagged() -> dict[str, object]:
@@ -542,6 +554,11 @@ def test_frames_that_are_no_packets_are_the_kernels(method: str) -> None:
     assert (seen["first"], seen["last"]) == (True, True)
     # AF_PACKET has a copy of every frame, which the program drops.
     assert seen["received"] == (2 if method == "xdp" else 2 + seen["others"])
+
+
+def test_a_port_is_up_while_its_interface_has_a_link(method: str) -> None:
+    states = alone("up")["states"]
+    assert states == [[1, 2], [2], [], [1], [1, 2], [2]]
 
 
 @pytest.mark.system

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from peelsum_packets import Job
 
 from peelsum.bench.switch.load import ChunkLatencies, Load, WrongSumError, drive, time_slots
 from peelsum.spec import SpecSwitch
@@ -20,11 +21,7 @@ class SpecHosts:
 
     def __init__(self, *, lose: Callable[[], bool] = lambda: False, spoil: bool = False) -> None:
         self.switch = SpecSwitch(lanes=LANES, slots=256)
-        self.switch.admit_job(1, generation=5, salt=0, expected_mask=7, up_port=SERVER, group=1)
-        for worker in range(WORKERS):
-            self.switch.admit_worker(1, worker + 1, worker_mask=1 << worker, worker_id=worker)
-        self.switch.admit_server(1, SERVER)
-        self.switch.set_group(1, [1, 2, 3])
+        Job(self.switch, 1, [1, 2, 3], SERVER, generation=5)
         self.switch.set_age_limit(0)
         self.lose, self.spoil = lose, spoil
         self.sums: list[bytes] = []

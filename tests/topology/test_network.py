@@ -23,12 +23,13 @@ from networks import (
     needs_nftables,
     own_folder,
     said,
+    summed_at,
     up,
 )
 from patience import PATIENCE_S, until
 
 from peelsum.topology import TopologyError, description
-from peelsum.topology.namespaces import inside
+from peelsum.topology.namespaces import enter_own_namespace, inside
 from peelsum.topology.network import UdpNetwork, VethNetwork
 from peelsum.topology.records import MARKER, Record, files_of
 
@@ -73,8 +74,7 @@ def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: st
     with up(described(tmp_path), links, switch) as process:
         network = Record.read()
         assert network is not None
-        workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in ("h1", "h2")]
-        assert [said(worker) for worker in workers] == ["worker 0: exact", "worker 1: exact"]
+        assert summed_at("h1", "h2") == ["worker 0: exact", "worker 1: exact"]
         subprocess.run([*PEELSUM, "down"], check=True)
         assert process.wait(PATIENCE_S) == 0, process.stderr.read()
     assert members(network.network) == set()
@@ -88,8 +88,7 @@ def test_sums_of_packets_in_jumbo_frames_are_exact(tmp_path, links: str, loss: f
     needs(links, "embedded")
     ends = [[{"ends": link, "loss": loss} for link in PAIR["links"]]] if loss else [PAIR["links"]]
     with up(described(tmp_path, links=ends[0], job={**PAIR["job"], "lanes": lanes}), links):
-        workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in ("h1", "h2")]
-        assert [said(worker) for worker in workers] == ["worker 0: exact", "worker 1: exact"]
+        assert summed_at("h1", "h2") == ["worker 0: exact", "worker 1: exact"]
 
 
 @pytest.mark.system
@@ -270,6 +269,10 @@ def crossed(link: dict[str, object], count: int, seconds: float) -> dict[str, fl
         return {"got": got, "seconds": times[-1] - times[0], "at_most": times[-1] - started}
 
 
+def interfaces() -> dict[str, list[str]]:
+    return {"names": sorted(path.name for path in Path("/proc/sys/net/ipv4/neigh").iterdir())}
+
+
 def lossy() -> dict[str, float]:
     return crossed({"loss": 0.1}, 4000, 30)
 
@@ -284,6 +287,17 @@ def late() -> dict[str, str]:
             return {"refused": ""}
     except TopologyError as refusal:
         return {"refused": str(refusal)}
+
+
+@needs_namespaces
+def test_a_namespace_starts_with_nothing_but_lo() -> None:
+    assert alone("interfaces") == {"names": ["lo"]}
+
+
+def test_a_missing_ip_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(TopologyError, match="ip: not found on PATH; install iproute2"):
+        enter_own_namespace()
 
 
 @needs_namespaces

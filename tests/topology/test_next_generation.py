@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from networks import PEELSUM, ROOT, exec_in, needs_namespaces, own_folder, pair, said, up
+from networks import PEELSUM, exec_in, needs_namespaces, own_folder, pair, said, summed_at, up
 from patience import PATIENCE_S
 
 from peelsum.topology.records import Record
@@ -16,18 +16,12 @@ __all__ = ["own_folder", "pair"]
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
-WORKER = (sys.executable, str(ROOT / "examples/sum.py"))
 #: Prints the generation of the seat that `exec` gave.
 GENERATION = (
     sys.executable,
     "-c",
     "import json, os; print(json.loads(os.environ['PEELSUM_SEAT'])['admission']['generation'])",
 )
-
-
-def run_pair() -> None:
-    workers = [exec_in(host, *WORKER) for host in ("h1", "h2")]
-    assert [said(worker) for worker in workers] == ["worker 0: exact", "worker 1: exact"]
 
 
 @pytest.mark.system
@@ -37,7 +31,7 @@ def test_runs_in_succession_are_each_in_a_generation_of_their_own(pair: str, lin
         first = int(said(exec_in("h1", *GENERATION)))
         assert int(said(exec_in("h2", *GENERATION))) == first  # nobody has used it
         for run in range(3):
-            run_pair()
+            assert summed_at("h1", "h2") == ["worker 0: exact", "worker 1: exact"]
             assert int(said(exec_in("h2", *GENERATION))) == first + run + 1
 
 

@@ -1,9 +1,10 @@
-"""Sums over a star of processes, and the errors that every worker gets when a part fails."""
+"""Sums over a star of processes and its links, and the errors that every worker gets when a part fails."""
 
 import json
 import os
 import signal
 import threading
+import time
 from dataclasses import asdict
 
 import numpy as np
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("forked_children")
 WORKERS = 3
 
 
-def on_every_worker(star, work, workers=range(WORKERS)):
+def on_every_worker(star, work):
     """What `work(worker_id, summation)` returned or raised, by worker."""
     outcomes = {}
 
@@ -33,7 +34,7 @@ def on_every_worker(star, work, workers=range(WORKERS)):
         except Exception as error:
             outcomes[seat.worker_id] = error
 
-    threads = [threading.Thread(target=run, args=(seat,)) for seat in star.seats if seat.worker_id in workers]
+    threads = [threading.Thread(target=run, args=(seat,)) for seat in star.seats]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -168,3 +169,56 @@ def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():
     for sums in outcomes.values():
         for total in sums:
             np.testing.assert_array_equal(total, np.uint32(1000 * (1 + 2 + 3)))
+
+
+#: A sum takes as long where the links have a delay of 10 ms each.
+SLOW_S = 0.04
+
+
+def seconds_of_sums(star, enough=lambda number, quick: number == 12):
+    """Return the seconds of each sum, by worker, once `enough`; all sums must be exact.
+
+    enough: called with how many sums were done, and whether the last was quick on any worker.
+    """
+
+    def work(worker, summation):
+        seconds, quick = [], 0
+        while not enough(len(seconds), quick):
+            own = np.arange(100, dtype=np.uint32) * (worker + 2) + len(seconds)
+            own[0] = bool(seconds) and seconds[-1] < SLOW_S
+            started = time.monotonic()
+            (total,) = summation.sum_words([Part(own, "add")])
+            seconds.append(time.monotonic() - started)
+            quick = int(total[0])
+            assert np.array_equal(total[1:], np.arange(1, 100) * (2 + 3) + 2 * (len(seconds) - 1))
+            time.sleep(0.05)
+        return seconds
+
+    outcomes = list(on_every_worker(star, work).values())
+    assert all(isinstance(outcome, list) for outcome in outcomes), outcomes
+    return outcomes
+
+
+@pytest.mark.system
+def test_sums_over_links_that_become_slow_are_exact_and_as_slow_as_the_links(tmp_path):
+    schedule = tmp_path / "links.csv"
+    schedule.write_text("at_s,mbit,delay_ms\n0,1000,0\n0.3,10,20\n")
+    with Star(2, schedule=schedule) as star:
+        found = seconds_of_sums(star)
+    # A worker that waits for the other sees the link's time at least.
+    assert min(seconds for rounds in found for seconds in rounds[-3:]) >= SLOW_S
+
+
+def test_sums_over_links_that_become_quick_become_quick(tmp_path):
+    """Most of them do: on a busy machine, one may take longer than the link would."""
+    schedule = tmp_path / "links.csv"
+    schedule.write_text("at_s,mbit,delay_ms\n0,10,20\n0.3,1000,0\n")
+    with Star(2, schedule=schedule) as star:
+        seconds_of_sums(star, lambda _, quick: quick > 0)
+
+
+@pytest.mark.parametrize("loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.02])
+def test_a_constant_delay_is_of_both_links_in_both_directions(loss):
+    with Star(2, delay_ms=15, loss=loss) as star:
+        found = seconds_of_sums(star)
+    assert min(seconds for rounds in found for seconds in rounds) >= 0.06

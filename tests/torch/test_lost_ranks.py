@@ -5,19 +5,31 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 
 import lost_ranks
+import numpy as np
 import psutil
 import pytest
 import stopped_ranks
+import torch
 from free_ports import KeptPort
 from patience import PATIENCE_S, until
 from served_job import Controlling, Switch, described, served_to_four
 from torch_ranks import run_ranks
+
+from peelsum.allreduce import LocalSummation
+from peelsum.compress import DGC, CompressedSum, Memory, PowerSGD, Single, StarTopK, TopK
+from peelsum.control import open_session
+from peelsum.control.tables import read_jobs
+from peelsum.summation import Part
+from peelsum.torch.checkpoint import saved_files
+from peelsum.transport import SwitchSummation, job_config
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -65,6 +77,44 @@ def job_of_eight(tmp_path_factory):
         yield {"PEELSUM_JOB": controller.job}
 
 
+RACKS = """
+[job]
+id = 1
+workers = 4
+timeout_s = 900.0
+[spine]
+server = 3
+p4runtime = "{0}"
+pipeline_lanes = 32
+[[racks]]
+uplink = 3
+spine_port = 1
+workers = [1, 2]
+p4runtime = "{1}"
+pipeline_lanes = 32
+[[racks]]
+uplink = 3
+spine_port = 2
+workers = [1, 2]
+p4runtime = "{2}"
+pipeline_lanes = 32
+"""
+
+
+@pytest.fixture(scope="module")
+def job_over_racks(tmp_path_factory):
+    """The three switches of a job of two racks of two ranks, and the ranks' environment."""
+    with ExitStack() as stack:
+        switches = [stack.enter_context(closing(Switch()))]
+        for port in (1, 2):
+            join = f"3@127.0.0.1:{switches[0].base + port}"
+            switches.append(stack.enter_context(closing(Switch("--join", join))))
+        description = RACKS.format(*(switch.p4runtime for switch in switches))
+        folder = tmp_path_factory.mktemp("served")
+        controller = stack.enter_context(closing(Controlling(folder, description, *switches)))
+        yield switches, {"PEELSUM_JOB": controller.job}
+
+
 def check_sums(ranks):
     """Check that all ranks have the same averages of the members that they name; return them by step."""
     sums, totals = {}, {}
@@ -77,6 +127,37 @@ def check_sums(ranks):
         for bucket, (members, bits) in enumerate(averages):
             assert bits == lost_ranks.digest(lost_ranks.expected(members, step, bucket))
     return sums
+
+
+def check_compressed_sums(ranks, compressor):
+    """Check that all ranks have the averages that undisturbed workers with the named members have.
+
+    These are threads of this process, each with a memory of its own from its first step on. Return the
+    members of each average by step, and the memories.
+    """
+    records = {}
+    for rank_records, (_, message, _) in ranks:
+        assert not message
+        for step, averages, _, parameters in rank_records:
+            assert records.setdefault(step, (averages, parameters)) == (averages, parameters)
+    memories, before = {}, ()
+    for step, (averages, _) in sorted(records.items()):
+        for bucket, (members, bits) in enumerate(averages):
+            for rank in set(members) - set(before):
+                memories[rank] = Memory()
+                if before:  # it enters, and gets what all have in common
+                    memories[rank].kept = deepcopy(memories[min(before)].kept)
+            before = members
+
+            def sums(rank, summation, step=step, bucket=bucket):
+                compressed = CompressedSum(summation, compressor, memories[rank])
+                tensors = {f"p{bucket}": lost_ranks.gradient(rank, step, bucket)}
+                return compressed.sum(tensors, step)[f"p{bucket}"].values
+
+            with ThreadPoolExecutor(len(members)) as pool:
+                results = list(pool.map(sums, members, LocalSummation.group(len(members))))
+            assert bits == lost_ranks.digest(results[0])
+    return {step: averages for step, (averages, _) in sorted(records.items())}, memories
 
 
 def planned(random, world):
@@ -99,21 +180,24 @@ def repair_times(kills, left, killed_at):
     return times
 
 
-def check_run(job, folder, seed, world):
+def check_run(job, folder, seed, world, **options):
     """Run ranks of which some are killed; check all sums, and return the times of `repair_times`."""
     random = Random(seed)
     kills, steps = planned(random, world)
-    arguments = steps, kills, folder, {"on_lost": "continue"}
+    arguments = steps, kills, folder, {"on_lost": "continue", **options}
     ranks = run_ranks(world, lost_ranks.train, *arguments, environments=[job] * world)
     assert {rank for rank, result in enumerate(ranks) if result is None} == set(kills)
     left = [result for result in ranks if result is not None]
-    sums = check_sums(left)
+    compressor = options.get("compressor")
+    sums = check_compressed_sums(left, compressor)[0] if compressor else check_sums(left)
     assert len(sums) == steps
     assert sums[steps - 1][-1][0] == tuple(sorted(set(range(world)) - set(kills)))
     return repair_times(kills, left, lost_ranks.killed_at(folder))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 20))]
+)
 def test_those_that_are_left_go_on(job, tmp_path, seed):
     times = check_run(job, tmp_path, seed, 4)
     print("ms from the last kill to the step's end:", *(round(1000 * time_s) for time_s in times))
@@ -130,6 +214,85 @@ def test_those_that_are_left_of_eight_go_on(job_of_eight, tmp_path, seed):
     assert max(times) < SOON_S
 
 
+COMPRESSORS = [TopK(0.02), DGC(0.02), StarTopK(0.02), PowerSGD(2), TopK(0.02, quantizer=Single())]
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_residuals_of_those_that_are_left_stay(job, tmp_path, compressor, seed):
+    """Also those of ranks that get a result from another: later sums have the same bits as if undisturbed."""
+    check_run(job, tmp_path, seed, 4, compressor=compressor)
+
+
+def test_a_checkpoint_after_a_loss_has_the_residuals_of_those_that_are_left(job, tmp_path):
+    (killed := tmp_path / "killed").mkdir()
+    arguments = 8, {1: (3, 0.005)}, killed, {"on_lost": "continue", "compressor": TopK(0.02)}, {}, 0, tmp_path
+    ranks = run_ranks(4, lost_ranks.train, *arguments, environments=[job] * 4)
+    _, memories = check_compressed_sums([result for result in ranks if result is not None], TopK(0.02))
+    files = saved_files(tmp_path)
+    assert sorted(files) == [(0, 3), (1, 3), (2, 3)]
+    for (place, _), path in files.items():
+        saved = torch.load(path)
+        assert saved["steps"] == 8
+        residuals = memories[(0, 2, 3)[place]].residuals
+        assert saved["residuals"].keys() == residuals.keys() == {"p0", "p1", "p2"}
+        for name, residual in residuals.items():
+            for array, values in saved["residuals"][name].items():
+                assert values is None or np.array_equal(values, getattr(residual, array))
+
+
+class OtherJob:
+    """Two workers of another job, which sum without a pause until this is closed; and how often."""
+
+    def __init__(self, answer):
+        self._config = job_config(answer["admission"])
+        self._pool, self._ends, self.sums = ThreadPoolExecutor(2), threading.Event(), 0
+        self._done = [self._pool.submit(self._run, *item) for item in enumerate(answer["switch"])]
+
+    def _run(self, worker, address):
+        host, _, port = address.rpartition(":")
+        with SwitchSummation(self._config, worker, (host, int(port))) as summation:
+            going = 1
+            while going:
+                going = 0 if worker == 0 and self._ends.is_set() else 1
+                words = np.arange(5000, dtype=np.uint32) * np.uint32(1 + worker)
+                parts = [Part(np.array([going], np.uint32), "add"), Part(words, "add")]
+                (both,), total = summation.sum_words(parts)
+                assert np.array_equal(total, np.arange(5000) * 3)
+                going, self.sums = both == 2, self.sums + 1
+
+    def close(self):
+        self._ends.set()
+        for done in self._done:
+            done.result()
+
+
+@pytest.mark.system
+def test_another_job_on_the_switch_is_not_touched(tmp_path):
+    """It sums all the time, and the switch has the same rows of it before and after three changes."""
+    folders = [tmp_path / name for name in ("other", "killed", "job")]
+    for folder in folders:
+        folder.mkdir()
+    with ExitStack() as stack:
+        switch = stack.enter_context(closing(Switch(ports=8)))
+        job = described(switch, 4, job_id=255, timeout_s=900.0)
+        served = stack.enter_context(closing(Controlling(folders[2], job, switch)))
+        other = described(switch, job_id=7, first=6, timeout_s=900.0)
+        controller = stack.enter_context(closing(Controlling(folders[0], other, switch)))
+
+        def rows():
+            with open_session(switch.p4runtime) as session:
+                return next(job for job in read_jobs(session) if job.job_id == 7)
+
+        with controller.asked() as answer, closing(OtherJob(answer)) as running:
+            until(lambda: running.sums)
+            before, sums = rows(), running.sums
+            check_run({"PEELSUM_JOB": served.job}, folders[1], 1, 4)
+            assert rows() == before
+            until(lambda: running.sums > sums + 20)
+
+
+@pytest.mark.system
 def test_a_rank_that_is_stopped_for_a_while_goes_on(job, tmp_path):
     arguments = 12, {}, tmp_path, {"on_lost": "continue"}, {1: (4, 3.0)}
     ranks = run_ranks(4, lost_ranks.train, *arguments, environments=[job] * 4)
@@ -190,12 +353,40 @@ def test_a_rank_that_is_stopped_until_the_others_have_ended_says_that_it_is_no_m
     assert sums[11][-1][0] == (tuple(ranks) if moment == "close" else tuple(sorted(ranks.keys() - {1})))
 
 
-def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path):
+@pytest.mark.system
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
+def test_ranks_of_racks_that_are_left_go_on(job_over_racks, tmp_path, seed):
+    times = check_run(job_over_racks[1], tmp_path, seed, 4)
+    print("ms from the last kill to the step's end:", *(round(1000 * time_s) for time_s in times))
+
+
+@pytest.mark.system
+def test_a_rack_of_which_all_ranks_were_lost_comes_back(job_over_racks, tmp_path):
+    """Until then the job is not on its switch."""
+    switches, job = job_over_racks
+    kills, options = {2: (3, 0.0), 3: (3, 0.01)}, {"on_lost": "continue"}
+    with ThreadPoolExecutor(3) as pool:
+        arguments = 6, kills, tmp_path, options, {}, 4
+        others = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        until(lambda: len(lost_ranks.killed_at(tmp_path)) == 2)
+        until(lambda: not switches[2].jobs)
+        assert len(switches[1].jobs) == 1
+        arguments = 6, {}, tmp_path, options | {"enters": True}, {}, 4
+        late = [pool.submit(run_ranks, 1, lost_ranks.train, *arguments, environments=[job]) for _ in range(2)]
+        ranks = [result for run in (others, *late) for result in run.result() if result is not None]
+    sums = check_sums(ranks)
+    assert len(ranks) == 4
+    assert (0, 1) in {members for averages in sums.values() for members, _ in averages}
+    assert sums[max(sums)][-1][0] == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("compressor", [None, PowerSGD(2), TopK(0.02)], ids=repr)
+def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path, compressor):
     """They get the parameters, and from then on all have the same averages."""
     random, joiners = Random(2), 2
     victims = random.sample(range(4), joiners)
     kills = {victim: (4, random.uniform(0, 0.02)) for victim in victims}
-    options, environments = {"on_lost": "continue"}, [job] * 4
+    options, environments = {"on_lost": "continue", "compressor": compressor}, [job] * 4
 
     def entered(_):
         until(lambda: len(lost_ranks.killed_at(tmp_path)) == joiners)
@@ -208,7 +399,8 @@ def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path):
         late = list(pool.map(entered, range(joiners)))
         ranks = [result for result in others.result() if result is not None]
     assert len(ranks) == 4 - joiners
-    sums = check_sums([*ranks, *late])
+    everyone = [*ranks, *late]
+    sums = check_compressed_sums(everyone, compressor)[0] if compressor else check_sums(everyone)
     assert all(records[0][0] > 4 for records, _ in late)
     assert sums[max(sums)][-1][0] == (0, 1, 2, 3)
 
@@ -307,6 +499,36 @@ def test_the_switch_is_lost_with_a_rank(tmp_path, comes_back):
         return
     assert comes_back
     assert len(check_sums(left)) == 20
+
+
+@pytest.mark.system
+def test_the_controller_is_lost_with_a_rank(tmp_path):
+    """The run ends, at once and with a clear error, and so does its server; another run can start."""
+    (killed := tmp_path / "killed").mkdir()
+    with closing(Switch(ports=5)) as switch, ThreadPoolExecutor(1) as pool:
+        job = described(switch, 4, timeout_s=900.0)
+        with closing(Controlling(tmp_path, job, switch)) as controller:
+            arguments = 10_000, {1: (5, 0.0)}, killed, {"on_lost": "continue"}
+            environments = [{"PEELSUM_JOB": controller.job}] * 4
+            ranks = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=environments)
+            until(lambda: lost_ranks.killed_at(killed))
+            (server,) = controller.started
+            os.kill(controller.child.pid, signal.SIGKILL)
+            left = [result for result in ranks.result() if result is not None]
+            assert len(left) == 3
+            for _, (name, message, failed_at) in left:
+                assert (name, failed_at - lost_ranks.killed_at(killed)[1] < SOON_S) == (
+                    "TransportError",
+                    True,
+                )
+                assert "so the run has ended; see whether `peelsum job serve` is running" in message
+            until(lambda: not server.is_running())
+        with closing(Controlling(tmp_path, job, switch)) as controller:
+            environments = [{"PEELSUM_JOB": controller.job}] * 4
+            ranks = run_ranks(
+                4, lost_ranks.train, 3, {}, killed, {"on_lost": "continue"}, environments=environments
+            )
+            assert len(check_sums(ranks)) == 3
 
 
 def test_nothing_is_left_behind(served):

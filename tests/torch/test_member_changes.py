@@ -6,34 +6,27 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
+from peelsum.summation import Part
 from peelsum.torch import switch_seat
-from peelsum.torch.member_changes import MemberChanges
-from peelsum.torch.sparse_sums import SparseTensor
+from peelsum.torch.member_changes import MemberChanges, OutdatedError
+from peelsum.torch.sum_queue import SumQueue
 from peelsum.transport.config import JobConfig
 from peelsum.transport.errors import StalledError, TransportError
 from peelsum.transport.lease import Generation, Lease
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_a_sparse_result_without_rows_replaces_another(dtype):
-    empty = torch.sparse_coo_tensor(torch.zeros((1, 0), dtype=torch.int64), torch.zeros((0, 4)), (10, 4))
-    other = torch.sparse_coo_tensor(torch.tensor([[3]]), torch.ones((1, 4)), (10, 4)).to(dtype)
-    rest = SparseTensor(other).replace_content(
-        np.concatenate([SparseTensor(empty.to(dtype)).content(), np.array([7], np.uint32)])
-    )
-    assert other.coalesce()._nnz() == 0
-    assert rest.tolist() == [7]
-
-
 class Scripted:
-    """A backend of rank 0 of four, and its lease. Worker 1 is missing in the first `stalls` sums."""
+    """A backend of rank 0 of four, and its lease. Worker 1 is missing in the first `stalls` sums.
 
-    worker_id, workers, next_chunk = 0, 4, 7
+    ahead: how many sums this rank has completed more than the others.
+    """
 
-    def __init__(self, stalls):
+    worker_id, workers, lanes, next_chunk = 0, 4, 8, 7
+
+    def __init__(self, stalls, ahead=1):
         self.stalls, self.leases, self.sent, self.agreed = stalls, [self], [], []
+        self.ahead = ahead
         self.config = JobConfig(1, 2, 4, 8)
 
     def agree(self, completed, chunk, patience_s, *, entry=False):
@@ -46,10 +39,8 @@ class Scripted:
             "lanes": 8,
             "timeout_s": 1.0,
         }
-        # The others lack the last sum, so that it is sent to them.
-        self.agreed.append(
-            Generation(admission, members, (completed, *[completed - 1] * 3)[: len(members)], ())
-        )
+        counts = (completed, *[completed - self.ahead] * 3)[: len(members)]
+        self.agreed.append(Generation(admission, members, counts, ()))
         return self.agreed[-1]
 
     def send(self, **message):
@@ -78,6 +69,59 @@ def test_a_rank_that_is_missing_while_others_enter_is_lost(stalls):
     changes.admit()
     assert backend.sent == [{"call": "stalled", "silent": [rank]} for rank in range(1, 1 + stalls)]
     assert changes.members == tuple(rank for rank in range(4) if rank == 0 or rank > stalls)
+
+
+class LastExchangeLost(Scripted):
+    """The others have completed the first sum, and send its last result: its size, 3, and its words."""
+
+    def __init__(self):
+        super().__init__(0, ahead=-1)
+        self.exchanges = []
+
+    def sum_words(self, parts):
+        self.exchanges.append(len(parts[0].words))
+        if self.exchanges == [1, 2]:
+            raise StalledError("worker 1 is missing", (1,))
+        received = {3: [3], 4: [7, 8, 9]}.get(len(self.exchanges))
+        return [part.words if received is None else np.array(received, np.uint32) for part in parts]
+
+
+class TwoExchanges:
+    """A sum of two exchanges, or of more than the others have made."""
+
+    def __init__(self, queue, more):
+        self.queue, self.more, self.results = queue, more, []
+
+    def begin(self):
+        self.results.append(self.queue.members)
+
+    def __call__(self):
+        self.results += self.queue.sum_words([Part(np.zeros(1, np.uint32), "or")])
+        self.results += self.queue.sum_words([Part(np.zeros(size, np.uint32), "add") for size in (2, 1)])
+        self.results.append(self.queue.members)
+        if self.more:
+            self.queue.sum_words([Part(np.zeros(1, np.uint32), "or")])
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_sum_that_others_have_completed_ends_with_their_result_and_its_old_members(more):
+    """It does not begin again, so that it updates residuals as usual; the next sum has the new members."""
+    backend = LastExchangeLost()
+    queue = SumQueue(MemberChanges(backend), owns_backend=False)
+    work = TwoExchanges(queue, more)
+    done = queue.submit(work)
+    if more:
+        with pytest.raises(OutdatedError):
+            done.result()
+        return
+    done.result()
+    assert [list(item) for item in work.results] == [[0, 1, 2, 3], [0], [7, 8], [9], [0, 1, 2, 3]]
+    assert backend.exchanges == [1, 2, 1, 3]
+    (later := TwoExchanges(queue, False)).results.clear()
+    queue.submit(later).result()
+    assert later.results[0] == later.results[-1] == queue.members == (0, 2, 3)
+    assert backend.agreed[0].completed == (0, 1, 1)
+    queue.close()
 
 
 @pytest.mark.parametrize("stalls", [0, 1, 2])

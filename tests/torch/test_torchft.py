@@ -34,8 +34,8 @@ RANKS = 3
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A switch, and the controller of a job of three workers there, with spare ports for two groups."""
-    with closing(Switch(ports=4 + 8)) as switch:
-        job = described(switch, RANKS, spare=8, timeout_s=PATIENCE_S)
+    with closing(Switch(ports=4 + 12)) as switch:
+        job = described(switch, RANKS, spare=12, timeout_s=PATIENCE_S)
         with closing(Controlling(tmp_path_factory.mktemp("served"), job, switch)) as controller:
             yield switch, controller
 
@@ -168,6 +168,56 @@ def test_what_a_quorum_had_is_free_after_the_next_ones(served, quorums, times):
             before[ranks] = settled(controller)
         expected = before[ranks]
         until(lambda expected=expected: held(controller) == expected, f"not {expected}, as before")
+
+
+# torchft's own tests
+
+
+@pytest.fixture(scope="module")
+def own_tests(served):
+    """torchft's tests of several process groups, with ours. Errors may have our words."""
+    pytest.importorskip("parameterized", reason="torchft's tests need parameterized, which is not installed")
+    from torchft.process_group_test import MultiPgBaseTest
+
+    class OwnTests(MultiPgBaseTest):
+        WORLD_SIZE = RANKS
+
+        @classmethod
+        def _create_pg(cls, backend):
+            return ProcessGroupPeelsum(timedelta(seconds=PATIENCE_S))
+
+        def assertRaisesRegex(self, expected, pattern):  # noqa: N802 - unittest's name
+            return pytest.raises((HookError, TransportError, RuntimeError))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEELSUM_JOB", served[1].job)
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        OwnTests.setUpClass()
+        yield OwnTests()
+        OwnTests.tearDownClass()
+
+
+COLLECTIVES = [
+    *("allgather", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall_base"),
+    *("barrier", "broadcast", "broadcast_one", "reduce_scatter", "reduce_scatter_tensor_coalesced"),
+    "send/recv",
+]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_torchfts_own_tests_of_a_collective_pass(own_tests, collective):
+    own_tests._run_parallel(collective)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_torchfts_own_tests_of_a_collective_that_loses_a_rank_pass(own_tests, collective):
+    own_tests._run_with_resiliency(collective)
+
+
+def test_all_of_torchfts_collectives_are_tested(own_tests):
+    from torchft.process_group_test import _ALL_COLLECTIVES
+
+    assert sorted(_ALL_COLLECTIVES) == sorted(COLLECTIVES)
 
 
 # errors

@@ -9,8 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.accuracy.small import SmallConvNet, SmallTransformer, gratings  # noqa: E402
-from benchmarks.experiments.densities import densities  # noqa: E402
+from benchmarks.accuracy.subjects import SmallConvNet, SmallTransformer, gratings  # noqa: E402
 from peelsum.training import MODELS, ModelName, make_task  # noqa: E402
 from peelsum.training.bert import FULL as BERT_BASE  # noqa: E402
 from peelsum.training.bert import Bert  # noqa: E402
@@ -19,6 +18,7 @@ from peelsum.training.lstm import SMALL as SMALL_LSTM  # noqa: E402
 from peelsum.training.lstm import LanguageModel, draw  # noqa: E402
 from peelsum.training.ncf import FULL as MLPERF_NCF  # noqa: E402
 from peelsum.training.ncf import NeuMF  # noqa: E402
+from peelsum.training.recording import record  # noqa: E402
 from peelsum.training.vgg19 import FULL as VGG19  # noqa: E402
 from peelsum.training.vgg19 import Vgg19  # noqa: E402
 
@@ -48,7 +48,7 @@ def test_the_full_size_is_the_published_one(make: Callable[[], nn.Module], param
 
 
 @pytest.mark.parametrize(
-    "name", ["ncf", "vgg19", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "lstm"))]
+    "name", [pytest.param(name, marks=[] if name == "ncf" else pytest.mark.slow) for name in MODELS]
 )
 def test_training_gets_somewhere(name: ModelName) -> None:
     task = make_task(name)
@@ -78,20 +78,12 @@ def test_a_task_is_the_same_for_the_same_seed(name: ModelName) -> None:
 
 
 def test_word_tables_have_a_gradient_for_the_words_of_the_batch_alone() -> None:
-    rows = {row["tensor"]: row["worker"] for row in densities(make_task("lstm"), (1, 2), steps=1)}
+    (trace,) = record(make_task("lstm"), 1, 1, on_step=lambda step: None)
+    rows = dict(zip(trace.names, trace.count[0] / trace.elements, strict=True))
     words = SMALL_LSTM.batch * SMALL_LSTM.length
     assert 0 < rows["embedding.weight"] <= words / SMALL_LSTM.vocabulary
     assert 0 < rows["softmax.weight"] <= (words + SMALL_LSTM.samples) / SMALL_LSTM.vocabulary
     assert rows["lstm.weight_hh_l0"] == 1
-
-
-def test_the_union_holds_what_any_worker_has() -> None:
-    *_, whole = rows = list(densities(make_task("ncf"), (1, 2, 4), steps=1))
-    for row in rows:
-        assert row["union_1"] <= row["union_2"] <= row["union_4"] <= min(1, 4 * row["worker"] + 1e-6)
-        assert row["worker"] <= row["union_4"]
-    assert whole["tensor"] == "all"
-    assert 0 < whole["worker"] < 0.5
 
 
 def test_the_small_models_are_as_small_as_documented_and_do_not_look_ahead() -> None:

@@ -134,18 +134,6 @@ def test_words_that_have_no_pieces_are_refused(length: int, op: str, collective:
     assert worker.outstanding == 0
 
 
-def test_collectives_between_sums_keep_the_order_of_submission() -> None:
-    rounds = [
-        Round("add", words(3, 20, 1)),
-        Round("add", words(3, 3 * 20, 2), "scatter"),
-        Round("or", words(3, 50, 3), "gather"),
-        Round("add", words(3, 20, 4)),
-        Round("or", words(3, 50, 5), "gather", 1),
-        Round("or", words(3, 5, 6)),
-    ]
-    quietly(rounds)
-
-
 @pytest.mark.system
 def test_over_sockets_small_reduce_scatters_are_rarely_retransmitted() -> None:
     """The last result is for all, and brings the list. By a timer, each call had a retransmission."""

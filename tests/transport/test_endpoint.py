@@ -21,6 +21,8 @@ from peelsum.transport import (
 from peelsum.transport.layout import rows_of, run_start, unwrap, well_formed
 from peelsum.wire import Flag, Kind, empty, malformed, packet_fields
 
+RACKS = replace(CONFIG, workers=6, racks=(3, 1, 2))
+
 
 def test_contributions_carry_identity_lanes_and_padding_across_the_chunk_id_wrap() -> None:
     endpoint = WorkerEndpoint(WRAPPING, 2)
@@ -376,3 +378,78 @@ def test_the_compiled_check_accepts_what_the_wire_format_accepts() -> None:
     valid = [bool(well_formed(row)) for row in rows_of(batch)]
     assert valid == (~malformed(batch, 1)).tolist()
     assert 0 < sum(valid) < len(valid)
+
+
+def need(chunk: int, flags: Flag, bitmap: int, *lanes: int) -> np.ndarray:
+    batch = result(chunk, kind=Kind.NEED, flags=flags, bitmap=bitmap)
+    packet_fields(batch, LANES)["lanes"][0, : len(lanes)] = lanes
+    return batch
+
+
+def test_workers_are_numbered_by_rack_and_place() -> None:
+    assert RACKS.worker_ids == (0, 1, 2, 32, 64, 65)
+    assert RACKS.expected_mask == 0b111
+    assert RACKS.rack_masks == (0b111, 0b1, 0b11)
+
+
+@pytest.mark.parametrize(
+    ("racks", "message"),
+    [
+        ((3, 2), r"racks: \(3, 2\) add up to 5, not to workers = 6"),
+        ((6, 0), r"racks\[1\]: 0 is out of range"),
+        ((1,) * 5, "racks: their number: 5 is out of range; give a number from 1 to 4"),
+    ],
+)
+def test_racks_that_make_no_job(racks: tuple[int, ...], message: str) -> None:
+    with pytest.raises(TransportConfigError, match=message):
+        replace(WORKER_CONFIG, workers=6, racks=racks)
+
+
+def test_only_with_racks_there_are_more_than_32_workers() -> None:
+    assert len(replace(WORKER_CONFIG, workers=64, racks=(32, 32)).worker_ids) == 64
+    with pytest.raises(TransportConfigError, match="workers: 64 is out of range"):
+        replace(WORKER_CONFIG, workers=64)
+
+
+def test_a_worker_takes_its_turn_among_its_rack() -> None:
+    for worker, chunks in ((0, [0, 3]), (2, [2]), (32, [0, 1, 2, 3, 4]), (65, [1, 3])):
+        endpoint = WorkerEndpoint(RACKS, worker)
+        endpoint.submit(np.zeros(8 * LANES, np.uint32), "add")
+        sent(endpoint)
+        endpoint.receive(result(7, flags=Flag.SPINE), 0.001)
+        assert {p["kind"] for p in sent(endpoint, 0.001)} == {Kind.RETRY}
+        endpoint.expire(1.0)
+        assert [int(p["chunk_id"]) for p in sent(endpoint, 1.0) if p["kind"] == Kind.RESEND] == chunks
+
+
+def test_a_worker_contributes_its_place_in_the_rack() -> None:
+    worker = WorkerEndpoint(RACKS, 65)
+    worker.submit(np.arange(LANES, dtype=np.uint32), "add")
+    (packet,) = sent(worker)
+    assert (packet["kind"], packet["sender"], packet["bitmap"], packet["flags"]) == (
+        Kind.CONTRIBUTION,
+        65,
+        0b10,
+        0,
+    )
+    for stranger in (3, 33, 66, -1):
+        with pytest.raises(TransportConfigError, match="give 0, 1, 2, 32, 64, 65"):
+            WorkerEndpoint(RACKS, stranger)
+
+
+def test_a_worker_resends_only_when_its_rack_s_lane_names_it() -> None:
+    worker = WorkerEndpoint(RACKS, 65)
+    worker.submit(np.zeros(LANES, np.uint32), "add")
+    sent(worker)
+    worker.receive(need(0, Flag.SPINE, 0b001, 0b111), 0.01)  # another rack
+    worker.receive(need(0, Flag.SPINE, 0b100, 0, 0, 0b01), 0.01)  # another of the rack
+    worker.receive(need(0, Flag.SPINE, 0b001, 0b001, 0, 0b11), 0.01)  # its lane does not count
+    worker.receive(need(0, Flag.NONE, 0b11), 0.01)  # means workers of the only rack, which there is not
+    assert sent(worker, 0.01) == []
+    assert worker.stats().dropped["unexpected_kind"] == 1
+    worker.receive(need(0, Flag.SPINE, 0b101, 0b100, 0, 0b10), 0.02)
+    (packet,) = sent(worker, 0.02)
+    assert (packet["kind"], packet["sender"]) == (Kind.RESEND, 65)
+    stall = worker.stalled(3.0)
+    assert (stall.missing_workers, stall.racks) == ((2, 65), 3)
+    assert "workers 2 (rack 0), 65 (rack 2); see" in str(stall)

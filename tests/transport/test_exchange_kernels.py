@@ -143,7 +143,7 @@ def test_a_result_is_sent_as_soon_as_its_sum_is_there(ends: tuple[BatchSocket, B
     other.send(pack(np.full((1, LANES), 5, np.uint32), kind=Kind.BYPASS, **header))
     with woken, waker, ThreadPoolExecutor() as pool:
         until = time.monotonic() + PATIENCE_S
-        running = pool.submit(serve, server.state, server.identity, CONFIG.window, server.waits, wire, until)
+        running = pool.submit(serve, server.state, wire, until)
         try:
             (packet,) = answer(other)
         finally:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from patience import PATIENCE_S, with_longer_timeouts
-from udp_switch import PORT, UdpSwitch, served
+from udp_switch import PORT, UdpSwitch, drawn, served
 
 from peelsum.summation import Part
 from peelsum.transport import (
@@ -86,10 +86,6 @@ def planes(count: int, loss: float = 0.0, timers: Timers | None = None) -> Itera
         yield Planes(played, configs)
 
 
-def drawn(worker: int, number: int, length: int) -> np.ndarray:
-    return np.random.default_rng((worker, number)).integers(0, 1 << 32, length, dtype=np.uint32)
-
-
 def independent(op: str, number: int, length: int) -> list[int]:
     """The sum by Python's integers."""
     rows = [drawn(worker, number, length).tolist() for worker in range(WORKERS)]
@@ -99,21 +95,9 @@ def independent(op: str, number: int, length: int) -> list[int]:
 
 
 #: Around chunks, and around where a part gets one more share.
-LENGTHS = [
-    0,
-    1,
-    LANES - 1,
-    LANES,
-    LANES + 1,
-    2 * SHARE - LANES,
-    2 * SHARE - LANES + 1,
-    2 * SHARE,
-    2 * SHARE + 1,
-    3 * SHARE - LANES,
-    3 * SHARE,
-    3 * SHARE + LANES + 1,
-    7 * SHARE + 3,
-]
+LENGTHS = [0, 1, LANES - 1, LANES, LANES + 1]
+LENGTHS += [2 * SHARE + more for more in (-LANES, 1 - LANES, 0, 1)]
+LENGTHS += [3 * SHARE - LANES, 3 * SHARE, 3 * SHARE + LANES + 1, 7 * SHARE + 3]
 
 
 @pytest.mark.covering(1)

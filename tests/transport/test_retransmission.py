@@ -257,12 +257,6 @@ def test_the_end_of_a_sum_is_probed_after_one_and_a_half_average_round_trips(
     assert chunks_of(sent(worker, later + 1.5 * usual), Kind.RETRY) == [chunk]
 
 
-def test_before_the_first_sample_the_wait_is_the_patience_for_the_first_answer() -> None:
-    worker = after([])
-    sent(worker, 0.0)
-    assert worker.next_timer() == TIMERS.first_answer
-
-
 def test_the_first_chunk_of_a_sum_is_probed_after_twice_the_time_of_first_answers() -> None:
     """Others may compute until they send theirs, which the time includes. It forgets a long one slowly."""
     worker, now = WorkerEndpoint(replace(WORKER_CONFIG, timers=TIMERS), 0), 0.0
@@ -300,6 +294,6 @@ def test_a_chunk_that_stays_lost_while_others_are_answered_backs_off_after_four_
     tries: int, least: float, wait: float
 ) -> None:
     worker = lossy_start([5])
-    state, worker.limits = worker.state, worker.limits._replace(least=least)
+    state = worker.state = worker.state._replace(settings=worker.state.settings._replace(least=least))
     state.tries[5], state.sent_at[5], state.clock[Clock.QUIET_SINCE] = tries, 1.0, 2.0
     assert worker.next_timer() == pytest.approx(1.0 + wait)

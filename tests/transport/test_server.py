@@ -1,4 +1,4 @@
-"""The aggregation server's table, row by row."""
+"""The aggregation server's table, row by row, with one level of switches and with two."""
 
 from dataclasses import replace
 
@@ -6,36 +6,60 @@ import numpy as np
 import pytest
 from job_hosts import CONFIG, LANES, partial, sent, server_at
 
-from peelsum.transport import AggregationServer, JobFinished, Stalled
+from peelsum.transport import AggregationServer, JobConfig, JobFinished, Stalled
 from peelsum.wire import EVERYONE, Flag, Kind
 
+RACKS = replace(CONFIG, workers=6, racks=(3, 1, 2))
+#: What the bits of a packet are: workers of the sender's rack, or racks.
+OF_RACK, OF_RACKS = Flag.NONE, Flag.SPINE
 
-def test_a_complete_sum_becomes_everybody_s_result_untouched() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(5, 0b111, 0xDEADBEEF, sender=1), 0.0)
+
+@pytest.mark.parametrize(("config", "flags"), [(CONFIG, OF_RACK), (RACKS, OF_RACKS)])
+def test_a_complete_sum_becomes_everybody_s_result_untouched(config: JobConfig, flags: Flag) -> None:
+    server = AggregationServer(config)
+    server.receive(partial(5, 0b111, 0xDEADBEEF, sender=1, flags=flags), 0.0)
     (packet,) = sent(server)
     assert (packet["kind"], packet["sender"], packet["bitmap"]) == (Kind.RESULT, EVERYONE, 7)
-    assert (packet["job_id"], packet["generation"], packet["chunk_id"], packet["flags"]) == (9, 77, 5, 0)
+    header = (packet["job_id"], packet["generation"], packet["chunk_id"], packet["flags"])
+    assert header == (9, 77, 5, flags)
     assert packet["lanes"].tolist() == [0xDEADBEEF] * LANES
     assert (server.stats().chunks_in_switch, server.stats().chunks_at_server) == (1, 0)
     assert server.next_timer() is None
 
 
 @pytest.mark.parametrize(
-    ("parts", "value", "duplicates"),
+    ("config", "parts", "value", "duplicates"),
     [
-        ([(0b001, 0xFFFFFFFF), (0b010, 5), (0b100, 0x80000000)], 0x80000004, 0),
-        ([(0b001, 100), (0b011, 11), (0b100, 1)], 12, 0),
-        ([(0b011, 11), (0b001, 9), (0b011, 99), (0b100, 1)], 12, 2),
+        (CONFIG, [(0b001, 0xFFFFFFFF), (0b010, 5), (0b100, 0x80000000)], 0x80000004, 0),
+        (CONFIG, [(0b001, 100), (0b011, 11), (0b100, 1)], 12, 0),
+        (CONFIG, [(0b011, 11), (0b001, 9), (0b011, 99), (0b100, 1)], 12, 2),
+        (RACKS, [(0b101, 1, OF_RACK, 2), (0b110, 10, OF_RACKS), (0b010, 100)], 111, 0),
+        # A rack takes the place of its worker 64, and workers 65 and 32 are in it.
+        (
+            RACKS,
+            [
+                *((0b01, 5, OF_RACK, 64), (0b110, 30, OF_RACKS), (0b10, 7, OF_RACK, 65)),
+                *((0b1, 8, OF_RACK, 32), (0b001, 2, OF_RACKS)),
+            ],
+            32,
+            2,
+        ),
     ],
-    ids=["disjoint, modulo 2**32", "one that contains the sum replaces it", "those in the sum are dropped"],
+    ids=[
+        "modulo 2**32",
+        "one that contains the sum replaces it",
+        "those in the sum are dropped",
+        "",
+        "racks",
+    ],
 )
-def test_parts_add_up(parts: list[tuple[int, int]], value: int, duplicates: int) -> None:
-    server = AggregationServer(CONFIG)
-    for workers, each in parts:
-        server.receive(partial(0, workers, each), 0.0)
+def test_parts_add_up(config: JobConfig, parts: list[tuple[int, ...]], value: int, duplicates: int) -> None:
+    server = AggregationServer(config)
+    for workers, each, flags, sender in ((*part, OF_RACK, 0)[:4] for part in parts):
+        server.receive(partial(0, workers, each, flags=flags, sender=sender), 0.0)
     (packet,) = sent(server)
-    assert packet["lanes"].tolist() == [value] * LANES
+    assert (packet["bitmap"], packet["lanes"].tolist()) == (0b111, [value] * LANES)
+    assert packet["flags"] == (OF_RACKS if config.racks else OF_RACK)
     stats = server.stats()
     assert (stats.chunks_in_switch, stats.chunks_at_server, stats.duplicates) == (0, 1, duplicates)
 
@@ -50,6 +74,18 @@ def test_overlapping_sums_are_not_added_but_are_united() -> None:
     server.receive(partial(1, 0b110, 6, flags=Flag.OR), 0.0)
     (packet,) = sent(server)
     assert (packet["chunk_id"], packet["flags"], packet["lanes"].tolist()) == (1, Flag.OR, [7] * LANES)
+
+
+def test_equal_bits_of_different_racks_do_not_overlap_and_those_of_one_are_not_added() -> None:
+    server = AggregationServer(RACKS)
+    server.receive(partial(0, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(0, 0b01, 1, sender=64), 0.0)
+    assert (server.stats().merged, server.stats().duplicates) == (1, 0)
+    assert server.stalled(0.0).missing_workers == (1, 2, 32, 65)
+    server.receive(partial(0, 0b101, 1, flags=OF_RACKS), 0.0)  # contains both
+    server.receive(partial(0, 0b110, 1, flags=OF_RACKS), 0.0)  # overlaps in rack 2, brings rack 1
+    assert server.stats().overlaps == 1
+    assert server.stalled(0.0).missing_workers == (32,)
 
 
 @pytest.mark.parametrize("flag", [Flag.CE, Flag.FIN])
@@ -123,6 +159,30 @@ def test_all_get_the_result_again_if_a_switch_still_held_a_sum_of_several() -> N
     assert (stats.results, stats.replies, stats.replies_withheld) == (3, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("bitmap", "flags", "sender", "to"),
+    [
+        (0b11, OF_RACK, 65, EVERYONE),  # both of rack 2
+        (0b101, OF_RACK, 2, EVERYONE),  # two of rack 0's three
+        (0b001, OF_RACKS, 1, EVERYONE),
+        (0b111, OF_RACKS, 1, EVERYONE),
+        (0b110, OF_RACKS, 64, EVERYONE),  # a rack of one, and another
+        (0b010, OF_RACKS, 32, 32),  # a rack of one
+        (0b10, OF_RACK, 65, 65),
+    ],
+)
+def test_all_get_the_result_again_that_did_not_pass_a_switch(
+    bitmap: int, flags: Flag, sender: int, to: int
+) -> None:
+    server = AggregationServer(RACKS)
+    server.receive(partial(0, 0b111, 42, flags=OF_RACKS), 0.0)
+    sent(server)
+    server.receive(partial(0, bitmap, 1, flags=flags, sender=sender), 0.01)
+    (packet,) = sent(server)
+    assert (packet["kind"], packet["flags"], packet["sender"]) == (Kind.RESULT, OF_RACKS, to)
+    assert packet["lanes"][0] == 42
+
+
 def test_what_is_missing_is_asked_of_the_switch_and_then_of_everybody() -> None:
     server = AggregationServer(CONFIG)
     server.receive(partial(3, 0b010, 1, flags=Flag.CE, sender=1), 1.0)
@@ -147,6 +207,21 @@ def test_what_is_missing_is_asked_of_the_switch_and_then_of_everybody() -> None:
     server.receive(partial(3, 0b101, 1), 2.0)
     assert [int(p["kind"]) for p in sent(server)] == [Kind.RESULT]
     assert server.next_timer() is None
+
+
+def test_both_levels_are_asked_and_workers_are_named_by_rack() -> None:
+    server = AggregationServer(RACKS)
+    server.receive(partial(3, 0b010, 1, flags=OF_RACKS | Flag.CE), 1.0)
+    server.receive(partial(3, 0b100, 1, sender=2), 1.0)
+    server.expire(1.01)
+    asked = [(p["kind"], p["flags"], p["sender"], p["bitmap"]) for p in sent(server)]
+    resend = Kind.RESEND
+    assert asked == [(resend, OF_RACK, 0, 0), (resend, Flag.SPINE, EVERYONE, 0), (resend, OF_RACK, 64, 0)]
+    server.expire(1.02)
+    *again, last = sent(server)
+    assert len(again) == 3
+    assert (last["kind"], last["flags"], last["sender"]) == (Kind.NEED, Flag.SPINE, EVERYONE)
+    assert (last["bitmap"], last["lanes"][:3].tolist()) == (0b101, [0b011, 0, 0b11])
 
 
 def test_chunk_ids_wrap() -> None:
@@ -181,6 +256,17 @@ def test_a_stall_names_the_oldest_chunk_and_who_is_missing() -> None:
     assert "still waiting for workers 0 (last seen 7.0 s ago), 2 (last seen 6.0 s ago);" in str(stall)
     assert str(stall).endswith("or give a longer timeout_s if they are slow")
     assert server.expire(7.1) == []
+
+
+def test_a_stall_names_racks_and_when_their_workers_were_last_seen() -> None:
+    server = AggregationServer(RACKS)
+    server.receive(partial(0, 0b111, 1, flags=OF_RACKS), 0.0)
+    server.receive(partial(1, 0b001, 1, flags=OF_RACKS), 1.0)
+    server.receive(partial(2, 0b10, 1, sender=65), 2.0)
+    server.receive(partial(1, 0b01, 1, sender=64), 2.0)
+    (stall,) = server.expire(6.0)
+    assert stall == Stalled(9, 1, (32, 65), 5.0, last_seen=(6.0, 4.0), racks=3)
+    assert "workers 32 (rack 1, last seen 6.0 s ago), 65 (rack 2, last seen 4.0 s ago)" in str(stall)
 
 
 def test_who_was_never_heard_of_is_said_to_be_so() -> None:
@@ -218,18 +304,26 @@ def test_the_job_ends_without_the_fin_of_a_worker_that_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("packet", "reason"),
+    ("config", "packet", "reason"),
     [
-        (partial(0, 7, 1, version=0), "malformed"),
-        (partial(0, 7, 1, job_id=8), "foreign_job"),
-        (partial(0, 7, 1, generation=78), "wrong_generation"),
-        (partial(0, 7, 1, kind=Kind.CONTRIBUTION), "unexpected_kind"),
-        (partial(0, 0b1000, 1), "foreign_worker"),
-        (partial(0, 0, 1), "foreign_worker"),
+        (CONFIG, partial(0, 7, 1, version=0), "malformed"),
+        (CONFIG, partial(0, 7, 1, job_id=8), "foreign_job"),
+        (CONFIG, partial(0, 7, 1, generation=78), "wrong_generation"),
+        (CONFIG, partial(0, 7, 1, kind=Kind.CONTRIBUTION), "unexpected_kind"),
+        (CONFIG, partial(0, 0b1000, 1), "foreign_worker"),
+        (CONFIG, partial(0, 0, 1), "foreign_worker"),
+        (CONFIG, partial(0, 0b111, 1, flags=OF_RACKS), "foreign_worker"),  # one level
+        (RACKS, partial(0, 0b1000, 1, flags=OF_RACKS), "foreign_worker"),
+        (RACKS, partial(0, 0, 1, flags=OF_RACKS), "foreign_worker"),
+        (RACKS, partial(0, 0b10, 1, sender=32), "foreign_worker"),
+        (RACKS, partial(0, 0b1, 1, sender=96), "foreign_worker"),
+        (RACKS, partial(0, 1, 1, sender=EVERYONE), "foreign_worker"),
     ],
 )
-def test_what_is_not_for_this_job_is_dropped_and_counted(packet: np.ndarray, reason: str) -> None:
-    server = AggregationServer(CONFIG)
+def test_what_is_not_for_this_job_is_dropped_and_counted(
+    config: JobConfig, packet: np.ndarray, reason: str
+) -> None:
+    server = AggregationServer(config)
     assert server.receive(packet, 0.0) == []
     assert sent(server) == []
     dropped = server.stats().dropped

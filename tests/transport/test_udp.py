@@ -165,19 +165,3 @@ def test_a_switch_that_does_not_answer_is_talked_of_once(monkeypatch, caplog):
         with caplog.at_level(logging.WARNING, "peelsum"), pytest.raises(SwitchUnreachableError):
             PortLink((host, port), 64, hello_s=1.0)
     assert caplog.messages == [f"switch address {host}:{port}: no answer yet; waiting up to 1 s"]
-
-
-def controller(answers: threading.Event):
-    """Answer one request, once told to."""
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def serve():
-        connection, _ = listening.accept()
-        with listening, connection:
-            answers.wait(PATIENCE_S)
-            connection.sendall(b"{}\n")
-            connection.recv(4096)
-            connection.recv(4096)
-
-    threading.Thread(target=serve, daemon=True).start()
-    return listening.getsockname()

@@ -69,63 +69,52 @@ def run(
     return network
 
 
-#: Of each scene, as many blocks of seeds are not slow.
-QUICK = 1
-#: The first of ten seeds for each test, and the settings of a seed.
-SCENES: dict[str, tuple[range, Callable[[int], dict[str, Any]]]] = {
-    "sums": (range(0, 150, 10), lambda seed: {}),
-    "restarts": (range(1000, 1080, 10), lambda seed: {"restarts": True}),
-    "two jobs": (range(2000, 2050, 10), lambda seed: {"jobs": 2}),
-    "racks": (range(4000, 4060, 10), lambda seed: {"worst": 0.25, "racks": 2}),
-    "racks restart": (range(5000, 5050, 10), lambda seed: {"worst": 0.25, "racks": 2, "restarts": True}),
+#: For each scene, the first seeds of its blocks, how many seeds a block has, and the settings of a seed.
+SCENES: dict[str, tuple[range, int, Callable[[int], dict[str, Any]]]] = {
+    "sums": (range(0, 150, 10), 10, lambda seed: {}),
+    "restarts": (range(1000, 1080, 10), 10, lambda seed: {"restarts": True}),
+    "two jobs": (range(2000, 2050, 10), 10, lambda seed: {"jobs": 2}),
+    "racks": (range(4000, 4060, 10), 10, lambda seed: {"worst": 0.25, "racks": 2}),
+    "racks restart": (
+        range(5000, 5050, 10),
+        10,
+        lambda seed: {"worst": 0.25, "racks": 2, "restarts": True},
+    ),
     "any racks": (
         range(6000, 6010, 10),
+        10,
         lambda seed: {"worst": 0.25, "racks": 1 + seed % 4, "restarts": True},
     ),
-}
-#: The same for reduce-scatters, all-gathers and broadcasts beside sums, with five seeds for each test.
-COLLECTIVES: dict[str, tuple[range, Callable[[int], dict[str, Any]]]] = {
-    "collectives": (range(0, 120, 5), lambda seed: {}),
-    "collectives restart": (range(1000, 1080, 5), lambda seed: {"restarts": True}),
+    "two jobs in racks": (
+        range(7000, 7015, 5),
+        5,
+        lambda seed: {"worst": 0.25, "racks": 2, "jobs": 2, "restarts": seed % 2 == 0},
+    ),
+    # Reduce-scatters, all-gathers and broadcasts beside sums.
+    "collectives": (range(0, 120, 5), 5, lambda seed: COLLECTIVES),
+    "collectives restart": (range(1000, 1080, 5), 5, lambda seed: {**COLLECTIVES, "restarts": True}),
     "collectives over racks": (
         range(2000, 2040, 5),
-        lambda seed: {"racks": 1 + seed % 3, "restarts": seed % 2 == 0},
+        5,
+        lambda seed: {**COLLECTIVES, "racks": 1 + seed % 3, "restarts": seed % 2 == 0},
     ),
 }
-
-
-def blocks(scenes: dict[str, tuple[range, Callable[[int], dict[str, Any]]]]) -> pytest.MarkDecorator:
-    """Parametrize a test by a scene and the first of its seeds."""
-    return pytest.mark.parametrize(
-        ("scene", "first"),
-        [
-            pytest.param(name, first, marks=[pytest.mark.slow] if place >= QUICK else [])
-            for name, (firsts, _) in scenes.items()
-            for place, first in enumerate(firsts)
-        ],
-    )
-
-
-@blocks(SCENES)
-def test_sums_are_exact_whatever_the_network_does(scene: str, first: int) -> None:
-    for seed in range(first, first + 10):
-        run(seed, **SCENES[scene][1](seed))
-
-
-@blocks(COLLECTIVES)
-def test_collectives_are_exact_whatever_the_network_does(scene: str, first: int) -> None:
-    for seed in range(first, first + 5):
-        run(seed, worst=0.2, collectives=True, **COLLECTIVES[scene][1](seed))
+COLLECTIVES = {"worst": 0.2, "collectives": True}
 
 
 @pytest.mark.parametrize(
-    "first", [7000, *(pytest.param(first, marks=pytest.mark.slow) for first in (7005, 7010))]
+    ("scene", "first"),
+    [
+        pytest.param(name, first, marks=[pytest.mark.slow] if first > firsts[0] else [])
+        for name, (firsts, _, _) in SCENES.items()
+        for first in firsts
+    ],
 )
-def test_sums_are_exact_when_two_jobs_share_the_slots_of_both_levels(first: int) -> None:
-    networks = [
-        run(seed, worst=0.25, racks=2, jobs=2, restarts=seed % 2 == 0) for seed in range(first, first + 5)
-    ]
-    assert sum(one.verdicts[Verdict.COLLIDED] for network in networks for one in network.switches)
+def test_results_are_exact_whatever_the_network_does(scene: str, first: int) -> None:
+    _, count, settings = SCENES[scene]
+    networks = [run(seed, **settings(seed)) for seed in range(first, first + count)]
+    if scene == "two jobs in racks":  # they share slots, in both levels
+        assert sum(one.verdicts[Verdict.COLLIDED] for network in networks for one in network.switches)
 
 
 def rejoin(seed: int) -> None:
@@ -174,7 +163,7 @@ def test_a_quiet_network_sums_every_chunk_in_the_switches(racks: tuple[int, ...]
     assert (stats.chunks_in_switch, stats.chunks_at_server) == (chunks, 0)
     assert network.switch.verdicts[Verdict.BYPASSED] == 0
     assert all(actor.machine.stats().resends == 0 and actor.confirmed for actor in actors)
-    assert all(slot.tag == 0 for one in network.switches for slot in one.state)
+    assert all(slot.tag == 0 or slot.keeps_result for one in network.switches for slot in one.state)
 
 
 def summing(network: VirtualNetwork, config: JobConfig, chunks: int) -> list[Actor]:

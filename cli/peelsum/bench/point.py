@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from peelsum.allreduce import NetworkModel
-    from peelsum.allreduce.costs import UnionCounts
+    from peelsum.allreduce.indexes import UnionCounts
 
 Support = Literal["uniform", "rows", "columns"]
 

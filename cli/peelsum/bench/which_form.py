@@ -9,28 +9,63 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from peelsum.allreduce import Allreduce, Choice, Form, PlanSettings, TensorPlan
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import CostEstimate, UnionCounts, cost_estimates
+from peelsum.allreduce.costs import CostEstimate, cost_estimates
 from peelsum.allreduce.history_loops import warm_up
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import FORMS, Layout
 from peelsum.bench.allreduce import settings_of, wrong_elements
-from peelsum.bench.alone import LANES, LoopbackSummation
 from peelsum.bench.codec.timing import add_to_history, require_memory
 from peelsum.bench.point import Point
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
+from peelsum.summation import Part, Words
 
+LANES = 256
 #: Chunks of a worker that may be outstanding.
 WINDOW = 1024
 #: Steps that are run, and the first that is timed.
 STEPS, STEADY = 5, 2
 #: Windows of chunks that are simulated; each further one takes as long as the last of these.
 _SIMULATED_WINDOWS = 4
+
+
+class SentPart(NamedTuple):
+    """A part of an exchange."""
+
+    op: str
+    """The operation, "add" or "or"."""
+    words: int
+    """Number of words."""
+    checked: bool
+    """Whether the part has a check of its sums, such as of a digest."""
+
+
+class LoopbackSummation:
+    """A backend that returns copies of its input, and records its own time and the parts of exchanges."""
+
+    workers, worker_id, lanes = 1, 0, LANES
+
+    def __init__(self) -> None:
+        #: Processor seconds of all calls.
+        self.spent_s = 0.0
+        self.exchanges = list[list[SentPart]]()
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`."""
+        started = time.process_time()
+        self.exchanges.append([SentPart(part.op, part.words.size, part.check is not None) for part in parts])
+        sums = [part.words.copy() for part in parts]
+        self.spent_s += time.process_time() - started
+        for part, result in zip(parts, sums, strict=True):
+            if part.check is not None:
+                part.check(result)
+        return sums
 
 
 @dataclass(frozen=True)

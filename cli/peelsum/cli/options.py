@@ -30,10 +30,7 @@ OPTION_ERRORS = (TlsError, MetricsError, LogsError)
 
 _TLS = "Use TLS with the identity in this folder, which `peelsum certificates make` made."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Tls = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help=_TLS),
-]
+Tls = Annotated[Path | None, typer.Option(metavar="FOLDER", help=_TLS)]
 Description = Annotated[Path, typer.Argument(help="The job's description, TOML.")]
 Topology = Annotated[
     str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
@@ -94,10 +91,7 @@ def _parameters(settings: type[CommandSettings]) -> list[Parameter]:
 class Service(CommandSettings):
     """Options of all commands that run until a signal arrives."""
 
-    tls: Annotated[
-        Path | None,
-        Option(_TLS, metavar="FOLDER"),
-    ] = None
+    tls: Annotated[Path | None, Option(_TLS, metavar="FOLDER")] = None
     metrics: Annotated[
         str | None,
         Option("Serve Prometheus metrics at this address; port 0 chooses a free port.", metavar="HOST:PORT"),

@@ -23,6 +23,7 @@ from peelsum.switch_settings import SwitchSettings
 from peelsum.wire import DROP_PORT
 
 if TYPE_CHECKING:
+    from peelsum.softswitch.inspection.trace import Tracer
     from peelsum.softswitch.program.model import Program
 
 app = typer.Typer(help="The softswitch and its pipelines.", no_args_is_help=True)
@@ -51,7 +52,7 @@ def run_softswitch(settings: SwitchSettings, service: Service) -> None:
     def observe(read_counts: Callable[[], SwitchCounts]) -> ExitStack:
         def read_metrics() -> Values:
             counts = asdict(read_counts())
-            return switch_values(counts["lanes"], counts["verdicts"], counts["ports"], counts["queues"])
+            return switch_values(**counts)
 
         stack = ExitStack()
         url.update(service.serve_metrics(stack, "switch", read_metrics))
@@ -102,9 +103,7 @@ class _Compilation(CommandSettings):
     processor_port: Annotated[
         int | None,
         Option(
-            "With --out: the CPU port of a Tofino 1, 0 to 511; 320 with four pipes. [default: 192]",
-            0,
-            511,
+            "With --out: the CPU port of a Tofino 1, 0 to 511; 320 with four pipes. [default: 192]", 0, 511
         ),
     ] = None
 
@@ -196,9 +195,7 @@ def trace(
     port: Annotated[
         int,
         typer.Option(
-            min=0,
-            max=DROP_PORT - 1,
-            help="For --packet and --pcap only: the port at which the packets arrive.",
+            min=0, max=DROP_PORT - 1, help="For --packet and --pcap: the port at which they arrive."
         ),
     ] = 1,
     full: Annotated[bool, typer.Option("--full", help="Print all of long actions and headers.")] = False,
@@ -211,24 +208,10 @@ def trace(
     from peelsum.pipelines import PipelineError
     from peelsum.softswitch import SoftswitchError
     from peelsum.softswitch.inspection.entries import load_entries, packet_bytes, read_pcap
-    from peelsum.softswitch.inspection.running import tracer_of_switch
     from peelsum.softswitch.inspection.text import TraceWriter
-    from peelsum.softswitch.inspection.trace import Tracer
 
-    if switch is not None:
-        try:
-            parse_address(switch, "the switch")
-        except ValueError as error:
-            raise typer.BadParameter(f"--switch: {error}") from None
-    if switch is None and (tls is not None or device_id != 1):
-        raise typer.BadParameter("--switch: is missing; --device-id and --tls are for a running switch")
-    if switch is not None and program is not None:
-        raise typer.BadParameter(f"--switch: {switch}: has a program; leave out {program}")
     with exit_on_errors(SoftswitchError, PipelineError, *OPTION_ERRORS):
-        if switch is None:
-            tracer = Tracer(_load_program(program))
-        else:
-            tracer = tracer_of_switch(switch, device_id, read_identity(tls))
+        tracer = _new_tracer(program, switch, device_id, tls)
         arrivals = [] if entries is None else load_entries(entries, tracer.switch)
         if packet is not None or pcap is not None:
             arrivals = [] if pcap is None else read_pcap(pcap, port)
@@ -241,6 +224,24 @@ def trace(
     else:
         writer = TraceWriter(tracer.program, full)
         print("\n\n".join(map(writer.text, traces)))
+
+
+def _new_tracer(program: Path | None, switch: str | None, device_id: int, tls: Path | None) -> Tracer:
+    """Return a tracer of a program in a file, or of a running switch. Raises typer.BadParameter."""
+    from peelsum.softswitch.inspection.running import tracer_of_switch
+    from peelsum.softswitch.inspection.trace import Tracer
+
+    if switch is None:
+        if tls is not None or device_id != 1:
+            raise typer.BadParameter("--switch: is missing; --device-id and --tls are for a running switch")
+        return Tracer(_load_program(program))
+    try:
+        parse_address(switch, "the switch")
+    except ValueError as error:
+        raise typer.BadParameter(f"--switch: {error}") from None
+    if program is not None:
+        raise typer.BadParameter(f"--switch: {switch}: has a program; leave out {program}")
+    return tracer_of_switch(switch, device_id, read_identity(tls))
 
 
 @app.command()

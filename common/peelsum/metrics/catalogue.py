@@ -6,7 +6,7 @@ Tests compare documentation, dashboard and values with the catalogue.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,8 @@ class Metric:
     """A description of what is counted or measured, without a full stop."""
     labels: tuple[str, ...]
     """The names of the labels."""
+    field: str = ""
+    """The field of the component's statistics that it shows; empty if it is made of several."""
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:
@@ -33,57 +35,69 @@ class Metric:
 
 _PORT, _JOB, _WORKER = ("port",), ("job",), ("job", "worker")
 
-SWITCH = (
-    Metric("peelsum_switch_lanes", "32-bit values per packet of the running pipeline; 0 without one", ()),
-    Metric("peelsum_switch_verdict_packets_total", "Packets by the program's verdict", ("verdict",)),
-    Metric("peelsum_switch_verdict_bytes_total", "Bytes of these packets", ("verdict",)),
-    Metric("peelsum_switch_port_received_packets_total", "Packets that a port passed to the pipeline", _PORT),
-    Metric("peelsum_switch_port_sent_packets_total", "Packets that a port sent", _PORT),
-    Metric("peelsum_switch_port_hellos_total", "Hellos that a port accepted", _PORT),
-    Metric("peelsum_switch_port_challenged_hellos_total", "Hellos that had to prove a secret", _PORT),
-    Metric("peelsum_switch_port_refused_hellos_total", "Hellos without proof, or for a port in use", _PORT),
-    Metric("peelsum_switch_port_dropped_packets_total", "Packets that a port dropped", ("port", "reason")),
-    Metric("peelsum_switch_queue_sent_packets_total", "Packets that passed a port's queue", _PORT),
-    Metric("peelsum_switch_queue_dropped_packets_total", "Packets that found a port's queue full", _PORT),
-    Metric("peelsum_switch_queue_deepest_packets", "Most packets in a port's queue so far", _PORT),
+
+def _metrics(part: str, *metrics: tuple[Any, ...]) -> tuple[Metric, ...]:
+    """Return a component's metrics, whose names begin with the component's."""
+    return tuple(Metric(f"peelsum_{part}_{name}", *others) for name, *others in metrics)
+
+
+SWITCH = _metrics(
+    "switch",
+    ("lanes", "32-bit values per packet of the running pipeline; 0 without one", ()),
+    ("verdict_packets_total", "Packets by the program's verdict", ("verdict",)),
+    ("verdict_bytes_total", "Bytes of these packets", ("verdict",)),
+    ("port_received_packets_total", "Packets that a port passed to the pipeline", _PORT, "received"),
+    ("port_sent_packets_total", "Packets that a port sent", _PORT, "sent"),
+    ("port_hellos_total", "Hellos that a port accepted", _PORT, "hellos"),
+    ("port_challenged_hellos_total", "Hellos that had to prove a secret", _PORT, "challenges"),
+    ("port_refused_hellos_total", "Hellos without proof, or for a port in use", _PORT, "refused"),
+    ("port_dropped_packets_total", "Packets that a port dropped", ("port", "reason")),
+    ("unsent_packets_total", "Packets from the program that no port sent", ("reason",)),
+    ("queue_sent_packets_total", "Packets that passed a port's queue", _PORT, "sent"),
+    ("queue_dropped_packets_total", "Packets that found a port's queue full", _PORT, "dropped"),
+    ("queue_deepest_packets", "Most packets in a port's queue so far", _PORT, "deepest"),
 )
-SERVER = (
-    Metric("peelsum_server_chunks_total", "Complete chunks, by where their sum was formed", ("job", "place")),
-    Metric("peelsum_server_received_packets_total", "Packets received", _JOB),
-    Metric("peelsum_server_merged_packets_total", "Packets combined with what the server held", _JOB),
-    Metric("peelsum_server_duplicate_packets_total", "Packets whose workers were all in the sum", _JOB),
-    Metric("peelsum_server_overlap_packets_total", "Partial sums dropped because of an overlap", _JOB),
-    Metric("peelsum_server_sent_packets_total", "Packets sent", ("job", "kind")),
-    Metric("peelsum_server_withheld_replies_total", "Replies not sent, so soon after the last", _JOB),
-    Metric("peelsum_server_dropped_packets_total", "Packets dropped", ("job", "reason")),
+SERVER = _metrics(
+    "server",
+    ("chunks_total", "Complete chunks, by where their sum was formed", ("job", "place")),
+    ("received_packets_total", "Packets received", _JOB, "packets"),
+    ("merged_packets_total", "Packets combined with what the server held", _JOB, "merged"),
+    ("duplicate_packets_total", "Packets whose workers were all in the sum", _JOB, "duplicates"),
+    ("overlap_packets_total", "Partial sums dropped because of an overlap", _JOB, "overlaps"),
+    ("sent_packets_total", "Packets sent", ("job", "kind")),
+    ("withheld_replies_total", "Replies not sent, so soon after the last", _JOB, "replies_withheld"),
+    ("dropped_packets_total", "Packets dropped", ("job", "reason")),
 )
-CONTROLLER = (
-    Metric("peelsum_controller_generation", "Generation of the held job; 0 for none", _JOB),
-    Metric("peelsum_controller_admissions_total", "Admissions of the job", _JOB),
-    Metric("peelsum_controller_lost_switches_total", "Switches that stopped responding", _JOB),
-    Metric("peelsum_controller_regained_switches_total", "Switches that responded again", _JOB),
-    Metric("peelsum_controller_restored_switches_total", "Switches that got lost tables back", _JOB),
-    Metric("peelsum_controller_errors_total", "Starts and checks that failed", _JOB),
+CONTROLLER = _metrics(
+    "controller",
+    ("generation", "Generation of the held job; 0 for none", _JOB),
+    ("admissions_total", "Admissions of the job", _JOB),
+    ("lost_switches_total", "Switches that stopped responding", _JOB),
+    ("regained_switches_total", "Switches that responded again", _JOB),
+    ("restored_switches_total", "Switches that got lost tables back", _JOB),
+    ("errors_total", "Starts and checks that failed", _JOB),
 )
-CLUSTER = (
-    Metric("peelsum_cluster_epoch", "Election id of this controller as the primary; 0 in a backup", ()),
-    Metric("peelsum_cluster_jobs", "Admitted jobs", ()),
-    Metric("peelsum_cluster_switches", "Switches by state; none in a backup", ("state",)),
-    Metric("peelsum_cluster_events_total", "What happened at this controller", ("kind",)),
+CLUSTER = _metrics(
+    "cluster",
+    ("epoch", "Election id of this controller as the primary; 0 in a backup", ()),
+    ("jobs", "Admitted jobs", ()),
+    ("switches", "Switches by state; none in a backup", ("state",)),
+    ("events_total", "What happened at this controller", ("kind",)),
 )
-WORKER = (
-    Metric("peelsum_worker_contributions_total", "Chunks sent for the first time", _WORKER),
-    Metric("peelsum_worker_resends_total", "RETRY and RESEND packets sent", _WORKER),
-    Metric("peelsum_worker_results_total", "Results accepted", _WORKER),
-    Metric("peelsum_worker_duplicates_total", "Results of chunks that already had theirs", _WORKER),
-    Metric("peelsum_worker_lost_contributions_total", "Contributions found lost", _WORKER),
-    Metric("peelsum_worker_timeouts_total", "Chunks retransmitted by the resend timer", _WORKER),
-    Metric("peelsum_worker_needs_total", "NEED packets received", _WORKER),
-    Metric("peelsum_worker_marked_results_total", "Results with an ECN mark", _WORKER),
-    Metric("peelsum_worker_window_chunks", "Congestion window", _WORKER),
-    Metric("peelsum_worker_window_cuts_total", "Cuts of the congestion window", _WORKER),
-    Metric("peelsum_worker_dropped_packets_total", "Packets dropped", (*_WORKER, "reason")),
-    Metric("peelsum_worker_round_trip_seconds", "Round-trip time so far", (*_WORKER, "statistic")),
+WORKER = _metrics(
+    "worker",
+    ("contributions_total", "Chunks sent for the first time", _WORKER, "contributions"),
+    ("resends_total", "RETRY and RESEND packets sent", _WORKER, "resends"),
+    ("results_total", "Results accepted", _WORKER, "results"),
+    ("duplicates_total", "Results of chunks that already had theirs", _WORKER, "duplicates"),
+    ("lost_contributions_total", "Contributions found lost", _WORKER, "lost"),
+    ("timeouts_total", "Chunks retransmitted by the resend timer", _WORKER, "timeouts"),
+    ("needs_total", "NEED packets received", _WORKER, "needs"),
+    ("marked_results_total", "Results with an ECN mark", _WORKER, "marked"),
+    ("window_chunks", "Congestion window", _WORKER, "window"),
+    ("window_cuts_total", "Cuts of the congestion window", _WORKER, "window_cuts"),
+    ("dropped_packets_total", "Packets dropped", (*_WORKER, "reason")),
+    ("round_trip_seconds", "Round-trip time so far", (*_WORKER, "statistic")),
 )
 
 #: All metrics, by component.
@@ -101,64 +115,30 @@ def table() -> str:
     return "\n".join(rows) + "\n"
 
 
-#: The metrics of a port's counters; all other counters are numbers of dropped packets, by reason.
-_PORT_METRICS = {
-    "received": "received_packets",
-    "sent": "sent_packets",
-    "hellos": "hellos",
-    "challenges": "challenged_hellos",
-    "refused": "refused_hellos",
-}
-_QUEUE_METRICS = {
-    "sent": "sent_packets_total",
-    "dropped": "dropped_packets_total",
-    "deepest": "deepest_packets",
-}
-_SERVER_METRICS = {
-    "packets": "received_packets",
-    "merged": "merged_packets",
-    "duplicates": "duplicate_packets",
-    "overlaps": "overlap_packets",
-    "replies_withheld": "withheld_replies",
-}
-_WORKER_METRICS = {
-    "contributions": "contributions_total",
-    "resends": "resends_total",
-    "results": "results_total",
-    "duplicates": "duplicates_total",
-    "lost": "lost_contributions_total",
-    "timeouts": "timeouts_total",
-    "needs": "needs_total",
-    "marked": "marked_results_total",
-    "window": "window_chunks",
-    "window_cuts": "window_cuts_total",
-}
-
-
 def switch_values(
     lanes: int,
     verdicts: Mapping[str, tuple[int, int]],
     ports: Mapping[int, Mapping[str, int]],
     queues: Mapping[int, Mapping[str, float]],
+    unsent: Mapping[str, int],
 ) -> Values:
     """Return the values of a switch's metrics.
 
-    verdicts: packets and bytes by the verdict's name. ports, queues: counters by port.
+    verdicts: packets and bytes by the verdict's name. ports, queues: counters by port. unsent: packets by
+    reason.
     """
-    values: Values = {}
-    _add(values, "peelsum_switch_lanes", (), lanes)
+    values: Values = {"peelsum_switch_lanes": {(): lanes}}
     for verdict, (packets, size) in verdicts.items():
         _add(values, "peelsum_switch_verdict_packets_total", (verdict,), packets)
         _add(values, "peelsum_switch_verdict_bytes_total", (verdict,), size)
     for port, counts in ports.items():
-        for name, count in counts.items():
-            if name in _PORT_METRICS:
-                _add(values, f"peelsum_switch_port_{_PORT_METRICS[name]}_total", (str(port),), count)
-            else:
-                _add(values, "peelsum_switch_port_dropped_packets_total", (str(port), name), count)
+        shown = _add_fields(values, SWITCH, "peelsum_switch_port_", (str(port),), counts)
+        for reason in counts.keys() - shown:
+            _add(values, "peelsum_switch_port_dropped_packets_total", (str(port), reason), counts[reason])
+    for reason, count in unsent.items():
+        _add(values, "peelsum_switch_unsent_packets_total", (reason,), count)
     for port, queue in queues.items():
-        for name, metric in _QUEUE_METRICS.items():
-            _add(values, f"peelsum_switch_queue_{metric}", (str(port),), queue[name])
+        _add_fields(values, SWITCH, "peelsum_switch_queue_", (str(port),), queue)
     return values
 
 
@@ -169,8 +149,7 @@ def server_values(jobs: Mapping[int, Mapping[str, Any]]) -> Values:
         prefix, key = "peelsum_server_", str(job)
         _add(values, prefix + "chunks_total", (key, "switch"), stats["chunks_in_switch"])
         _add(values, prefix + "chunks_total", (key, "server"), stats["chunks_at_server"])
-        for name, metric in _SERVER_METRICS.items():
-            _add(values, f"{prefix}{metric}_total", (key,), stats[name])
+        _add_fields(values, SERVER, prefix, (key,), stats)
         for kind in ("results", "replies", "resends", "needs"):
             _add(values, prefix + "sent_packets_total", (key, kind), stats[kind])
         for reason, count in stats["dropped"].items():
@@ -182,8 +161,7 @@ def worker_values(job: int, worker: int, stats: Mapping[str, Any]) -> Values:
     """Return the values of a worker's metrics. stats: its `WorkerStats` as a dictionary."""
     values: Values = {}
     prefix, key = "peelsum_worker_", (str(job), str(worker))
-    for name, metric in _WORKER_METRICS.items():
-        _add(values, prefix + metric, key, stats[name])
+    _add_fields(values, WORKER, prefix, key, stats)
     for reason, count in stats["dropped"].items():
         _add(values, prefix + "dropped_packets_total", (*key, reason), count)
     for statistic in ("mean", "least", "most"):
@@ -223,6 +201,16 @@ def cluster_values(totals: Mapping[str, int]) -> Values:
         else:
             _add(values, "peelsum_cluster_events_total", (name,), value)
     return values
+
+
+def _add_fields(
+    values: Values, metrics: Sequence[Metric], prefix: str, labels: tuple[str, ...], stats: Mapping[str, Any]
+) -> set[str]:
+    """Add the metrics that begin with a prefix and show one field of `stats`; return these fields."""
+    shown = [metric for metric in metrics if metric.field and metric.name.startswith(prefix)]
+    for metric in shown:
+        _add(values, metric.name, labels, stats[metric.field])
+    return {metric.field for metric in shown}
 
 
 def _add(values: Values, metric: str, labels: tuple[str, ...], value: float) -> None:

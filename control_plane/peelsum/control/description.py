@@ -5,7 +5,7 @@ A description with neither `[spine]` nor `[[racks]]` is for one switch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +115,10 @@ class _Described(Section):
         """Return the plan of each switch, the spine's first."""
         raise NotImplementedError
 
+    def with_workers(self, places: Collection[int]) -> Self:
+        """Return the job with only the workers at these places among all."""
+        raise NotImplementedError
+
     @property
     def rack_sizes(self) -> tuple[int, ...]:
         """Workers per rack; empty for one switch."""
@@ -154,6 +158,12 @@ class JobDescription(_Described):
         check_ports("", [self.ports.server, *self.ports.workers, *self.ports.spare], self.hosts)
         self.switch.check("switch", self.hosts)
         return self
+
+    def with_workers(self, places: Collection[int]) -> Self:
+        """Return the job with only the workers at these places among all."""
+        ports = tuple(self.ports.workers[place] for place in sorted(places))
+        job = self.job.model_copy(update={"workers": len(ports)})
+        return self.model_copy(update={"job": job, "ports": self.ports.model_copy(update={"workers": ports})})
 
     def plans(self) -> tuple[SwitchPlan, ...]:
         """Return the plan of the only switch, in a tuple."""
@@ -280,6 +290,16 @@ class RacksDescription(_Described):
             ports, first = (section.uplink, section.workers), rack * MAX_WORKERS
             plans.append(_plan(self.job, section, section.hosts, Level.LEAF, *ports, first, f"racks.{rack}"))
         return tuple(plans)
+
+    def with_workers(self, places: Collection[int]) -> Self:
+        """Return the job with only the workers at these places among all; without racks that have none."""
+        racks, first = [], 0
+        for rack in self.racks:
+            ports = tuple(port for place, port in enumerate(rack.workers, first) if place in places)
+            racks += [rack.model_copy(update={"workers": ports})] if ports else []
+            first += len(rack.workers)
+        job = self.job.model_copy(update={"workers": len(places)})
+        return self.model_copy(update={"job": job, "racks": tuple(racks)})
 
     @property
     def _spine_ports(self) -> tuple[int, ...]:

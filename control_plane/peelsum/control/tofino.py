@@ -18,7 +18,7 @@ from peelsum.control.description import SwitchPlan
 from peelsum.control.errors import DescriptionError
 from peelsum.control.sections import TofinoPort, TofinoSection
 from peelsum.control.session import lanes_and_slots
-from peelsum.wire import FRAME_HEADER_BYTES, RESERVED_JOB_ID, packet_bytes
+from peelsum.wire import FRAME_HEADER_BYTES, RESERVED_JOB_ID, RESULT_KEPT, packet_bytes
 from peelsum.wire.clock import NEVER_TICKS
 
 
@@ -108,10 +108,13 @@ class Tofino:
 
     def slots_in_use(self) -> dict[int, int]:
         """Return the number of slots in use by each job, in all pipes together."""
-        counts = Counter[int]()
+        counts, marks = Counter[int](), self._session.tables.table("marks.slot_marks")
         (first_slot,) = self._session.values(self._session.tables.table("owner.owner"), key=0).values()
         for pipe in range(len(first_slot["tag"])):
-            counts.update(tag & _JOB_OF_TAG for tag, _ in self._owners(pipe).values())
+            slots = self._session.values(marks, pipe=pipe)
+            kept = {slot for slot, data in slots.items() if data["f1"][0].stream[-1] & RESULT_KEPT}
+            owners = self._owners(pipe).items()
+            counts.update(tag & _JOB_OF_TAG for slot, (tag, _) in owners if slot not in kept)
         return {job_id: count for job_id, count in counts.items() if job_id != RESERVED_JOB_ID}
 
     def _pipe(self, plan: SwitchPlan) -> int:

@@ -26,6 +26,7 @@ from peelsum.control.session import Session, lanes_and_slots
 from peelsum.wire import (
     FRAME_HEADER_BYTES,
     RESERVED_JOB_ID,
+    RESULT_KEPT,
     SECRETS_EXTERN,
     Kind,
     WireError,
@@ -113,11 +114,17 @@ class V1Model:
     def slots_in_use(self) -> dict[int, int] | None:
         """Return the number of slots in use by each job; None if the switch cannot read registers."""
         owners = slot_owners(self._session)
-        return None if owners is None else dict(Counter(owners.values()))
+        if owners is None:
+            return None
+        marks = _register(self._session, "slot_marks")
+        return dict(Counter(job_id for slot, job_id in owners.items() if not marks[slot] & RESULT_KEPT))
 
 
 def slot_owners(session: Session) -> dict[int, int] | None:
-    """Return the job number of each slot in use; None if the switch does not support reading registers."""
+    """Return the number of the job whose sum or result each slot has.
+
+    None if the switch does not support reading registers.
+    """
     try:
         tags = _register(session, "owner_tag")
     except UnsupportedError:
@@ -135,13 +142,14 @@ def slots_to_reset(session: Session, job_id: int, slots: int) -> list[int]:
 def stale_slots(session: Session, slots: int, lanes: int) -> list[int]:
     """Return the slots with a stamp so old that they look as if they were in use, or soon will.
 
-    No packet could claim such a slot. To learn the current time of the switch's clock, free one free slot as
-    a probe. Return no slots if the switch cannot read registers: then every slot is reset anyway.
+    No packet could claim such a slot. To learn the current time of the switch's clock, free one slot as a
+    probe, if possible one that is free already. Return no slots if the switch cannot read registers: then
+    every slot is reset anyway.
     """
     owners = slot_owners(session)
-    probe = next((slot for slot in range(slots) if slot not in owners), None) if owners is not None else None
-    if probe is None:
+    if owners is None:
         return []
+    probe = next((slot for slot in range(slots) if slot not in owners), 0)
     reset_slots(session, [probe], lanes)
     stamps = _register(session, "owner_stamp")
     # The stamp of a slot in use is up to FREED_TICKS after the probe's; that of a freed slot, before it.

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,13 +159,13 @@ class Allreduce:
         """
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
-        named = self._validated_by_name(tensors)
-        unchanged = named is tensors and out is None  # so all of them are writable
-        into = (
-            named
-            if unchanged and in_place
-            else self._results_into(named, in_place, self._validated_by_name(out or {}))
-        )
+        named, into = self._named_as_is(tensors), cast(Mapping[str, Tensor], {})
+        if named is not None and not out:  # so all of them are writable
+            if in_place:
+                into = named
+        else:
+            named = self._validated_by_name(tensors)
+            into = self._results_into(named, in_place, self._validated_by_name(out or {}))
         self._failed = True
         try:
             with self._span("step"):
@@ -206,8 +206,9 @@ class Allreduce:
             )
         else:
             tensors = plan.tensors
-        current = self._chooser.history.basis(tuple(tensor.key for tensor in tensors))
-        if plan is None or not np.array_equal(current, basis):
+        keys = tuple([tensor.key for tensor in tensors]) if plan is None else plan.keys
+        current = self._chooser.history.basis(keys)
+        if plan is None or current.tobytes() != basis.tobytes():
             chosen, one_round = self._chooser.choose(tensors, self._settings)
             if plan is None or (chosen, one_round) != (plan.tensors, plan.ahead):
                 plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings, one_round)
@@ -216,18 +217,22 @@ class Allreduce:
         self._plans[signature] = plan, current
         return plan
 
+    def _named_as_is(self, tensors: Tensors) -> dict[str, Tensor] | None:
+        """Return the tensors by name, if the device can use all as they are, without a call for each.
+
+        It returns None for a mapping whose names have not passed an earlier call.
+        """
+        if type(tensors) is list and self._device.usable_as_is(tensors):
+            return dict(zip(map(str, range(len(tensors))), tensors, strict=True))
+        if not isinstance(tensors, dict) or tuple(tensors) not in self._checked_names:
+            return None
+        return tensors if self._device.usable_as_is(tensors.values()) else None
+
     def _validated_by_name(self, tensors: Tensors) -> dict[str, Tensor]:
         """Return the tensors by name, those of a sequence by index, as the device's `validated` returns them.
 
-        The argument itself is returned if it is a dict whose names passed an earlier call, and the device can
-        use all its tensors as they are. Raises InvalidRequestError.
+        Raises InvalidRequestError.
         """
-        if (
-            isinstance(tensors, dict)
-            and tuple(tensors) in self._checked_names
-            and self._device.usable_as_is(tensors.values())
-        ):
-            return tensors
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
         named: dict[str, Tensor] = {}
         for name, tensor in ((str(key), tensor) for key, tensor in pairs):

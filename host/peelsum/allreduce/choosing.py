@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from peelsum.allreduce.costs import (
     CostEstimate,
     NetworkModel,
-    UnionCounts,
     best_bloom,
     cost_estimates,
     scale_block,
@@ -24,7 +23,7 @@ from peelsum.allreduce.costs import (
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.history import History, Key
 from peelsum.allreduce.history_loops import BASIS_COLUMNS, ESTIMATES, ONE_ROUND, TWO_ROUNDS
-from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
+from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, UnionCounts
 from peelsum.allreduce.plan import NAMES_SHOWN, Choice, Form, PlanSettings, TensorPlan
 from peelsum.codec import BLOCK_SIZES, MIN_CELLS_PER_CANDIDATE
 

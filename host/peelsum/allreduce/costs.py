@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from peelsum.allreduce.errors import InvalidRequestError
-from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
+from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index, UnionCounts
 from peelsum.allreduce.plan import FORMS, Choice, Form, PlanSettings
 from peelsum.codec import BLOCK_SIZES, MIN_CELLS_PER_CANDIDATE, ROW, BloomLayout, SketchLayout
 from peelsum.codec.layout import WORD_BITS
@@ -34,26 +33,6 @@ _PROBE_NS = 0.65  # per word of a bitmap and sub-table of a Bloom filter
 # Kernel calls per tensor; several short ones count as one.
 _DENSE_CALLS, _SPARSE_CALLS = 2, 5
 _INDEX_CALLS, _REFINE_CALLS, SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an index other than a bitmap
-
-
-@dataclass(frozen=True)
-class UnionCounts:
-    """Where a tensor has non-zeros on any worker, its union, as counts of occupied blocks."""
-
-    occupied: tuple[float, ...]
-    """For each b from 0 on, the number of blocks of 2**b elements that hold a non-zero of the union."""
-
-    @property
-    def non_zeros(self) -> float:
-        """Non-zeros in the union."""
-        return self.occupied[0]
-
-    @staticmethod
-    @lru_cache(1024)  # of most tensors of a model, density stays 1
-    def uniform(elements: int, density: float) -> UnionCounts:
-        """Return the expected counts if each of `elements` elements is non-zero with this probability."""
-        blocks = ((2**b, elements / 2**b) for b in range(BLOCK_SIZES))
-        return UnionCounts(tuple(count * (1 - (1 - density) ** size) for size, count in blocks))
 
 
 @dataclass(frozen=True)
@@ -219,41 +198,22 @@ def index_ns(index: Index, elements: int, seen: UnionCounts, codec: CodecModel =
     """Return the nanoseconds that a worker spends on an index beyond its bitmap, encoding and decoding."""
     if isinstance(index, BitmapIndex):
         return 0.0
-    words = elements / WORD_BITS
+    words, passed = elements / WORD_BITS, index.passed(elements, seen)
     if isinstance(index, BlockIndex):
-        held = seen.occupied[_level(index)] * index.block / WORD_BITS
-        refined = max(seen.occupied[_WORD_LEVEL], held) if index.refined else 0.0
-        passes_ns = (_BLOCK_NS if index.block < WORD_BITS else _WORD_NS) * words + _REFINE_NS * refined
+        passes_ns = (_BLOCK_NS if index.block < WORD_BITS else _WORD_NS) * words
+        used_words = max(seen.occupied[_WORD_LEVEL], passed / WORD_BITS)
     else:
-        probes = index.hashes * (words + seen.occupied[_WORD_LEVEL])
-        passed = _passed(index, elements, seen) / max(elements, 1)
-        refined = words * (1 - (1 - min(passed, 1.0)) ** WORD_BITS) if index.refined else 0.0
-        passes_ns = _PROBE_NS * probes + _REFINE_NS * refined
+        passes_ns = _PROBE_NS * index.hashes * (words + seen.occupied[_WORD_LEVEL])
+        used_words = words * (1 - (1 - min(passed / max(elements, 1), 1.0)) ** WORD_BITS)
+    passes_ns += _REFINE_NS * used_words * index.refined
     calls_ns = codec.call * (_INDEX_CALLS + _REFINE_CALLS * index.refined)
     return calls_ns + passes_ns * codec.sparse / _CODEC.sparse  # from the machine of the defaults
 
 
 def expected(index: Index, elements: int, seen: UnionCounts) -> tuple[float, float]:
     """Return the estimated words of an index in all its exchanges, and the candidates that pass it."""
-    words, count = index.words(elements), seen.non_zeros
-    if isinstance(index, BitmapIndex):
-        return words, count
-    if isinstance(index, BlockIndex):
-        held = min(seen.occupied[_level(index)] * index.block, elements)
-        return (words + held / WORD_BITS, count) if index.refined else (words, held)
-    passed = _passed(index, elements, seen)
-    return (words + passed / WORD_BITS, count) if index.refined else (words, passed)
-
-
-def _passed(index: BloomIndex, elements: int, seen: UnionCounts) -> float:
-    """Return the expected number of elements that pass a Bloom filter."""
-    filled = -math.expm1(-seen.non_zeros / (WORD_BITS * index.rows))
-    return seen.non_zeros + (elements - seen.non_zeros) * filled**index.hashes
-
-
-def _level(index: BlockIndex) -> int:
-    """Return log2 of the elements of a block."""
-    return index.block.bit_length() - 1
+    words, passed = index.words(elements), index.passed(elements, seen)
+    return (words + passed / WORD_BITS, seen.non_zeros) if index.refined else (words, passed)
 
 
 def indexes(elements: int, seen: UnionCounts, words_per_candidate: float) -> Iterator[Index]:

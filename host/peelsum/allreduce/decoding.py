@@ -76,7 +76,7 @@ class StepDecoder:
             ends = np.cumsum(counts.sent)
             sums = self._device.to_host(protocol.dense)
             for s in np.flatnonzero(unions[:, 0] < 0).tolist():
-                unions[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
+                unions[s] = occupied(sums[ends[s] - counts.sent[s] : ends[s]])
         overflows = np.zeros(len(self._fields))
         for s, overflow in self._overflow.items():
             overflows[s] = len(overflow.sums) if s < table.dense else np.count_nonzero(overflow.sums)

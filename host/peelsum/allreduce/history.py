@@ -50,6 +50,7 @@ class BlockExponents:
         """
         cached = self._steps.get(keys)
         if cached is not None and (cached[0] is table or np.array_equal(cached[0].block, table.block)):
+            self._steps[keys] = table, cached[1]
             return cached[1]
         fields = np.zeros(int(table.blocks[-1]), np.int32)
         self._steps = {others: step for others, step in self._steps.items() if set(others).isdisjoint(keys)}

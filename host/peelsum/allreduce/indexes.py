@@ -8,15 +8,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
-from peelsum.codec import BloomLayout, CodecDevice, block_words, index_words
+from peelsum.codec import BLOCK_SIZES, BloomLayout, CodecDevice, block_words, index_words
 from peelsum.summation import Words
 
 IndexForm = Literal["bitmap", "blocks", "bloom"]
 _WORD_BITS = 32
 #: A filter with fewer empty bits than this is full: it says little about the number of its elements.
 _FEW = 8
+
+
+@dataclass(frozen=True)
+class UnionCounts:
+    """Where a tensor has non-zeros on any worker, its union, as counts of occupied blocks."""
+
+    occupied: tuple[float, ...]
+    """For each b from 0 on, the number of blocks of 2**b elements that hold a non-zero of the union."""
+
+    @property
+    def non_zeros(self) -> float:
+        """Non-zeros in the union."""
+        return self.occupied[0]
+
+    @staticmethod
+    @lru_cache(1024)  # of most tensors of a model, density stays 1
+    def uniform(elements: int, density: float) -> UnionCounts:
+        """Return the expected counts if each of `elements` elements is non-zero with this probability."""
+        blocks = ((2**b, elements / 2**b) for b in range(BLOCK_SIZES))
+        return UnionCounts(tuple(count * (1 - (1 - density) ** size) for size, count in blocks))
 
 
 @dataclass(frozen=True)
@@ -29,6 +50,10 @@ class BitmapIndex:
     def words(self, elements: int) -> int:
         """Return the number of words of the first exchange."""
         return index_words(elements)
+
+    def passed(self, elements: int, seen: UnionCounts) -> float:
+        """Return the expected number of candidates of a tensor with this union."""
+        return seen.non_zeros
 
     def encode(self, device: CodecDevice, bitmap: Words, elements: int, seed: int, out: Words) -> None:
         """Write a worker's `bitmap` of `elements` bits into out[words(elements)]."""
@@ -52,6 +77,10 @@ class BlockIndex:
     def words(self, elements: int) -> int:
         """Return the number of words of the first exchange: a bit per block."""
         return block_words(elements, self.block)
+
+    def passed(self, elements: int, seen: UnionCounts) -> float:
+        """Return the expected number of candidates: all elements of occupied blocks."""
+        return min(seen.occupied[self.block.bit_length() - 1] * self.block, elements)
 
     def encode(self, device: CodecDevice, bitmap: Words, elements: int, seed: int, out: Words) -> None:
         """Write the bitmap of the blocks in which a worker has a non-zero."""
@@ -79,6 +108,11 @@ class BloomIndex:
     def words(self, elements: int) -> int:
         """Return the number of words of the first exchange: the filter."""
         return self.hashes * self.rows
+
+    def passed(self, elements: int, seen: UnionCounts) -> float:
+        """Return the expected number of candidates: non-zeros, and false positives."""
+        filled = -math.expm1(-seen.non_zeros / (_WORD_BITS * self.rows))
+        return seen.non_zeros + (elements - seen.non_zeros) * filled**self.hashes
 
     def encode(self, device: CodecDevice, bitmap: Words, elements: int, seed: int, out: Words) -> None:
         """Write the Bloom filter of a worker's bitmap."""

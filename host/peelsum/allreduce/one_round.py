@@ -37,10 +37,10 @@ from numpy.typing import NDArray
 from peelsum import buffers
 from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import TOLERANCE, UnionCounts
-from peelsum.allreduce.costs import expected as index_expected
+from peelsum.allreduce.costs import TOLERANCE
 from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, Round, Rounds, SumProtocol, Sums
 from peelsum.codec import HOST, MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, CodecDevice, SketchLayout
@@ -89,7 +89,7 @@ class Prediction:
         for part in layout.parts:
             union = UnionCounts(tuple(unions[part.segments].sum(axis=0).tolist()))
             # If more elements pass an index, it is refined: it was chosen for fewer, as is the sketch.
-            passed = index_expected(part.index, part.elements, union)[1]
+            passed = union.non_zeros if part.index.refined else part.index.passed(part.elements, union)
             count += min(passed, (1 + TOLERANCE) * union.non_zeros)
         room = math.ceil(count)
         if room < MANY_CANDIDATES:
@@ -133,8 +133,13 @@ class OneRound(SumProtocol):
         """Yield the first round, then those that the prediction makes necessary; receive the sums of each."""
         table, layout = self.layout.table, self._expected.high_bits
         begin = self._sparse_begin + self.cells
-        sums = yield Round(self.layout.header_words, begin + layout.cells, self._write_first_round)
+        write, complete = self._write_first_round, None
+        if self._device.ahead:
+            write, complete = self._write_ahead, self._add_high_bits
+        sums = yield Round(self.layout.header_words, begin + layout.cells, write, complete)
         exceeding, resent = self._compare_blocks(self._device.to_host(sums.or_on_host[: table.scale_words]))
+        if self._device.ahead and not (exceeding.any() or resent.any()) and self._decode_ahead(sums):
+            return
         positions, unpeeled = yield from self._decode_numbers(sums)
         self.common_words += layout.cells
         self.value_words += self.cells + self.left_over if len(positions) else 0
@@ -221,6 +226,57 @@ class OneRound(SumProtocol):
             device.sketch_encode(expected.sketch, positions, sparse, added[dense : dense + self.cells])
         added[dense + self.cells :] = device.to_device(high_words)
 
+    def _write_ahead(self, ored: Words, added: Words) -> None:
+        """Do what `_write_first_round` does, in one pass, but leave the sketch of high bits zero."""
+        codec: Any = self.codec
+        table, bitmap = self.layout.table, self._bitmap_room(ored)
+        end = self._sparse_begin + self.cells
+        self.local_dense = self._device.as_int32(added)[: self._sparse_begin]
+        added[self._sparse_begin :] = 0
+        assert bitmap is not None
+        self._local_bitmap = bitmap
+        sketch, header = added[self._sparse_begin : end], ored[: table.scale_words]
+        codec.write_ahead(header, bitmap, self._scales, self._expected.sketch, self.local_dense, sketch)
+        self._write_indexes(ored)
+
+    def _add_high_bits(self, ored: Words, added: Words) -> None:
+        """Add the sketch of high bits, if a block exceeds its predicted exponent on this worker."""
+        device, table, layout = self._device, self.layout.table, self._expected.high_bits
+        self._read_scales(device.to_host(ored[: table.scale_words]))
+        exceeding = self.exponents > self._expected.fields
+        if exceeding.any():
+            high_words = np.zeros(layout.cells, np.uint32)
+            overflow = table.locate_elements(exceeding)
+            high_bits = self._high_bits(self._quantize(overflow))
+            sent = np.flatnonzero(high_bits)
+            HOST.sketch_encode(layout, overflow.padded[sent], high_bits[sent], high_words)
+            added[self._sparse_begin + self.cells :] = (
+                high_words if isinstance(added, np.ndarray) else device.to_device(high_words)
+            )
+
+    def _decode_ahead(self, sums: Sums) -> bool:
+        """Decode the sums of the first round, if nothing was mispredicted; return whether it was so."""
+        codec: Any = self.codec
+        begin = self._sparse_begin
+        dense, end = self._device.as_int32(sums.added), begin + self.cells
+        self._set_union(sums)
+        divisor = self.plan.workers if self.plan.settings.average else 1
+        room = math.floor(self._peelable) if self.cells else 0
+        decoded = codec.decode_ahead(dense[:begin], sums.added[begin:end], self.union, room, divisor)
+        if decoded is None:
+            return False
+        self.sparse, self.local_sparse = decoded
+        count = int(codec.sent[: self.layout.table.dense].sum())
+        self.dense = self._select_sent(count, dense[:begin])
+        self.local_dense = self._select_sent(count, self.local_dense)
+        # Dense tensors that are zero or not finite, the sketch of high bits, and a sketch of nothing.
+        self.common_words = begin - count + self._expected.high_bits.cells
+        if len(self.sparse):
+            self.value_words = self.cells
+        else:
+            self.common_words += self.cells
+        return True
+
     def _compare_blocks(self, words: Words) -> tuple[_Flags, _Flags]:
         """Compare the blocks' exponents with the predicted ones, and set the scales of the step.
 
@@ -246,6 +302,12 @@ class OneRound(SumProtocol):
         """
         codec, device = self.codec, self._device
         self._set_union(sums)
+        if device.ahead and self.cells:  # this worker's numbers were sent without being listed
+            scales = codec.fields, codec.scales
+            codec.set_scales(np.zeros_like(codec.fields), self._scales)
+            self._sketched_numbers = device.integers(codec.set_candidates(self._local_bitmap)[1])
+            codec.gather(self._sketched_numbers)
+            codec.set_scales(*scales)
         dense, candidates = codec.set_candidates(self.union)
         share, second = 0.0, None
         if candidates > self._peelable:

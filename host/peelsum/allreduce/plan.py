@@ -190,6 +190,11 @@ class Plan:
         return tuple(tensor.name for tensor in self.tensors)
 
     @cached_property
+    def keys(self) -> tuple[tuple[str, int], ...]:
+        """The tensors' keys."""
+        return tuple(tensor.key for tensor in self.tensors)
+
+    @cached_property
     def dense_bytes(self) -> int:
         """Bytes of UDP payload in which all elements would be sent as they are."""
         size = sum(tensor.elements * _SIZES[tensor.dtype] for tensor in self.tensors)

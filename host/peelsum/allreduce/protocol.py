@@ -55,6 +55,10 @@ class Round(NamedTuple):
     """Number of words to be added."""
     write: Callable[[Words, Words], None]
     """Writes all of this worker's words, into uint32[or_words] and uint32[add_words]."""
+    complete: Callable[[Words, Words], None] | None = None
+    """Changes these words where they are sent from: in the host's memory, unless the device is `direct`."""
+    staged: tuple[Words, Words] | None = None
+    """The words where they are sent from, if they are there already, instead of `write`."""
 
 
 class Sums(NamedTuple):
@@ -130,9 +134,26 @@ class SumProtocol(ABC):
 
     def _write_header(self, ored: Words, added: Words) -> None:
         """Write this worker's header into `ored`: its words of scales, then the index of each part."""
-        self._local_bitmap = self.codec.write_scales(ored[: self.layout.table.scale_words])
+        codec: Any = self.codec
+        words, room = ored[: self.layout.table.scale_words], self._bitmap_room(ored)
+        self._local_bitmap = codec.write_scales(words) if room is None else codec.write_scales(words, room)
+        self._write_indexes(ored)
+
+    def _bitmap_room(self, ored: Words) -> Words | None:
+        """Return where a device writes its bitmap: into the header, if that is the only index; or None."""
+        if not self._device.ahead:
+            return None
+        parts = self.layout.parts
+        if len(parts) == 1 and parts[0].index.form == "bitmap":
+            return ored[parts[0].sent]
+        return self._device.words(self.layout.table.words)
+
+    def _write_indexes(self, ored: Words) -> None:
+        """Write the index of each part of this worker's bitmap into the header `ored`."""
         for part in self.layout.parts:
             bitmap, out = self._local_bitmap[part.words], ored[part.sent]
+            if self._device.ahead and len(self.layout.parts) == 1 and part.index.form == "bitmap":
+                continue  # it is there already
             part.index.encode(self._device, bitmap, part.elements, self._seed, out)
 
     def _read_scales(self, words: Words) -> None:
@@ -154,7 +175,8 @@ class SumProtocol(ABC):
         for part in parts:
             bitmap = part.index.decode(self._device, sums.ored[part.sent], part.elements, self._seed)
             # Also if it is a bitmap: another worker's wrong words may have bits where there is no element.
-            bitmap &= self._device.to_device(self.layout.valid[part.words])
+            if not self._device.ahead:
+                bitmap &= self._device.to_device(self.layout.valid[part.words])
             bitmaps.append(bitmap)
         self.index_words = [part.sent.stop - part.sent.start for part in parts]
         if len(parts) == 1:

@@ -26,6 +26,8 @@ from peelsum.codec import HOST, CodecDevice
 from peelsum.summation import NotBegunError, Part, Summation, Words
 from peelsum.wire import packet_bytes
 
+#: Words of two parts of memory begin at multiples of this.
+_ALIGNED_WORDS = 32
 _log = logging.getLogger("peelsum")
 
 
@@ -226,11 +228,15 @@ class StepExecutor:
         while True:
             if (sums := next(earlier, None)) is not None:
                 # The protocol needs what `write` sets. It runs on the host here, not on a device.
-                request.write(device.words(request.or_words), device.words(request.add_words))
+                ored, added = device.words(request.or_words), device.words(request.add_words)
+                request.write(ored, added)
+                if request.complete is not None:
+                    request.complete(ored, added)
             ored, added = sums or self._sum_round(request, device)
             self._enter_phase("decode")
             if not device.is_host:
-                received = Sums(device.to_device(ored), device.to_device(added), ored)
+                on_device = device.to_device_together(ored, added)
+                received = Sums(on_device[0], on_device[1], ored)
             elif self._device.is_host:
                 received = Sums(ored, added, ored)
             else:
@@ -263,15 +269,22 @@ class StepExecutor:
         """Write the words of a round, and return the sums, the OR-ed and the added words."""
         # The words lie in the memory from which the backend sends them.
         sender = device if device is self._device or not self._device.direct else self._device
-        ored, added = sender.staging_buffer(request.or_words), sender.staging_buffer(request.add_words)
-        if sender is device and device.direct:
+        if request.staged is not None:
+            ored, added = request.staged
+        elif sender is device and device.direct:
+            ored, added = sender.staging_buffer(request.or_words), sender.staging_buffer(request.add_words)
             request.write(ored, added)
         else:
-            written = device.words(request.or_words), device.words(request.add_words)
-            request.write(*written)
-            for words, out in zip(written, (ored, added), strict=True):
-                sender.copy_async(sender.to_device(words), out)
+            # One copy takes both. The added words are aligned, too.
+            begin = -(-request.or_words // _ALIGNED_WORDS) * _ALIGNED_WORDS
+            words = device.words(begin + request.add_words)
+            staged = sender.staging_buffer(len(words))
+            request.write(words[: request.or_words], words[begin:])
+            sender.copy_async(sender.to_device(words), staged)
             sender.synchronize()
+            ored, added = staged[: request.or_words], staged[begin:]
+        if request.complete is not None:
+            request.complete(ored, added)
         leading = self._leading_parts
         parts = [*leading, Part(ored, "or"), Part(added, "add")]
         totals = self._sum_words([part for part in parts if len(part.words)])[len(leading) :]

@@ -16,6 +16,10 @@ user asks for `values="sketch"`, they are sent as a sketch, whose layout has roo
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from peelsum.allreduce.protocol import Round, Rounds, SumProtocol
 from peelsum.codec import SketchLayout
 from peelsum.summation import Words
@@ -29,11 +33,14 @@ class TwoRounds(SumProtocol):
         sums = yield Round(self.layout.header_words, 0, self._write_header)
         self._read_scales(self._device.to_host(sums.or_on_host[: self.layout.table.scale_words]))
         self._set_union(sums)
-        dense, candidates = self.codec.set_candidates(self.union)
+        if self._device.ahead:
+            codec: Any = self.codec
+            codec.use_words(sums.ored[: self.layout.table.scale_words])
+        dense, candidates, staged = self._set_candidates()
         refinements = self._refinements(sums.or_on_host)
         if refinements:
             yield from self._exchange_refinements(refinements)
-            dense, candidates = self.codec.set_candidates(self.union)
+            dense, candidates, staged = self._set_candidates()
         if candidates and self.chooser.sparse_form == "sketch":
             yield from self._exchange_sketch(dense, candidates)
             return
@@ -45,9 +52,32 @@ class TwoRounds(SumProtocol):
             self.codec.gather(self.local_sparse)
 
         if dense + candidates:
-            sums = yield Round(0, dense + candidates, write)
+            sums = yield Round(0, dense + candidates, write, staged=staged)
             total = self._device.as_int32(sums.added)
             self.dense, self.sparse, self.value_words = total[:dense], total[dense:], candidates
+
+    def _set_candidates(self) -> tuple[int, int, tuple[Words, Words] | None]:
+        """Set the codec's candidates; return how many dense and sparse numbers are sent.
+
+        If the numbers are sent as they are, a device that works ahead writes them before the host knows how
+        many there are. Return also the words to be sent then, or None.
+        """
+        if not self._device.ahead or self.chooser.sparse_form == "sketch":
+            return *self.codec.set_candidates(self.union), None
+        codec: Any = self.codec
+        device = self._device
+        dense, candidates, room = int(codec.sent[: self.layout.table.dense].sum()), 0, codec.room
+        while True:
+            words = device.words(dense + room)
+            codec.write_numbers(self.union, words[:dense], words[dense:])
+            staged, record = device.fetch(words, codec.record)
+            candidates = codec.read_counts(record)
+            if candidates <= room:
+                break
+            room = candidates
+        numbers = device.as_int32(words)
+        self.local_dense, self.local_sparse = numbers[:dense], numbers[dense : dense + candidates]
+        return dense, candidates, (np.empty(0, np.uint32), staged[: dense + candidates])
 
     def _exchange_sketch(self, dense: int, candidates: int) -> Rounds:
         """Exchange the dense numbers and a sketch of the candidates'; peel it, and exchange the left-over."""

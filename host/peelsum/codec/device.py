@@ -59,6 +59,9 @@ class CodecDevice(CpuIndex, CpuSketch):
     #: Whether kernels read and write the words that are sent. If not, `copy_async` copies them to the host,
     #: and `to_device` copies received words to the device.
     direct = True
+    #: Whether `segments` encodes and decodes a step in one round without waiting for sizes: it has
+    #: `write_ahead` and `decode_ahead`, and `set_candidates` clears bits where there is no element.
+    ahead = False
 
     # Memory
 
@@ -148,12 +151,20 @@ class CodecDevice(CpuIndex, CpuSketch):
         """Start to copy words to a `staging_buffer`; `synchronize` waits for the copy."""
         out[:] = words
 
+    def fetch(self, words: Words, record: Numbers) -> tuple[Words, Numbers]:
+        """Return words where they are sent from, and a small array on the host."""
+        return words, record
+
     def synchronize(self) -> None:
         """Wait for every `copy_async`: on the host, these are complete when they return."""
 
     def to_device(self, array: NDArray[Any]) -> Any:
         """Copy an array from the host to this device; return an array that is on this device as it is."""
         return array
+
+    def to_device_together(self, *arrays: Words) -> list[Words]:
+        """Copy several arrays of words as `to_device` does; by one copy."""
+        return [self.to_device(array) for array in arrays]
 
     def concatenate(self, parts: Sequence[Integers]) -> Integers:
         """Return one or more parts end to end; on a GPU by one launch, for any number of parts."""
@@ -263,6 +274,6 @@ def warm_up(implementation: Implementation = "cpu") -> None:
         codec.counts()
         codec.occupied(sparse, np.ones(2, np.int64))
     quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
-    occupied(np.zeros(1, np.int64))
+    occupied(np.zeros(1, np.int32))
     address(frozen(np.ones(1, np.float32)))  # of a caller's tensor
     table.locate_elements(np.ones(2, np.bool))

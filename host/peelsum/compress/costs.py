@@ -20,7 +20,8 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from peelsum.allreduce import NetworkModel, PlanSettings
-from peelsum.allreduce.costs import CostEstimate, UnionCounts, cost_estimates
+from peelsum.allreduce.costs import CostEstimate, cost_estimates
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import AGREEMENT_WORDS, FORMS, Form
 from peelsum.codec import index_words
 from peelsum.compress.arguments import CompressConfigError

@@ -76,8 +76,8 @@ def connect_members(
     prepare: Callable[[], None],
     *,
     enters: bool,
-) -> tuple[Summation, MemberChanges]:
-    """Connect a rank in a run that goes on when others are lost; return the backend, and its changes.
+) -> MemberChanges:
+    """Connect a rank in a run that goes on when others are lost; return its sums.
 
     enters: whether this process enters such a run before a later step of the others, instead of starting
     with them. Other arguments and errors are those of `connect`.
@@ -86,13 +86,13 @@ def connect_members(
         prepare()  # so that the others do not wait for it
         assert isinstance(over, str)
         summation, generation = connect_to_run(over.partition(":")[2], timeout_s)
-        return summation, MemberChanges(summation, generation)
+        return MemberChanges(summation, generation)
     backend = connect(over, process_group, timeout_s, prepare, on_lost="continue")
     if not isinstance(backend, SwitchSummation) or len(backend.leases) != 1 or backend.planes != 1:
         raise HookConfigError(
             "on_lost: 'continue' needs one `peelsum job serve`; give over='switch://HOST:PORT'"
         )
-    return backend, MemberChanges(backend)
+    return MemberChanges(backend)
 
 
 def _connect_subgroup(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> Summation:

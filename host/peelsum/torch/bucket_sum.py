@@ -15,14 +15,12 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import DeviceMemoryError, History, InvalidRequestError, measured
+from peelsum.allreduce import DeviceMemoryError, History, InvalidRequestError, Summation, measured
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.reducer import BucketSum, Reducer
-from peelsum.summation import Words
 from peelsum.torch.backends import connect, connect_members
 from peelsum.torch.buckets import Bucket, DenseBuckets, Names, SparseGradients, WaitingBuckets, as_array
 from peelsum.torch.errors import HookError
@@ -37,7 +35,7 @@ from peelsum.transport.lease import RankLostError
 #: Replaces the gradients of buckets by their averages in a step, as `average` does.
 Average = Callable[[Mapping[Names, Any], int], Any]
 #: See `RunningStats.add`.
-CountSum = Callable[[SumCost | None, int, Names, Ranks], None]
+CountSum = Callable[[SumCost, int, Names, Ranks], None]
 _log = logging.getLogger("peelsum.torch")
 
 
@@ -90,7 +88,7 @@ class BucketSums:
         count_sum: CountSum,
     ) -> None:
         self._settings, self._reducer = settings, reducer
-        #: From which forms are chosen; replaced when ranks are lost.
+        #: From which forms are chosen.
         self.history = history
         self._group, self._count_sum = group, count_sum
         #: Process groups that the reducer needs besides the backend.
@@ -118,13 +116,12 @@ class BucketSums:
         if self.queue is None:
             settings = self._settings
             arguments = settings.over, self._group, settings.timeout_s, partial(self._warm_up, gradients)
+            backend: Summation
             if settings.on_lost == "error":
-                self.queue = SumQueue(connect(*arguments), owns_backend=settings.owns_backend)
+                backend = connect(*arguments)
             else:
-                backend, self._changes = connect_members(*arguments, enters=settings.enters)
-                self.queue = SumQueue(
-                    backend, owns_backend=True, changes=self._changes, on_change=self._forget
-                )
+                backend = self._changes = connect_members(*arguments, enters=settings.enters)
+            self.queue = SumQueue(backend, owns_backend=settings.owns_backend, on_change=self._forget)
             try:
                 with hook_errors():
                     self._reducer.connect(self.queue, self._new_group)
@@ -197,44 +194,38 @@ class BucketSums:
         buckets, future = group.take()
         queue = self.queue
         assert queue is not None
-        if group is self._sparse:
-            find_average: Callable[[], Average] = self._rows_average
-        else:
-            names = tuple(chain(*buckets))
-            find_average = partial(self._average_of, names, next(iter(buckets.values())).tensor)
+        find_average = partial(self._average_of, queue, buckets)
         work = _BucketWork(queue, buckets, step, find_average, self._count)
         if self._settings.on_lost == "error":
             work.begin()  # here, so that the caller gets its errors; the queue calls it again after each loss
         if group is self._sparse:
             queue.submit(work, future, key="rows")
         else:
-            queue.submit(self._reducer.before(work, step), future, key=names)
+            queue.submit(self._reducer.before(work, step), future, key=tuple(chain(*buckets)))
 
-    def _rows_average(self) -> Average:
-        """Return the function that averages sparse gradients."""
-        assert self.queue is not None
-        return partial(average_rows, self.queue)
-
-    def _average_of(self, names: Names, gradients: torch.Tensor) -> Average:
-        """Return the function that averages the buckets of these parameters, on the device of `gradients`."""
+    def _average_of(self, queue: SumQueue, buckets: Mapping[Names, Any]) -> Average:
+        """Return the function that averages these buckets, on the device of their gradients."""
+        first, names = next(iter(buckets.values())), tuple(chain(*buckets))
+        if isinstance(first, SparseTensor):
+            return partial(average_rows, queue)
         average_buckets = self._sums.get(names)
         if average_buckets is None:
-            settings = self._settings.for_device_of(gradients)
+            settings = self._settings.for_device_of(first.tensor)
             with hook_errors():
                 bucket_sum = self._reducer.bucket(partial(settings.allreduce, names, self.history))
             average_buckets = partial(average, bucket_sum, on_host=settings.implementation == "cpu")
             self._sums[names] = average_buckets
         return average_buckets
 
-    def _count(self, result: SumCost | None, buckets: Mapping[Names, Any], members: Ranks) -> None:
-        """Count a sum of buckets over these members; its result is None if another rank has sent it."""
-        if self._merges and result is not None and (words := result.tally.words_sent()):
+    def _count(self, result: SumCost, buckets: Mapping[Names, Any], members: Ranks) -> None:
+        """Count a sum of buckets over these members."""
+        if self._merges and (words := result.tally.words_sent()):
             self._dense.note_words(buckets, words)
         self._count_sum(result, len(buckets), tuple(chain(*buckets)), members)
 
     def _forget(self) -> None:
-        """Forget what was learned from earlier sums, as all ranks do when others are lost."""
-        self._sums, self.history = {}, History()
+        """Make new sums, as the members have changed. What was learned from earlier ones remains."""
+        self._sums = {}
 
     def begin_step(self, step: int, save: Callable[[], Mapping[str, Any]]) -> None:
         """Let ranks enter before this step, and send them the state that `save` returns."""
@@ -260,8 +251,6 @@ class BucketSums:
         self._closed = True
         queue, self.queue = self.queue, None
         assert queue is not None
-        assert self._changes is not None
-        self._changes.failed = True
         queue.abort(reason)
         queue.close()
 
@@ -296,7 +285,7 @@ class _BucketWork:
         buckets: Mapping[Names, Any],
         step: int,
         find_average: Callable[[], Average],
-        count: Callable[[SumCost | None, Mapping[Names, Any], Ranks], None],
+        count: Callable[[SumCost, Mapping[Names, Any], Ranks], None],
     ) -> None:
         self._queue, self._buckets, self._step = queue, buckets, step
         self._find_average, self._count = find_average, count
@@ -308,14 +297,6 @@ class _BucketWork:
         with _naming_sums(self._buckets, self._step):
             result = self._average(self._buckets, self._step)
         self._count(result, self._buckets, self._queue.members)
-
-    def result(self) -> Words:
-        return np.concatenate([bucket.content() for bucket in self._buckets.values()])
-
-    def accept(self, words: Words, members: Ranks) -> None:
-        for bucket in self._buckets.values():
-            words = bucket.replace_content(words)
-        self._count(None, self._buckets, members)
 
 
 @contextmanager

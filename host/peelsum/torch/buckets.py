@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from peelsum.allreduce import NetworkModel
 from peelsum.allreduce.allreduce import Tensor
 from peelsum.codec import BFloat16
-from peelsum.summation import Words
 from peelsum.torch.errors import HookError
-from peelsum.torch.sparse_sums import as_words
 
 #: The names of a bucket's parameters.
 Names = tuple[str, ...]
@@ -82,17 +80,6 @@ class Bucket:
             begin, end = end, end + shape.numel()
             arrays.append(flat[begin:end])
         return arrays
-
-    def content(self) -> Words:
-        """Return the gradients as words, for `replace_content` on another rank."""
-        return as_words(self.tensor.cpu())
-
-    def replace_content(self, words: Words) -> Words:
-        """Replace the gradients by those that words begin with; return the other words."""
-        size = self.tensor.nbytes
-        with self.buffer(on_host=True) as buffer:
-            buffer.copy_(torch.from_numpy(words.view(np.uint8)[:size]).view(buffer.dtype))
-        return words[-(-size // 4) :]
 
 
 class _Streams(threading.local):

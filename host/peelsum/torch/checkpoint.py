@@ -42,7 +42,7 @@ def pack_state(place: RankAndSize, steps: int, history: History, reducer: Reduce
     """
     rank, ranks = place
     values = {"version": _VERSION, "rank": rank, "ranks": ranks, "steps": steps, "seen": history.saved()}
-    return {name: _to_tensors(value) for name, value in (values | reducer.saved()).items()}
+    return {name: to_tensors(value) for name, value in (values | reducer.saved()).items()}
 
 
 def unpack_state(
@@ -72,9 +72,9 @@ def unpack_state(
             "state.load(folder)"
         )
     try:
-        steps, history_arrays = int(values["steps"]), _to_arrays(values.get("seen", {}))
-        residuals = [_to_arrays(source.get("residuals", {})) for source in sources]
-        reducer.restore({**values, "kept": _to_arrays(values.get("kept", {}))}, residuals)
+        steps, history_arrays = int(values["steps"]), to_arrays(values.get("seen", {}))
+        residuals = [to_arrays(source.get("residuals", {})) for source in sources]
+        reducer.restore({**values, "kept": to_arrays(values.get("kept", {}))}, residuals)
     except CompressError as error:
         raise HookConfigError(str(error)) from error
     # RuntimeError is torch's; an infinite number of steps raises OverflowError.
@@ -89,7 +89,7 @@ def unpack_state(
     return steps
 
 
-def write_checkpoint(folder: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+def write_checkpoint(folder: str | os.PathLike[str], values: Mapping[str, Any], place: RankAndSize) -> None:
     """Write this rank's state to a file in a folder, and remove files of runs with other numbers of ranks.
 
     Raises HookConfigError for an address instead of a path, or OSError.
@@ -98,7 +98,7 @@ def write_checkpoint(folder: str | os.PathLike[str], values: Mapping[str, Any]) 
         raise HookConfigError(
             f"folder: {folder} is not a path of this machine; give one that is mounted here"
         )
-    rank, ranks = rank_and_size(None)
+    rank, ranks = place
     path = Path(folder) / f"peelsum-rank-{rank}-of-{ranks}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".new")
@@ -109,13 +109,13 @@ def write_checkpoint(folder: str | os.PathLike[str], values: Mapping[str, Any]) 
             old_path.unlink(missing_ok=True)  # other ranks remove it, too
 
 
-def read_checkpoint(folder: str | os.PathLike[str], *, redistribute: bool) -> Any:
+def read_checkpoint(folder: str | os.PathLike[str], place: RankAndSize, *, redistribute: bool) -> Any:
     """Return this rank's state from a folder, or a list of the states in all files there.
 
     The list is returned if this rank has no file, but `redistribute` allows another number of ranks.
     Raises HookConfigError if neither is possible.
     """
-    place, paths = rank_and_size(None), saved_files(folder)
+    paths = saved_files(folder)
     if place in paths:
         return torch.load(paths[place], map_location="cpu", mmap=True)
     if not paths or not redistribute:
@@ -177,18 +177,18 @@ def _sources_for_rank(
     return [sources[places.index((old_rank, old_ranks))] for old_rank in range(rank, old_ranks, ranks)]
 
 
-def _to_tensors(value: Any) -> Any:
+def to_tensors(value: Any) -> Any:
     """Return a nested mapping with copies of its arrays as tensors; other values stay as they are."""
     if isinstance(value, Mapping):
-        return {name: _to_tensors(item) for name, item in value.items()}
+        return {name: to_tensors(item) for name, item in value.items()}
     return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
 
 
-def _to_arrays(value: Any) -> Any:
+def to_arrays(value: Any) -> Any:
     """Return a nested mapping, with copies of its tensors as arrays.
 
     Raises AttributeError for other values.
     """
     if isinstance(value, Mapping):
-        return {name: _to_arrays(item) for name, item in value.items() if item is not None}
+        return {name: to_arrays(item) for name, item in value.items() if item is not None}
     return value.numpy().copy()

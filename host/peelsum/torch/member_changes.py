@@ -1,17 +1,18 @@
 """Go on with the ranks that are left when others are lost (`on_lost="continue"`).
 
-Theory of operation. Sums complete in the same order on all ranks, one at a time. When a rank is lost, the
-others report how many sums they have completed, and the controller admits them in a new generation. The
-counts differ by at most one, because a rank contributes to a sum only after it has completed the one before.
-If some ranks have completed a sum, the first of them sends its result to all, by a sum in which the others
-contribute zeros. All sums after it begin again, from their gradients, without the lost rank. What was learned
-from earlier sums is forgotten, because ranks that lack the last sum have learned less from it.
+Theory of operation. Sums complete in the same order on all ranks, one at a time; each takes one or more
+exchanges. When a rank is lost, the others report how many sums they have completed, and the controller admits
+them in a new generation. The counts differ by at most one, because a rank contributes to a sum only after it
+has completed the one before. If some ranks have completed a sum, all others have contributed to its last
+exchange, and wait for the result. The first of those that have it sends it to all, by a sum in which the
+others contribute zeros; they then complete the sum as usual, residuals included. All sums after it begin
+again, from their gradients, without the lost rank.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, Protocol
 
@@ -40,15 +41,16 @@ class RepeatableWork(Protocol):
     def __call__(self) -> object:
         """Sum the gradients, and replace them by their averages at the end."""
 
-    def result(self) -> Words:
-        """Return the bits of the averages, uint32[n]."""
 
-    def accept(self, words: Words, members: Ranks) -> None:
-        """Replace the gradients by averages over `members` with these bits, which another rank has sent."""
+class OutdatedError(Exception):
+    """The members have changed since the sum began, so it begins again."""
 
 
 class MemberChanges:
-    """The members of a run, and the changes of them, for the sums of one rank."""
+    """The members of a run, and the changes of them: a rank's `Summation` that survives the loss of others.
+
+    Its sums raise OutdatedError when they have to begin again.
+    """
 
     def __init__(self, backend: SwitchSummation, generation: Generation | None = None) -> None:
         """backend: has a lease in a run that survives the loss of ranks.
@@ -63,36 +65,74 @@ class MemberChanges:
         self._rank = self.members[backend.worker_id]
         #: Whether a sum has failed for another reason than a loss.
         self.failed = False
-        #: The number of sums that this rank has completed, and the result of the last one.
+        #: Called after a change in a sum.
+        self.on_change: Callable[[], None] = lambda: None
+        #: The number of sums that this rank has completed, and the result of the last exchange.
         self._completed = 0 if generation is None else max(generation.completed)
         self._last_result = np.empty(0, np.uint32)
-        #: The members of the last sum, a bit each.
-        self._last_members = 0
+        #: Whether the sum that runs has got the result of its last exchange from another rank.
+        self.has_result = False
+        self.lanes = backend.lanes
 
-    def complete(self, work: RepeatableWork) -> None:
-        """Count a completed sum, and keep a copy of its result for ranks that lack it."""
-        self._completed, self._last_result = self._completed + 1, work.result()
-        self._last_members = sum(1 << rank for rank in self.members)
+    @property
+    def workers(self) -> int:
+        """The number of members."""
+        return len(self.members)
 
-    def continue_after(self, error: Exception, work: RepeatableWork | None) -> bool:
+    @property
+    def worker_id(self) -> int:
+        """This rank's place among the members."""
+        return self.members.index(self._rank)
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`."""
+        sizes = [part.words.size for part in parts]
+        return self._exchange(lambda: self._backend.sum_words(parts), sizes)
+
+    def all_gather(self, words: Words) -> Words:
+        """See `PieceSummation.all_gather`."""
+        (gathered,) = self._exchange(lambda: [self._backend.all_gather(words)], [words.size * self.workers])
+        return gathered
+
+    def _exchange(self, exchange: Callable[[], list[Words]], sizes: Sequence[int]) -> list[Words]:
+        """Return the result of an exchange; after a loss, another rank's if that has completed the sum."""
+        try:
+            results = exchange()
+        except RECOVERABLE as error:
+            received = self._continue_after(error, sum(sizes))
+            self.on_change()
+            if received is None:
+                raise OutdatedError from error
+            self._last_result, self.has_result = received, True
+            results = np.split(received.copy(), np.cumsum(sizes[:-1]))
+        else:
+            # A copy, because the sum may overwrite its results.
+            self._last_result = np.concatenate([np.empty(0, np.uint32), *results])
+        return results
+
+    def complete(self) -> None:
+        """Count a completed sum."""
+        self._completed, self.has_result = self._completed + 1, False
+
+    def _continue_after(self, error: Exception, size: int | None) -> Words | None:
         """Continue in a generation without the ranks that were lost.
 
-        error: one of RECOVERABLE, with which `work` ended. work: the sum that did not complete; None if
-        none is waited for. Return whether another rank had completed that sum, so that `work` has its result,
-        and is counted.
+        error: one of RECOVERABLE. size: the number of words for which an exchange waited; None if none did.
+        Return these words if another rank had completed the sum, None if it begins again.
         Raises TransportError if this rank is no longer a member, or if the controller cannot admit the rest.
         """
         while True:
             if isinstance(error, StalledError):
                 if not error.missing_workers:
                     raise error
-                missing = [self.members[worker] for worker in error.missing_workers]
+                places = self._backend.config.worker_ids
+                missing = [self.members[places.index(worker)] for worker in error.missing_workers]
                 self._lease.send(call="stalled", silent=missing)
             next_chunk = self._backend.next_chunk
             generation = self._lease.agree(self._completed, next_chunk, join_limit_s())
             self._enter(generation)
             try:
-                return self._complete_last_sum(generation, work)
+                return self._complete_last_sum(generation, size)
             except RECOVERABLE as again:
                 error = again
 
@@ -107,7 +147,7 @@ class MemberChanges:
         try:
             self._complete_last_sum(agreed, None)
         except RECOVERABLE as error:
-            self.continue_after(error, None)
+            self._continue_after(error, None)
 
     @property
     def rank(self) -> int:
@@ -119,6 +159,11 @@ class MemberChanges:
         """Whether this rank sends the state to those that lack it: the lowest that has it."""
         return self._rank == min(set(self.members) - self.lacking, default=-1)
 
+    def abort(self, reason: str) -> None:
+        """Leave the job as a rank that is lost; see `SwitchSummation.abort`."""
+        self.failed = True
+        self._backend.abort(reason)
+
     def close(self) -> None:
         """Leave the job, once all members have all results."""
         while not self.failed:
@@ -126,7 +171,7 @@ class MemberChanges:
                 self._backend.finish(check_leases=True)
                 break
             except RECOVERABLE as error:
-                self.continue_after(error, None)
+                self._continue_after(error, None)
         self._backend.close()
 
     def _enter(self, generation: Generation) -> None:
@@ -142,26 +187,23 @@ class MemberChanges:
         members, number = ", ".join(map(str, self.members)), self._backend.config.generation
         _log.warning("%s; ranks %s continue in generation %d", ", ".join(happened), members, number)
 
-    def _complete_last_sum(self, generation: Generation, work: RepeatableWork | None) -> bool:
-        """Send the last sum that any member has completed to those that lack it, if some do."""
+    def _complete_last_sum(self, generation: Generation, size: int | None) -> Words | None:
+        """Return the result of the last exchange, of `size` words, if others have completed the sum."""
         most = max(generation.completed)
         if min(generation.completed) == most:
-            return False
+            return None
         if min(generation.completed) < most - 1:
             counts = ", ".join(map(str, generation.completed))
             raise TransportError(f"members: have completed {counts} sums; start all ranks again")
         is_sender = generation.members[generation.completed.index(most)] == self._rank
-        header = np.array([self._last_result.size, self._last_members], np.uint32)
-        size, members = map(int, self._from_sender(header, send=is_sender))
-        words = self._last_result if is_sender else np.empty(size, np.uint32)
+        sizes = self._from_sender(np.array([self._last_result.size], np.uint32), send=is_sender)
+        words = self._last_result if is_sender else np.empty(int(sizes[0]), np.uint32)
         result = self._from_sender(words, send=is_sender)
         if self._completed == most:
-            return False
-        if work is None:
+            return None
+        if size != result.size:
             raise TransportError("members: this rank has submitted fewer sums than others; start all again")
-        work.accept(result, tuple(rank for rank in range(members.bit_length()) if members >> rank & 1))
-        self._completed, self._last_result, self._last_members = most, result, members
-        return True
+        return result
 
     def _from_sender(self, words: Words, *, send: bool) -> Words:
         """Return the sender's words; those of the others are only of the same number."""
@@ -199,17 +241,6 @@ class StateBroadcast:
             words.view(np.uint8)[: self._content.size] = self._content
         (received,) = self._sum_words([Part(words, "or")])
         self._content = received.view(np.uint8)[: int(total[0])]
-
-    def result(self) -> Words:
-        """Return the state's size and bytes."""
-        words = np.zeros(1 - (-self._content.size // 4), np.uint32)
-        words[0] = self._content.size
-        words[1:].view(np.uint8)[: self._content.size] = self._content
-        return words
-
-    def accept(self, words: Words, members: Ranks) -> None:
-        """Take the state that another rank has sent."""
-        self._content = words[1:].view(np.uint8)[: int(words[0])]
 
     def state(self) -> Mapping[str, Any]:
         """Return the state that was sent. Raises TransportError if no rank had one."""

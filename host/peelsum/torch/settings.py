@@ -110,10 +110,9 @@ class HookSettings:
             )
         if survives and self.network == "measured":
             raise HookConfigError("network: on_lost='continue' needs a NetworkModel; leave 'measured' out")
-        if survives and reducer.keeps_residuals:
+        if survives and self.strategy is not None:
             raise HookConfigError(
-                "on_lost: 'continue' needs exact sums, which keep nothing for later steps; leave compressor, "
-                "strategy and error_feedback out"
+                "strategy: measures times, and on_lost='continue' changes them; use one of both"
             )
         if reducer.on_host:
             object.__setattr__(self, "implementation", "cpu")
@@ -127,7 +126,8 @@ class HookSettings:
                 self.error_feedback,
                 over=self.over,
                 switch=self.has_switch,
-                group_gathers=self.owns_backend,
+                # A process group of torch fails when a rank is lost.
+                group_gathers=self.owns_backend and self.on_lost == "error",
                 span=profile_range,
                 note=set_span_attributes,
             )

@@ -68,23 +68,6 @@ class SparseTensor:
         if self.tensor.is_cuda:
             torch.cuda.current_stream(self.tensor.device).synchronize()
 
-    def content(self) -> Words:
-        """Return the tensor's present rows and values as words, for `replace_content` on another rank."""
-        present = SparseTensor(self.tensor)
-        count = np.array([present.rows.size], np.uint32)
-        return np.concatenate([count, present.rows.view(np.uint32), as_words(present.values)])
-
-    def replace_content(self, words: Words) -> Words:
-        """Replace the tensor's rows and values by those that words begin with; return the other words."""
-        count, dtype = int(words[0]), self.values.dtype
-        rows, rest = np.frombuffer(words[1 : 1 + 2 * count].tobytes(), np.int64), words[1 + 2 * count :]
-        size = count * self.width * dtype.itemsize
-        values = torch.empty((count, self.width), dtype=dtype)
-        if size:  # torch does not view an empty tensor as one of another type
-            values.view(torch.uint8).view(-1)[:] = torch.from_numpy(rest.view(np.uint8)[:size].copy())
-        self.write(rows, values)
-        return rest[-(-size // 4) :]
-
 
 def check_layouts(call: str, tensors: Sequence[torch.Tensor]) -> None:
     """Raise HookConfigError for tensors of other layouts than strided and COO."""

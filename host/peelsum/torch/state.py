@@ -30,6 +30,8 @@ from peelsum.torch.checkpoint import (
     rank_and_size,
     read_checkpoint,
     saved_files,
+    to_arrays,
+    to_tensors,
     unpack_state,
     write_checkpoint,
 )
@@ -213,7 +215,8 @@ class SwitchAllreduceState:
     def _state_to_share(self) -> dict[str, Any]:
         """Return what a rank that enters gets."""
         shared = {name: item.state_dict() for name, item in self._shared.items()}
-        return {"steps": self._steps, "shared": shared, **self._description()}
+        learned = {"seen": self._sums.history.saved(), "kept": self._reducer.saved().get("kept", {})}
+        return {"steps": self._steps, "shared": shared, **self._description(), **to_tensors(learned)}
 
     def _load_shared(self, values: Mapping[str, Any]) -> None:
         """Load what another rank has sent. Raises HookConfigError if this rank would sum in another way."""
@@ -227,6 +230,8 @@ class SwitchAllreduceState:
                     )
         for name, item in self._shared.items():
             item.load_state_dict(values["shared"][name])
+        self._sums.history.restore(to_arrays(values["seen"]))
+        self._reducer.restore({"kept": to_arrays(values["kept"])}, [])
         self._steps = int(values["steps"])
 
     def _description(self) -> dict[str, dict[str, str]]:
@@ -281,7 +286,8 @@ class SwitchAllreduceState:
         gradients that this rank has not sent yet.
         """
         self._sums.drain()
-        return pack_state(rank_and_size(self.process_group), self._steps, self._sums.history, self._reducer)
+        place = self._place(self.process_group)
+        return pack_state(place, self._steps, self._sums.history, self._reducer)
 
     def load_state_dict(self, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue where `state_dict` was called.
@@ -292,13 +298,12 @@ class SwitchAllreduceState:
         Raises HookConfigError for values of another state, and for residuals of another rank.
         """
         self._sums.drain()
-        self._steps = unpack_state(
-            values, rank_and_size(self.process_group), self._sums.history, self._reducer
-        )
+        place = self._place(self.process_group)
+        self._steps = unpack_state(values, place, self._sums.history, self._reducer)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `state_dict` to a file of this rank in a folder. Call it on every rank, between steps."""
-        write_checkpoint(folder, self.state_dict())
+        write_checkpoint(folder, self.state_dict(), self._place(None))
 
     def load(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
         """Continue where `save` was called.
@@ -308,7 +313,13 @@ class SwitchAllreduceState:
         does.
         """
         redistribute = redistribute or not self._reducer.keeps_residuals
-        self.load_state_dict(read_checkpoint(folder, redistribute=redistribute))
+        self.load_state_dict(read_checkpoint(folder, self._place(None), redistribute=redistribute))
+
+    def _place(self, group: dist.ProcessGroup | None) -> tuple[int, int]:
+        """Return this rank and the number of ranks in a group; among the members of a run that changes."""
+        if self._settings.on_lost == "continue" and self.rank is not None:
+            return self.members.index(self.rank), len(self.members)
+        return rank_and_size(group)
 
     def load_if_saved(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
         """Load the state when a trainer resumes. If the folder has none, only log a warning."""

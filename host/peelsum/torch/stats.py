@@ -125,7 +125,7 @@ class RunningStats:
         #: The fields of `HookStats`, by name. They are changed in every step, and copied when they are read.
         self._totals: Counter[str] = Counter()
         #: The last result of each sum, and its members, by the names of its tensors; the last sum comes last.
-        self._sums: dict[tuple[str, ...], tuple[StepSummary | None, tuple[int, ...]]] = {}
+        self._sums: dict[tuple[str, ...], tuple[StepSummary, tuple[int, ...]]] = {}
         self._logged = HookStats()
         self._warned = False
 
@@ -135,26 +135,18 @@ class RunningStats:
             totals: dict[str, Any] = dict(self._totals)
             sums = dict(self._sums)
         tensors: dict[str, TensorStats] = {}
-        for tally in [tally for tally, _ in sums.values() if tally is not None]:
+        for tally, _ in sums.values():
             tensors |= tally.tensors()
         members = {name: ranks for names, (_, ranks) in sums.items() for name in names}
         return HookStats(**totals, tensors=tensors, members=members)
 
-    def add(
-        self, result: SumCost | None, buckets: int, names: tuple[str, ...], members: tuple[int, ...]
-    ) -> None:
-        """Add the result of a sum over this many buckets and these ranks; None if another rank has sent it.
-
-        names: of its parameters.
-        """
+    def add(self, result: SumCost, buckets: int, names: tuple[str, ...], members: tuple[int, ...]) -> None:
+        """Add the result of a sum over this many buckets and these ranks. names: of its parameters."""
         with self._lock:
             totals = self._totals
             totals["buckets"] += buckets
-            tally, _ = self._sums.pop(names, (None, ()))
-            tally = tally if result is None else result.tally
-            self._sums[names] = tally, members
-            if result is None:
-                return
+            self._sums.pop(names, None)
+            self._sums[names] = result.tally, members
             totals["elements"] += result.tally.elements
             totals["non_finite"] += result.tally.non_finite
             for name in _COSTS:

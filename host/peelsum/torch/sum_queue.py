@@ -22,7 +22,7 @@ import torch
 from peelsum.allreduce import Part, Summation
 from peelsum.summation import PieceSummation, Words, gather_by_or
 from peelsum.torch.errors import HookError, HookFailedError
-from peelsum.torch.member_changes import RECOVERABLE, MemberChanges, RepeatableWork
+from peelsum.torch.member_changes import MemberChanges, OutdatedError, RepeatableWork
 from peelsum.transport import SwitchSummation
 
 T = TypeVar("T")
@@ -133,20 +133,17 @@ class _ThreadState(threading.local):
 
     #: The ticket of the work; -1 for none.
     ticket = -1
-    #: The number of changes of the members when it began.
+    #: The number of changes of the members when it began, and the members then; () for those of now.
     generation = 0
-
-
-class _OutdatedError(Exception):
-    """The members have changed since the work began, so it begins again."""
+    members: tuple[int, ...] = ()
 
 
 class SumQueue:
     """A queue that runs work over `backend`, in order. It is the `Summation` of that work: sums take turns.
 
-    After one failure, all later work fails. With `changes`, the loss of a rank is no failure: the sum whose
-    turn it is and all later ones, which may have begun to encode, begin again with the ranks that are left.
-    All work is then a `RepeatableWork`.
+    After one failure, all later work fails. Over `MemberChanges`, the loss of a rank is no failure: the sum
+    whose turn it is, unless others have its result, and all later ones, which may have begun to encode, begin
+    again with the ranks that are left. All work is then a `RepeatableWork`.
 
     owns_backend: whether the queue closes the backend at its end. It ends at `close`, after a failure, when
     it is unreferenced and its work is done, and at the interpreter's exit unless work is running.
@@ -160,14 +157,16 @@ class SumQueue:
         threads: int = 2,
         *,
         owns_backend: bool,
-        changes: MemberChanges | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """on_change: called at every change of the members, before the sums that begin again."""
         #: Sums the words of the work whose turn it is.
         self.backend = backend
         self.lanes = backend.lanes
-        self._changes, self._on_change = changes, on_change
+        self._changes = backend if isinstance(backend, MemberChanges) else None
+        if self._changes is not None:
+            self._changes.on_change = self._note_change
+        self._on_change = on_change
         #: The number of changes. The lock is held while it changes, and while work begins.
         self._generation, self._begin_lock = 0, threading.Lock()
         #: See `ProcessGroupSummation.device`; None with other backends.
@@ -178,25 +177,27 @@ class SumQueue:
         self._current = _ThreadState()
         #: The ticket of the last work that was submitted, by its key.
         self._last_tickets: dict[Hashable, int] = {}
-        close_backend = getattr(changes or backend, "close", _do_nothing) if owns_backend else _do_nothing
+        close_backend = getattr(backend, "close", _do_nothing) if owns_backend else _do_nothing
         self._pool = ThreadPool(threads, close_backend)
         # The pool's own `atexit` handler checks whether work is running.
         weakref.finalize(self, self._pool.close).atexit = False
 
     @property
     def workers(self) -> int:
-        """Number of workers, which a change of the members changes."""
-        return self.backend.workers
+        """Number of workers; a change of the members changes it, but not for a sum that has begun."""
+        return self.backend.workers if self._changes is None else len(self.members)
 
     @property
     def worker_id(self) -> int:
-        """This worker's number, which a change of the members may change."""
-        return self.backend.worker_id
+        """This worker's number, with the same exception."""
+        return self.backend.worker_id if self._changes is None else self.members.index(self._changes.rank)
 
     @property
     def members(self) -> tuple[int, ...]:
         """The ranks that sum, as they were at the start; worker i is members[i]."""
-        return tuple(range(self.workers)) if self._changes is None else self._changes.members
+        if self._changes is None:
+            return tuple(range(self.backend.workers))
+        return self._current.members or self._changes.members
 
     @property
     def rank(self) -> int:
@@ -243,7 +244,7 @@ class SumQueue:
         """Call `exchange` when it is the turn of the work that runs on this thread; return its result."""
         self._wait_for(self._current.ticket)
         if self._changes is not None and self._current.generation != self._generation:
-            raise _OutdatedError
+            raise OutdatedError
         return exchange()
 
     def begin_step(self, step: int) -> bool:
@@ -257,10 +258,14 @@ class SumQueue:
         except BaseException:
             changes.failed = True
             raise
+        self._note_change()
+        return bool(changes.lacking)
+
+    def _note_change(self) -> None:
+        """Let all sums that have begun begin again."""
         with self._begin_lock:
             self._generation += 1
             self._on_change()
-        return bool(changes.lacking)
 
     def drain(self) -> None:
         """Wait until all submitted work is done or has failed."""
@@ -318,27 +323,18 @@ class SumQueue:
         """Run work until it has completed with the same members from its begin to its end."""
         while True:
             with self._begin_lock:
-                self._current.generation = self._generation
+                self._current.generation, self._current.members = self._generation, changes.members
                 work.begin()
-            error: Exception | None = None
             try:
                 work()
-            except Exception as raised:
-                error = raised
-            self._wait_for(self._current.ticket)
-            if error is None:
-                break
-            if self._current.generation != self._generation:
-                continue  # it began before a change
-            if not isinstance(error, RECOVERABLE):
-                raise error
-            has_result = changes.continue_after(error, work)
-            with self._begin_lock:
-                self._generation += 1
-                self._on_change()
-            if has_result:
+            except Exception:
+                self._wait_for(self._current.ticket)
+                if self._current.generation == self._generation or changes.has_result:
+                    raise
+            else:
+                self._wait_for(self._current.ticket)
+                changes.complete()
                 return
-        changes.complete(work)
 
     def _check_process(self) -> None:
         """Raise HookError in a forked child."""

@@ -1,6 +1,14 @@
-"""The congestion window of a worker: additive increase, multiplicative decrease, limited by queues.
+"""The congestion window of a worker: the number of chunks that may be unanswered, cwnd <= W_max.
 
-Its numbers are an array that compiled loops change, too.
+It grows by one per result below the threshold, and by one per window above it. An ECN mark cuts it to
+`KEPT_ON_MARK`, or the first time to `KEPT`. Losing more than half of a window at the first try cuts it to
+`KEPT`, if round trips show a queue that may have been full. There is at most one cut per window.
+
+A single loss does not cut it: a result needs all workers' packets, so each worker would be slowed by every
+worker's noise. But what waits in a queue delays retransmissions, and the oldest lost chunk holds up all
+chunks that are W_max later. So once packets are lost, and until W_max chunks pass without a loss, the window
+is what fills the path twice, as many chunks as answered in `QUEUE` shortest round trips, or `UNLIMITED` if
+that is more.
 """
 
 from __future__ import annotations
@@ -45,113 +53,83 @@ class Number(IntEnum):
     LOSSY_UNTIL = 8  # queues limit the window until this chunk is the oldest
 
 
-Numbers = NDArray[np.float64]
+#: A window: float64[Number], which the functions here change.
+Window = NDArray[np.float64]
 
 
-def new_numbers(most: int, start: int) -> Numbers:
-    """Return the numbers of a window of `start` chunks, at most `most`."""
-    numbers = np.zeros(len(Number))
-    numbers[Number.SIZE] = min(most, start)
-    numbers[Number.START] = max(numbers[Number.SIZE], most * UNLIMITED)
-    numbers[[Number.MOST, Number.THRESHOLD]] = most
-    return numbers
+def new_window(most: int, start: int) -> Window:
+    """Return a window of `start` chunks, at most `most`."""
+    window = np.zeros(len(Number))
+    window[Number.SIZE] = min(most, start)
+    window[Number.START] = max(window[Number.SIZE], most * UNLIMITED)
+    window[[Number.MOST, Number.THRESHOLD]] = most
+    return window
+
+
+def limit(window: Window, most: int) -> None:
+    """Limit the window to `most` chunks from now on."""
+    limited = [Number.MOST, Number.SIZE, Number.START]
+    window[limited] = np.minimum(window[limited], most)
+
+
+def cuts(window: Window) -> int:
+    """Return how often the window was cut."""
+    return int(window[Number.CUTS])
 
 
 @compiled
-def size(numbers: Numbers) -> int:
-    """See `CongestionWindow.size`."""
-    return max(1, int(numbers[Number.SIZE]))
+def size(window: Window) -> int:
+    """Return the number of chunks that may be unanswered, at least 1."""
+    return max(1, int(window[Number.SIZE]))
 
 
 @compiled
 def on_results(
-    numbers: Numbers, results: int, marked: bool, base: int, end: int, round_trip: float = 0.0
+    window: Window, results: int, marked: bool, base: int, end: int, round_trip: float = 0.0
 ) -> None:
-    """See `CongestionWindow.on_results`."""
+    """Adjust to new results, `marked` if any had an ECN mark. Chunks [base, end) are outstanding.
+
+    round_trip: the last one, in shortest ones; 0 if unknown.
+    """
     if marked:
-        _cut(numbers, KEPT_ON_MARK if numbers[Number.CUTS] else KEPT, base, end)
+        _cut(window, KEPT_ON_MARK if window[Number.CUTS] else KEPT, base, end)
         return
-    size = numbers[Number.SIZE]
-    if base < numbers[Number.LOSSY_UNTIL] and round_trip > QUEUE:
-        enough = max(size, numbers[Number.START])
-        numbers[Number.THRESHOLD] = min(numbers[Number.THRESHOLD], enough)
+    size = window[Number.SIZE]
+    if base < window[Number.LOSSY_UNTIL] and round_trip > QUEUE:
+        enough = max(size, window[Number.START])
+        window[Number.THRESHOLD] = min(window[Number.THRESHOLD], enough)
         if size == enough:
             return
-    grown = size + (float(results) if size < numbers[Number.THRESHOLD] else results / size)
-    numbers[Number.SIZE] = min(grown, numbers[Number.MOST])
+    grown = size + (float(results) if size < window[Number.THRESHOLD] else results / size)
+    window[Number.SIZE] = min(grown, window[Number.MOST])
 
 
 @compiled
 def on_losses(
-    numbers: Numbers, lost: int, base: int, end: int, round_trip: float = 0.0, late: bool = False
+    window: Window, lost: int, base: int, end: int, round_trip: float = 0.0, late: bool = False
 ) -> None:
-    """See `CongestionWindow.on_losses`."""
-    if end >= numbers[Number.COUNTED_UNTIL]:
-        span = max(size(numbers), SPAN)
-        numbers[Number.COUNTED_UNTIL], numbers[Number.TOLERATED] = end + span, TOLERATED_LOSS * span
-    numbers[Number.TOLERATED] -= lost
-    if numbers[Number.TOLERATED] < 0 and not 0 < round_trip <= FULL_QUEUE:
-        _cut(numbers, KEPT, base, end)
+    """Adjust to `lost` chunks lost at their first try; otherwise as `on_results`.
+
+    late: a timer took them for lost, but they may be late. So they do not end the window's growth.
+    """
+    if end >= window[Number.COUNTED_UNTIL]:
+        span = max(size(window), SPAN)
+        window[Number.COUNTED_UNTIL], window[Number.TOLERATED] = end + span, TOLERATED_LOSS * span
+    window[Number.TOLERATED] -= lost
+    if window[Number.TOLERATED] < 0 and not 0 < round_trip <= FULL_QUEUE:
+        _cut(window, KEPT, base, end)
     if lost and round_trip > 0 and not late:
-        numbers[Number.LOSSY_UNTIL] = end + numbers[Number.MOST]
-        enough = max(numbers[Number.START], QUEUE * numbers[Number.SIZE] / round_trip)
-        numbers[Number.SIZE] = min(numbers[Number.SIZE], enough)
+        window[Number.LOSSY_UNTIL] = end + window[Number.MOST]
+        enough = max(window[Number.START], QUEUE * window[Number.SIZE] / round_trip)
+        window[Number.SIZE] = min(window[Number.SIZE], enough)
 
 
 @compiled
-def _cut(numbers: Numbers, kept: float, base: int, end: int) -> None:
+def _cut(window: Window, kept: float, base: int, end: int) -> None:
     """Multiply by `kept`, unless chunks that were outstanding at the last cut still are."""
-    if base < numbers[Number.CUT_UNTIL]:
+    if base < window[Number.CUT_UNTIL]:
         return
-    numbers[Number.CUTS] += 1
-    numbers[Number.SIZE] = max(numbers[Number.SIZE] * kept, min(float(LEAST), numbers[Number.MOST]))
-    numbers[Number.THRESHOLD] = numbers[Number.SIZE]
-    numbers[Number.CUT_UNTIL] = numbers[Number.COUNTED_UNTIL] = end
-
-
-class CongestionWindow:
-    """The number of chunks that may be unanswered: cwnd <= W_max.
-
-    It grows by one per result below the threshold, and by one per window above it. An ECN mark cuts it to
-    `KEPT_ON_MARK`, or the first time to `KEPT`. Losing more than half of a window at the first try cuts it to
-    `KEPT`, if round trips show a queue that may have been full. There is at most one cut per window.
-
-    A single loss does not cut it: a result needs all workers' packets, so each worker would be slowed by
-    every worker's noise. But what waits in a queue delays retransmissions, and the oldest lost chunk holds up
-    all chunks that are W_max later. So once packets are lost, and until W_max chunks pass without a loss, the
-    window is what fills the path twice, as many chunks as answered in `QUEUE` shortest round trips, or
-    `UNLIMITED` if that is more.
-    """
-
-    def __init__(self, most: int, start: int) -> None:
-        #: float64[Number], which the compiled functions of this module change.
-        self.numbers = new_numbers(most, start)
-
-    def limit(self, most: int) -> None:
-        """Limit the window to `most` chunks from now on."""
-        limited = [Number.MOST, Number.SIZE, Number.START]
-        self.numbers[limited] = np.minimum(self.numbers[limited], most)
-
-    @property
-    def size(self) -> int:
-        """Number of chunks that may be unanswered, at least 1."""
-        return size(self.numbers)
-
-    @property
-    def cuts(self) -> int:
-        """How often it was cut."""
-        return int(self.numbers[Number.CUTS])
-
-    def on_results(self, results: int, marked: bool, base: int, end: int, round_trip: float = 0.0) -> None:
-        """Adjust to new results, `marked` if any had an ECN mark. Chunks [base, end) are outstanding.
-
-        round_trip: the last one, in shortest ones; 0 if unknown.
-        """
-        on_results(self.numbers, results, marked, base, end, round_trip)
-
-    def on_losses(self, lost: int, base: int, end: int, round_trip: float = 0.0, late: bool = False) -> None:
-        """Adjust to `lost` chunks lost at their first try; otherwise as `on_results`.
-
-        late: a timer took them for lost, but they may be late. So they do not end the window's growth.
-        """
-        on_losses(self.numbers, lost, base, end, round_trip, late)
+    window[Number.CUTS] += 1
+    window[Number.SIZE] = max(window[Number.SIZE] * kept, min(float(LEAST), window[Number.MOST]))
+    window[Number.THRESHOLD] = window[Number.SIZE]
+    window[Number.CUT_UNTIL] = window[Number.COUNTED_UNTIL] = end

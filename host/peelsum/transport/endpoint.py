@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from peelsum import buffers
 from peelsum.summation import Op
+from peelsum.transport import congestion
 from peelsum.transport import endpoint_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
-from peelsum.transport.congestion import CongestionWindow
 from peelsum.transport.endpoint_state import (
     GATHER,
     SCATTER,
@@ -45,8 +45,6 @@ from peelsum.transport.endpoint_state import (
     Column,
     Count,
     Cursor,
-    Identity,
-    Limits,
     WorkerState,
     new_state,
     with_room,
@@ -55,7 +53,7 @@ from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.layout import rows_of, run_start
 from peelsum.transport.stats import WorkerStats, counted
-from peelsum.wire import MAX_WORKERS, Batch, Flag, packet_bytes
+from peelsum.wire import Batch, Flag, packet_bytes
 from peelsum.wire.mtu import required_mtu
 
 #: Packets per batch: a socket sends as many in one system call.
@@ -90,16 +88,9 @@ class WorkerEndpoint:
             raise TransportConfigError(f"worker_id: {worker_id} is not one of the job's workers; give {have}")
         self.config = config
         self.worker_id = worker_id
-        rack, place = divmod(worker_id, MAX_WORKERS)
         self._mine = config.worker_ids.index(worker_id)
-        timers = config.timers
-        #: The worker and its job, as packets name them.
-        self.identity = Identity(config.job_id, config.generation, rack if config.racks else -1, 1 << place)
-        #: The job's window, and times in seconds.
-        self.limits = Limits(config.window, timers.resend_least, timers.resend_most, timers.first_answer)
-        self._window = CongestionWindow(config.window, config.initial_window)
-        #: The numbers that compiled loops change.
-        self.state: WorkerState = new_state(config, worker_id, self._window.numbers)
+        #: What compiled loops read and change.
+        self.state: WorkerState = new_state(config, worker_id)
         self._tensors: deque[_Tensor] = deque()
         self._tickets = 0
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
@@ -111,7 +102,7 @@ class WorkerEndpoint:
 
     def limit_window(self, chunks: int) -> None:
         """Keep at most `chunks` outstanding, e.g. because the socket's buffer holds no more."""
-        self._window.limit(chunks)
+        congestion.limit(self.state.congestion, chunks)
 
     def start_run(self, number: int) -> None:
         """Continue at a random position: this run's chunk ids then differ from earlier runs'.
@@ -188,7 +179,7 @@ class WorkerEndpoint:
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
         """Process received packets uint8[n, packet_bytes], of any content; return the events."""
-        kernels.take(self.state, rows_of(batch), self.identity, now, self.limits)
+        kernels.take(self.state, rows_of(batch), now)
         return self.collect(now)
 
     def collect(self, now: float) -> list[Event]:
@@ -222,13 +213,13 @@ class WorkerEndpoint:
         count = kernels.gather(self.state, now, self._scratch[:limit])
         if count:
             return self._scratch[:count].view(np.uint8)
-        first, count = kernels.contribute(self.state, self.config.window, limit, now)
+        first, count = kernels.contribute(self.state, limit, now)
         return self.state.packets[first : first + count].view(np.uint8)
 
     def expire(self, now: float) -> list[Event]:
         """Queue retransmissions, report a stall or leave, as is due. Call once `next_timer` has passed."""
         events, self._pending = self._pending, []
-        kernels.expire(self.state, now, self.limits)
+        kernels.expire(self.state, now)
         clock = self.state.clock
         if self._leave_at is not None and now >= self._leave_at and not self.finished:
             self.finished = True
@@ -242,7 +233,7 @@ class WorkerEndpoint:
         """Return when to call `expire` if nothing arrives before, or None for never."""
         if self.finished and not self._pending:
             return None
-        due = min(self.next_report(), kernels.next_due(self.state, self.limits))
+        due = min(self.next_report(), kernels.next_due(self.state))
         return due if due < np.inf else None
 
     def next_report(self) -> float:
@@ -281,8 +272,8 @@ class WorkerEndpoint:
         measured = clock[Clock.RTT_SAMPLES] > 0
         return WorkerStats(
             **counted(counts, _COUNTS),
-            window=self._window.size,
-            window_cuts=self._window.cuts,
+            window=congestion.size(self.state.congestion),
+            window_cuts=congestion.cuts(self.state.congestion),
             dropped=counted(counts, _DROPS),
             rtt_mean=float(clock[Clock.RTT_SUM] / clock[Clock.RTT_SAMPLES]) if measured else None,
             rtt_least=float(clock[Clock.RTT_LEAST]) if measured else None,

@@ -18,8 +18,6 @@ from peelsum.transport.endpoint_state import (
     Column,
     Count,
     Cursor,
-    Identity,
-    Limits,
     WorkerState,
 )
 from peelsum.transport.layout import (
@@ -74,14 +72,14 @@ def begin(state: WorkerState, now: float) -> None:
 
 
 @compiled
-def contribute(state: WorkerState, window: int, limit: int, now: float) -> tuple[int, int]:
+def contribute(state: WorkerState, limit: int, now: float) -> tuple[int, int]:
     """Pack up to `limit` new chunks into the rows that keep them; return the first row, and how many.
 
     Stops before a GATHER: `gather` packs its chunks, not all of which are sent.
     """
     cursors, counts, rows = state.cursors, state.counts, state.packets.shape[0]
     first = cursors[Cursor.NEXT] % rows
-    room = min(cursors[Cursor.BASE] + window, cursors[Cursor.END]) - cursors[Cursor.NEXT]
+    room = min(cursors[Cursor.BASE] + state.settings.window, cursors[Cursor.END]) - cursors[Cursor.NEXT]
     unanswered = cursors[Cursor.BEGUN] - counts[Count.RESULTS]
     room = min(room, congestion.size(state.congestion) - unanswered, limit, rows - first)
     remaining = count = max(0, room)
@@ -187,28 +185,28 @@ def _pack(state: WorkerState, tensor: Numbers, count: int, now: float) -> None:
 
 
 @compiled
-def take(state: WorkerState, rows: Words, identity: Identity, now: float, limits: Limits) -> None:
+def take(state: WorkerState, rows: Words, now: float) -> None:
     """Process received packets, rows uint32[n, words] of any content; store the sums that they bring."""
-    counts, cursors = state.counts, state.cursors
+    counts, cursors, settings = state.counts, state.cursors, state.settings
     results, marked, lost = counts[Count.RESULTS], counts[Count.MARKED], counts[Count.LOST]
     for i in range(rows.shape[0]):
         packet = rows[i]
         if not well_formed(packet):
             counts[Count.MALFORMED] += 1
-        elif get(packet, JOB_ID) != identity.job_id:
+        elif get(packet, JOB_ID) != settings.job_id:
             counts[Count.FOREIGN_JOB] += 1
-        elif get(packet, GENERATION) != identity.generation:
+        elif get(packet, GENERATION) != settings.generation:
             counts[Count.WRONG_GENERATION] += 1
         else:
             kind = get(packet, KIND)
             position = unwrap(get(packet, CHUNK_ID), cursors[Cursor.BASE])
             if kind == RESULT:
-                if _accept(state, packet, position, now, limits):
+                if _accept(state, packet, position, now):
                     _store(state, packet, position)
             elif kind == NEED and get(packet, FLAGS) & OWNED:
                 _settle(state, packet, position, now)
-            elif kind == NEED and (get(packet, FLAGS) & SPINE != 0) == (identity.rack >= 0):
-                _need(state, packet, position, limits.window, identity.rack, identity.worker_mask)
+            elif kind == NEED and (get(packet, FLAGS) & SPINE != 0) == (settings.rack >= 0):
+                _need(state, packet, position)
             else:
                 counts[Count.UNEXPECTED_KIND] += 1
     _advance(state, now)
@@ -269,13 +267,13 @@ def _count_down(state: WorkerState, tensor: Numbers) -> None:
 
 
 @compiled
-def _accept(state: WorkerState, packet: Words, position: int, now: float, limits: Limits) -> bool:
+def _accept(state: WorkerState, packet: Words, position: int, now: float) -> bool:
     """Return whether a RESULT is new; if so, update the state."""
-    counts, cursors = state.counts, state.cursors
+    counts, cursors, window = state.counts, state.cursors, state.settings.window
     row = position % state.answered.shape[0]
-    if cursors[Cursor.NEXT] <= position < min(cursors[Cursor.END], cursors[Cursor.BASE] + limits.window):
+    if cursors[Cursor.NEXT] <= position < min(cursors[Cursor.END], cursors[Cursor.BASE] + window):
         return _accept_early(state, packet, position, row, now)
-    if position >= cursors[Cursor.NEXT] or position < cursors[Cursor.BASE] - limits.window:
+    if position >= cursors[Cursor.NEXT] or position < cursors[Cursor.BASE] - window:
         counts[Count.OUT_OF_WINDOW] += 1
         return False
     if position < cursors[Cursor.BASE] or state.answered[row]:
@@ -367,12 +365,10 @@ def _sample(clock: NDArray[np.float64], rtt: float) -> None:
 
 
 @compiled
-def _need(
-    state: WorkerState, packet: Words, position: int, window: int, own_rack: int, worker_mask: int
-) -> None:
+def _need(state: WorkerState, packet: Words, position: int) -> None:
     """Process a NEED: note who is missing from the oldest chunk; queue a RESEND if this worker is."""
-    counts, cursors = state.counts, state.cursors
-    counts[Count.NEEDS] += 1
+    cursors, settings = state.cursors, state.settings
+    state.counts[Count.NEEDS] += 1
     if position == cursors[Cursor.BASE]:
         cursors[Cursor.NEEDED] = position
         for rack in range(state.missing.shape[0]):
@@ -381,8 +377,8 @@ def _need(
     joining = cursors[Cursor.FIRST] <= position < cursors[Cursor.JOINED]
     sent_position = position + (cursors[Cursor.RUN] - cursors[Cursor.JOINED] if joining else 0)
     sent = joining or cursors[Cursor.RUN] <= position < cursors[Cursor.NEXT]
-    kept = sent and sent_position >= cursors[Cursor.BASE] - window
-    if kept and _missing(packet, max(0, own_rack)) & worker_mask:
+    kept = sent and sent_position >= cursors[Cursor.BASE] - settings.window
+    if kept and _missing(packet, max(0, settings.rack)) & settings.worker_mask:
         _enqueue(state, position, NEEDED)
 
 
@@ -430,34 +426,40 @@ def _advance(state: WorkerState, now: float) -> None:
 
 
 @compiled
-def _due(clock: NDArray[np.float64], sent: float, tries: int, pause: float, limits: Limits) -> float:
+def _due(state: WorkerState, sent: float, tries: int, pause: float) -> float:
     """Return when to retransmit a chunk that was sent at `sent` and not answered; see `_pause`.
 
     While chunks that were sent once are answered, later results reveal the lost ones, so each new result
     starts their wait again (RFC 6298, 5.3). The end of a sum has no later result, so it is probed after a
     round trip (RFC 9002, 6.2; RFC 8985, 7). In silence each wait is as long as the silence before it.
     """
-    quiet = clock[Clock.QUIET_SINCE]
+    clock, settings, quiet = state.clock, state.settings, state.clock[Clock.QUIET_SINCE]
     if tries == 0 and sent >= quiet:
-        return float(sent + min(limits.patience, FIRST_RATIO * clock[Clock.FIRST_ANSWER]))
+        return float(sent + min(settings.patience, FIRST_RATIO * clock[Clock.FIRST_ANSWER]))
     wait = max(pause, (sent - quiet) * min(1.0, tries / 2))
     if tries > EAGER_TRIES:
-        wait = max(wait, limits.least, pause * 2.0 ** min(tries - EAGER_TRIES, 4))
-    return float((sent if tries > 1 else max(sent, quiet)) + min(limits.most, wait))
+        wait = max(wait, settings.least, pause * 2.0 ** min(tries - EAGER_TRIES, 4))
+    return float((sent if tries > 1 else max(sent, quiet)) + min(settings.most, wait))
 
 
 @compiled
-def _pause(state: WorkerState, limits: Limits) -> float:
+def _pause(state: WorkerState) -> float:
     """Return how long a chunk may be unanswered before it counts as lost, in seconds.
 
     That is one and a half usual round trips, or as many usual silences between two results if those are
-    longer: another worker may submit its chunks slowly. While results show losses, silences are due to them.
+    longer: another worker may submit its chunks slowly. While results show losses, silences are due to them,
+    and what a usual round trip takes beyond the shortest one counts in proportion to the chunks that are
+    unanswered: at the end of a sum hardly any packet waits in a queue.
     """
     usual = state.clock[Clock.USUAL]
     if usual < 0:
-        return float(limits.patience / 2)
+        return float(state.settings.patience / 2)
     if state.cursors[Cursor.BASE] >= state.congestion[congestion.Number.LOSSY_UNTIL]:
         usual = max(usual, state.clock[Clock.SILENCE])
+    else:
+        unanswered = state.cursors[Cursor.BEGUN] - state.counts[Count.RESULTS]
+        least = min(usual, state.clock[Clock.RTT_LEAST])
+        usual = least + (usual - least) * min(1.0, unanswered / congestion.size(state.congestion))
     return float(PROBE_RATIO * usual)
 
 
@@ -487,25 +489,25 @@ def _first_answer(clock: NDArray[np.float64], sent: float, now: float) -> None:
 
 
 @compiled
-def next_due(state: WorkerState, limits: Limits) -> float:
+def next_due(state: WorkerState) -> float:
     """Return when a chunk is to be retransmitted; infinity if there is none.
 
     Only the oldest chunk and chunks retransmitted before have a timer. The others may wait for a slow worker:
     retransmitting a whole window would take all its partial sums out of the switch. Later results reveal
     their losses.
     """
-    cursors, due, pause = state.cursors, np.inf, _pause(state, limits)
+    cursors, due, pause = state.cursors, np.inf, _pause(state)
     stop = min(cursors[Cursor.NEXT], max(cursors[Cursor.BASE] + 1, cursors[Cursor.HIGHEST]))
     for position in range(cursors[Cursor.BASE], stop):
         row = position % state.answered.shape[0]
         timed = state.tries[row] or position == cursors[Cursor.BASE]
         if timed and not state.answered[row] and not state.queued[row]:
-            due = min(due, _due(state.clock, state.sent_at[row], state.tries[row], pause, limits))
+            due = min(due, _due(state, state.sent_at[row], state.tries[row], pause))
     return float(due)
 
 
 @compiled
-def expire(state: WorkerState, now: float, limits: Limits) -> None:
+def expire(state: WorkerState, now: float) -> None:
     """Queue the chunks whose timer has run out, and probes after the oldest.
 
     If about as many chunks were answered since the last timeout as it retransmitted, the window's tail was
@@ -513,7 +515,7 @@ def expire(state: WorkerState, now: float, limits: Limits) -> None:
     results show losses, chunks that were sent long ago are probed, too: of many workers' contributions to a
     chunk, one is nearly always lost, so that no later result reveals it.
     """
-    cursors, clock, pause = state.cursors, state.clock, _pause(state, limits)
+    cursors, clock, pause = state.cursors, state.clock, _pause(state)
     queued = probes = lost = 0
     lossy = False
     for position in range(cursors[Cursor.BASE], cursors[Cursor.NEXT]):
@@ -522,7 +524,7 @@ def expire(state: WorkerState, now: float, limits: Limits) -> None:
         if state.answered[row] or state.queued[row]:
             continue
         oldest = position == cursors[Cursor.BASE]
-        due = (tries > 0 or oldest) and _due(clock, sent, tries, pause, limits) <= now
+        due = (tries > 0 or oldest) and _due(state, sent, tries, pause) <= now
         if due and oldest:
             probes = _probes(state)
             lossy = position < state.congestion[congestion.Number.LOSSY_UNTIL]

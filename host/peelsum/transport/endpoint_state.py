@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.transport.config import JobConfig
+from peelsum.transport.congestion import Window, new_window
 from peelsum.transport.layout import HEADER_WORDS, SERIAL_BASE, rows_of
 from peelsum.wire import MAX_WORKERS, Kind, pack
 
@@ -106,18 +107,13 @@ class Column(IntEnum):
 SUM, SCATTER, GATHER = 0, 1, 2
 
 
-class Identity(NamedTuple):
-    """The worker and its job, as packets name them."""
+class Settings(NamedTuple):
+    """The worker and its job, as packets name them; the job's window; and times in seconds."""
 
     job_id: int
     generation: int
     rack: int  # -1 with one level
     worker_mask: int
-
-
-class Limits(NamedTuple):
-    """The job's window, and times in seconds."""
-
     window: int  # most outstanding chunks
     least: float  # the least wait of a chunk that was retransmitted many times
     most: float  # the longest wait before a retransmission
@@ -125,8 +121,9 @@ class Limits(NamedTuple):
 
 
 class WorkerState(NamedTuple):
-    """One array per property of a chunk, one row per chunk kept."""
+    """One array per property of a chunk, one row per chunk kept; the job's settings, positions and counts."""
 
+    settings: Settings
     packets: NDArray[np.uint32]  # [rows, words]: contributions as sent
     answered: NDArray[np.bool_]  # [rows]
     early: NDArray[np.int64]  # [rows]: the chunk whose result came before this worker began it
@@ -138,15 +135,17 @@ class WorkerState(NamedTuple):
     cursors: NDArray[np.int64]  # [Cursor]
     counts: NDArray[np.int64]  # [Count]
     clock: NDArray[np.float64]  # [Clock]
-    congestion: NDArray[np.float64]  # [congestion.Number]
+    congestion: Window
     header: NDArray[np.uint32]  # [HEADER_WORDS]: of a contribution without flags
     tensors: NDArray[np.int64]  # [room, Column]: a ring; tensor t has row t % room
 
 
-def new_state(config: JobConfig, worker_id: int, congestion: NDArray[np.float64]) -> WorkerState:
-    """Return the state of a worker that has sent nothing. congestion: the numbers of its window."""
+def new_state(config: JobConfig, worker_id: int) -> WorkerState:
+    """Return the state of a worker that has sent nothing."""
     rows, first = 2 * config.window, SERIAL_BASE + config.first_chunk
     rack, place = divmod(worker_id, MAX_WORKERS)
+    timers, own_rack = config.timers, rack if config.racks else -1
+    waits = timers.resend_least, timers.resend_most, timers.first_answer
     header = pack(
         np.zeros((1, 0), np.uint32),
         kind=Kind.CONTRIBUTION,
@@ -166,6 +165,7 @@ def new_state(config: JobConfig, worker_id: int, congestion: NDArray[np.float64]
     clock[Clock.FIRST_ANSWER] = config.timers.first_answer
     clock[[Clock.RTT_LEAST, Clock.MOVED, Clock.BEGAN]] = np.inf
     return WorkerState(
+        settings=Settings(config.job_id, config.generation, own_rack, 1 << place, config.window, *waits),
         packets=np.zeros((rows, HEADER_WORDS + config.lanes), np.uint32),
         answered=np.zeros(rows, np.bool_),
         early=np.zeros(rows, np.int64),
@@ -177,7 +177,7 @@ def new_state(config: JobConfig, worker_id: int, congestion: NDArray[np.float64]
         cursors=cursors,
         counts=np.zeros(len(Count), np.int64),
         clock=clock,
-        congestion=congestion,
+        congestion=new_window(config.window, config.initial_window),
         header=rows_of(header)[0],
         tensors=np.zeros((_TENSORS, len(Column)), np.int64),
     )

@@ -42,10 +42,8 @@ class Exchange:
         until = began + _SLICE
         for endpoint, link in self._planes:
             until = min(until, endpoint.next_report(), link.greet(began))
-        stations = tuple(
-            Station(endpoint.state, endpoint.identity, endpoint.limits, wire)
-            for (endpoint, _), wire in zip(self._planes, self._wires, strict=True)
-        )
+        pairs = zip(self._planes, self._wires, strict=True)
+        stations = tuple(Station(endpoint.state, wire) for (endpoint, _), wire in pairs)
         problem, failed = exchange(stations, self._polled, until)
         for i, (endpoint, link) in enumerate(self._planes):
             failure = problem if i == failed else 0

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from peelsum.compiling import compiled
 from peelsum.transport import server_kernels
 from peelsum.transport.endpoint_kernels import begin, contribute, expire, gather, next_due, resend, take
-from peelsum.transport.endpoint_state import Count, Cursor, Identity, Limits, WorkerState
+from peelsum.transport.endpoint_state import Count, Cursor, WorkerState
 from peelsum.transport.layout import Words
-from peelsum.transport.server_state import JobState, ServerCursor, ServerIdentity, Waits
+from peelsum.transport.server_state import JobState, ServerCursor
 from peelsum.wire import PROOF_BYTES, SECRET_BYTES
 from peelsum.wire.datagrams import ICMP_ERRORS, BatchSocket
 from peelsum.wire.hello import siphash_2_4
@@ -104,8 +104,6 @@ class Station(NamedTuple):
     """A worker's endpoint in one plane, and its socket."""
 
     state: WorkerState
-    identity: Identity
-    limits: Limits
     wire: Wire
 
 
@@ -121,11 +119,11 @@ def exchange(stations: tuple[Station, ...], polled: NDArray[np.int64], until: fl
         arrived = outstanding = 0
         due = np.inf
         for i in range(len(stations)):
-            state, identity, limits, wire = stations[i]
-            problem = _send_all(state, limits, wire, seconds(wire.clock))
+            state, wire = stations[i]
+            problem = _send_all(state, wire, seconds(wire.clock))
             if problem:
                 return problem, i
-            count = _receive_all(state, identity, limits, wire)
+            count = _receive_all(state, wire)
             if count < 0:
                 return -count, i
             arrived += count
@@ -135,10 +133,10 @@ def exchange(stations: tuple[Station, ...], polled: NDArray[np.int64], until: fl
             return 0, 0
         now = seconds(stations[0].wire.clock)
         for i in range(len(stations)):
-            state, _, limits, _ = stations[i]
-            station_due = next_due(state, limits)
+            state, _ = stations[i]
+            station_due = next_due(state)
             if station_due <= now:
-                expire(state, now, limits)
+                expire(state, now)
             due = min(due, station_due)
         if now >= until:
             return 0, 0
@@ -158,7 +156,7 @@ def _told(stations: tuple[Station, ...]) -> int:
 
 
 @compiled
-def _send_all(state: WorkerState, limits: Limits, wire: Wire, now: float) -> int:
+def _send_all(state: WorkerState, wire: Wire, now: float) -> int:
     """Send until the endpoint has nothing more or the kernel's buffer is full; return 0 or an error."""
     begin(state, now)
     while True:
@@ -169,14 +167,14 @@ def _send_all(state: WorkerState, limits: Limits, wire: Wire, now: float) -> int
         count = count or gather(state, now, wire.scratch)
         wire.unsent[Unsent.SCRATCH] = count > 0
         if not count:
-            first, count = contribute(state, limits.window, BATCH, now)
+            first, count = contribute(state, BATCH, now)
         if not count:
             return 0
         wire.unsent[Unsent.FIRST], wire.unsent[Unsent.COUNT] = first, count
 
 
 @compiled
-def _receive_all(state: WorkerState, identity: Identity, limits: Limits, wire: Wire) -> int:
+def _receive_all(state: WorkerState, wire: Wire) -> int:
     """Process arrived packets, up to about BURST of them; return how many, or an error, negative."""
     words, total = state.packets.shape[1], 0
     while total < BURST:
@@ -186,20 +184,13 @@ def _receive_all(state: WorkerState, identity: Identity, limits: Limits, wire: W
         if count == NOTHING:
             break
         rows = wire.received[: count * words].reshape((count, words))
-        take(state, rows, identity, wire.heard_at[0], limits)
+        take(state, rows, wire.heard_at[0])
         total += count
     return total
 
 
 @compiled
-def serve(
-    state: JobState,
-    identity: ServerIdentity,
-    window: int,
-    waits: Waits,
-    wire: Wire,
-    until: float,
-) -> int:
+def serve(state: JobState, wire: Wire, until: float) -> int:
     """Receive and send until the job finishes, a timer has run out, the waker wakes, or `until`.
 
     Return 0, or the error number of a system call.
@@ -209,7 +200,7 @@ def serve(
         problem = _send_results(state, wire)
         if problem:
             return problem
-        arrived = _receive_parts(state, identity, window, waits, wire)
+        arrived = _receive_parts(state, wire)
         if arrived < 0:
             return -arrived
         now = seconds(wire.clock)
@@ -235,7 +226,7 @@ def _send_results(state: JobState, wire: Wire) -> int:
 
 
 @compiled
-def _receive_parts(state: JobState, identity: ServerIdentity, window: int, waits: Waits, wire: Wire) -> int:
+def _receive_parts(state: JobState, wire: Wire) -> int:
     """Process arrived packets, up to about BURST of them; return how many, or an error, negative."""
     words, total = state.packets.shape[1], 0
     while total < BURST:
@@ -245,7 +236,7 @@ def _receive_parts(state: JobState, identity: ServerIdentity, window: int, waits
         if count == NOTHING:
             break
         rows = wire.received[: count * words].reshape((count, words))
-        server_kernels.take(state, rows, identity, window, wire.heard_at[0], waits)
+        server_kernels.take(state, rows, wire.heard_at[0])
         total += count
     return total
 

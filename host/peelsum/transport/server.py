@@ -46,8 +46,6 @@ from peelsum.transport.server_state import (
     ServerClock,
     ServerCount,
     ServerCursor,
-    ServerIdentity,
-    Waits,
     new_state,
 )
 from peelsum.transport.stats import ServerStats, counted
@@ -64,16 +62,13 @@ class AggregationServer:
     def __init__(self, config: JobConfig) -> None:
         self.config = config
         self.state = new_state(config)
-        self.identity = ServerIdentity(config.job_id, config.generation)
-        timers = config.timers
-        self.waits = Waits(timers.need, timers.need_most, timers.reply_gap)
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
         self._report_at = -np.inf
         self.finished = False
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
         """Process received packets, uint8[n, packet_bytes] of any content; return the events."""
-        kernels.take(self.state, rows_of(batch), self.identity, self.config.window, now, self.waits)
+        kernels.take(self.state, rows_of(batch), now)
         return self.collect()
 
     def collect(self) -> list[Event]:
@@ -95,17 +90,16 @@ class AggregationServer:
 
     def expire(self, now: float) -> list[Event]:
         """Request missing parts, report a stall or finish, if due. Call once `next_timer` has passed."""
-        timers = self.config.timers
-        kernels.expire(self.state, now, self.config.window, timers.need, timers.need_most)
+        kernels.expire(self.state, now)
         if now >= self._gives_up_at():
             self.finished = True
             return [JobFinished(self.config.job_id, confirmed=False)]
         if now < self._report_at:
             return []
         stall = self.stalled(now)
-        if stall is None or stall.seconds < timers.stall:
+        if stall is None or stall.seconds < self.config.timers.stall:
             return []
-        self._report_at = now + timers.stall
+        self._report_at = now + self.config.timers.stall
         return [stall]
 
     def next_timer(self) -> float | None:
@@ -116,7 +110,7 @@ class AggregationServer:
     def stalled(self, now: float) -> Stalled | None:
         """Return a `Stalled` event that describes the wait for the oldest incomplete chunk, or None."""
         state = self.state
-        row = kernels.oldest_incomplete(state, self.config.window)
+        row = kernels.oldest_incomplete(state)
         if row < 0:
             return None
         missing = numbers_of(state.expected & ~state.have[row])

@@ -33,8 +33,6 @@ from peelsum.transport.server_state import (
     ServerClock,
     ServerCount,
     ServerCursor,
-    ServerIdentity,
-    Waits,
     WorkerSet,
 )
 from peelsum.wire import EVERYONE as EVERYONE_ID
@@ -56,16 +54,9 @@ OWE_SPINE_RESEND, OWE_NEED = 4 << MAX_WORKERS, 8 << MAX_WORKERS
 
 
 @compiled
-def take(
-    state: JobState,
-    rows: Words,
-    identity: ServerIdentity,
-    window: int,
-    now: float,
-    waits: Waits,
-) -> None:
+def take(state: JobState, rows: Words, now: float) -> None:
     """Process received packets, rows uint32[n, words] of any content."""
-    counts, two_levels = state.counts, state.cursors[ServerCursor.SUM_FLAG] != 0
+    counts, settings, two_levels = state.counts, state.settings, state.cursors[ServerCursor.SUM_FLAG] != 0
     counts[ServerCount.PACKETS] += rows.shape[0]
     for i in range(rows.shape[0]):
         packet = rows[i]
@@ -73,26 +64,26 @@ def take(
         rack = _rack_of(packet, two_levels)
         if not well_formed(packet):
             counts[ServerCount.MALFORMED] += 1
-        elif get(packet, JOB_ID) != identity.job_id:
+        elif get(packet, JOB_ID) != settings.job_id:
             counts[ServerCount.FOREIGN_JOB] += 1
-        elif get(packet, GENERATION) != identity.generation:
+        elif get(packet, GENERATION) != settings.generation:
             counts[ServerCount.WRONG_GENERATION] += 1
         elif get(packet, KIND) != BYPASS:
             counts[ServerCount.UNEXPECTED_KIND] += 1
         elif not bitmap or bitmap & ~_known(state.expected, state.cursors, rack):
             counts[ServerCount.FOREIGN_WORKER] += 1
         else:
-            row = row_of(state, get(packet, CHUNK_ID), window, now, waits.need_most)
+            row = row_of(state, get(packet, CHUNK_ID), now)
             if row < 0:
                 continue
             if state.done[row]:
-                _answer(state, row, get(packet, SENDER), WorkerSet(bitmap, rack), now, waits.reply_gap)
+                _answer(state, row, get(packet, SENDER), WorkerSet(bitmap, rack), now)
                 continue
             if state.deadline[row] == np.inf:
-                state.deadline[row] = now + pause(state.asked[row], waits.need, waits.need_most)
+                state.deadline[row] = now + pause(settings, state.asked[row])
             if get(packet, FLAGS) & FIN:
                 state.clock[ServerClock.FIN] = now
-            _merge(state, row, packet, WorkerSet(bitmap, rack), now, waits.reply_gap)
+            _merge(state, row, packet, WorkerSet(bitmap, rack), now)
 
 
 @compiled
@@ -120,12 +111,12 @@ def _part(who: WorkerSet, rack: int, expected: int) -> int:
 
 
 @compiled
-def _answer(state: JobState, row: int, sender: int, who: WorkerSet, now: float, gap: float) -> None:
+def _answer(state: JobState, row: int, sender: int, who: WorkerSet, now: float) -> None:
     """Queue the result of a complete chunk for the worker that requests it, or for all.
 
     All get it if a switch still held a sum of several, or if the worker in turn sent a RESEND: the RESULT
     probably did not pass a switch, whose slot drops the others' RETRYs. All get it, too, if another worker
-    requested it before. At most one per `gap` goes to all.
+    requested it before. At most one per `reply_gap` goes to all.
     """
     counts = state.counts
     counts[ServerCount.DUPLICATES] += 1
@@ -137,7 +128,7 @@ def _answer(state: JobState, row: int, sender: int, who: WorkerSet, now: float, 
     in_turn = get(state.packets[row], CHUNK_ID) % places == worker
     by_another = state.asked[row] not in (0, sender + 1)
     to_all = several or by_another or (in_turn and places > 1)
-    to_all = to_all and now - state.repeated_at[row] >= gap
+    to_all = to_all and now - state.repeated_at[row] >= state.settings.reply_gap
     state.asked[row] = state.asked[row] or sender + 1
     if several and not to_all:
         counts[ServerCount.REPLIES_WITHHELD] += 1
@@ -171,7 +162,7 @@ def owe(state: JobState, row: int, rack: int, what: int) -> None:
 
 
 @compiled
-def _merge(state: JobState, row: int, packet: Words, who: WorkerSet, now: float, gap: float) -> None:
+def _merge(state: JobState, row: int, packet: Words, who: WorkerSet, now: float) -> None:
     """Merge a complete or partial sum into the chunk's H and acc; `who` is P of the theory of operation."""
     have, expected = state.have[row], state.expected
     begun, disjoint, contains, contained = _compare(have, expected, who)
@@ -182,7 +173,7 @@ def _merge(state: JobState, row: int, packet: Words, who: WorkerSet, now: float,
         copy(packet, kept)
     elif contained:
         state.counts[ServerCount.DUPLICATES] += 1
-        _hasten(state, row, now, gap, True)
+        _hasten(state, row, now, True)
         return
     elif not disjoint and not get(packet, FLAGS) & OR:
         state.counts[ServerCount.OVERLAPS] += 1  # a sum cannot be separated into its contributions
@@ -201,17 +192,17 @@ def _merge(state: JobState, row: int, packet: Words, who: WorkerSet, now: float,
         return
     if not begun:
         state.since[row] = now
-    _hasten(state, row, now, gap, False)
+    _hasten(state, row, now, False)
 
 
 @compiled
-def _hasten(state: JobState, row: int, now: float, gap: float, again: bool) -> None:
+def _hasten(state: JobState, row: int, now: float, again: bool) -> None:
     """Request the missing parts of a chunk that later ones have overtaken, at its first part and repeats.
 
     With one switch, a part of such a chunk left the slot by a RESEND, so the slot is empty and only workers
     have the rest. With two levels, another switch may still hold a sum.
     """
-    cursors = state.cursors
+    cursors, gap = state.cursors, state.settings.reply_gap
     overdue = cursors[ServerCursor.SETTLED] and state.position[row] + OVERDUE <= cursors[ServerCursor.ANCHOR]
     first = state.asked[row] == 0
     if not overdue or not (first or (again and now - state.repeated_at[row] >= gap)):
@@ -330,7 +321,7 @@ def next_due(state: JobState) -> float:
 
 
 @compiled
-def expire(state: JobState, now: float, window: int, need: float, most: float) -> None:
+def expire(state: JobState, now: float) -> None:
     """Queue requests for all chunks whose timer has run out: first to switches, later to workers, too."""
     racks = state.expected.shape[0]
     if state.cursors[ServerCursor.UNTOLD] and now >= state.clock[ServerClock.UNTOLD] + TOLD_AFTER:
@@ -338,7 +329,7 @@ def expire(state: JobState, now: float, window: int, need: float, most: float) -
     for row in range(state.position.shape[0]):
         if state.deadline[row] > now:
             continue
-        if not current(state.cursors, state.position[row], window):
+        if not current(state, state.position[row]):
             state.deadline[row] = np.inf  # until a packet of the chunk arrives
             continue
         _owe_resends(state, row)
@@ -346,18 +337,18 @@ def expire(state: JobState, now: float, window: int, need: float, most: float) -
             owe(state, row, racks - 1, OWE_NEED)
         state.asked[row] += 1
         waits = state.asked[row] < ASKS
-        state.deadline[row] = now + pause(state.asked[row], need, most) if waits else np.inf
+        state.deadline[row] = now + pause(state.settings, state.asked[row]) if waits else np.inf
 
 
 @compiled
-def oldest_incomplete(state: JobState, window: int) -> int:
+def oldest_incomplete(state: JobState) -> int:
     """Return the row of the oldest incomplete chunk, or -1."""
     oldest = -1
     for row in range(state.position.shape[0]):
         position = state.position[row]
         older = oldest < 0 or position < state.position[oldest]
         incomplete = state.have[row].any() and not state.done[row]
-        if older and incomplete and current(state.cursors, position, window):
+        if older and incomplete and current(state, position):
             oldest = row
     return oldest
 

@@ -67,16 +67,12 @@ class ServerClock(IntEnum):
     UNTOLD = 3  # when the first of the untold chunks was complete
 
 
-class ServerIdentity(NamedTuple):
-    """The job, as packets name it."""
+class ServerSettings(NamedTuple):
+    """The job, as packets name it; its window; and the server's timers in seconds, see `Timers`."""
 
     job_id: int
     generation: int
-
-
-class Waits(NamedTuple):
-    """The server's timers in seconds, see `Timers`."""
-
+    window: int
     need: float
     need_most: float
     reply_gap: float
@@ -90,17 +86,17 @@ class WorkerSet(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """One array per property of a chunk, one row per chunk kept; the job's own constants and cursors."""
+    """One array per property of a chunk, one row per chunk kept; the job's own settings and cursors."""
 
+    settings: ServerSettings
     packets: NDArray[np.uint32]  # [rows, words]: the RESULT to be: acc, in wire order
     position: NDArray[np.int64]  # [rows]: the row's chunk, 0 for none
     have: NDArray[np.int64]  # [rows, racks]: H, the workers whose contributions are in
     done: NDArray[np.bool_]  # [rows]
     deadline: NDArray[np.float64]  # [rows]: when to ask for missing packets; infinity for never
     since: NDArray[np.float64]  # [rows]: when the first part arrived
-    asked: NDArray[
-        np.int64
-    ]  # [rows]: number of requests sent; once complete, 1 + the worker that requested it first
+    # [rows]: number of requests sent; once complete, 1 + the worker that requested it first
+    asked: NDArray[np.int64]
     repeated_at: NDArray[np.float64]  # [rows]: when a result was last sent to all again, or requested early
     owed: NDArray[np.int64]  # [rows, racks]: the packets to send: OWE_* and workers' bits
     queued: NDArray[np.bool_]  # [rows]
@@ -118,13 +114,15 @@ def new_state(config: JobConfig) -> JobState:
     masks = config.rack_masks
     rows, racks = 2 * config.window + config.joining_chunks, len(masks)
     numbers = (racks - 1) * MAX_WORKERS + masks[-1].bit_length()
-    first = SERIAL_BASE + config.first_chunk
+    first, timers = SERIAL_BASE + config.first_chunk, config.timers
+    waits = timers.need, timers.need_most, timers.reply_gap
     cursors = np.zeros(len(ServerCursor), np.int64)
     cursors[ServerCursor.SUM_BITMAP] = config.expected_mask
     cursors[ServerCursor.SUM_FLAG] = Flag.SPINE if config.racks else 0
     cursors[[ServerCursor.ANCHOR, ServerCursor.FIRST]] = first
     cursors[ServerCursor.RUN] = first + config.joining_chunks
     return JobState(
+        settings=ServerSettings(config.job_id, config.generation, config.window, *waits),
         packets=np.zeros((rows, HEADER_WORDS + config.lanes), np.uint32),
         position=np.zeros(rows, np.int64),
         have=np.zeros((rows, racks), np.int64),

@@ -114,7 +114,7 @@ class AggregationService:
         server, link, heard_at = self._server, self._link, self._wire.heard_at[1]
         began = time.monotonic()
         until = min(began + _SLICE, link.greet(began))
-        problem = serve(server.state, server.identity, server.config.window, server.waits, self._wire, until)
+        problem = serve(server.state, self._wire, until)
         heard = bool(self._wire.heard_at[1] > heard_at)
         self._wire = settled(self._wire, link, problem, self._wire.scratch)
         events = server.collect() if heard else []

@@ -180,14 +180,14 @@ class SwitchSummation:
     def continue_in(self, config: JobConfig, worker_id: int) -> None:
         """Continue in another generation of the job, at the same port, with other workers.
 
-        Sums that were waited for are given up, also after an error. worker_id: this worker's new number.
+        Sums that were waited for are given up, also after an error. worker_id: this worker's new place.
         Raises TransportConfigError with several planes.
         """
         if self.planes > 1:
             raise TransportConfigError("members: change in one plane only; give one address in `over`")
         self._earlier_stats = [replace(self.stats(), window=0)]
         job = replace(config, timers=self.config.timers)
-        self._endpoints = [WorkerEndpoint(job, worker_id)]
+        self._endpoints = [WorkerEndpoint(job, job.worker_ids[worker_id])]
         self._endpoints[0].limit_window(self._links[0].socket.room)
         self._exchange = Exchange([(self._endpoints[0], self._links[0])])
         self._broken = self._joined = self._finished = False

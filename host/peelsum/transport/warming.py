@@ -27,9 +27,8 @@ def warm_up(lanes: int, planes: int = 1) -> None:
     with BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
         sock.connect(sock.address)
         wire = new_wire(sock, worker.state.packets.shape[1])
-        station = Station(worker.state, worker.identity, worker.limits, wire)
-        exchange((station,) * planes, np.zeros(planes, np.int64), 0.0)
-        serve(server.state, server.identity, config.window, server.waits, wire, 0.0)
+        exchange((Station(worker.state, wire),) * planes, np.zeros(planes, np.int64), 0.0)
+        serve(server.state, wire, 0.0)
     proof(bytes(SECRET_BYTES), bytes(PROOF_BYTES))
     worker.to_send(0.0)
     resent_at = worker.next_timer() or 0.0

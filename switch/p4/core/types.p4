@@ -9,8 +9,12 @@ typedef bit<32> ipv4_t;
 
 const bit<2> ECN_CE = 3;
 
-// The flags of all packets in a slot, combined with OR. CE is bit 2, FIN is bit 3.
+// The flags of all packets in a slot, combined with OR: CE is bit 2, FIN is bit 3. RESULT_KEPT is a bit that no
+// packet has: the lanes are the chunk's result, and another chunk may take the slot.
 typedef bit<8> marks_t;
+
+// A ternary key that matches the marks of a slot that keeps a result.
+#define MATCH_RESULT_KEPT RESULT_KEPT &&& RESULT_KEPT
 
 // Number of slots: a power of two, at least 256, and at least twice the largest window of a job. Each
 // architecture defines SLOT_BITS.

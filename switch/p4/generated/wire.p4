@@ -4,6 +4,7 @@ const bit<8> VERSION = 1;
 const bit<16> UDP_PORT = 20563;
 const bit<9> CPU_PORT = 255;
 const bit<16> EVERYONE = 0xffff;
+const bit<8> RESULT_KEPT = 0x80;  // in a slot's marks
 
 // The slots' clock: a tick is 64 us on v1model, 2^16 ns on Tofino.
 const bit<8> TICK_SHIFT = 6;  // of v1model's clock, which counts microseconds
@@ -47,6 +48,7 @@ enum bit<8> verdict_t {
     RESET_DONE = 21,
     RESEND_FORWARDED = 22,
     FORWARDED = 23,
+    ANSWERED = 24,
     UNDECIDED = 255
 }
 

@@ -1,5 +1,6 @@
 // The workers in a slot, and their flags: whether any met congestion, whether any has finished. The bitmap
-// stays after the sum has left: a zero bitmap under a matching tag is a tombstone.
+// stays after the sum has left: a zero bitmap under a matching tag is a tombstone, which keeps the result once
+// that has passed.
 //
 // A stateful ALU returns one value, but the next stage needs three. So three registers hold the same bitmap.
 

@@ -22,6 +22,13 @@ control Marks(in headers_t hdr, inout ingress_metadata_t ig_md) {
         }
     };
 
+    RegisterAction<marks_t, slot_t, marks_t>(slot_marks) keep = {
+        void apply(inout marks_t value, out marks_t marks) {
+            value = RESULT_KEPT | (FLAGS);
+            marks = value;
+        }
+    };
+
     action set_worker() {
         ig_md.marks = set.execute((slot_t)ig_md.slot_index);
     }
@@ -32,6 +39,10 @@ control Marks(in headers_t hdr, inout ingress_metadata_t ig_md) {
 
     action take_workers() {
         ig_md.marks = merge.execute((slot_t)ig_md.slot_index);
+    }
+
+    action keep_result() {
+        ig_md.marks = keep.execute((slot_t)ig_md.slot_index);
     }
 
     action no_bitmap() { }

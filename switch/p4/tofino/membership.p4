@@ -39,6 +39,10 @@ control Membership(in headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.membership = take.execute((slot_t)ig_md.slot_index);
     }
 
+    action keep_result() {
+        take_workers();
+    }
+
     action no_bitmap() {
         ig_md.membership = HELD_NONE;
     }

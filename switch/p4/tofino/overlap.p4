@@ -38,6 +38,10 @@ control Overlap(in headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.overlap = take.execute((slot_t)ig_md.slot_index);
     }
 
+    action keep_result() {
+        take_workers();
+    }
+
     action no_bitmap() { }
 
     #include "../core/arrivals.p4inc"

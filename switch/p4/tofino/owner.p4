@@ -35,7 +35,6 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         void apply(inout owner_t value, out ownership_t result) {
             result = this.predicate(MINE, EXPIRED);
             if (MINE) {
-                value.tag = 0;
                 value.expiry = ig_md.now;
             }
         }
@@ -57,7 +56,7 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.ownership = get_owner.execute((slot_t)ig_md.slot_index);
     }
 
-    // Free the slot if it is this chunk's.
+    // Let other chunks take the slot if it is this chunk's.
     action release() {
         ig_md.ownership = release_owner.execute((slot_t)ig_md.slot_index);
     }

@@ -1,5 +1,6 @@
 // The workers in a slot, and their flags: whether any met congestion, whether any has finished. The bitmap
-// stays after the sum has left: a zero bitmap under a matching tag is a tombstone.
+// stays after the sum has left: a zero bitmap under a matching tag is a tombstone, which keeps the result once
+// that has passed.
 
 #ifndef PEELSUM_V1MODEL_BITMAP_P4_
 #define PEELSUM_V1MODEL_BITMAP_P4_
@@ -27,6 +28,11 @@ control Bitmap(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         bitmap_op = bitmap_op_t.TAKE;
     }
 
+    // Clear the bitmap, and mark the slot as one that keeps its chunk's result.
+    action keep_result() {
+        bitmap_op = bitmap_op_t.KEEP_RESULT;
+    }
+
     // Leave the bitmap unchanged.
     action no_bitmap() {
         ig_md.membership = HELD_NONE;
@@ -47,6 +53,9 @@ control Bitmap(inout headers_t hdr, inout ingress_metadata_t ig_md) {
                 next = ig_md.worker_mask;
             } else if (bitmap_op == bitmap_op_t.MERGE && held != 0) {
                 next = held | ig_md.worker_mask;
+            }
+            if (bitmap_op == bitmap_op_t.KEEP_RESULT) {
+                marks = RESULT_KEPT;
             }
             marks = marks | 4w0 ++ hdr.peelsum.flag_fin ++ hdr.peelsum.flag_ce ++ 2w0;
             worker_bitmap.write(ig_md.slot_index, next);

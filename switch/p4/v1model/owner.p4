@@ -23,7 +23,7 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         owner_op = owner_op_t.READ;
     }
 
-    // Free the slot if it is this chunk's.
+    // Let other chunks take the slot if it is this chunk's.
     action release() {
         owner_op = owner_op_t.RELEASE;
     }
@@ -68,8 +68,10 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
                     stamp = ig_md.now;
                 }
             } else if (owner_op == owner_op_t.FREE || (owner_op == owner_op_t.RELEASE && mine)) {
-                tag = 0;
                 stamp = ig_md.now - FREED_TICKS;
+            }
+            if (owner_op == owner_op_t.FREE) {
+                tag = 0;
             }
             owner_tag.write(ig_md.slot_index, tag);
             owner_stamp.write(ig_md.slot_index, stamp);

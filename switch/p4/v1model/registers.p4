@@ -18,7 +18,8 @@ enum bit<8> bitmap_op_t {
     KEEP = 0,
     SET = 1,
     MERGE = 2,
-    TAKE = 3
+    TAKE = 3,
+    KEEP_RESULT = 4
 }
 
 #endif

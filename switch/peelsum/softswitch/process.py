@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self, TypeAlias
@@ -18,7 +18,7 @@ from typing import Self, TypeAlias
 from peelsum.softswitch.compiler.loading import load
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.p4runtime.notifications import INTERVAL_S
+from peelsum.softswitch.p4runtime.notifications import poll_regularly
 from peelsum.softswitch.ports import interface_loop, udp_loop
 from peelsum.softswitch.ports.capture import Capture
 from peelsum.softswitch.ports.compiled_loop import CLOCK_MASK, CompiledLoop
@@ -207,7 +207,6 @@ class DataPlane:
         return compiled_loop
 
     def _new_pacers(self) -> tuple[Pacer, Pacer]:
-        """Return the pacers of outgoing and of arriving frames."""
         if self._links is None:
             return Pacer(self._device.queues, self._send), Pacer(None, self._process)
         return self._links.pacer(self._send), self._links.arrivals(self._process)
@@ -276,6 +275,8 @@ class SwitchCounts:
     """32-bit values per packet of the running pipeline; 0 without one, or if it is not peelsum's."""
     verdicts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Packets and bytes by the verdict of peelsum's program."""
+    unsent: Mapping[str, int] = field(default_factory=dict)
+    """Packets from the program that no port sent, by reason."""
 
 
 def run(
@@ -297,20 +298,11 @@ def run(
     with ExitStack() as stack:
         accepts_any_hello = identity is None and is_loopback(settings.host)
         try:
-            ports = (
-                InterfacePorts(settings.interfaces, method=settings.port_method, cpu_port=settings.cpu_port)
-                if settings.interfaces
-                else _open_udp_ports(settings, accepts_any_hello)
-            )
+            ports = _open_ports(settings, accepts_any_hello)
             stack.callback(ports.close)
             program = None if settings.program is None else load(settings.program)
-            capture = None
-            if settings.capture is not None:
-                names = {number: f"port{number}" for number in ports.ports}
-                if settings.as_bmv2:
-                    names |= settings.interfaces
-                capture = Capture(names, settings.capture, overwrite=settings.as_bmv2)
-                stack.enter_context(closing(capture))
+            capture = _open_capture(settings, ports)
+            stack.callback(capture.close if capture else lambda: None)
             links = Links(
                 ports.ports,
                 rates=settings.rates.of(ports.ports),
@@ -326,6 +318,7 @@ def run(
                 # Interfaces' switches accept every port in a group, as BMv2 does.
                 ports=None if settings.interfaces else {*ports.ports, settings.cpu_port},
                 secret_ports=ports.ports if isinstance(ports, UdpPorts) else None,
+                port_is_up=ports.is_up if isinstance(ports, InterfacePorts) else lambda port: True,
             )
             stack.callback(device.close)
             server = serve(device, settings.p4runtime, identity, any_address=settings.as_bmv2)
@@ -339,34 +332,28 @@ def run(
         plane = stack.enter_context(DataPlane(device, ports, links=links, capture=capture))
         count = partial(_counts, device, ports, links.queues)
         with observe(count) if observe else nullcontext(), _stop_on_signals(plane):
+            listening = Listening(settings.host, server.port, {}, settings.interfaces)
             if isinstance(ports, InterfacePorts):
-                announce(Listening(settings.host, server.port, {}, settings.interfaces, ports.methods))
+                announce(replace(listening, port_method=ports.methods))
             else:
-                listening = Listening(settings.host, server.port, ports.listening)
-                announce(replace(listening, accepts_any_hello=accepts_any_hello))
+                announce(replace(listening, udp_ports=ports.listening, accepts_any_hello=accepts_any_hello))
             plane.run()
         return count()
 
 
 def _install(device: Device, program: Program) -> Callable[[], None]:
-    """Run a program unless a controller has loaded one, and write its log until the result is called."""
-    switch, stopped = device.build(program), threading.Event()
+    """Run a program unless a controller has loaded one, and write its log until the result is called.
+
+    The log of a program that a controller loads is written by the P4Runtime server.
+    """
+    switch = device.build(program)
     with device.lock:
         if device.switch is None:
             device.install(switch)
-    if program.messages[1:]:
-        threading.Thread(target=_write_log, args=(switch, stopped), daemon=True).start()
-    return stopped.set
-
-
-def _write_log(switch: Switch, stopped: threading.Event) -> None:
-    """Write the log of a program that no controller has loaded; for others, the P4Runtime server does so."""
-    while not stopped.wait(INTERVAL_S):
-        switch.take_messages()
+    return poll_regularly(program, switch.take_messages)
 
 
 def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts:
-    """Return a switch's counts so far."""
     port_counts = {number: port.counts for number, port in ports.ports.items()}
     switch, verdicts = device.switch, {}
     lanes = count_lanes(switch.registers) if switch is not None else 0
@@ -374,10 +361,22 @@ def _counts(device: Device, ports: Ports, queues: Queues | None) -> SwitchCounts
     if cells is not None:
         counted = zip(Verdict, cells.values().tolist(), strict=False)
         verdicts = {verdict.name.lower(): (int(packets), int(size)) for verdict, (packets, size) in counted}
-    return SwitchCounts(port_counts, queues.counts() if queues else {}, lanes, verdicts)
+    queue_counts = queues.counts() if queues else {}
+    return SwitchCounts(port_counts, queue_counts, lanes, verdicts, ports.unsent_frames)
 
 
-def _open_udp_ports(settings: SwitchSettings, accepts_any_hello: bool) -> Ports:
+def _open_capture(settings: SwitchSettings, ports: Ports) -> Capture | None:
+    if settings.capture is None:
+        return None
+    names = {number: f"port{number}" for number in ports.ports}
+    if settings.as_bmv2:
+        names |= settings.interfaces
+    return Capture(names, settings.capture, overwrite=settings.as_bmv2)
+
+
+def _open_ports(settings: SwitchSettings, accepts_any_hello: bool) -> Ports:
+    if settings.interfaces:
+        return InterfacePorts(settings.interfaces, method=settings.port_method, cpu_port=settings.cpu_port)
     ports = UdpPorts(
         range(1, settings.ports + 1),
         host=settings.host,

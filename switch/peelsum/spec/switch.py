@@ -31,6 +31,7 @@ class Slot:
     stamp: int = 0
     worker_bitmap: int = 0
     flags: int = 0  # CE and FIN, if any packet that was added had them
+    keeps_result: bool = False  # the lanes are the chunk's result, and another chunk may take the slot
     lanes: list[int] = field(default_factory=list)
 
 
@@ -153,7 +154,8 @@ class SpecSwitch:
                 return self._send_up(job, packet, Verdict.BYPASSED)
             case Kind.RESULT:
                 if slot.tag == tag:
-                    slot.tag, slot.stamp = 0, _expired_stamp(now)
+                    slot.stamp, slot.worker_bitmap = _expired_stamp(now), 0
+                    slot.flags, slot.lanes, slot.keeps_result = packet.flags & KEPT_FLAGS, packet.lanes, True
                 return self._send_down(job, packet, Verdict.RESULT_RETURNED)
             case _:
                 return self._send_down(job, packet, Verdict.NEED_PASSED)
@@ -195,7 +197,7 @@ class SpecSwitch:
             packet.bitmap = worker_mask
             return self._send_up(job, packet, Verdict.COLLIDED)
         slot.tag, slot.stamp, slot.worker_bitmap = tag, now, worker_mask
-        slot.flags, slot.lanes = packet.flags & KEPT_FLAGS, packet.lanes
+        slot.flags, slot.lanes, slot.keeps_result = packet.flags & KEPT_FLAGS, packet.lanes, False
         return self._send_if_complete(job, packet, slot)
 
     def _retry(self, job: JobRow, member: MemberRow, packet: Packet, slot: Slot, tag: int) -> Outputs:
@@ -205,7 +207,7 @@ class SpecSwitch:
             return self._send_up(job, packet, Verdict.RESEND_PASSED)
         if slot.worker_bitmap == 0:
             slot.flags |= packet.flags & KEPT_FLAGS
-            return self._count(Verdict.NOTHING_HELD)
+            return self._answer(job, packet, slot) if slot.keeps_result else self._count(Verdict.NOTHING_HELD)
         return self._add_to_slot(job, member.worker_mask, packet, slot)
 
     def _add_to_slot(self, job: JobRow, worker_mask: int, packet: Packet, slot: Slot) -> Outputs:
@@ -228,6 +230,9 @@ class SpecSwitch:
     def _resend(self, job: JobRow, member: MemberRow, packet: Packet, slot: Slot, tag: int) -> Outputs:
         """Send the slot's partial sum to the server; a worker's lanes are added first."""
         worker_mask = member.worker_mask
+        if slot.tag == tag and slot.keeps_result:
+            slot.flags |= packet.flags & KEPT_FLAGS
+            return self._answer(job, packet, slot) if worker_mask else self._count(Verdict.NOTHING_HELD)
         held_bitmap = slot.worker_bitmap if slot.tag == tag else 0
         packet.bitmap = held_bitmap | worker_mask
         if held_bitmap == 0:
@@ -243,6 +248,12 @@ class SpecSwitch:
         packet.lanes = slot.lanes
         slot.worker_bitmap = 0
         return self._send_up(job, packet, Verdict.RESENT)
+
+    def _answer(self, job: JobRow, packet: Packet, slot: Slot) -> Outputs:
+        """Send a worker the result that the slot keeps."""
+        packet.kind, packet.lanes = Kind.RESULT, slot.lanes
+        packet.flags |= slot.flags
+        return self._send_down(job, packet, Verdict.ANSWERED)
 
     def _reset(self, port: int, packet: Packet, now: int) -> Outputs:
         """Free a slot for the controller, and return the packet."""

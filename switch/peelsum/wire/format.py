@@ -29,6 +29,8 @@ EVERYONE = 0xFFFF
 MAX_WORKERS = 32
 #: Tag 0 means a free slot, so no job has this number.
 RESERVED_JOB_ID = 0
+#: The bit of a slot's marks that says that the slot keeps a result. No flag of a packet has this value.
+RESULT_KEPT = 0x80
 #: Lanes of the pipelines that are committed compiled. 32 fit one pass of Tofino 1; more than 256 need jumbo
 #: frames.
 COMPILED_LANES = (32, 64, 128, 256, 512, 1024, 2048)
@@ -115,6 +117,7 @@ class Verdict(IntEnum):
     RESET_DONE = 21  # a slot was freed, and the packet returned to the controller
     RESEND_FORWARDED = 22  # a spine's switch forwarded the server's RESEND to the racks
     FORWARDED = 23  # other traffic, bridged or routed
+    ANSWERED = 24  # a RETRY or RESEND was answered with the result that the slot keeps
 
 
 class Level(Enum):

@@ -1,4 +1,4 @@
-"""The MTU of interfaces and of routes to other hosts (Linux)."""
+"""The MTU of interfaces and of routes to other hosts, and interfaces' links (Linux)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
 from peelsum.wire.datagrams import Address
 
 ETHERNET_HEADER_BYTES: Final = 14
-_SIOCGIFMTU, _IP_MTU = 0x8921, 14
+_SIOCGIFFLAGS, _SIOCGIFMTU, _IP_MTU = 0x8913, 0x8921, 14
+_UP_AND_RUNNING = 0x41
 _NAME_BYTES = 15
 
 
@@ -23,8 +24,18 @@ def required_mtu(packet_bytes: int) -> int:
 
 def mtu_of(name: str) -> int:
     """Return an interface's MTU in bytes. Raises OSError if there is no such interface."""
+    return _interface_number(name, _SIOCGIFMTU)
+
+
+def is_running(name: str) -> bool:
+    """Return whether an interface is up and has a link. Raises OSError if there is no such interface."""
+    return _interface_number(name, _SIOCGIFFLAGS) & _UP_AND_RUNNING == _UP_AND_RUNNING
+
+
+def _interface_number(name: str, request: int) -> int:
+    """Return a number that the kernel has of an interface. Raises OSError if there is no such interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        reply = fcntl.ioctl(probe, _SIOCGIFMTU, struct.pack("16si12x", name.encode()[:_NAME_BYTES], 0))
+        reply = fcntl.ioctl(probe, request, struct.pack("16si12x", name.encode()[:_NAME_BYTES], 0))
     return int(struct.unpack("16si12x", reply)[1])
 
 

@@ -29,6 +29,7 @@ def wire_p4() -> str:
         f"const bit<16> UDP_PORT = {wire.UDP_PORT};",
         f"const bit<9> CPU_PORT = {wire.CPU_PORT};",
         f"const bit<16> EVERYONE = {wire.EVERYONE:#x};",
+        f"const bit<8> RESULT_KEPT = {wire.RESULT_KEPT:#x};  // in a slot's marks",
         "",
         f"// The slots' clock: a tick is {TICK_US} us on v1model, 2^16 ns on Tofino.",
         f"const bit<8> TICK_SHIFT = {TICK_SHIFT};  // of v1model's clock, which counts microseconds",

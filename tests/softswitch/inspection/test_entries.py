@@ -93,6 +93,19 @@ def test_stf_commands(switch, tmp_path):
     assert switch.sessions.get(5) == ((2, 0),)
 
 
+def test_stf_mac_addresses(tmp_path):
+    switch = Switch(load(P4 / "router.json"), "python")
+    key = "sm.ingress_port:1 hdr.ethernet.dst:08:00:00:00:01:11 ether_type:0x9000"
+    entries_of(
+        switch,
+        tmp_path,
+        f"add by_port {key} permit(class_:9)\nsetdefault routes route(port:2, next_hop:8:0:0:0:1:22)",
+    )
+    (entry,) = switch.tables["RouterIngress.by_port"].entries()
+    assert (entry.keys, entry.params) == ((1, 0x080000000111, 0x9000), (9,))
+    assert switch.tables["RouterIngress.routes"].default == ("RouterIngress.route", (2, 0x080000000122))
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -150,6 +163,8 @@ def test_stf_commands(switch, tmp_path):
             {"clone_session_entries": [{"clone_session_id": 1, "replicas": [{}]}]},
             "clone_session_entries[0]: replicas[0]: egress_port: is missing; add it",
         ),
+        ('{"table_entries": [], "table_entries": []}', "entries: table_entries: is given twice; remove one"),
+        ('{"table_entries": [{"match": {"a": 1, "a": 1}}]}', "entries: a: is given twice; remove one"),
         ("{", "; give a runtime.json of p4lang's tutorials, or .stf in UTF-8"),
         (b"\xff", "; give a runtime.json of p4lang's tutorials, or .stf in UTF-8"),
         (

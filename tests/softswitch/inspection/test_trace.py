@@ -195,6 +195,20 @@ def test_text_of_what_a_switch_does_not_do(name, data, line):
     assert line in TraceWriter(tracer.program).text(tracer.trace(1, data))
 
 
+@pytest.mark.parametrize(
+    ("class_", "line"),
+    [
+        (3, "count RouterIngress.classes[3]\n"),
+        (4, "count RouterIngress.classes[4]: is past its end, so nothing happens\n"),
+    ],
+)
+def test_text_of_a_counter_past_its_end(class_, line):
+    tracer = Tracer(load(P4 / "router.json"))
+    tracer.switch.tables["RouterIngress.by_port"].insert((1, 0, 0x9000), "RouterIngress.permit", (class_,))
+    trace = tracer.trace(1, bytes(12) + b"\x90\0" + bytes(46))
+    assert line in TraceWriter(tracer.program).text(trace)
+
+
 def test_a_lookahead_past_the_packet_ends_the_parser_before_it_selects():
     tracer = Tracer(load(P4 / "router.json"))
     trace = tracer.trace(1, bytes(12) + b"\x86\xdd" + bytes(40))

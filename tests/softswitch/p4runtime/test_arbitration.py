@@ -84,10 +84,10 @@ def test_who_is_the_primary_and_who_hears_of_it(steps, primary, told):
     assert {name: stream.told for name, stream in streams.items() if stream.told} == told
 
 
-def write_code(arbiter, role="", **election_id):
+def write_code(arbiter, role="", **fields):
     """The code with which a write is refused; None if it is permitted."""
     try:
-        arbiter.require_primary(p4r.WriteRequest(role=role, **election_id))
+        arbiter.require_primary(p4r.WriteRequest(role=role, **fields))
     except RequestError as error:
         return error.code.name
     return None
@@ -110,6 +110,7 @@ def test_without_an_election_everybody_may_write():
     arbiter = Arbiter(7)
     stream = Stream(arbiter)
     assert write_code(arbiter) is None
+    assert write_code(arbiter, "job 1") == write_code(arbiter, role_id=7) == "PERMISSION_DENIED"
     bid(arbiter, stream, 0)
     assert write_code(arbiter) == "PERMISSION_DENIED"
     arbiter.close(stream)
@@ -128,6 +129,9 @@ def test_each_role_has_a_primary_that_may_write():
     assert write_code(arbiter, "job 2", election_id=U128.encode(3)) is None
     assert write_code(arbiter, "job 1", election_id=U128.encode(3)) == "PERMISSION_DENIED"
     assert write_code(arbiter, "job 3", election_id=U128.encode(3)) == "PERMISSION_DENIED"
+    # Roles have names only: no stream can have bid for a role with a number.
+    assert write_code(arbiter, role_id=2, election_id=U128.encode(5)) == "PERMISSION_DENIED"
+    assert write_code(arbiter, "job 2", role_id=2, election_id=U128.encode(3)) == "PERMISSION_DENIED"
     with pytest.raises(RequestError, match=r"id 1 already exists, of process 7 at 10\.0\.0\.1:5; bid"):
         bid(arbiter, late, 1, "job 1")
     with pytest.raises(RequestError, match=r"role: 'job 1': this stream has another"):

@@ -1,16 +1,17 @@
 """Meters, digests, action profiles, value sets and idle time-outs over P4Runtime."""
 
+import json
 import struct
 from pathlib import Path
 
 import pytest
 from finsy.p4schema import P4Schema
-from finsy.proto import p4d, p4r, rpc_code
+from finsy.proto import p4d, p4r, p4t, rpc_code
 from p4runtime_client import process, refusal, update
 
 from peelsum.softswitch import Frames
 from peelsum.softswitch.p4runtime.entities import Entities
-from peelsum.softswitch.p4runtime.notifications import Notifier
+from peelsum.softswitch.p4runtime.notifications import notify
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.status import BatchError, Code, RequestError
 
@@ -186,12 +187,14 @@ def test_members_groups_and_entries_that_use_them(entities, device, ids):
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, (1, 0, b""))}),
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, (1, 1, b"\7"))}),
         ("MODIFY", "INVALID_ARGUMENT", {"action_profile_group": group(ids, 9, one, one)}),
+        ("MODIFY", "NOT_FOUND", {"action_profile_group": group(ids, 8, one)}),
         ("MODIFY", "OK", {"action_profile_group": group(ids, 9, (2, 3, b"\0\2"), one)}),
         ("INSERT", "OK", {"table_entry": balanced(ids, 1, action_profile_group_id=9)}),
         ("INSERT", "OK", {"table_entry": balanced(ids, 2, action_profile_member_id=2)}),
         ("INSERT", "NOT_FOUND", {"table_entry": balanced(ids, 3, action_profile_member_id=9)}),
         ("INSERT", "INVALID_ARGUMENT", {"table_entry": balanced(ids, 3, action=action(ids, 1))}),
         ("DELETE", "FAILED_PRECONDITION", {"action_profile_member": member(ids, 2, 1)}),
+        ("DELETE", "FAILED_PRECONDITION", {"action_profile_member": member(ids, 1, 1)}),
         ("DELETE", "FAILED_PRECONDITION", {"action_profile_group": whole}),
         ("INSERT", "INVALID_ARGUMENT", {"action_profile_member": member(ids, 0, 1)}),
     ):
@@ -202,16 +205,19 @@ def test_members_groups_and_entries_that_use_them(entities, device, ids):
         balanced(ids, 1, action_profile_group_id=9),
         balanced(ids, 2, action_profile_member_id=2),
     ]
-    ports = [
-        port
-        for port, _ in send(entities, device, *[packet(TABLES, 1, flow) for flow in range(0, 1 << 16, 163)])
-    ]
+    ports = ports_of_flows(entities, device)
     assert (set(ports), 0.7 < ports.count(20) / len(ports) < 0.8) == ({10, 20}, True), "a weight of 3 of 4"
     assert code_of(entities, "MODIFY", action_profile_member=member(ids, 2, 30)) == "OK"
     assert {port for port, _ in send(entities, device, packet(TABLES, 2))} == {30}
     assert code_of(entities, "DELETE", table_entry=balanced(ids, 1)) == "OK"
     assert code_of(entities, "DELETE", action_profile_group=whole) == "OK"
     assert code_of(entities, "DELETE", action_profile_member=member(ids, 1, 1)) == "OK"
+
+
+def ports_of_flows(entities, device):
+    """Return the ports by which 403 flows leave."""
+    flows = [packet(TABLES, 1, flow) for flow in range(0, 1 << 16, 163)]
+    return [port for port, _ in send(entities, device, *flows)]
 
 
 def action_set(ids, *actions):
@@ -227,22 +233,57 @@ def test_action_sets_are_written_and_read_as_they_are(entities, device, ids):
     assert code_of(entities, "INSERT", table_entry=entry) == "OK"
     assert read(entities, table_entry=p4r.TableEntry(table_id=ids["balanced"])) == [entry]
     assert read(entities, action_profile_member=p4r.ActionProfileMember()) == []
-    ports = [
-        port
-        for port, _ in send(entities, device, *[packet(TABLES, 1, flow) for flow in range(0, 1 << 16, 163)])
-    ]
+    ports = ports_of_flows(entities, device)
     assert 0.7 < ports.count(10) / len(ports) < 0.8
     smaller = balanced(ids, 1, **action_set(ids, (20, 1)))
     assert code_of(entities, "MODIFY", table_entry=smaller) == "OK"
     assert {port for port, _ in send(entities, device, packet(TABLES, 1, 5))} == {20}
-    assert (
-        code_of(entities, "INSERT", table_entry=balanced(ids, 2, **action_set(ids, (1, 0))))
-        == "INVALID_ARGUMENT"
-    )
-    heavy = action_set(ids, (1, (1 << 31) - 1))
-    assert code_of(entities, "INSERT", table_entry=balanced(ids, 2, **heavy)) == "RESOURCE_EXHAUSTED"
-    many = action_set(ids, *[(port, 1) for port in range(17)])
-    assert code_of(entities, "INSERT", table_entry=balanced(ids, 2, **many)) == "RESOURCE_EXHAUSTED"
+    for actions, code in (
+        ([(1, 0)], "INVALID_ARGUMENT"),
+        ([(1, (1 << 31) - 1)], "RESOURCE_EXHAUSTED"),
+        ([(port, 1) for port in range(17)], "RESOURCE_EXHAUSTED"),
+    ):
+        refused = balanced(ids, 2, **action_set(ids, *actions))
+        assert code_of(entities, "INSERT", table_entry=refused) == code
+
+
+def test_members_whose_watched_port_is_down_are_not_chosen(schema, ids, device):
+    up = {1, 2}
+    device.port_is_up = up.__contains__
+    pipeline = InstalledPipeline(schema.get_pipeline_config(), device)
+    entities, profile = pipeline.entities, pipeline.switch.profiles["ExternsIngress.paths"]
+    for number in (1, 2, 3):
+        assert code_of(entities, "INSERT", action_profile_member=member(ids, number, 10 * number)) == "OK"
+    watching = group(ids, 9, (1, 2, b"\1"), (2, 1, b"\2"), (3, 1, b""))
+    assert code_of(entities, "INSERT", action_profile_group=watching) == "OK"
+    entries = [
+        balanced(ids, 1, action_profile_group_id=9),
+        balanced(ids, 2, **action_set(ids, (40, 1), (50, 1))),  # both watch port 1
+    ]
+    for entry in entries:
+        assert code_of(entities, "INSERT", table_entry=entry) == "OK"
+
+    def chosen(key):
+        pipeline.check_ports()
+        frames = [(0, packet(TABLES, key, flow)) for flow in range(0, 1 << 16, 163)]
+        sent = [port for port, _ in pipeline.switch.process(Frames.of(frames), 0).pairs()]
+        return {port: round(4 * sent.count(port) / len(sent)) for port in sent}
+
+    assert (chosen(1), chosen(2)) == ({10: 2, 20: 1, 30: 1}, {40: 2, 50: 2})
+    untouched = chosen(0)  # what the table does without a choice
+    up.discard(1)
+    assert (chosen(1), chosen(2)) == ({20: 2, 30: 2}, untouched)
+    assert profile.watched_ports == {1, 2}
+    # A list keeps the room of members that are down, also while it moves.
+    fill = group(ids, 10, (3, 20, b""))
+    for kind in ("INSERT", "DELETE") * 20:
+        assert code_of(entities, kind, action_profile_group=fill) == "OK"
+    assert (chosen(1), chosen(2)) == ({20: 2, 30: 2}, untouched)
+    assert read(entities, action_profile_group=p4r.ActionProfileGroup()) == [watching]
+    assert read(entities, table_entry=p4r.TableEntry(table_id=ids["balanced"])) == entries
+    assert code_of(entities, "DELETE", action_profile_member=member(ids, 1, 10)) == "FAILED_PRECONDITION"
+    up.add(1)
+    assert (chosen(1), chosen(2)) == ({10: 2, 20: 1, 30: 1}, {40: 2, 50: 2})
 
 
 # --- value sets -----------------------------------------------------------------------------------
@@ -342,11 +383,9 @@ def test_a_list_that_nobody_received_does_not_wait_for_an_acknowledgement(schema
     pipeline = InstalledPipeline(schema.get_pipeline_config(), device)
     entry = config(ids, timeout=0, ack=1 << 60)
     pipeline.entities.write([update("INSERT", digest_entry=entry)])
-    notifier = Notifier(pipeline, lambda message: received.append(message) or len(received) > 1)
-    notifier.stop()
     for _ in range(3):
         pipeline.switch.process(Frames.of([(1, packet(DIGEST, 0, 7))]), 0)
-        notifier.poll()
+        notify(pipeline, lambda message: received.append(message) or len(received) > 1)
     assert len(received) == 2
 
 
@@ -404,17 +443,8 @@ def test_reconcile_keeps_externs_and_acknowledgements_are_for_the_running_pipeli
 
 
 def idle(ids, key, timeout_s, **fields):
-    return (
-        balanced(ids, key, action_profile_member_id=1)
-        if timeout_s is None
-        else _with(
-            balanced(ids, key, action_profile_member_id=1), idle_timeout_ns=int(timeout_s * SECOND), **fields
-        )
-    )
-
-
-def _with(entry, **fields):
-    entry.MergeFrom(p4r.TableEntry(**fields))
+    entry = balanced(ids, key, action_profile_member_id=1)
+    entry.MergeFrom(p4r.TableEntry(**{"idle_timeout_ns": int(timeout_s * SECOND), **fields}))
     return entry
 
 
@@ -455,7 +485,7 @@ def test_an_entry_that_is_not_hit_expires_again_and_again(entities, device, ids,
     clock.now += 99 * SECOND
     assert expired(entities) == []
     for wrong in ({"idle_timeout_ns": -1}, {"time_since_last_hit": {}}):
-        assert code_of(entities, "MODIFY", table_entry=_with(idle(ids, 2, 0), **wrong)) == "INVALID_ARGUMENT"
+        assert code_of(entities, "MODIFY", table_entry=idle(ids, 2, 0, **wrong)) == "INVALID_ARGUMENT"
 
 
 def test_a_later_entry_may_expire_earlier(entities, ids, clock):
@@ -474,6 +504,71 @@ def test_the_primary_is_notified_of_expired_entries(client, ids):
     client.update("INSERT", table_entry=idle(ids, 1, 0.02))
     notification = client.primary.receive().idle_timeout_notification
     assert [entry.match[0].exact.value for entry in notification.table_entry] == [b"\1"]
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+
+def with_digest(schema, elements, name, type_spec):
+    """Return the configuration with a digest of some of its fields, as p4c would write it."""
+    config = schema.get_pipeline_config()
+    document = json.loads(config.p4_device_config)
+    (digest,) = document["learn_lists"]
+    digest["name"] = name
+    digest["elements"] = [digest["elements"][place] for place in elements]
+    config.p4_device_config = json.dumps(document).encode()
+    config.p4info.digests[0].type_spec.CopyFrom(type_spec)
+    return config
+
+
+def numbers(*members):
+    return p4t.P4StructTypeSpec(
+        members=[p4t.P4StructTypeSpec.Member(name=f"m{place}", type_spec=member) for place, member in members]
+    )
+
+
+BIT16 = p4t.P4DataTypeSpec(bitstring={"bit": {"bitwidth": 16}})
+
+
+def sent_digest(config, device, ids):
+    pipeline = InstalledPipeline(config, device)
+    settings = p4r.DigestEntry(digest_id=ids["sighting_t"], config={"max_list_size": 1})
+    pipeline.entities.write([update("INSERT", digest_entry=settings)])
+    pipeline.switch.process(Frames.of([(1, packet(DIGEST, 0, 7))]), 0)
+    pipeline.switch.take_messages()
+    (sent,) = pipeline.entities.digests.lists()
+    return list(sent.data)
+
+
+def test_a_digest_of_one_number_has_another_name_in_the_program(schema, device, ids):
+    config = with_digest(schema, [0], "digest", BIT16)
+    config.p4info.digests[0].preamble.name = "digest_0"
+    assert sent_digest(config, device, ids) == [p4d.P4Data(bitstring=b"\7")]
+
+
+def test_a_digest_may_have_an_enum_and_a_new_type(schema, device, ids):
+    config = with_digest(schema, [0, 1], "sighting_t", p4t.P4DataTypeSpec(struct={"name": "s"}))
+    kinds = ("new_type", "serializable_enum")
+    members = [(place, p4t.P4DataTypeSpec(**{kind: {"name": "t"}})) for place, kind in enumerate(kinds)]
+    config.p4info.type_info.structs["s"].CopyFrom(numbers(*members))
+    config.p4info.type_info.new_types["t"].original_type.CopyFrom(BIT16)
+    expected = p4d.P4Data()
+    expected.struct.members.extend([p4d.P4Data(bitstring=b"\7"), p4d.P4Data(enum_value=b"\1")])
+    assert sent_digest(config, device, ids) == [expected]
+    config.p4info.type_info.structs["s"].CopyFrom(numbers((0, BIT16), (1, p4t.P4DataTypeSpec(error={}))))
+    with pytest.raises(RequestError, match="other types than numbers"):
+        InstalledPipeline(config, device)
+
+
+def test_a_value_set_of_an_enum_has_one_field(schema, device, ids):
+    config = schema.get_pipeline_config()
+    (value_set_info,) = config.p4info.value_sets
+    for number in (2, 3):  # p4c writes the enum's members
+        value_set_info.match.add(id=number, name=f"member_{number}", bitwidth=8, match_type=2)
+    entities = InstalledPipeline(config, device).entities
+    entry = value_set(ids, 5, 6)
+    assert code_of(entities, "MODIFY", value_set_entry=entry) == "OK"
+    assert read(entities, value_set_entry=p4r.ValueSetEntry()) == [entry]
 
 
 # --- configurations -------------------------------------------------------------------------------

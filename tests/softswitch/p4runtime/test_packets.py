@@ -35,13 +35,20 @@ def test_a_packet_to_the_controller_brings_its_header_along(client, device):
 
 
 def test_bad_packets_are_reported_and_the_stream_goes_on(client, device):
-    for packet in (packet_out(m1=b"\xff\xff"), packet_out(m9=b"\1"), packet_out(bytes(65536))):
+    twice = packet_out(m1=b"\1")
+    twice.MergeFrom(packet_out(m1=b"\1"))
+    for packet, why in (
+        (packet_out(m1=b"\xff\xff"), "0xffff does not fit 9 bits"),
+        (packet_out(m9=b"\1"), "has no metadata field 9"),
+        (packet_out(bytes(65536)), "65536 bytes are too many; send up to 65535"),
+        (twice, "a metadata field is given twice"),
+    ):
         client.primary.send(packet=packet)
         error = client.primary.receive().error
-        assert error.canonical_code == rpc_code.INVALID_ARGUMENT
+        assert (error.canonical_code, why in error.message) == (rpc_code.INVALID_ARGUMENT, True)
         assert error.packet_out.packet_out == packet
-    client.primary.send(packet=packet_out(m1=b"\1"))
-    assert forward(device) == [(1, FRAME)]
+    client.primary.send(packet=packet_out(bytes(65535), m1=b"\1"))
+    assert forward(device) == [(1, bytes(65535))]
 
 
 def test_only_the_primary_sends_and_gets_packets(client, connect, device):

@@ -53,15 +53,6 @@ def test_after_some_left_others_leave_together():
     assert len(outlet.at(10 + PAUSE_US)) == 3
 
 
-def test_a_full_ring_makes_room_with_what_may_leave():
-    outlet = Outlet(3, limit=3)
-    outlet.hold((3, b"a", 1), (3, b"b", 2), (3, b"c", 9))
-    outlet.at(1)
-    outlet.hold((3, b"d", 10), (3, b"e", 11), now=5)
-    assert [data for _, _, data in outlet.sent] == [b"a", b"b"]
-    assert outlet.at(1000) == [b"a", b"b", b"c", b"d", b"e"]
-
-
 @pytest.mark.parametrize(("delay", "zero"), [(0, CLOCK), (1000, 0)])
 def test_the_clock_may_wrap(delay, zero):
     outlet = Outlet(3, delays={3: delay})
@@ -174,7 +165,7 @@ class Scene:
         plane = DataPlane(self.device, self.ports, links=made_links, clock=lambda: round(self.now_us * 1000))
         self.plane = stack.enter_context(plane)
         self.hosts = {
-            number: stack.enter_context(host_at(self.plane, at, SIZE))
+            number: stack.enter_context(host_at(self.plane.process_batch, at, SIZE))
             for number, at in self.ports.listening.items()
         }
         self.device.install(switch)

@@ -4,9 +4,11 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
+import softswitch_frames
 from softswitch_frames import received
 
 from peelsum.softswitch.ports import udp_kernels
@@ -27,17 +29,8 @@ def opened(*numbers: int, **options: object) -> Iterator[UdpPorts]:
         ports.close()
 
 
-@contextlib.contextmanager
-def host_at(ports: UdpPorts, number: int, size: int = SIZE) -> Iterator[BatchSocket]:
-    """A host whose hello a switch port has answered, so that it is the port's peer."""
-    with BatchSocket.bind(("127.0.0.1", 0), size) as sock:
-        sock.connect(("127.0.0.1", ports.listening[number]))
-        sock.send_hello()
-        assert len(ports.receive([number]).port) == 0
-        answer = sock.receive()
-        assert answer is not None
-        assert answer.hello
-        yield sock
+def host_at(ports: UdpPorts, number: int) -> AbstractContextManager[BatchSocket]:
+    return softswitch_frames.host_at(lambda _: ports.receive([number]), ports.listening[number], SIZE)
 
 
 def packets(count: int, seed: int = 1, size: int = SIZE) -> np.ndarray:
@@ -129,7 +122,7 @@ def test_a_packet_for_a_port_without_peer_is_dropped_and_counted() -> None:
         frames.port[:] = (2, 9, 1)
         ports.send(frames)
         assert ports.ports[2].counts.unreachable == 1
-        assert ports.unknown_port_frames == 1
+        assert ports.unsent_frames == {"malformed": 0, "unknown_port": 1}
         assert np.array_equal(received(host, SIZE), packets(3)[2:])
 
 
@@ -163,7 +156,7 @@ def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offs
         else:
             frames.data[0, offset] = value
         ports.send(frames)
-        assert ports.malformed_frames == 1
+        assert ports.unsent_frames == {"malformed": 1, "unknown_port": 0}
         assert np.array_equal(received(host, SIZE), packets(2)[1:])
 
 

@@ -11,8 +11,6 @@ import pytest
 from peelsum.softswitch import Frames, Switch, load
 from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.errors import (
-    DuplicateEntry,
-    EntryInUse,
     InvalidEntry,
     NoSuchEntry,
     TableFull,
@@ -280,29 +278,6 @@ def test_an_indirect_table_has_members_only(switch):
     assert len(table) == 2
 
 
-def test_what_is_in_use_is_not_removed(switch):
-    paths, table = switch.profiles["ExternsIngress.paths"], switch.tables["ExternsIngress.balanced"]
-    paths.insert_member(1, SEND, (1,))
-    paths.insert_group(1, {1: 3})
-    table.insert((1,), GroupReference(1))
-    table.insert((2,), MemberReference(1))
-    for remove, number in ((paths.delete_member, 1), (paths.delete_group, 1)):
-        with pytest.raises(EntryInUse):
-            remove(number)
-    table.modify((1,), ActionSet((WeightedAction(SEND, (6,)),)))
-    paths.delete_group(1)
-    with pytest.raises(EntryInUse):
-        paths.delete_member(1)
-    table.delete((2,))
-    paths.delete_member(1)
-    assert egress(switch, 9) == 6
-    with pytest.raises(NoSuchEntry):
-        paths.modify_group(1, {})
-    paths.insert_member(2, SEND, (1,))
-    with pytest.raises(DuplicateEntry):
-        paths.insert_member(2, SEND, (1,))
-
-
 def test_an_action_set_of_a_full_profile_can_be_replaced(switch):
     table = switch.tables["ExternsIngress.balanced"]
 
@@ -358,17 +333,6 @@ def test_an_unused_profile_takes_little_memory_beside_its_rows():
     tracemalloc.stop()
     assert switch.profiles["ExternsIngress.paths"].size == 1 << 18
     assert sum(trace.size for trace in traces) < 1 << 16
-
-
-def test_hits_of_entries_with_time_outs_are_recorded_once(switch):
-    paths, table = switch.profiles["ExternsIngress.paths"], switch.tables["ExternsIngress.balanced"]
-    paths.insert_member(1, SEND, (1,))
-    for key in (1, 2):
-        table.insert((key,), MemberReference(1))
-    assert table.take_hits() == []
-    send(switch, packet(TABLES, 2), packet(TABLES, 2), packet(TABLES, 3))
-    assert [entry.keys for entry in table.take_hits()] == [(2,)]
-    assert table.take_hits() == []
 
 
 # --- value sets -----------------------------------------------------------------------------------

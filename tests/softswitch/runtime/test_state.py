@@ -7,7 +7,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.softswitch import Frames, Switch
-from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry
+from peelsum.softswitch.errors import InvalidEntry
 from peelsum.softswitch.runtime.state import FairLock
 
 
@@ -27,14 +27,6 @@ def test_registers_read_back_and_check_their_bounds(switch):
         register.read(512)
 
 
-def test_counters_read_back_and_can_be_set(switch):
-    counter = switch.counters["RouterIngress.classes"]
-    counter.write(2, 2**64 - 1, 7)
-    assert (counter.read(2), counter.read(3), counter.size) == ((2**64 - 1, 7), (0, 0), 4)
-    with pytest.raises(InvalidEntry, match="index 4"):
-        counter.read(4)
-
-
 @pytest.mark.parametrize(
     ("group", "replicas", "message"),
     [
@@ -48,17 +40,6 @@ def test_counters_read_back_and_can_be_set(switch):
 def test_groups_out_of_range_are_refused(switch, group, replicas, message):
     with pytest.raises(InvalidEntry, match=message):
         switch.groups.set(group, replicas)
-
-
-def test_groups_read_back(switch):
-    switch.groups.set(9, [(1, 2), (65535, 65535)])
-    switch.groups.set(65535, [])
-    assert switch.groups.ids() == [9, 65535]
-    assert switch.groups.get(9) == ((1, 2), (65535, 65535))
-    switch.groups.delete(9)
-    for missing in (switch.groups.get, switch.groups.delete):
-        with pytest.raises(NoSuchEntry, match="multicast group 9"):
-            missing(9)
 
 
 def test_groups_survive_any_number_of_changes(switch_of):

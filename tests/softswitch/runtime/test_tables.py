@@ -8,7 +8,6 @@ import pytest
 
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
-from peelsum.softswitch.program.model import TableEntry
 from peelsum.softswitch.runtime.plain import hash_words
 
 ROUTES, ACL, BY_PORT = "RouterIngress.routes", "RouterIngress.acl", "RouterIngress.by_port"
@@ -28,18 +27,6 @@ def routes(switch):
 @pytest.fixture
 def by_port(switch):
     return switch.tables[BY_PORT]
-
-
-def test_entries_read_back_in_the_order_they_are_tried(routes):
-    routes.insert(((0x0A000000, 8),), ROUTE, (1, 2))
-    routes.insert(((0x0A0B0000, 16),), DROP)
-    assert routes.entries() == [
-        TableEntry(((0x0A0B0000, 16),), DROP, (), 0),
-        TableEntry(((0x0A000000, 8),), ROUTE, (1, 2), 0),
-    ]
-    assert len(routes) == 2
-    routes.modify(((0x0A000000, 8),), DROP)
-    assert routes.entry(((0x0A000000, 8),)) == TableEntry(((0x0A000000, 8),), DROP, (), 0)
 
 
 def test_const_entries_read_back_with_the_first_largest(switch):

@@ -108,14 +108,11 @@ class Engine:
         self, done: Callable[[], bool], until_s: float, on_step: Callable[[], None] | None = None
     ) -> None:
         """Advance time until `done()`. Raises SimulationError if it is not by `until_s`, or never will be."""
-        limit = round(until_s * PS_PER_S)
         while not done():
-            self.now = self._next_time()
-            if self.now == NEVER:
-                raise SimulationError("simulation: nothing more will happen, but hosts wait for packets")
-            if self.now >= limit:
+            if not self.step(round(until_s * PS_PER_S)):
+                if self._next_time() == NEVER:
+                    raise SimulationError("simulation: nothing more will happen, but hosts wait for packets")
                 raise SimulationError(f"limit_s: not done after {until_s:g} s of simulated time; give more")
-            self._advance()
             if on_step is not None:
                 on_step()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from peelsum.simulation.trains import Times, Train, ps
 from peelsum.wire import Flag
 
 _compiled = compiler({})
+_Flags = NDArray[np.bool_]
 _FLAGS_BYTE, _CE = 2, int(Flag.CE)
 #: Picoseconds that a byte takes at 1 Gbit/s.
 _BYTE_PS = 8_000.0
@@ -39,9 +41,9 @@ class State(IntEnum):
     DELIVERED = 6
     MARKED = 7
     DEEPEST = 8
-    CROSS_AT = 9
-    CROSS_DRAWN = 10
-    BYTES = 11
+    OCTETS = 9
+    CROSS_AT = 10
+    CROSS_DRAWN = 11
     RATE = 12
 
 
@@ -85,6 +87,20 @@ class LinkCounts:
     """Bytes that left."""
 
 
+class _Queue(NamedTuple):
+    """A link's numbers, and what compiled loops need of its properties. Times are picoseconds."""
+
+    numbers: Times  # [State]
+    ring: Times  # [LinkSpec.queue]: when the last bit of each waiting packet leaves
+    rate_at: Times  # [rates]: since when each rate is valid
+    byte_ps: NDArray[np.float64]  # [rates]: how long a byte takes
+    delay: int
+    mark_from: int
+    loss: float
+    cross: float
+    key: np.uint64  # of random numbers
+
+
 class SimulatedLink:
     """One direction of a link, in virtual time.
 
@@ -93,32 +109,34 @@ class SimulatedLink:
 
     def __init__(self, spec: LinkSpec, seed: int, number: int) -> None:
         self.spec = spec
-        self._numbers = np.zeros(len(State), np.int64)
-        self._ring = np.zeros(spec.queue, np.int64)
         steps = [(0.0, spec.gbps), *spec.changes]
-        self._rate_at = np.array([ps(at) for at, _ in steps], np.int64)
-        self._byte_ps = np.array([_BYTE_PS / gbps for _, gbps in steps])
         # Multiples of the seed would shift one sequence of draws, so that neighbouring seeds lose alike.
-        self._key = np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0]
-        self._delay = ps(spec.delay_s)
+        key = np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0]
+        self._queue = _Queue(
+            numbers=np.zeros(len(State), np.int64),
+            ring=np.zeros(spec.queue, np.int64),
+            rate_at=np.array([ps(at) for at, _ in steps], np.int64),
+            byte_ps=np.array([_BYTE_PS / gbps for _, gbps in steps]),
+            delay=ps(spec.delay_s),
+            mark_from=spec.mark_from,
+            loss=float(spec.loss),
+            cross=float(spec.cross),
+            key=key,
+        )
         if spec.cross:
-            self._numbers[State.CROSS_AT] = 1
+            self._queue.numbers[State.CROSS_AT] = 1
 
     @property
     def lookahead(self) -> int:
         """Picoseconds that a packet takes at least."""
-        return self._delay + int(_BYTE_PS * 64 / max([self.spec.gbps, *(g for _, g in self.spec.changes)]))
+        return self._queue.delay + int(
+            _BYTE_PS * 64 / max([self.spec.gbps, *(g for _, g in self.spec.changes)])
+        )
 
     def send(self, train: Train) -> Train:
         """Return what arrives of a train, at its times of arrival. Marks are set in `train.data`."""
-        arrive = np.empty(len(train), np.int64)
-        kept = np.empty(len(train), np.bool_)
-        marked = np.empty(len(train), np.bool_)
-        spec = self.spec
-        _transmit(
-            self._numbers, self._ring, train.times, train.sizes, arrive, kept, marked, self._rate_at,
-            self._byte_ps, self._delay, spec.mark_from, spec.loss, spec.cross, self._key,
-        )  # fmt: skip
+        arrive, (kept, marked) = np.empty(len(train), np.int64), np.empty((2, len(train)), np.bool_)
+        _transmit(self._queue, train.times, train.sizes, arrive, kept, marked)
         if marked.any():
             train.data[marked, _FLAGS_BYTE] |= _CE
         if kept.all():
@@ -127,22 +145,14 @@ class SimulatedLink:
 
     def waiting(self, now: int) -> int:
         """Return how many packets wait at a picosecond, not before the last train's."""
-        first, count = self._numbers[State.HEAD], self._numbers[State.WAITING]
-        ring = self._ring[(first + np.arange(count)) % len(self._ring)]
-        return int(np.count_nonzero(ring > now))
+        numbers, ring = self._queue.numbers, self._queue.ring
+        ends = ring[(numbers[State.HEAD] + np.arange(numbers[State.WAITING])) % len(ring)]
+        return int(np.count_nonzero(ends > now))
 
     def counts(self) -> LinkCounts:
         """Return the counts since the start."""
-        n = [int(value) for value in self._numbers]
-        return LinkCounts(
-            offered=n[State.OFFERED],
-            delivered=n[State.DELIVERED],
-            queue_full=n[State.QUEUE_FULL],
-            lost=n[State.LOST],
-            marked=n[State.MARKED],
-            deepest=n[State.DEEPEST],
-            octets=n[State.BYTES],
-        )
+        names = [field.name for field in fields(LinkCounts)]
+        return LinkCounts(**{name: int(self._queue.numbers[State[name.upper()]]) for name in names})
 
 
 def total(counts: Sequence[LinkCounts]) -> LinkCounts:
@@ -162,8 +172,9 @@ def uniform(key: np.uint64, number: int) -> float:
 
 
 @_compiled
-def _leave(n: Times, ring: Times, time: int, size: int, rate_at: Times, byte_ps: NDArray[np.float64]) -> int:
+def _leave(queue: _Queue, time: int, size: int) -> int:
     """Return when the last bit of a packet that came at `time` leaves, or -1 if the queue is full."""
+    n, ring, rate_at = queue.numbers, queue.ring, queue.rate_at
     limit = ring.shape[0]
     while n[State.WAITING] and ring[n[State.HEAD]] <= time:
         n[State.HEAD] = (n[State.HEAD] + 1) % limit
@@ -173,7 +184,7 @@ def _leave(n: Times, ring: Times, time: int, size: int, rate_at: Times, byte_ps:
     start = max(time, n[State.FREE_AT])
     while n[State.RATE] + 1 < rate_at.shape[0] and rate_at[n[State.RATE] + 1] <= start:
         n[State.RATE] += 1
-    end = start + int(np.rint(size * byte_ps[n[State.RATE]]))
+    end = start + int(np.rint(size * queue.byte_ps[n[State.RATE]]))
     ring[(n[State.HEAD] + n[State.WAITING]) % limit] = end
     n[State.FREE_AT] = end
     n[State.WAITING] += 1
@@ -181,59 +192,40 @@ def _leave(n: Times, ring: Times, time: int, size: int, rate_at: Times, byte_ps:
 
 
 @_compiled
-def _cross_traffic(
-    n: Times,
-    ring: Times,
-    until: int,
-    rate_at: Times,
-    byte_ps: NDArray[np.float64],
-    cross: float,
-    key: np.uint64,
-) -> None:
+def _cross_traffic(queue: _Queue, until: int) -> None:
     """Pass frames of cross traffic, with Poisson arrivals up to a picosecond, through the queue."""
+    n = queue.numbers
     while n[State.CROSS_AT] <= until:
         if n[State.CROSS_DRAWN]:
-            _leave(n, ring, n[State.CROSS_AT], CROSS_BYTES, rate_at, byte_ps)
+            _leave(queue, n[State.CROSS_AT], CROSS_BYTES)
         n[State.CROSS_DRAWN] += 1
-        gap = -np.log(1.0 - uniform(key ^ np.uint64(0x5DEECE66D), n[State.CROSS_DRAWN]))
-        n[State.CROSS_AT] += 1 + int(gap * CROSS_BYTES * byte_ps[n[State.RATE]] / cross)
+        gap = -np.log(1.0 - uniform(queue.key ^ np.uint64(0x5DEECE66D), n[State.CROSS_DRAWN]))
+        n[State.CROSS_AT] += 1 + int(gap * CROSS_BYTES * queue.byte_ps[n[State.RATE]] / queue.cross)
 
 
 @_compiled
 def _transmit(
-    n: Times,
-    ring: Times,
-    times: Times,
-    sizes: NDArray[np.int32],
-    arrive: Times,
-    kept: NDArray[np.bool_],
-    marked: NDArray[np.bool_],
-    rate_at: Times,
-    byte_ps: NDArray[np.float64],
-    delay: int,
-    mark_from: int,
-    loss: float,
-    cross: float,
-    key: np.uint64,
+    queue: _Queue, times: Times, sizes: NDArray[np.int32], arrive: Times, kept: _Flags, marked: _Flags
 ) -> None:
-    """Pass packets through the queue, each after the cross traffic before it; `n` is int64[State]."""
+    """Pass packets through the queue, each after the cross traffic before it."""
+    n = queue.numbers
     for i in range(times.shape[0]):
-        if cross > 0:
-            _cross_traffic(n, ring, times[i], rate_at, byte_ps, cross, key)
+        if queue.cross > 0:
+            _cross_traffic(queue, times[i])
         n[State.OFFERED] += 1
-        end = _leave(n, ring, times[i], sizes[i], rate_at, byte_ps)
+        end = _leave(queue, times[i], sizes[i])
         kept[i], marked[i] = end >= 0, False
         if end < 0:
             n[State.QUEUE_FULL] += 1
             continue
         ahead = n[State.WAITING] - 1
         n[State.DEEPEST] = max(n[State.DEEPEST], n[State.WAITING])
-        n[State.BYTES] += sizes[i]
-        if ahead >= mark_from:
+        n[State.OCTETS] += sizes[i]
+        if ahead >= queue.mark_from:
             marked[i] = True
             n[State.MARKED] += 1
-        arrive[i] = end + delay
-        if loss > 0 and uniform(key, n[State.OFFERED]) < loss:
+        arrive[i] = end + queue.delay
+        if queue.loss > 0 and uniform(queue.key, n[State.OFFERED]) < queue.loss:
             kept[i] = False
             n[State.LOST] += 1
         else:

@@ -6,21 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.control.description import SwitchMember, SwitchPlan
+from peelsum.control.sections import SwitchSection
 from peelsum.simulation.engine import Engine
 from peelsum.simulation.hosts import OnSum, ServerHost, WorkerHost
 from peelsum.simulation.links import LinkSpec, SimulatedLink
 from peelsum.simulation.scenario import Job, Scenario
-from peelsum.simulation.switches import (
-    Admission,
-    CompiledSwitch,
-    SpecifiedSwitch,
-    SummingSwitch,
-    refused,
-)
+from peelsum.simulation.switches import CompiledSwitch, SpecifiedSwitch, SummingSwitch, refused
 from peelsum.simulation.topologies import attach, connect_racks
 from peelsum.simulation.trains import PS_PER_S
 from peelsum.spec import SpecSwitch
@@ -111,6 +108,11 @@ class RunningJob:
     wrong: int = 0
 
     @property
+    def salt(self) -> int:
+        """Slot of chunk 0 in every switch, before reduction."""
+        return self.number * _SALT_FACTOR & 0xFFFFFFFF if self.job.salt is None else self.job.salt
+
+    @property
     def finished(self) -> bool:
         """Whether every worker has all sums."""
         return min(self.done) >= self.job.sums
@@ -155,10 +157,7 @@ class Simulation:
         random = np.random.default_rng(scenario.seed)
         self.jobs = [_running(scenario, n, job, random) for n, job in enumerate(scenario.jobs, 1)]
         self.switches: list[SummingSwitch] = []
-        if scenario.network.racks == 1:
-            self._one_switch()
-        else:
-            self._two_levels()
+        self._connect()
 
     def run(self, on_step: Callable[[Simulation], None] | None = None) -> Report:
         """Run until every worker has every sum. Raises SimulationError if it has not by `limit_s`."""
@@ -192,43 +191,37 @@ class Simulation:
             wall_s=wall_s,
         )
 
-    # -- topologies ------------------------------------------------------------------------------------
-
-    def _one_switch(self) -> None:
-        switch = self._switch()
-        port = 1
-        for job in self.jobs:
-            ports = range(port, port + job.job.workers)
-            port += job.job.workers
-            workers = {p: w for w, p in enumerate(ports)}
-            returns = {w: p for p, w in workers.items()}
-            switch.admit(_admission(job, self._server_port(job), workers=workers, return_ports=returns))
-            for worker, at in enumerate(ports):
-                self._attach_worker(job, worker, switch, at)
-        self._attach_servers(switch)
-
-    def _two_levels(self) -> None:
-        racks = range(self.scenario.network.racks)
-        spine, leaves = self._switch(), [self._switch() for _ in racks]
-        places = _places(self.scenario)
-        hosts = [sum(len(job[rack]) for job in places) for rack in racks]
-        connect_racks(self.engine, self.scenario.network, spine, leaves, hosts, UP_PORT)
-        free_port = [1] * len(racks)
+    def _connect(self) -> None:
+        """Add switches, workers and servers, and admit the jobs. With racks, each has a switch."""
+        network, places, top = self.scenario.network, _places(self.scenario), self._switch()
+        homes = [top]
+        if network.racks > 1:
+            homes = [self._switch() for _ in range(network.racks)]
+            hosts = [sum(len(job[rack]) for job in places) for rack in range(network.racks)]
+            connect_racks(self.engine, network, top, homes, hosts, UP_PORT)
+        free_port = [1] * len(homes)
         for job, by_rack in zip(self.jobs, places, strict=True):
             returns: dict[int, int] = {}
-            for rack, leaf in enumerate(leaves):
-                first = free_port[rack]
-                free_port[rack] += len(by_rack[rack])
-                workers = {first + k: rack * MAX_WORKERS + k for k in range(len(by_rack[rack]))}
-                returns |= dict.fromkeys(workers.values(), 1 + rack)
-                back = {w: p for p, w in workers.items()}
-                leaf.admit(_admission(job, UP_PORT, workers=workers, return_ports=back, level=Level.LEAF))
-                for k, worker in enumerate(by_rack[rack]):
-                    self._attach_worker(job, worker, leaf, first + k)
-            ports = {1 + rack: rack for rack in racks}
-            up_port = self._server_port(job)
-            spine.admit(_admission(job, up_port, racks=ports, return_ports=returns, level=Level.SPINE))
-        self._attach_servers(spine)
+            plan = partial(SwitchPlan, SwitchSection(), job.config.job_id, job.job.window)
+            for rack, home in enumerate(homes):
+                first, local = free_port[rack], by_rack[rack]
+                free_port[rack] += len(local)
+                ids = range(rack * MAX_WORKERS, rack * MAX_WORKERS + len(local))
+                members = tuple(SwitchMember(first + k, 1 << k, worker) for k, worker in enumerate(ids))
+                returns |= dict.fromkeys(ids, 1 + rack)
+                back = {worker: port for port, worker in enumerate(ids, first)}
+                level, up = (Level.ONLY, self._server_port(job)) if home is top else (Level.LEAF, UP_PORT)
+                home.admit(plan(level, up, members, back), _GENERATION, job.salt)
+                for port, worker in enumerate(local, first):
+                    self._attach_worker(job, worker, home, port)
+            if homes != [top]:
+                racks = tuple(
+                    SwitchMember(1 + rack, 1 << rack, rack * MAX_WORKERS, is_rack=True)
+                    for rack in range(network.racks)
+                )
+                spine = plan(Level.SPINE, self._server_port(job), racks, returns)
+                top.admit(spine, _GENERATION, job.salt)
+        self._attach_servers(top)
 
     def _server_port(self, job: RunningJob) -> int:
         return UP_PORT + (0 if self.scenario.shared_server else job.number)
@@ -300,21 +293,6 @@ def _running(scenario: Scenario, number: int, job: Job, random: np.random.Genera
     # Whole numbers of 64 bits: independent of the wrap that hosts and switches rely on.
     expected: Words = np.array(np.sum(words, axis=0, dtype=np.uint64) & np.uint64(0xFFFFFFFF), np.uint32)
     return RunningJob(number, job, config, words, expected, done=[0] * job.workers, ended=[0] * job.workers)
-
-
-def _admission(
-    job: RunningJob,
-    up_port: int,
-    *,
-    workers: dict[int, int] | None = None,
-    racks: dict[int, int] | None = None,
-    return_ports: dict[int, int],
-    level: Level = Level.ONLY,
-) -> Admission:
-    salt = job.config.job_id * _SALT_FACTOR & 0xFFFFFFFF if job.job.salt is None else job.job.salt
-    return Admission(
-        job.config.job_id, _GENERATION, salt, up_port, workers or {}, racks or {}, return_ports, level
-    )
 
 
 def _row(job: RunningJob) -> SimulatedJob:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.control.description import SwitchPlan
 from peelsum.pipelines import pipeline
 from peelsum.simulation.engine import Outputs, Timerless, together
 from peelsum.simulation.trains import PS_PER_S, Arrivals, Train
 from peelsum.softswitch import Frames, Switch, load
 from peelsum.softswitch.program.model import Program
 from peelsum.spec import SpecSwitch
-from peelsum.wire import FRAME_HEADER_BYTES, Level, Verdict, encapsulation, packet_bytes
+from peelsum.wire import FRAME_HEADER_BYTES, Verdict, encapsulation, packet_bytes
 from peelsum.wire.clock import TICK_US
 
 _TICK_PS = TICK_US * PS_PER_S // 1_000_000
@@ -23,39 +24,6 @@ _TICK_PS = TICK_US * PS_PER_S // 1_000_000
 _TRAILER = 4
 #: Verdicts of packets that a switch neither passed on nor added up.
 REFUSALS = range(Verdict.NOT_PEELSUM, Verdict.ABSORBED)
-
-
-@dataclass(frozen=True)
-class Admission:
-    """A job's rows in one switch's tables, as the controller writes them."""
-
-    job_id: int
-    """1 to 255."""
-    generation: int
-    """As in the packets."""
-    salt: int
-    """Slot of chunk 0, before reduction."""
-    up_port: int
-    """Port to the server or to the spine."""
-    workers: Mapping[int, int] = field(default_factory=dict)
-    """Worker id behind each port, if the switch has workers."""
-    racks: Mapping[int, int] = field(default_factory=dict)
-    """Rack behind each port, if the switch is a spine."""
-    return_ports: Mapping[int, int] = field(default_factory=dict)
-    """Port towards each worker."""
-    level: Level = Level.ONLY
-    """The switch's place."""
-
-    @property
-    def members(self) -> dict[int, tuple[int, int]]:
-        """Mask and first worker id behind each port."""
-        workers = {port: (1 << worker % 32, worker) for port, worker in self.workers.items()}
-        return workers | {port: (1 << rack, 32 * rack) for port, rack in self.racks.items()}
-
-    @property
-    def expected_mask(self) -> int:
-        """The bitmap of a complete sum."""
-        return sum(mask for mask, _ in self.members.values())
 
 
 class ProgramSwitch(Timerless):
@@ -115,19 +83,19 @@ class CompiledSwitch(ProgramSwitch):
         super().__init__(load(pipeline(lanes).json_path), packet_bytes(lanes))
         self._tables = {name.rpartition(".")[2]: table for name, table in self.switch.tables.items()}
 
-    def admit(self, job: Admission) -> None:
-        """Write a job's rows."""
+    def admit(self, plan: SwitchPlan, generation: int, salt: int) -> None:
+        """Write a job's rows. salt: the slot of chunk 0, before reduction."""
         prefix = "PeelsumIngress.aggregation.admission."
         members, paths = self._tables["members"], self._tables["return_paths"]
-        members.insert((job.job_id, job.up_port), prefix + "admit_server")
-        role = "admit_rack" if job.racks else "admit_worker"
-        for port, member in job.members.items():
-            members.insert((job.job_id, port), prefix + role, member)
-        for worker, port in job.return_ports.items():
-            paths.insert((job.job_id, worker), "PeelsumIngress.aggregation.delivery.return_to", (port,))
-        self.switch.groups.set(job.job_id, [(port, 0) for port in job.members])
-        row = (job.generation, job.salt, job.expected_mask, job.up_port, job.job_id)
-        self._tables["jobs"].insert((job.job_id,), prefix + job.level.value, row)
+        members.insert((plan.job_id, plan.up_port), prefix + "admit_server")
+        for member in plan.members:
+            role = "admit_rack" if member.is_rack else "admit_worker"
+            members.insert((plan.job_id, member.port), prefix + role, (member.mask, member.first_worker))
+        for worker, port in plan.return_ports.items():
+            paths.insert((plan.job_id, worker), "PeelsumIngress.aggregation.delivery.return_to", (port,))
+        self.switch.groups.set(plan.job_id, [(port, 0) for port in plan.group])
+        row = (generation, salt, plan.expected_mask, plan.up_port, plan.job_id)
+        self._tables["jobs"].insert((plan.job_id,), prefix + plan.level.value, row)
 
     def verdicts(self) -> dict[Verdict, int]:
         """Return the packets by the program's verdict."""
@@ -141,26 +109,27 @@ class SpecifiedSwitch(Timerless):
     def __init__(self, switch: SpecSwitch) -> None:
         self._switch = switch
 
-    def admit(self, job: Admission) -> None:
-        """Write a job's rows."""
-        self._switch.admit_job(
-            job.job_id,
-            generation=job.generation,
-            salt=job.salt,
-            expected_mask=job.expected_mask,
-            up_port=job.up_port,
-            group=job.job_id,
-            level=job.level,
+    def admit(self, plan: SwitchPlan, generation: int, salt: int) -> None:
+        """Write a job's rows. salt: the slot of chunk 0, before reduction."""
+        switch, job_id = self._switch, plan.job_id
+        switch.admit_job(
+            job_id,
+            generation=generation,
+            salt=salt,
+            expected_mask=plan.expected_mask,
+            up_port=plan.up_port,
+            group=job_id,
+            level=plan.level,
         )
-        self._switch.admit_server(job.job_id, job.up_port)
-        for port, (mask, first) in job.members.items():
-            if job.racks:
-                self._switch.admit_rack(job.job_id, port, rack_mask=mask, first_worker=first)
+        switch.admit_server(job_id, plan.up_port)
+        for port, mask, first, is_rack in map(astuple, plan.members):
+            if is_rack:
+                switch.admit_rack(job_id, port, rack_mask=mask, first_worker=first)
             else:
-                self._switch.admit_worker(job.job_id, port, worker_mask=mask, worker_id=first)
-        for worker, port in job.return_ports.items():
-            self._switch.return_to(job.job_id, worker, port)
-        self._switch.set_group(job.job_id, list(job.members))
+                switch.admit_worker(job_id, port, worker_mask=mask, worker_id=first)
+        for worker, port in plan.return_ports.items():
+            switch.return_to(job_id, worker, port)
+        switch.set_group(job_id, list(plan.group))
 
     def verdicts(self) -> dict[Verdict, int]:
         """Return the packets by verdict."""

@@ -168,23 +168,22 @@ class Topology(_Section):
     @cached_property
     def attachments(self) -> dict[str, tuple[str, int]]:
         """The switch and the switch port to which each host is connected."""
-        ports = {}
-        for link in self.links:
-            for end, other in (link.ends, link.ends[::-1]):
-                if end in self.hosts and (port := switch_port(other)):
-                    ports[end] = port
-        return ports
+        return {
+            end: (switch, port)
+            for switch in self.switches
+            for port, _, end in self.cables(switch)
+            if end in self.hosts
+        }
 
     @cached_property
     def trunks(self) -> dict[tuple[str, str], tuple[int, int]]:
         """The two ports of the link between two switches. Keys and values have both orders."""
-        trunks = {}
-        for link in self.links:
-            near, far = (switch_port(end) for end in link.ends)
-            if near and far:
-                trunks[near[0], far[0]] = (near[1], far[1])
-                trunks[far[0], near[0]] = (far[1], near[1])
-        return trunks
+        return {
+            (switch, far[0]): (port, far[1])
+            for switch in self.switches
+            for port, _, end in self.cables(switch)
+            if (far := switch_port(end))
+        }
 
     def bridge(self, switch: str) -> dict[str, int]:
         """Return the port of a switch that leads to each host, by the host's MAC address."""
@@ -201,28 +200,12 @@ class Topology(_Section):
                     pending.append((far, current, first_port or port))
         return ports
 
-    def ports(self, switch: str) -> list[int]:
-        """Return the ports of a switch that have a link, in ascending order."""
-        ends = [port for link in self.links for end in link.ends if (port := switch_port(end))]
-        return sorted(port for name, port in ends if name == switch)
-
-    def rates(self, switch: str) -> dict[int, float]:
-        """Return the rate in Mbit/s of those ports of a switch whose link has a rate."""
-        return {
-            port[1]: link.rate_mbit
-            for link in self.links
-            for end in link.ends
-            if link.rate_mbit is not None and (port := switch_port(end)) and port[0] == switch
-        }
-
-    def latencies(self, switch: str) -> list[tuple[int, float, bool]]:
-        """Return (port, milliseconds, whether the other end is a host) of a switch's links with latency."""
-        return [
-            (port[1], link.latency_ms, other in self.hosts)
-            for link in self.links
-            for end, other in (link.ends, link.ends[::-1])
-            if link.latency_ms and (port := switch_port(end)) and port[0] == switch
-        ]
+    def cables(self, switch: str) -> list[tuple[int, Link, str]]:
+        """Return a switch's links in the order of its ports: the port, the link, and the other end."""
+        both = [(end, other, link) for link in self.links for end, other in (link.ends, link.ends[::-1])]
+        at_port = [(switch_port(end), link, other) for end, other, link in both]
+        cables = [(port[1], link, other) for port, link, other in at_port if port and port[0] == switch]
+        return sorted(cables, key=lambda cable: cable[0])
 
     def address_of(self, name: str) -> tuple[str, str]:
         """Return a host's or switch's MAC address, and its IPv4 address with prefix length.
@@ -345,7 +328,7 @@ def job_description(
         """Return the lines of a section for a switch and the hosts behind it."""
         lines = f'p4runtime = "{p4runtime[name]}"\npipeline_lanes = {job.lanes}\n'
         lines += f"device_id = {list(topology.switches).index(name) + 1}\n"
-        if topology.rates(name):
+        if any(link.rate_mbit is not None for _, link, _ in topology.cables(name)):
             lines += f"queue_depth = {topology.switches[name].mark_from}\n"
         if not addressed:
             return lines

@@ -25,15 +25,14 @@ def _below(topology: Topology, switch: str, indent: str, seen: set[str]) -> Iter
     """Yield a line for each host and switch below a switch, recursively. Add visited switches to `seen`."""
     seen.add(switch)
     branches = []
-    for link in topology.links:
+    for port, link, end in topology.cables(switch):
         text = f", {link.rate_mbit:g} Mbit/s" if link.rate_mbit is not None else ""
         text += f", {link.latency_ms:g} ms" if link.latency_ms else ""
         text += f", loses {link.loss:.3g}" if link.loss else ""
-        for end, other in (link.ends, link.ends[::-1]):
-            far = (switch_port(other) or (other,))[0]
-            if (near := switch_port(end)) and near[0] == switch and far not in seen:
-                branches.append((near[1], far, text))
-    for number, (port, far, properties) in enumerate(sorted(branches), 1):
+        far = (switch_port(end) or (end,))[0]
+        if far not in seen:
+            branches.append((port, far, text))
+    for number, (port, far, properties) in enumerate(branches, 1):
         last = number == len(branches)
         yield f"{indent}{'└─ ' if last else '├─ '}p{port}{properties}: {far}{_role(topology, far)}"
         if far in topology.switches:

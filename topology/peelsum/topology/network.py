@@ -21,13 +21,7 @@ from typing import Any, Literal, Self
 from peelsum.processes.children import ADMISSION, Child, RestartableProcess
 from peelsum.processes.user_errors import ProcessError
 from peelsum.topology import bmv2
-from peelsum.topology.description import (
-    Link,
-    Topology,
-    job_description,
-    switch_port,
-    worker_numbers,
-)
+from peelsum.topology.description import Link, Topology, job_description, worker_numbers
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.namespaces import (
     HOST_INTERFACE,
@@ -231,21 +225,22 @@ class UdpNetwork(Network):
 
     def _start_switch(self, name: str, device_id: int) -> dict[int, int]:
         """Start a switch; return the UDP port of each of its ports."""
-        ends = [(link.loss, switch_port(end)) for link in self.topology.links for end in link.ends]
-        losses = {loss for loss, port in ends if port and port[0] == name}
+        cables = self.topology.cables(name)
+        losses = {link.loss for _, link, _ in cables}
         if len(losses) > 1:
             raise TopologyError(
                 f"loss: links of {name} lose {sorted(losses)}: over UDP a switch has one share for all its "
                 "ports; give them the same, or use --links veth"
             )
-        options = ["--ports", str(max(self.topology.ports(name), default=1)), "--device-id", str(device_id)]
+        options = ["--ports", str(cables[-1][0] if cables else 1), "--device-id", str(device_id)]
         options += ["--loss", str(max(losses, default=0.0))]
-        for port, mbit in self.topology.rates(name).items():
-            options += ["--port-rate", f"{port}@{mbit}"]
-        for port, latency_ms, to_host in self.topology.latencies(name):
-            options += ["--port-delay", f"{port}@{latency_ms}"]
+        for port, link, other in cables:
+            if link.rate_mbit is not None:
+                options += ["--port-rate", f"{port}@{link.rate_mbit}"]
             # On a link between switches, each switch delays the packets that it sends. A host delays none.
-            options += ["--arrival-delay", f"{port}@{latency_ms}"] if to_host else []
+            delays = ["--port-delay", *(["--arrival-delay"] if other in self.topology.hosts else [])]
+            if link.latency_ms:
+                options += [word for delay in delays for word in (delay, f"{port}@{link.latency_ms}")]
         command = ("switch", "run", *options)
         free = ("--p4runtime", f"{_LOOPBACK}:0")
         listening = self._child(self._stack, name, *command, *free, *self._peer_options(name))
@@ -312,7 +307,7 @@ class VethNetwork(Network):
 
     def _start_switch(self, name: str, device_id: int) -> str:
         """Start a switch on its interfaces; return its P4Runtime address."""
-        interfaces = {port: f"{name}-p{port}" for port in self.topology.ports(name)}
+        interfaces = {port: f"{name}-p{port}" for port, _, _ in self.topology.cables(name)}
         if self.switch == "bmv2":
             start = partial(bmv2.start, interfaces, name=name, device_id=device_id)
             address, child = start()

@@ -12,16 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Choice, PlanSettings
-from peelsum.allreduce.costs import UnionCounts, cost_estimates, lower_bound_bits
+from peelsum.allreduce.costs import cost_estimates, lower_bound_bits
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.bench.codec.timing import Measured, TimedDevice, fastest, measure_step, require_memory, tensor
 from peelsum.bench.point import Support
 from peelsum.codec import MIN_CELLS_PER_CANDIDATE, SUB_TABLES, SketchLayout, occupied
-from peelsum.codec.cpu.words import compiled
 from peelsum.codec.reference.sketch import places
 
 #: Candidates whose cells are computed at once, because NumPy needs a few hundred bytes for each.
 _BATCH = 2**20
-_Cells = NDArray[np.int64] | NDArray[np.int32]
 Form = Literal["auto", "compact", "sketch"]
 #: The forms to measure, each with its index. `auto` chooses its own.
 WAYS: tuple[tuple[Form, str], ...] = (
@@ -84,7 +83,7 @@ def random_tensor(support: Support, elements: int, density: float, seed: int, de
 def measure_form(drawn: RandomTensor, form: Form, index: str, cells_per_candidate: float) -> dict[str, Any]:
     """Measure one form; return its row."""
     settings = PlanSettings(cells_per_candidate=cells_per_candidate)
-    statistics = UnionCounts(tuple(occupied(drawn.positions).tolist()))
+    statistics = UnionCounts(tuple(occupied((drawn.values != 0).astype(np.int32)).tolist()))
     choice = fewest_words(form, index, drawn.values.size, statistics, settings)
     measured = fastest(lambda n: measure_step(drawn.device, choice, drawn.values, settings, seed=n))
     rounds = None
@@ -132,13 +131,16 @@ class Peeled(NamedTuple):
     """Number of rounds that recovered a candidate."""
 
 
-def peel(places: _Cells, cells: int) -> Peeled:
-    """Peel k candidates in parallel rounds; `places`, int[k, 3], has the cells of each, 0 to `cells` - 1.
+def peel(places: NDArray[np.int64], cells: int) -> Peeled:
+    """Peel k candidates in parallel rounds; `places`, int64[k, 3], has the cells of each, 0 to `cells` - 1.
 
     There are no values, and no code is shared with the codec's peeling, which may use another order.
     """
-    load = np.zeros(cells, np.uint32)
-    return Peeled(*_peel(places, load, np.arange(places.shape[0])))
+    load, rounds = np.bincount(places.reshape(-1), minlength=cells), 0
+    while (pure := (load[places] == 1).any(axis=1)).any():
+        load -= np.bincount(places[pure].reshape(-1), minlength=cells)
+        places, rounds = places[~pure], rounds + 1
+    return Peeled(len(places), rounds)
 
 
 def peel_sketch(layout: SketchLayout, positions: NDArray[np.int64]) -> Peeled:
@@ -148,38 +150,3 @@ def peel_sketch(layout: SketchLayout, positions: NDArray[np.int64]) -> Peeled:
         part = slice(start, start + _BATCH)
         cells[part], _ = places(layout, positions[part])
     return peel(cells, layout.cells)
-
-
-@compiled
-def _peel(places: _Cells, load: NDArray[np.uint32], unpeeled: NDArray[np.int64]) -> Any:
-    """Return the numbers of left-over candidates and of rounds.
-
-    load: zeros; then the candidates of each cell. unpeeled: the candidates, 0 to k - 1; it is overwritten.
-    """
-    for k in range(places.shape[0]):
-        for j in range(places.shape[1]):
-            load[places[k, j]] += 1
-    count, rounds = unpeeled.size, 0
-    while True:
-        # Find all pure cells before any is emptied, as parallel threads would.
-        peeled = 0
-        for i in range(count):
-            k = unpeeled[i]
-            pure = False
-            for j in range(places.shape[1]):
-                pure |= load[places[k, j]] == 1
-            if pure:
-                unpeeled[i] = ~k
-                peeled += 1
-        if peeled == 0:
-            return count, rounds
-        remaining = 0
-        for i in range(count):
-            k = unpeeled[i]
-            if k >= 0:
-                unpeeled[remaining] = k
-                remaining += 1
-                continue
-            for j in range(places.shape[1]):
-                load[places[~k, j]] -= 1
-        count, rounds = remaining, rounds + 1

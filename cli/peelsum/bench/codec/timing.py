@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Choice, PlanSettings, TensorPlan
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import UnionCounts
 from peelsum.allreduce.history import StepStatistics
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.one_round import OneRound, Prediction
 from peelsum.allreduce.plan import Layout, Plan
 from peelsum.allreduce.protocol import Round, SumProtocol, Sums
@@ -205,7 +205,7 @@ def _one_round_protocol(
     _run(device, previous)
     sums = device.codec.to_host(previous.codec.decode(previous.dense, previous.sparse, 1)[0])
     plan, chooser = previous.plan, Chooser()
-    statistics = UnionCounts(tuple(occupied(np.flatnonzero(sums)).tolist()))
+    statistics = UnionCounts(tuple(occupied((sums != 0).astype(np.int32)).tolist()))
     add_to_history(chooser, plan.layout, statistics, previous.exponents)
     codec = device.codec.segments(plan.layout.table, [values], [None], 1)
     return OneRound(plan, chooser, device.codec, codec, Prediction.of(plan, chooser.history, seed))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,15 +19,15 @@ from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.switch_settings import Method
 from peelsum.topology.errors import TopologyError
+from peelsum.transport.errors import SwitchUnreachableError
+from peelsum.transport.link import PortLink
 from peelsum.wire import EVERYONE, FRAME_HEADER_BYTES, Batch, Kind, pack, packet_bytes, packet_fields
-from peelsum.wire.datagrams import BatchSocket
 
 #: Seconds of silence after which chunks count as lost.
 _TIMEOUT_S = 0.2
 #: Number of sums that are compared, from the first.
 _CHECKED = 2048
-_HELLOS = 50
-_HELLO_TIMEOUT_S = 0.1
+_HELLO_S = 5.0
 #: Maximum of frames that hosts on interfaces send or receive at once.
 _RING_BATCH = 4096
 
@@ -35,34 +36,22 @@ class UdpHosts:
     """Workers behind switch ports 1 to n, and the server behind port n + 1, all over UDP."""
 
     def __init__(self, host: str, udp_ports: Mapping[int, int], workers: int, packet_bytes: int) -> None:
-        """Send a hello on every port. Raises TopologyError if no switch answers."""
-        self._sockets: list[BatchSocket] = []
-        try:
-            for port in range(1, workers + 2):
-                sock = BatchSocket.bind(("127.0.0.1", 0), packet_bytes)
-                self._sockets.append(sock)
-                sock.connect((host, udp_ports[port]))
-                for _ in range(_HELLOS):
-                    sock.send_hello()
-                    is_readable = bool(select.select([sock], [], [], _HELLO_TIMEOUT_S)[0])
-                    if is_readable and (burst := sock.receive()) and burst.hello:
-                        break
-                else:
-                    raise TopologyError(f"udp port {udp_ports[port]}: no switch answers; is it running?")
-        except BaseException:
-            self.close()
-            raise
+        """Say hello at every port. Raises TopologyError if no switch answers."""
+        with ExitStack() as stack:
+            try:
+                links = [
+                    stack.enter_context(PortLink((host, udp_ports[port]), packet_bytes, hello_s=_HELLO_S))
+                    for port in range(1, workers + 2)
+                ]
+            except SwitchUnreachableError as error:
+                raise TopologyError(str(error)) from None
+            self._sockets, self._links = [link.socket for link in links], stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the sockets."""
-        for sock in self._sockets:
-            sock.close()
+        self._links.close()
 
     def send(self, worker: int, batch: Batch) -> None:
         """Send packets from a worker into the switch. Those that do not fit the kernel's buffer are lost."""

@@ -223,10 +223,9 @@ def _load(address: str, lanes: int, workers: int, window: int) -> Load:
 @contextmanager
 def _softswitch(*options: str) -> Iterator[tuple[dict[str, Any], int]]:
     """Run `peelsum switch run` during the body; yield its announcement, and its process's id."""
-    command = ("switch", "run", "--p4runtime", "127.0.0.1:0", *options, "--json", "--child")
-    switch = Child.peelsum("switch", *command)
+    switch, listening = Child.start_ready("switch", "switch", "run", "--p4runtime", "127.0.0.1:0", *options)
     try:
-        yield switch.ready(), switch.pid
+        yield listening, switch.pid
     finally:
         switch.stop()
 

@@ -26,19 +26,18 @@ def message(name: str) -> Any:
     return GetMessageClass(_pool.FindMessageTypeByName(f"bfrt_proto.{name}"))
 
 
+_methods = _pool.FindServiceByName(_SERVICE).methods
 #: The service's methods, with the classes of their requests and responses.
-METHODS = {
-    name: (message(f"{prefix}Request"), message(f"{prefix}Response"))
-    for name, prefix in (
-        ("Write", "Write"),
-        ("Read", "Read"),
-        ("SetForwardingPipelineConfig", "SetForwardingPipelineConfig"),
-        ("GetForwardingPipelineConfig", "GetForwardingPipelineConfig"),
-        ("StreamChannel", "StreamMessage"),
-    )
+METHODS: dict[str, tuple[Any, Any]] = {
+    each.name: (GetMessageClass(each.input_type), GetMessageClass(each.output_type)) for each in _methods
 }
-#: The methods that take or return several messages, by gRPC's name for that.
-_STREAMING = {"Read": "unary_stream", "StreamChannel": "stream_stream"}
+#: By method, gRPC's name for how many messages it takes and returns, such as `unary_stream`.
+CARDINALITIES = {
+    each.name: "_".join(
+        "stream" if many else "unary" for many in (each.client_streaming, each.server_streaming)
+    )
+    for each in _methods
+}
 Update, Entity, Error = message("Update"), message("Entity"), message("Error")
 Get, Set = (METHODS[f"{verb}ForwardingPipelineConfig"][0] for verb in ("Get", "Set"))
 WriteRequest, ReadRequest, StreamRequest = (METHODS[m][0] for m in ("Write", "Read", "StreamChannel"))
@@ -52,7 +51,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 def method(channel: grpc.Channel, name: str) -> Callable[..., Any]:
     """Return a method of the service: it takes a request, or an iterator of requests, and `timeout`."""
     request, response = METHODS[name]
-    open_call = getattr(channel, _STREAMING.get(name, "unary_unary"))
+    open_call = getattr(channel, CARDINALITIES[name])
     call: Callable[..., Any] = open_call(
         f"/{_SERVICE}/{name}", request.SerializeToString, response.FromString
     )

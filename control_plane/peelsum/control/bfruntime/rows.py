@@ -83,7 +83,6 @@ class Schema:
 
 
 def _table(declared: Mapping[str, Any]) -> TableSchema:
-    """Parse the declaration of a table in bf-rt.json."""
     data = [declaration.get("singleton", {}) for declaration in declared.get("data", ())]
     return TableSchema(
         declared["id"],

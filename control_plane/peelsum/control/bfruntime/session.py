@@ -311,7 +311,6 @@ class BfRuntimeSession(Session):
                 yield P4MulticastGroupEntry(number, replicas=ports).encode(schema)
 
     def _counters(self, selector: P4CounterEntry, schema: P4Schema) -> Iterator[p4r.Entity]:
-        """Yield the entries of a counter, as P4Runtime entities."""
         table = self.tables.table(schema.counters[selector.counter_id].name)
         for index, data in self.values(table).items():
             packets = data["$COUNTER_SPEC_PKTS"][0].stream
@@ -345,7 +344,6 @@ class BfRuntimeSession(Session):
 
 
 def _new_client_id() -> int:
-    """Return a random client id."""
     return secrets.randbits(31) | 1
 
 

@@ -194,6 +194,16 @@ class JobController:
         self.tell(Event("evicted", f"job: {job_id}: evicted", job_id))
         return {"waiting": waiting}
 
+    def evict_from(self, before: AnyDescription, generation: int, job: AnyDescription) -> None:
+        """Evict an earlier generation of a job from the switches that its description no longer has.
+
+        A switch that does not answer keeps it.
+        """
+        places = {plan.switch.place for plan in job.plans()}
+        for switch in self._switches_of([plan for plan in before.plans() if plan.switch.place not in places]):
+            with switch.lock:
+                switch.evict(self._epoch, job.job.id, generation)
+
     def evict_at(self, job: JobDescription, ports: Collection[int]) -> list[int]:
         """Evict all jobs of a switch that use no other ports than these; return their numbers.
 

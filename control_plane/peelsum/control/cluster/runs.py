@@ -106,8 +106,6 @@ class JobRun:
         """
         self.end()
         survives = client.request.get("on_lost") == "continue"
-        if survives and not isinstance(self.job, JobDescription):
-            raise ControlError("on_lost: a job over racks ends when a rank is lost; leave 'continue' out")
         with ExitStack() as run:
             self._admitted_job = self.job
             self._admission = self._controller.admit_job(self.job, is_new=is_new)
@@ -130,7 +128,7 @@ class JobRun:
         if reports is None:
             return
         entered = self.members.admit_entering()
-        ranks = sorted({*reports, *entered})
+        ranks, before = sorted({*reports, *entered}), (self._admitted_job, self._admission["generation"])
         try:
             self._continue_with(ranks, reports.values())
         except (ControlError, ProcessError) as error:
@@ -141,6 +139,8 @@ class JobRun:
         completed = [reports[rank].sums if rank in reports else most for rank in ranks]
         generation = {**self._response(), "members": ranks, "completed": completed, "entered": entered}
         self.members.notify(generation)
+        # Now, because the members need not wait for it, nor for a switch that was lost with its rack.
+        self._controller.evict_from(*before, self._admitted_job)
         numbers = ", ".join(map(str, ranks))
         text = f"generation {self._admission['generation']}: continues with ranks {numbers}"
         self._controller.tell(Event("run", text, self.job.job.id))
@@ -163,11 +163,8 @@ class JobRun:
         sum, a rank that was lost may have begun at a random id alone, so slots are freed then.
         Raises ControlError or ProcessError.
         """
-        assert isinstance(self.job, JobDescription)
         assert self._server is not None
-        ports = self.job.ports
-        workers = tuple(ports.workers[rank] for rank in ranks)
-        self._admitted_job = _with_ports(self.job, self.job.job.id, ports.server, workers)
+        self._admitted_job = self.job.with_workers(ranks)
         admission = self._controller.admit_job(
             self._admitted_job,
             secret=self._admission["secret"],
@@ -179,7 +176,9 @@ class JobRun:
         child, has_begun = self._server.child, False
         child.send(admission=self._admission)
         with suppress(ProcessError):  # it has ended, or is stopped
-            has_begun = child.next_message(_SERVER_PATIENCE_S) is not None
+            # A server that ends, as it has heard nothing since a rank left in order, prints its statistics.
+            while not has_begun and (message := child.next_message(_SERVER_PATIENCE_S)) is not None:
+                has_begun = message.get("generation") == admission["generation"]
         if not has_begun:
             if child.running:
                 os.kill(child.pid, SIGKILL)
@@ -296,8 +295,7 @@ class JobRuns:
         rank = members.enter(client)
         if rank is None:
             return {"error": "enter: the run has all its ranks", "full": True}
-        assert self._job is not None  # a job over racks does not survive losses
-        return {"entering": rank, "lanes": self._job.switch.pipeline_lanes}
+        return {"entering": rank, "lanes": self._main.job.plans()[0].switch.pipeline_lanes}
 
     def update(self) -> None:
         """Handle what has happened to the connections of all runs' ranks."""

@@ -13,10 +13,10 @@ import numpy as np
 
 from peelsum import buffers
 from peelsum.buffers import frozen
-from peelsum.codec.arrays import Numbers, Words
+from peelsum.codec.arrays import Integers, Numbers, Words
 from peelsum.codec.cpu.vectors import used_bits, write_bitmap_words, write_set_bits
 from peelsum.codec.cpu.words import MAGNITUDE_MASK, compiled, leaf, lowest, mixed, popcount
-from peelsum.codec.layout import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
+from peelsum.codec.layout import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
 from peelsum.codec.threads import each, slices
 
 _NEGATIVE_ZERO = np.uint32(0x80000000)
@@ -144,14 +144,13 @@ class CpuIndex:
         scatter_bits(frozen(bits), frozen(mask), out)
 
 
-def occupied(positions: Numbers) -> Numbers:
-    """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES].
-
-    Positions are ascending.
-    """
-    out = buffers.empty(BLOCK_SIZES, np.int64)
-    _occupied(frozen(positions), np.zeros(WORD_BITS + 1, np.int64), out)
-    return out
+def occupied(numbers: Integers) -> Numbers:
+    """Count the blocks of 2**b of the numbers, int32[n], with one that is not 0: int64[BLOCK_SIZES]."""
+    words, counts = frozen(numbers.view(np.uint32)), np.empty(BLOCK_SIZES, np.int64)
+    bitmap = np.empty(index_words(words.size), np.uint32)
+    non_zero_words(words, bitmap)
+    count_blocks(bitmap, counts)
+    return counts
 
 
 def _words(bitmap: Words, begin: int, end: int) -> Words:
@@ -329,31 +328,6 @@ def clear_padding(out: Words, elements: int) -> None:
     """Clear the bits of a bitmap from `elements` on."""
     for w in range(elements // 32, out.size):
         out[w] = masked_word(out, w, elements)
-
-
-@compiled
-def _occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
-    """Count the blocks of 2**b elements that hold a position, for each b, into out[b].
-
-    A position begins a new block of 2**b elements if it differs from the previous position in bit b or above.
-    differing[33], zero on entry, counts pairs of neighbours by the bit length of their XOR; the loop that
-    computes the lengths vectorizes.
-    """
-    highest, lengths = (np.int64(1) << out.size) - 1, np.empty(_BATCH, np.uint64)
-    for start in range(1, positions.size, _BATCH):
-        later = positions[start : start + _BATCH]
-        sooner = positions[start - 1 : start - 1 + later.size]
-        for k in range(later.size):
-            crossed = np.uint32(min(later[k] ^ sooner[k], highest))
-            for shift in range(5):
-                crossed |= crossed >> np.uint32(1 << shift)
-            lengths[k] = popcount(crossed)
-        for k in range(later.size):
-            differing[lengths[k]] += 1
-    total = np.int64(min(positions.size, 1))
-    for b in range(out.size - 1, -1, -1):
-        total += differing[b + 1]
-        out[b] = total
 
 
 @compiled

@@ -26,10 +26,8 @@ from peelsum.codec.layout import BloomLayout, block_words
 
 #: The largest block that one kernel handles; larger ones take several passes.
 _LARGEST_BLOCK = 4096
-#: Warps of the kernel that counts bits, the fastest of sixteen on an H100.
-_TOTALS_WARPS = 1
-#: Tiles whose totals `scan_kernel` adds up at once.
-_SCAN_TILE = 4096
+#: Warps of programs that count a bitmap's bits, and may list them.
+SCAN_WARPS = 8
 
 
 class GpuIndex:
@@ -39,18 +37,17 @@ class GpuIndex:
         """Return how many bits of a bitmap are set. Waits for the device if the bitmap is there."""
         if isinstance(index, np.ndarray):
             return int(np.bitwise_count(index).sum())
-        return int(totals(index)[-1])
+        return int(scan_bits(index)[-1])
 
     def positions(self, index: Tensor, elements: int, first: int = 0, count: int | None = None) -> Tensor:
         """Return the positions of the set bits, plus `first`: int64[k].
 
         Waits for the device, unless `count` is given.
         """
-        if count == 0:
-            return empty(0, index, torch.int64)
-        bases = totals(index, elements)
-        out = empty(int(bases[-1]) if count is None else count, index, torch.int64)
-        list_positions(index, elements, bases, out, first)
+        if count is None:
+            count = int(scan_bits(index, elements)[-1])
+        out = empty(count, index, torch.int64)
+        scan_bits(index, elements, out, first)
         return out
 
     def block_encode(self, index: Tensor, elements: int, block: int, out: Tensor) -> None:
@@ -77,7 +74,7 @@ class GpuIndex:
         """Write the Bloom filter of a bitmap."""
         out.zero_()
         words, rest = index.numel(), (first // ROW, layout.hashes, layout.rows, BLOCK)
-        seed = launch.seed_on_device(layout.seed, index)
+        seed = launch.signed(layout.seed)
         launch.run(bloom_encode_kernel, tiles_of(words, BLOCK), index, out, seed, words, *rest)
 
     def bloom_decode(
@@ -85,38 +82,41 @@ class GpuIndex:
     ) -> None:
         """Write the bitmap of the elements that pass a Bloom filter."""
         grid, rest = tiles_of(out.numel(), BLOCK), (first // ROW, layout.hashes, layout.rows, BLOCK)
-        seed = launch.seed_on_device(layout.seed, words)
+        seed = launch.signed(layout.seed)
         launch.run(bloom_decode_kernel, grid, words, out, seed, elements, *rest)
 
     def gather_bits(self, index: Tensor, mask: Tensor, out: Tensor) -> Tensor:
-        """Write the bits that `mask` selects, end to end, as a shorter bitmap; return the mask's `totals`."""
+        """Write the bits that `mask` selects, end to end, as a shorter bitmap; return its `scan_bits`."""
         out.zero_()
-        bases, words = totals(mask), mask.numel()
+        bases, words = scan_bits(mask), mask.numel()
         grid = tiles_of(words, SCANNED_WORDS)
         launch.run(gather_bits_kernel, grid, index, mask, bases, out, words, SCANNED_WORDS)
         return bases
 
     def scatter_bits(self, bits: Tensor, mask: Tensor, out: Tensor, scan: Tensor | None = None) -> None:
         """Write consecutive bits to the set bits of `mask`. scan: what `gather_bits` returned, or None."""
-        bases, words = totals(mask) if scan is None else scan, mask.numel()
+        bases, words = scan_bits(mask) if scan is None else scan, mask.numel()
         grid = tiles_of(words, SCANNED_WORDS)
         launch.run(scatter_bits_kernel, grid, bits, mask, bases, out, words, SCANNED_WORDS)
 
 
-def totals(bitmap: Tensor, elements: int | None = None) -> Tensor:
-    """Count the set bits before each tile of SCANNED_WORDS words, and in all of them: int64[tiles + 1]."""
+def scan_bits(
+    bitmap: Tensor, elements: int | None = None, out: Tensor | None = None, first: int = 0
+) -> Tensor:
+    """Count the set bits before each tile of SCANNED_WORDS words, and in all of them: int64[tiles + 1].
+
+    out: int64[k], to which the positions of the first k set bits are written, plus `first`.
+    """
     tiles = tiles_of(bitmap.numel(), SCANNED_WORDS)
-    bases = empty(tiles + 1, bitmap, torch.int64)
+    zeroed = torch.zeros(2 * (tiles + 1), dtype=torch.int64, device=bitmap.device)
+    progress, bases = zeroed[: tiles + 1], zeroed[tiles + 1 :]
     size = ROW * bitmap.numel() if elements is None else elements
-    launch.run(totals_kernel, tiles, bitmap, bases, size, SCANNED_WORDS, num_warps=_TOTALS_WARPS)
-    launch.run(scan_kernel, 1, bases, bases[-1:], tiles, _SCAN_TILE)
+    listed, room = (bases, 0) if out is None else (out, out.numel())
+    launch.run(
+        scan_kernel, tiles, bitmap, progress, bases, listed, size, first, room, out is not None,
+        SCANNED_WORDS, num_warps=SCAN_WARPS,
+    )  # fmt: skip
     return bases
-
-
-def list_positions(bitmap: Tensor, elements: int, bases: Tensor, out: Tensor, first: int = 0) -> None:
-    """Write the positions of the set bits, plus `first`. bases: the bitmap's `totals`."""
-    grid = tiles_of(bitmap.numel(), SCANNED_WORDS)
-    launch.run(positions_kernel, grid, bitmap, bases, out, elements, first, SCANNED_WORDS)
 
 
 def index(numbers: Tensor, bitmap: Tensor) -> None:
@@ -144,36 +144,45 @@ def index_kernel(numbers, bitmap, n, WORDS: tl.constexpr):
 
 
 @triton.jit
-def totals_kernel(bitmap, totals, elements, WORDS: tl.constexpr):
-    """Count the set bits of each tile: totals[tiles]."""
-    program = tl.program_id(0)
-    word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
-    total = tl.sum(popcount(load_bits(bitmap, word, elements)), axis=0)
-    tl.store(totals + program, total.to(tl.int64))
+def count_before(progress, tile, total):
+    """Return the sum of the totals of the tiles before a program's, by decoupled look-back: int64.
+
+    progress[1 + tiles] was zero before the launch. Its first number hands out tiles, in the order in which
+    programs begin, so that a program waits only for those that run. Then follow, for each tile, 4 * count +
+    1 for the tile's own count, or + 2 for that of all tiles up to it.
+    """
+    before, behind = tl.zeros((), tl.int64), tile
+    tl.atomic_xchg(progress + 1 + tile, 4 * total + 1, sem="relaxed")
+    while behind > 0:
+        published = tl.load(progress + behind, volatile=True)
+        before += tl.where(published == 0, 0, published // 4)
+        behind = tl.where(published % 4 == 2, 0, tl.where(published == 0, behind, behind - 1))
+    tl.atomic_xchg(progress + 1 + tile, 4 * (before + total) + 2, sem="relaxed")
+    return before
 
 
 @triton.jit
-def scan_kernel(totals, count, tiles, BLOCK: tl.constexpr):
-    """Replace totals[tiles] by its exclusive prefix sums; write the sum of all to count[1]. One program."""
-    before = tl.zeros((), tl.int64)
-    for start in range(0, tiles, BLOCK):
-        tile = start + tl.arange(0, BLOCK)
-        total = tl.load(totals + tile, mask=tile < tiles, other=0)
-        tl.store(totals + tile, before + tl.cumsum(total, axis=0) - total, mask=tile < tiles)
-        before += tl.sum(total, axis=0)
-    tl.store(count, before)
+def write_positions(words, before, out, first, room):
+    """Write the positions of the set bits of words[w], plus `first`, to out[before:], up to out[room]."""
+    bits, counts = unpacked(words), popcount(words)
+    rank = before + (tl.cumsum(counts, axis=0) - counts)[:, None] + tl.cumsum(bits, axis=1) - bits
+    bit = tl.arange(0, words.shape[0])[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+    tl.store(out + rank, first + bit, mask=(bits != 0) & (rank < room))
 
 
 @triton.jit
-def positions_kernel(bitmap, bases, out, elements, first, WORDS: tl.constexpr):
-    """Write the positions of the set bits, plus `first`, ascending."""
-    program = tl.program_id(0)
-    word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
-    words = load_bits(bitmap, word, elements)
-    bits = unpacked(words)
-    rank = ranks(words, bases, program)[:, None] + tl.cumsum(bits, axis=1) - bits
-    element = first + word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
-    tl.store(out + rank, element, mask=bits != 0)
+def scan_kernel(
+    bitmap, progress, bases, out, elements, first, room, LISTED: tl.constexpr, WORDS: tl.constexpr
+):
+    """Write the set bits before each tile, and in all: bases[tiles + 1]; if LISTED, also their positions."""
+    tile = tl.atomic_add(progress, 1, sem="relaxed").to(tl.int64)
+    words = load_bits(bitmap, tile * WORDS + tl.arange(0, WORDS), elements)
+    total = tl.sum(popcount(words), axis=0).to(tl.int64)
+    before = count_before(progress, tile, total)
+    tl.store(bases + tile, before)
+    tl.store(bases + tile + 1, before + total, mask=tile == tl.num_programs(0) - 1)
+    if LISTED:
+        write_positions(words, before, out, first + tile * (WORDS * WORD_BITS), room)
 
 
 @triton.jit
@@ -224,7 +233,7 @@ def block_decode_kernel(blocks, out, elements, BITS: tl.constexpr, WORDS: tl.con
 @triton.jit
 def _bloom_hashes(seed, word, first_word):
     """Return each word's first hash, and the difference from each hash to the next: uint64[w] each."""
-    value = mixed(word + first_word, tl.load(seed))
+    value = mixed(word + first_word, seed)
     return value & 0xFFFFFFFF, (value >> 32) | 1
 
 
@@ -242,7 +251,7 @@ def _rotated(words, bits):
     return (shifted | (shifted >> 32)).to(tl.uint32).to(tl.int32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK: tl.constexpr):
     """OR a bitmap's words into the filter out[hashes * rows], which must be zero."""
     program = tl.program_id(0)
@@ -254,7 +263,7 @@ def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK
         tl.atomic_or(out + row, _rotated(held, rotation), mask=held != 0, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def bloom_decode_kernel(filter_, out, seed, elements, first_word, hashes, rows, BLOCK: tl.constexpr):
     """Write the bitmap of the elements that pass the filter."""
     program = tl.program_id(0)

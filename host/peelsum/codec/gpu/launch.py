@@ -50,7 +50,12 @@ def empty(size: int, like: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:
 
 def seed_on_device(seed: int, like: Tensor) -> Tensor:
     """Return a seed of 64 bits as int64[1] on the device of another tensor."""
-    return torch.full((1,), (seed + _SIGN) % (2 * _SIGN) - _SIGN, dtype=torch.int64, device=like.device)
+    return torch.full((1,), signed(seed), dtype=torch.int64, device=like.device)
+
+
+def signed(seed: int) -> int:
+    """Return the int64 with the bits of an uint64."""
+    return (seed + _SIGN) % (2 * _SIGN) - _SIGN
 
 
 class _Compiling:

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from peelsum.codec.arrays import BFloat16, CodecError
 
+#: Words of several arrays that are copied together begin at multiples of this, as torch aligns memory.
+_ALIGNED = 32
+
 
 class DeviceMemory:
     """The memory of a `CodecDevice` whose arrays are torch tensors on `device`.
@@ -27,6 +30,7 @@ class DeviceMemory:
     """
 
     is_host = False
+    ahead = True
 
     def __init__(self, device: torch.device | None = None, *, direct: bool = False) -> None:
         self.direct = direct
@@ -54,8 +58,14 @@ class DeviceMemory:
         return tensor.detach()
 
     def usable_as_is(self, tensors: Collection[Any]) -> bool:
-        """Return False: each tensor is looked at."""
-        return False
+        """Return whether `validated` returns all of these tensors unchanged, and all are `overwritable`."""
+        if self.direct or set(map(type, tensors)) != {Tensor}:
+            return False
+        kinds = {
+            (t.dtype, t.device.type, t.layout, t.requires_grad or t.is_neg() or not t.is_contiguous())
+            for t in tensors
+        }
+        return kinds == {(torch.float32, self._device.type, torch.strided, False)}
 
     def overwritable(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a contiguous float32 tensor, so that a result can replace it."""
@@ -152,6 +162,16 @@ class DeviceMemory:
             into = out if isinstance(out, Tensor) else torch.from_numpy(out.view(np.int32))
             into.copy_(words, non_blocking=True)
 
+    def fetch(self, words: Tensor, record: Tensor) -> tuple[NDArray[np.uint32] | Tensor, NDArray[np.int64]]:
+        """Return words where they are sent from, and a copy of int64[k] on the host; wait once for both."""
+        staged = words if self.direct else self.staging_buffer(len(words))
+        if staged is not words:
+            self.copy_async(words, staged)
+        numbers = _staging_buffer(record.shape, record.dtype, self._device)
+        numbers.copy_(record, non_blocking=True)
+        self.synchronize()
+        return staged, numbers.numpy()
+
     def synchronize(self) -> None:
         """Wait for all work on the current stream."""
         wait(self._device)
@@ -161,6 +181,22 @@ class DeviceMemory:
         if isinstance(array, Tensor):
             return array
         return copy_to_device(array.view(np.int32) if array.dtype == np.uint32 else array, self._device)
+
+    def to_device_together(self, *arrays: NDArray[np.uint32] | Tensor) -> list[Tensor]:
+        """Do what `to_device` does for several arrays of words, by one copy."""
+        if isinstance(arrays[0], Tensor) or isinstance(arrays[-1], Tensor):
+            return [self.to_device(array) for array in arrays]
+        begins = [0]
+        for array in arrays:
+            begins.append(begins[-1] + -(-len(array) // _ALIGNED) * _ALIGNED)
+        staged = _staging_buffer((begins[-1],), torch.int32, self._device)
+        tensor = torch.empty(begins[-1], dtype=torch.int32, device=self._device)
+        words, parts = staged.numpy().view(np.uint32), []
+        for begin, array in zip(begins, arrays, strict=False):
+            words[begin : begin + len(array)] = array
+            parts.append(tensor[begin : begin + len(array)])
+        tensor.copy_(staged, non_blocking=True)
+        return parts
 
     def concatenate(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the parts end to end."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from peelsum.codec.fixed_point import (
     DEPTH,
+    LARGEST_FINITE,
     LEVEL_BITS,
     LEVELS,
     MANTISSA_BITS,
@@ -15,17 +15,16 @@ from peelsum.codec.fixed_point import (
     NON_FINITE_BIT,
     SPAN,
 )
-from peelsum.codec.gpu import launch
-from peelsum.codec.gpu.launch import BLOCK, tiles_of
-from peelsum.codec.gpu.words import as_int64
+from peelsum.codec.gpu.words import as_int64, popcount
 
-_LEVELS = tl.constexpr(LEVELS)
+_LEVELS, _TOP_LEVEL = tl.constexpr(LEVELS), tl.constexpr(LEVELS - 1)
 _LEVEL_BITS = tl.constexpr(LEVEL_BITS)
 _DEPTH = tl.constexpr(DEPTH)
 _SPAN = tl.constexpr(SPAN)
 _NON_FINITE_BIT = tl.constexpr(NON_FINITE_BIT)
-_NON_FINITE = tl.constexpr(NON_FINITE)
+_NON_FINITE, _LARGEST_FINITE = tl.constexpr(NON_FINITE), tl.constexpr(LARGEST_FINITE)
 _MANTISSA_BITS = tl.constexpr(MANTISSA_BITS)
+_FINITE_BITS = tl.constexpr(2**NON_FINITE_BIT - 1)
 #: In place of the scale of a block of which no dense numbers are sent, because it is zero or not finite.
 ZERO_SCALE, NON_FINITE_SCALE = 2**20, 2**20 + 1
 _ZERO_SCALE, _NON_FINITE_SCALE = tl.constexpr(ZERO_SCALE), tl.constexpr(NON_FINITE_SCALE)
@@ -35,44 +34,55 @@ _INTEGERS_FROM = tl.constexpr(2.0**51)
 _EXPONENT_BIAS, _WIDE_MANTISSA_BITS = tl.constexpr(1023), tl.constexpr(52)
 
 
-def write_words(largest: Tensor, magnitudes: Tensor, segments: Tensor, out: Tensor) -> None:
-    """Write the words that agree on scales, of segments and blocks, from their largest magnitudes.
-
-    largest: int32[segments]. magnitudes: int32[blocks]. segments: int32[blocks], each block's segment.
-    """
-    count, blocks = largest.numel(), magnitudes.numel()
-    launch.run(segments_kernel, tiles_of(count, BLOCK), largest, out, count, BLOCK)
-    rest = segments, out[count:], blocks, BLOCK
-    launch.run(blocks_kernel, tiles_of(blocks, BLOCK), magnitudes, largest, *rest)
-
-
 @triton.jit
-def segments_kernel(largest, out, count, BLOCK: tl.constexpr):
-    """Write the segments' words of scales, from their largest magnitudes."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    magnitude = tl.load(largest + at, mask=at < count, other=0)
+def segment_word(magnitude):
+    """Return the word of scales of a segment, from its largest magnitude, an int32."""
     field = magnitude >> _MANTISSA_BITS
     bit = tl.where(field == _NON_FINITE, _NON_FINITE_BIT, field // _SPAN)
-    words = tl.where(magnitude != 0, tl.full(bit.shape, 1, tl.int32) << bit, 0)
-    tl.store(out + at, words, mask=at < count)
+    return tl.where(magnitude != 0, tl.full((), 1, tl.int32) << bit, 0)
 
 
 @triton.jit
-def blocks_kernel(magnitudes, largest, segments, out, count, BLOCK: tl.constexpr):
-    """Write the blocks' words of scales, from their magnitudes and those of their segments."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    magnitude = tl.load(magnitudes + at, mask=at < count, other=0)
-    of_segment = tl.load(largest + tl.load(segments + at, mask=at < count, other=0))
+def block_words(magnitude, of_segment):
+    """Return the words of scales of blocks, from their magnitudes and the largest one of their segment."""
     lowest = tl.maximum((of_segment >> _MANTISSA_BITS) - _DEPTH, 0)
     level = (tl.maximum(magnitude >> _MANTISSA_BITS, lowest) >> _LEVEL_BITS) % _LEVELS
-    words = tl.where(magnitude != 0, tl.full(level.shape, 1, tl.int32) << level, 0)
-    tl.store(out + at, words, mask=at < count)
+    return tl.where(magnitude != 0, tl.full(level.shape, 1, tl.int32) << level, 0)
 
 
 @triton.jit
-def scales_of(scales, block):
-    """Return the scales of blocks, or 0; whether each block has a scale; and whether it is not finite."""
-    scale = tl.load(scales + block)
+def _bit_length(words):
+    """Return the number of the highest set bit, counted from 1, or 0: int32 from uint32."""
+    words |= words >> 1
+    words |= words >> 2
+    words |= words >> 4
+    words |= words >> 8
+    words |= words >> 16
+    return popcount(words.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def scales_of(scales, segment, block, segments, highest, DECODED: tl.constexpr):
+    """Return the scales of blocks, or 0; whether each block has a scale; and whether it is not finite.
+
+    scales: those of all blocks; or, unless DECODED, the OR of all workers' words, which are decoded as by
+    `peelsum.codec.reference.segments.decode_scales`. segment: of all these blocks.
+    """
+    if DECODED:
+        scale = tl.load(scales + block)
+    else:
+        of_segment = tl.load(scales + segment).to(tl.uint32, bitcast=True)
+        top = _bit_length(of_segment & _FINITE_BITS) - 1
+        level = tl.maximum(tl.minimum(_SPAN * top + _SPAN - 1, _LARGEST_FINITE), 0) >> _LEVEL_BITS
+        turn = ((level & _TOP_LEVEL) ^ _TOP_LEVEL).to(tl.uint64)
+        word = tl.load(scales + segments + block).to(tl.uint32, bitcast=True)
+        turned = word.to(tl.uint64) << turn
+        turned = (turned | (turned >> 32)).to(tl.uint32)
+        below = tl.where(word != 0, 0 - _bit_length(turned) + _LEVELS, 0)
+        upper = ((level - below + 1) << _LEVEL_BITS) - 1
+        scale = highest - tl.minimum(tl.maximum(upper, 0), _LARGEST_FINITE)
+        is_finite = of_segment >> _NON_FINITE_BIT == 0
+        scale = tl.where(is_finite, tl.where(of_segment == 0, _ZERO_SCALE, scale), _NON_FINITE_SCALE)
     return tl.where(scale < _ZERO_SCALE, scale, 0), scale < _ZERO_SCALE, scale == _NON_FINITE_SCALE
 
 
@@ -94,8 +104,8 @@ def fixed_number(value, scale):
 
 
 @triton.jit
-def write_floats(number, scale, not_finite, divisor, out, element, inside):
-    """Write number * 2**-scale / divisor to the elements `inside`, as float32, or NaN where `not_finite`."""
+def float_of(number, scale, not_finite, divisor):
+    """Return number * 2**-scale / divisor as float32, or NaN where `not_finite`; all but `number` by rows."""
     factor = power_of_two(0 - scale)[:, None]
     value = (number.to(tl.float64) * factor / as_int64(divisor).to(tl.float64)).to(tl.float32)
-    tl.store(out + element, tl.where(not_finite[:, None], float("nan"), value), mask=inside)
+    return tl.where(not_finite[:, None], float("nan"), value)

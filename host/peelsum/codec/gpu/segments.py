@@ -1,142 +1,205 @@
 """The segments of a step on the GPU: `SegmentCodec` in Triton, one launch a phase for any number of tensors.
 
-The host reads the words of scales, and three counts of each segment. Tensors that are contiguous with each
-other are not copied.
-
-In kernels, row r holds the elements begins[r] to begins[r + 1] of all segments, up to 32. It lies in block
-blocks[r], and block b in segment segments[b]. Rows from `first` on are those of the sparse vector: row
-first + w is word w of its bitmap. Values are given as bit patterns.
+Kernels go over tiles, up to 4,096 elements of one segment each: `Tiles` says where. The host reads the words
+of scales, and one small record of counts. Tensors that are contiguous with each other are not copied. Values
+are given as bit patterns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from peelsum.codec.arrays import Floats, Integers, Numbers, Words
 from peelsum.codec.cpu.scales import read_scales
-from peelsum.codec.cpu.segments import occupied
 from peelsum.codec.fixed_point import NON_FINITE, ZERO, fixed_point
 from peelsum.codec.gpu import launch
-from peelsum.codec.gpu.index import list_positions, totals
-from peelsum.codec.gpu.launch import BLOCK, SCANNED_WORDS, TILE_WORDS, empty, tiles_of
+from peelsum.codec.gpu.index import SCAN_WARPS, count_before, load_bits, write_positions
+from peelsum.codec.gpu.launch import SCANNED_WORDS, empty
 from peelsum.codec.gpu.memory import copy_to_device, stream_of
 from peelsum.codec.gpu.scales import (
     NON_FINITE_SCALE,
     ZERO_SCALE,
+    block_words,
     fixed_number,
+    float_of,
     scales_of,
-    write_floats,
-    write_words,
+    segment_word,
 )
-from peelsum.codec.gpu.words import (
-    WORD_BITS,
-    atomic_max_if_larger,
-    one_per_thread,
-    packed,
-    popcount,
-    ranks,
-    unpacked,
-)
+from peelsum.codec.gpu.sketch import PeelMemory, add_to_sketch, load_candidates, peel
+from peelsum.codec.gpu.words import WORD_BITS, as_int64, one_per_thread, packed, popcount, ranks, unpacked
+from peelsum.codec.layout import BLOCK_SIZES, MOST_CANDIDATES, SketchLayout
 from peelsum.codec.segments import ROW, Counts, SegmentTable
 
-#: Warps of the pass over all rows: the fastest of sixteen launches on an H100.
-_MEASURE_WARPS = 2
-#: Warps of programs that compute numbers of 64 rows, and of 128: 8 elements a thread, for which registers
-#: suffice.
-_MANY_WARPS, _MOST_WARPS = 8, 16
+#: Rows of a tile: those of the largest block that is counted for the choice of an index.
+TILE_ROWS = SCANNED_WORDS
+#: Columns of the table of tiles: the segment; the first element, and how many there are; the first block, and
+#: log2 of a block's rows; the first word in the bitmap; whether the tile is its segment's first.
+_SEGMENT, _ELEMENT, _COUNT, _BLOCK, _BLOCK_BITS, _WORD, _FIRST = map(tl.constexpr, range(7))
+_COLUMNS = tl.constexpr(7)
+#: Rows of the record, int64[rows, segments]: `Counts`, and the occupied blocks of each size.
+_LOCAL, _SUMS, _SENT, _OCCUPIED = map(tl.constexpr, range(4))
+_RECORD_ROWS = 3 + BLOCK_SIZES
+_RESULTS = [_SUMS.value, *range(_OCCUPIED.value, _RECORD_ROWS)]
+#: Parts of a step's memory that is zero at first.
+_PEELED, _RECORD, _BASES, _SKIPPED, _PROGRESS, _MAGNITUDES, _PEELING = range(7)
+#: Rows that a program measures or adds to a sketch at once, and its warps; warps of those that write numbers.
+#: The first two were fastest of sixteen launches on an H100; the last give 8 elements to a thread.
+_MEASURED_ROWS, _MEASURE_WARPS, _SKETCHED_ROWS, _SKETCH_WARPS, _MOST_WARPS = 64, 2, 16, 4, 16
+#: Candidates that a thread of a scan adds to a sketch's cells, times its threads.
+_LOADED = 32 * SCAN_WARPS
 
 
-class Rows(NamedTuple):
-    """The rows of a table of segments, as tensors on a device."""
+class Tiles(NamedTuple):
+    """The tiles of a table of segments: those of the dense segments, then those of the sparse ones."""
 
-    begins: Tensor
-    """int64[rows + 1]: each row's first element, and the end."""
-    blocks: Tensor
-    """int32[rows]: each row's block."""
-    segments: Tensor
-    """int32[blocks]: each block's segment."""
-    number: int
-    """Number of rows."""
-    first: int
-    """The first row of the sparse vector."""
+    table: Tensor
+    """int64[tiles, 7] on the device."""
+    dense: int
+    """How many are of dense segments."""
+    sparse: int
+    """How many are of sparse segments."""
 
 
-#: A plan's table is the same object in every step. Its rows take a tenth of the memory of its elements.
-_ROWS: WeakKeyDictionary[SegmentTable, dict[tuple[torch.device, int], Rows]] = WeakKeyDictionary()
+#: The number of candidates in the last step of each table; and of how many more there is room in the next:
+#: this share of them, and so many.
+_CANDIDATES: WeakKeyDictionary[SegmentTable, int] = WeakKeyDictionary()
+_SPARE_SHARE, _SPARE = 4, 64
+#: A plan's table is the same object in every step.
+_TILES: WeakKeyDictionary[SegmentTable, dict[tuple[torch.device, int], Tiles]] = WeakKeyDictionary()
 
 
 class GpuSegments:
-    """Encodes the tensors of one step, and decodes their sums, by kernels: a `SegmentCodec`."""
+    """Encodes the tensors of one step, and decodes their sums, by kernels: a `SegmentCodec`.
+
+    A step in one round is written by `write_ahead` and read by `decode_ahead`, without a wait in between. The
+    other methods are for steps whose sizes the host must know first.
+    """
 
     def __init__(
         self, table: SegmentTable, values: Sequence[Tensor], out: Sequence[Tensor | None], workers: int
     ) -> None:
-        self._table, self._out = table, out
+        self._table, self._given, self._out = table, values, out
+        self._segments = len(table.segments)
         self._device = values[0].device
-        self._devices = [tensor.device for tensor in values]
         self._values, self._shared = _concatenated(values)
-        self._in_place = self._shared and all(a is b for a, b in zip(values, out, strict=True))
-        self._rows = _rows(table, stream_of(self._device))
+        self._in_place = self._shared and all(map(operator.is_, values, out))
+        self._tiles = _tiles(table, stream_of(self._device))
         self._highest = fixed_point(0, workers).scale
         self.fields = self.scales = np.empty(0, np.int32)
-        #: The scales, and where each row's numbers begin, on the device; None until they are needed there.
-        self._row_numbers: tuple[Tensor, Tensor] | None = None
-        #: The `totals` of the candidates' bitmap.
-        self._bases = torch.zeros(1, dtype=torch.int64, device=self._device)
-        #: int64[2, segments]: this worker's non-zeros, and non-zeros of dense sums.
-        self._counts = torch.zeros(2, len(table), dtype=torch.int64, device=self._device)
-        #: Whether this worker's dense and sparse numbers have been written, and counted.
-        self._counted = [False, False]
-        self.sent = np.zeros(len(table), np.int64)
+        self.sent = np.zeros(self._segments, np.int64)
+        #: The scales, or the words that they are decoded from; and how many numbers are not sent before each
+        #: segment: on the device, if known there.
+        self._on_device: tuple[Tensor, Tensor] | None = None
+        self._decoded = True
+        #: The counts and parts of `_zeros` that are not zero any more.
+        self._used: set[int | str] = set()
+        self._sketch: SketchLayout | None = None
+        self._union = self._values
+        #: The record on the host, once it is complete; and what `decode` returns then.
+        self._record: NDArray[np.int64] | None = None
+        self._results: Sequence[Tensor] = ()
 
-    def write_scales(self, out: Tensor) -> Tensor:
-        """Write the words that agree on scales, of segments and of blocks; return the bitmap of non-zeros."""
-        bitmap = self._empty(self._table.words)
-        rows, count = self._rows, len(self._table)
-        magnitudes = torch.zeros(out.numel(), dtype=torch.int32, device=self._device)
-        largest, of_blocks = magnitudes[:count], magnitudes[count:]
-        launch.run(
-            measure_kernel, tiles_of(rows.number, TILE_WORDS),
-            self._bits, *rows[:3], largest, of_blocks, bitmap, rows.number, rows.first, TILE_WORDS,
-            num_warps=_MEASURE_WARPS,
-        )  # fmt: skip
-        write_words(largest, of_blocks, rows.segments, out)
+    def write_scales(self, out: Tensor, bitmap: Tensor | None = None) -> Tensor:
+        """Write the words that agree on scales, of segments and of blocks; return the bitmap of non-zeros.
+
+        bitmap: to which that is written, or None.
+        """
+        unused = self._values
+        if bitmap is None:
+            bitmap = empty(self._table.words, unused)
+        self._encode(out, bitmap, unused, unused, unused, unused, _MEASURED_ROWS, _MEASURE_WARPS)
         return bitmap
+
+    def write_ahead(
+        self,
+        out: Tensor,
+        bitmap: Tensor,
+        scales: Integers,
+        layout: SketchLayout,
+        dense: Tensor,
+        sketch: Tensor,
+    ) -> None:
+        """Do what `write_scales` does, and write all numbers in the same pass, by `scales` on the host.
+
+        dense: for those of all dense segments, int32[elements]. sketch: for the sketch of the sparse ones,
+        zero before; empty without any.
+        """
+        staged = np.empty(1 + (len(scales) + 1) // 2, np.int64)
+        staged[0] = launch.signed(layout.seed)
+        staged[1:].view(np.int32)[: len(scales)] = scales
+        seed, on_device = copy_to_device(staged, self._device).split_with_sizes([1, len(staged) - 1])
+        self._sketch, self._seed = layout if len(sketch) else None, seed
+        self.set_scales(np.zeros(self._segments, np.int32), scales)
+        self._on_device = self._ahead = on_device.view(torch.int32), self._zeros[_SKIPPED]
+        rows, warps = (_SKETCHED_ROWS, _SKETCH_WARPS) if len(sketch) else (_MEASURED_ROWS, 2 * _MEASURE_WARPS)
+        self._encode(out, bitmap, self._on_device[0], dense, sketch, seed, rows, warps)
+
+    def _encode(
+        self, out: Tensor, bitmap: Tensor, scales: Tensor, dense: Tensor, sketch: Tensor, seed: Tensor,
+        rows: int, warps: int,
+    ) -> None:  # fmt: skip
+        """Measure all values, and write numbers unless `seed` is the values themselves."""
+        tiles, ahead, magnitudes = self._tiles, seed is not self._values, self._zeroed(_MAGNITUDES)
+        programs, segments, magnitudes = (
+            tiles.dense + tiles.sparse,
+            self._segments,
+            magnitudes.view(torch.int32),
+        )
+        record = self._counted("local", slice(0, self._table.dense)) if ahead else self._zeros[_RECORD]
+        launch.run(
+            encode_kernel, programs,
+            self._bits, tiles.table, magnitudes, bitmap, scales, dense, sketch, seed, record,
+            *_shape(self._sketch), segments, tiles.dense, ahead, rows, TILE_ROWS, num_warps=warps,
+        )  # fmt: skip
+        launch.run(words_kernel, programs, magnitudes, tiles.table, out, segments, TILE_ROWS)
 
     def read_scales(self, words: Words) -> None:
         """Set `fields` and `scales` from the OR of all workers' words."""
         self.set_scales(*read_scales(words, self._table.blocks, self._highest))
 
+    def use_words(self, words: Tensor) -> None:
+        """Let kernels decode the scales from words on the device: those that `read_scales` has read."""
+        self._on_device, self._decoded = (words, self._skipped()), False
+
     def set_scales(self, fields: Integers, scales: Integers) -> None:
         """Set `fields` and `scales`, instead of those that `read_scales` computed."""
-        self.fields, self.scales, self._row_numbers = fields, scales, None
-        self._absent = (self.fields == ZERO) | (self.fields == NON_FINITE)
-        self.sent = np.where(self._absent, 0, self._table.elements)
+        self.fields, self.scales, self._on_device, self._decoded = fields, scales, None, True
+        self._absent = (fields == ZERO) | (fields == NON_FINITE)
+        self.sent = self._table.elements * ~self._absent
 
-    def _scales_and_begins(self) -> tuple[Tensor, Tensor]:
-        """Return the blocks' scales, and where each row's numbers begin, on the device."""
-        if self._row_numbers is None:
-            table, absent, scales, places = self._table, self._absent, self.scales, self._rows.begins
-            if absent.any():
-                scales = scales.copy()
-                for s in np.flatnonzero(absent):
-                    scale = NON_FINITE_SCALE if self.fields[s] == NON_FINITE else ZERO_SCALE
-                    scales[table.blocks[s] : table.blocks[s + 1]] = scale
-            if absent[: table.dense].any():
-                missing = np.where(absent, table.elements, 0)
-                skipped = np.cumsum(missing) - missing
-                begins = table.begin_of_row[:-1] - skipped[table.segment_of_row]
-                places = copy_to_device(begins, self._device)
-            self._row_numbers = copy_to_device(scales, self._device), places
-        return self._row_numbers
+    def _scales(self) -> tuple[Tensor, Tensor]:
+        """Return the blocks' scales, and how many numbers are not sent before each segment, on the device."""
+        if self._on_device is None:
+            self._on_device = self._copied_scales(), self._skipped()
+        return self._on_device
+
+    def _copied_scales(self) -> Tensor:
+        """Return the scales on the device, with marks where no numbers are sent."""
+        scales, blocks = self.scales, self._table.blocks
+        if self._absent.any():
+            scales = scales.copy()
+            for s in np.flatnonzero(self._absent):
+                scale = NON_FINITE_SCALE if self.fields[s] == NON_FINITE else ZERO_SCALE
+                scales[blocks[s] : blocks[s + 1]] = scale
+        return copy_to_device(scales, self._device)
+
+    def _skipped(self) -> Tensor:
+        """Return how many numbers of dense segments are not sent before each segment, on the device."""
+        if True not in self._absent[: self._table.dense]:
+            return self._zeros[_SKIPPED]
+        missing = np.where(self._absent, self._table.elements, 0)
+        return copy_to_device(np.cumsum(missing) - missing, self._device)
 
     def values_at(self, elements: Numbers) -> Floats:
         """Return this worker's values of elements, numbered over all segments. Waits for the device."""
@@ -146,102 +209,214 @@ class GpuSegments:
     def set_candidates(self, union: Tensor) -> tuple[int, int]:
         """Set the candidates to those of a bitmap; return how many dense and sparse integers are sent.
 
-        Waits for the device.
+        Bits beyond a segment's end are cleared in it. Waits for the device.
         """
-        dense, rows = self._table.dense, self._rows
-        self._union = union
-        if union.numel():
-            self._bases = totals(union)
-        if len(self._table) > dense:
-            counts = torch.zeros(len(self._table), dtype=torch.int64, device=self._device)
-            launch.run(
-                count_kernel, tiles_of(rows.number - rows.first, SCANNED_WORDS),
-                union, rows.blocks, rows.segments, counts, rows.number, rows.first, SCANNED_WORDS,
-                num_warps=_MOST_WARPS,
-            )  # fmt: skip
-            self.sent[dense:] = counts.cpu().numpy()[dense:]
-        return int(self.sent[:dense].sum()), int(self.sent[dense:].sum())
+        dense = self._table.dense
+        if self._segments > dense:
+            self._scan(union, 0)
+            self.sent[dense:] = self._read_record()[1][_SENT.value, dense:]
+        return int(np.add.reduce(self.sent[:dense])), int(np.add.reduce(self.sent[dense:]))
+
+    def _scan(self, union: Tensor, room: int, memory: PeelMemory | None = None) -> tuple[Tensor, Tensor]:
+        """Count the candidates of a bitmap. memory: into which up to `room` of them are loaded.
+
+        Return their positions, and their numbers, which are 0.
+        """
+        self._union, tiles, record = union, self._tiles, self._counted("sent", slice(None))
+        positions, numbers = empty(room, union, torch.int64), empty(room, union)
+        state, held, waiting, seed = (union,) * 4
+        if memory is not None:
+            state, held, waiting, seed = memory.state, memory.held, memory.waiting, self._seed
+        launch.run(
+            candidates_kernel, tiles.sparse,
+            union, tiles.table, self._zeroed(_PROGRESS), self._zeros[_BASES], record, positions, state, held,
+            waiting, numbers, seed, room, *_shape(self._sketch), self._segments, tiles.dense,
+            memory is not None, room > MOST_CANDIDATES, _LOADED, TILE_ROWS, num_warps=SCAN_WARPS,
+        )  # fmt: skip
+        return positions, numbers
 
     def write_dense(self, out: Tensor) -> None:
         """Write the integers of the dense segments, end to end."""
-        if self._counted[0]:
-            self._counts[0, : self._table.dense] = 0
-        self._counted[0] = True
-        rows = self._rows
-        launch.run(
-            write_dense_kernel, tiles_of(rows.first, TILE_WORDS),
-            self._bits, *rows[:3], *self._scales_and_begins(), out, self._counts[0], rows.first, TILE_WORDS,
-            num_warps=_MANY_WARPS,
-        )  # fmt: skip
+        self._write(out, out, 0, self._tiles.dense, slice(0, self._table.dense))
 
     def gather(self, out: Tensor) -> None:
         """Write the integers of the candidates, in order."""
-        if self._counted[1]:
-            self._counts[0, self._table.dense :] = 0
-        self._counted[1] = True
-        rows, k, positions = self._rows, len(out), empty(len(out), self._union, torch.int64)
-        list_positions(self._union, ROW * self._union.numel(), self._bases, positions)
-        launch.run(
-            gather_kernel, tiles_of(k, BLOCK),
-            self._bits, *rows[:3], self._scales_and_begins()[0], positions, out, self._counts[0], k,
-            rows.number, rows.first, BLOCK,
-        )  # fmt: skip
+        self._write(out, out, self._tiles.dense, self._tiles.sparse, slice(self._table.dense, None))
+
+    def write_numbers(self, union: Tensor, dense: Tensor, sparse: Tensor) -> None:
+        """Set the candidates to those of a bitmap, as `set_candidates` does, but without waiting for counts.
+
+        Write all numbers of dense segments, and those of as many candidates as `sparse` has room for.
+        """
+        if self._tiles.sparse:
+            self._scan(union, 0)
+        self._write(dense, sparse, 0, self._tiles.dense + self._tiles.sparse, slice(None))
+
+    @property
+    def room(self) -> int:
+        """How many candidates to make room for: somewhat more than the last step of these tensors had."""
+        last = _CANDIDATES.get(self._table, 0)
+        return last + last // _SPARE_SHARE + (_SPARE if last else 0)
+
+    def read_counts(self, record: NDArray[np.int64]) -> int:
+        """Set `sent` from a copy of `record`; return the number of candidates."""
+        dense = self._table.dense
+        self.sent[dense:] = record.reshape(_RECORD_ROWS, -1)[_SENT.value, dense:]
+        candidates = _CANDIDATES[self._table] = int(np.add.reduce(self.sent[dense:]))
+        return candidates
+
+    @property
+    def record(self) -> Tensor:
+        """The counts on the device: int64."""
+        return self._zeros[_RECORD]
+
+    def _write(self, dense: Tensor, sparse: Tensor, first: int, count: int, segments: slice) -> None:
+        """Write the numbers of some tiles, of no more candidates than there is room for."""
+        if count:
+            launch.run(
+                numbers_kernel, count,
+                self._bits, self._tiles.table, *self._scales(), self._union, self._zeros[_BASES], dense,
+                sparse, self._counted("local", segments), len(sparse), self._segments, first,
+                self._tiles.dense, self._highest, self._decoded, TILE_ROWS, num_warps=_MOST_WARPS,
+            )  # fmt: skip
+
+    def decode_ahead(
+        self, dense: Tensor, sketch: Tensor, union: Tensor, room: int, divisor: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Peel the sketch, and decode all, if that leaves nothing over and there are up to `room` candidates.
+
+        Return the candidates' sums and this worker's numbers; or None, before any result is written. The
+        scales must be those of `write_ahead`. Waits for the device once.
+        """
+        sums = local = dense[:0]
+        # Where all are 0, it does not matter by which scale.
+        self._on_device = self._ahead
+        if NON_FINITE in self.fields:
+            self._on_device = self._copied_scales(), self._ahead[1]
+        if self._sketch is not None:
+            memory = PeelMemory.of(self._sketch, self._zeros[_PEELING], room)
+            positions, sums = self._scan(union, room, memory)
+            count, local = self._zeros[_PEELED], empty(room, union)
+            peel(self._sketch, self._seed, sketch, positions, memory, count, sums)
+        finish = self._decode(dense, sums, divisor, local)
+        peeled, record = self._read_record()
+        sent = record[_SENT.value, self._table.dense :]
+        candidates = int(np.add.reduce(sent))
+        if candidates > room or candidates != peeled:
+            self._on_device = None
+            return None
+        self.sent[self._table.dense :], self._record = sent, record
+        finish(None)
+        return sums[:candidates], local[:candidates]
 
     def decode(
         self, dense: Tensor, sparse: Tensor, divisor: int, overflow: tuple[Numbers, Floats] | None = None
     ) -> Sequence[Tensor]:
         """Return each segment's result, from the sums of its integers."""
-        reuse = self._in_place or not self._shared
-        flat = self._values if reuse else torch.empty_like(self._values)
-        parts = torch.split(flat, self._table.elements.tolist())
-        # Allocate before results are written over tensors: without memory, the step starts again from them.
-        results = [
-            out
-            if out is not None
-            else part
-            if part.device == device
-            else torch.empty_like(part, device=device)
-            for part, out, device in zip(parts, self._out, self._devices, strict=True)
-        ]
-        places = *self._scales_and_begins(), self._union, self._bases
-        corrections = (
-            None if overflow is None else [copy_to_device(array, self._device) for array in overflow]
-        )
-        self._values = self._empty(0)  # a caller may keep results for long, and them alone
-        rows = self._rows
-        dense_tiles = tiles_of(rows.first, SCANNED_WORDS)
+        if not self._results:
+            # Without memory for the corrections, the step starts again from the tensors.
+            corrections = overflow and [copy_to_device(array, self._device) for array in overflow]
+            self._decode(dense, sparse, divisor, None)(corrections)
+        return self._results
+
+    def _decode(
+        self, dense: Tensor, sparse: Tensor, divisor: int, local: Tensor | None
+    ) -> Callable[[Sequence[Tensor] | None], None]:
+        """Write all results into one tensor; return a function that corrects and copies them.
+
+        Allocate before results are written over tensors: without memory, the step starts again from them.
+        local: for this worker's numbers of the candidates, if they are not written yet.
+        """
+        flat = self._values if self._in_place or not self._shared else torch.empty_like(self._values)
+        results: list[Any] = list(self._out)
+        copied: list[tuple[Tensor, Tensor]] = []
+        if not self._in_place:
+            parts = flat.split_with_sizes(self._table.elements.tolist())
+            results = [
+                out
+                if out is not None
+                else part
+                if part.device == given.device
+                else torch.empty_like(part, device=given.device)
+                for part, out, given in zip(parts, self._out, self._given, strict=True)
+            ]
+            copied = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b]
+        tiles, record = self._tiles, self._counted("results", slice(None))
+        if local is not None:
+            self._counted("local", slice(self._table.dense, None))
         launch.run(
-            read_kernel, dense_tiles + tiles_of(rows.number - rows.first, SCANNED_WORDS),
-            dense, sparse, *rows[:3], *places, divisor, flat, self._counts[1],
-            rows.number, rows.first, dense_tiles, SCANNED_WORDS, num_warps=_MOST_WARPS,
+            results_kernel, tiles.dense + tiles.sparse,
+            self._bits, dense, sparse, tiles.table, *self._scales(), self._union, self._zeros[_BASES],
+            self._zeros[_PEELED], flat, sparse if local is None else local, record, divisor, len(sparse),
+            self._segments, tiles.dense, tiles.sparse, self._highest, self._decoded, local is not None,
+            TILE_ROWS, num_warps=_MOST_WARPS,
         )  # fmt: skip
-        pairs = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b and not self._in_place]
-        with torch.inference_mode():  # tensors may have been made in it, and are then read-only elsewhere
-            if corrections is not None:
-                flat.index_copy_(0, *corrections)
-            if pairs:
-                torch._foreach_copy_([result for result, _ in pairs], [part for _, part in pairs])
-        return results
+
+        def finish(corrections: Sequence[Tensor] | None) -> None:
+            if corrections is not None or copied:
+                with torch.inference_mode():  # tensors may have been made in it: read-only elsewhere
+                    if corrections is not None:
+                        flat.index_copy_(0, *corrections)
+                    if copied:
+                        torch._foreach_copy_([result for result, _ in copied], [part for _, part in copied])
+            # A caller may keep results for long, and them alone.
+            self._values, self._given, self._results = empty(0, flat), (), results
+
+        return finish
 
     def counts(self) -> Counts:
         """Return the counts of each segment's non-zeros and sent numbers. Waits for the device."""
-        local, sums = self._counts.cpu().numpy()
-        return Counts(local, sums, self.sent)
+        if self._record is None:
+            self._record = self._read_record()[1]
+        return Counts(self._record[_LOCAL.value], self._record[_SUMS.value], self.sent)
 
     def occupied(self, sparse: Tensor, selected: Numbers) -> Numbers:
-        """Count the blocks of 2**b elements with a sum that is not 0, in the selected sparse segments.
+        """Count the blocks of 2**b elements with a sum that is not 0, in the selected sparse segments."""
+        self.counts()
+        assert self._record is not None
+        sparse_ones = (selected != 0) & (np.arange(self._segments) >= self._table.dense)
+        counts: Numbers = self._record[_OCCUPIED.value :].T * sparse_ones[:, None]
+        return counts
 
-        The host counts them, from copies of the bitmap and the sums.
-        """
-        union = self._union.cpu().numpy().view(np.uint32)
-        return occupied(self._table, union, sparse.cpu().numpy(), selected)
+    @cached_property
+    def _zeros(self) -> Sequence[Tensor]:
+        """The parts of a step's memory that is zero at first: int64."""
+        segments, sparse = self._segments, self._tiles.sparse
+        magnitudes = (segments + int(self._table.blocks[-1]) + 1) // 2
+        peeling = PeelMemory.zeros(self._sketch) if self._sketch else 0
+        sizes = [1, _RECORD_ROWS * segments, sparse + 1, segments, sparse + 1, magnitudes, peeling]
+        return torch.zeros(sum(sizes), dtype=torch.int64, device=self._device).split_with_sizes(sizes)
+
+    def _zeroed(self, part: int) -> Tensor:
+        """Return a part of `_zeros`, zeroed if it was used before."""
+        if part in self._used:
+            self._zeros[part].zero_()
+        self._used.add(part)
+        return self._zeros[part]
+
+    def _counted(self, what: str, segments: slice) -> Tensor:
+        """Return the record, with some counts of some segments zeroed if they were made before."""
+        key = f"{what} {segments}"
+        if key in self._used:
+            rows = {"local": [_LOCAL.value], "sent": [_SENT.value]}.get(what, _RESULTS)
+            self._zeros[_RECORD].view(_RECORD_ROWS, -1)[rows, segments] = 0
+        self._used.add(key)
+        return self._zeros[_RECORD]
+
+    def _read_record(self) -> tuple[int, NDArray[np.int64]]:
+        """Return how many candidates were peeled, and the record, on the host. Waits for the device."""
+        record = self._zeros[_RECORD]
+        numbers = record.as_strided((1 + len(record),), (1,), 0).cpu().numpy()
+        return int(numbers[0]), numbers[1:].reshape(_RECORD_ROWS, -1)
 
     @property
     def _bits(self) -> Tensor:
         return self._values.view(torch.int32)
 
-    def _empty(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=torch.int32, device=self._device)
+
+def _shape(layout: SketchLayout | None) -> tuple[int, int]:
+    """Return the width and the segments of a sketch, for kernels."""
+    return (1, 1) if layout is None else (layout.width, layout.segments)
 
 
 def _concatenated(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
@@ -261,148 +436,231 @@ def _concatenated(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
     return torch.cat([tensor.to(first.device) for tensor in values]), False
 
 
-def _rows(table: SegmentTable, stream: tuple[torch.device, int]) -> Rows:
-    """Return a table's rows on a device, which are cached for each stream as long as the table exists."""
-    cached = _ROWS.setdefault(table, {})
+def _tiles(table: SegmentTable, stream: tuple[torch.device, int]) -> Tiles:
+    """Return a table's tiles on a device, which are cached for each stream as long as the table exists."""
+    cached = _TILES.setdefault(table, {})
     if stream not in cached:
-        segments = np.repeat(np.arange(len(table)), np.diff(table.blocks)).astype(np.int32)
-        arrays = table.begin_of_row, table.block_of_row.astype(np.int32), segments
-        begins, blocks, of_blocks = (copy_to_device(array, stream[0]) for array in arrays)
-        first = int(table.rows[table.dense])
-        cached[stream] = Rows(begins, blocks, of_blocks, int(table.rows[-1]), first)
+        size = ROW * TILE_ROWS
+        counts = -(-table.elements // size)
+        segment = np.repeat(np.arange(len(table)), counts)
+        begin = size * (np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts))
+        rows = np.empty((len(segment), _COLUMNS.value), np.int64)
+        rows[:, _SEGMENT.value], rows[:, _FIRST.value] = segment, begin == 0
+        rows[:, _ELEMENT.value] = table.begins[segment] + begin
+        rows[:, _COUNT.value] = np.minimum(table.elements[segment] - begin, size)
+        rows[:, _BLOCK.value] = table.blocks[segment] + begin // table.block[segment]
+        rows[:, _BLOCK_BITS.value] = np.log2(table.block[segment] // ROW)
+        rows[:, _WORD.value] = table.rows[segment] - table.rows[table.dense] + begin // ROW
+        dense = int(counts[: table.dense].sum())
+        on_device = copy_to_device(rows.reshape(-1), stream[0])
+        cached[stream] = Tiles(on_device, dense, len(segment) - dense)
     return cached[stream]
 
 
 @triton.jit
-def _elements(begins, row, rows):
-    """Return the elements of rows, int64[r, 32], and which of these exist: a row may have fewer."""
-    begin = tl.load(begins + row, mask=row < rows, other=0)
-    end = tl.load(begins + row + 1, mask=row < rows, other=0)
-    element = begin[:, None] + tl.arange(0, WORD_BITS)[None, :]
-    return element, element < end[:, None]
+def _place(tiles, tile):
+    """Return of a tile the segment, the first element, their number, the first block, and its rows' log2."""
+    row = tiles + as_int64(tile) * _COLUMNS
+    bits = tl.load(row + _BLOCK_BITS).to(tl.int32)
+    return (
+        tl.load(row + _SEGMENT),
+        tl.load(row + _ELEMENT),
+        tl.load(row + _COUNT),
+        tl.load(row + _BLOCK),
+        bits,
+    )
 
 
 @triton.jit
-def _add_counts(counts, segment, count):
-    """Add count[r] to counts[segment[r]]: by one atomic operation, if all rows are of one segment."""
-    first, last = tl.min(segment, axis=0), tl.max(segment, axis=0)
-    if first == last:
-        tl.atomic_add(counts + first, tl.sum(count, axis=0).to(tl.int64), sem="relaxed")
-    else:
-        tl.atomic_add(counts + segment, count.to(tl.int64), mask=count != 0, sem="relaxed")
+def _word_of(tiles, tile):
+    """Return a tile's first word in the bitmap of the sparse vector."""
+    return tl.load(tiles + as_int64(tile) * _COLUMNS + _WORD)
 
 
 @triton.jit
-def _block_and_segment(blocks, segments, row, rows):
-    """Return the rows' blocks and segments."""
-    block = tl.load(blocks + tl.minimum(row, rows - 1))
-    return block, tl.load(segments + block)
+def _add(counts, count):
+    """Add a number, if it is not 0, to counts[0]."""
+    tl.atomic_add(counts, count.to(tl.int64), mask=count != 0, sem="relaxed")
 
 
 @triton.jit
-def measure_kernel(
-    values, begins, blocks, segments, largest, magnitudes, bitmap, rows, first, ROWS: tl.constexpr
-):
-    """Write the largest magnitude of each block and of each segment, and the bitmap of the sparse rows.
+def encode_kernel(
+    values, tiles, magnitudes, bitmap, scales, dense, sketch, seed, record, width, sketch_segments, segments,
+    dense_tiles, AHEAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """Write the largest magnitude of each segment and each block, and the bitmap of the sparse segments.
 
-    magnitudes[blocks] and largest[segments] must be zero.
+    magnitudes[segments + blocks] must be zero. AHEAD: also write the numbers of dense segments by `scales`,
+    count those that are not 0, and add the numbers of sparse ones to `sketch`.
     """
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    element, inside = _elements(begins, row, rows)
-    magnitude = tl.load(values + element, mask=inside, other=0) & 0x7FFFFFFF
-    of_row = tl.max(magnitude, axis=1)
-    block, segment = _block_and_segment(blocks, segments, row, rows)
-    tl.atomic_max(magnitudes + block, of_row, mask=of_row != 0, sem="relaxed")
-    start, end = tl.min(segment, axis=0), tl.max(segment, axis=0)
-    if start == end:
-        atomic_max_if_larger(largest + start, tl.max(of_row, axis=0))
-    else:
-        tl.atomic_max(largest + segment, of_row, mask=of_row != 0, sem="relaxed")
-    word = row - first
-    tl.store(bitmap + word, packed(magnitude != 0), mask=(row >= first) & (row < rows))
+    tile = tl.program_id(0)
+    segment, element, count, first_block, bits = _place(tiles, tile)
+    word, largest, local = _word_of(tiles, tile), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+    for start in range(0, (count + WORD_BITS - 1) // WORD_BITS, ROWS):
+        row = start + tl.arange(0, ROWS)
+        at = row[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+        inside, block = at < count, first_block + (row >> bits)
+        value = tl.load(values + element + at, mask=inside, other=0)
+        magnitude = value & 0x7FFFFFFF
+        of_row = tl.max(magnitude, axis=1)
+        tl.atomic_max(magnitudes + segments + block, of_row, mask=of_row != 0, sem="relaxed")
+        largest = tl.maximum(largest, tl.max(of_row, axis=0))
+        if tile >= dense_tiles:
+            tl.store(bitmap + word + row, packed(magnitude != 0), mask=row * WORD_BITS < count)
+        if AHEAD:
+            scale = tl.load(scales + block, mask=row * WORD_BITS < count, other=0)
+            number = fixed_number(value.to(tl.float32, bitcast=True), scale[:, None]).to(tl.int32)
+            number = tl.where(inside, number, 0)
+            if tile < dense_tiles:
+                tl.store(dense + element + at, number, mask=inside)
+                local += tl.sum(tl.sum((number != 0).to(tl.int32), axis=1), axis=0)
+            else:
+                position = word * WORD_BITS + at
+                add_to_sketch(sketch, tl.load(seed), position, number, width, sketch_segments)
+    # Only tiles with a larger value execute the atomic.
+    of_segment = magnitudes + segment
+    tl.atomic_max(of_segment, largest, mask=largest > tl.load(of_segment), sem="relaxed")
+    if AHEAD:
+        _add(record + segment, local)
 
 
 @triton.jit
-def count_kernel(bitmap, blocks, segments, counts, rows, first, ROWS: tl.constexpr):
-    """Add the set bits of the sparse rows' words to counts[segments]."""
-    word = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    count = popcount(tl.load(bitmap + word, mask=word < rows - first, other=0))
-    _, segment = _block_and_segment(blocks, segments, first + word, rows)
-    _add_counts(counts, segment, count)
+def words_kernel(magnitudes, tiles, out, segments, TILE: tl.constexpr):
+    """Write the words that agree on scales, of segments and blocks, from what `encode_kernel` wrote."""
+    tile = tl.program_id(0)
+    segment, _, count, first_block, bits = _place(tiles, tile)
+    of_segment = tl.load(magnitudes + segment)
+    block = tl.arange(0, TILE)
+    inside = (block << bits) * WORD_BITS < count
+    place = segments + first_block + block
+    magnitude = tl.load(magnitudes + place, mask=inside, other=0)
+    tl.store(out + place, block_words(magnitude, of_segment), mask=inside)
+    is_first = tl.load(tiles + as_int64(tile) * _COLUMNS + _FIRST) != 0
+    tl.store(out + segment, segment_word(of_segment), mask=is_first)
 
 
 @triton.jit
-def write_dense_kernel(
-    values, begins, blocks, segments, scales, places, out, local_counts, first, ROWS: tl.constexpr
-):
-    """Write the numbers of each row r with a scale to out[places[r]:]; count each segment's non-zeros."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    element, inside = _elements(begins, row, first)
-    block, segment = _block_and_segment(blocks, segments, row, first)
-    scale, has_scale, _ = scales_of(scales, block)
-    inside &= has_scale[:, None]
-    value = tl.load(values + element, mask=inside, other=0).to(tl.float32, bitcast=True)
-    number = tl.where(inside, fixed_number(value, scale[:, None]).to(tl.int32), 0)
-    at = tl.load(places + row, mask=row < first, other=0)[:, None] + tl.arange(0, WORD_BITS)[None, :]
-    tl.store(out + at, number, mask=inside)
-    _add_counts(local_counts, segment, tl.sum((number != 0).to(tl.int32), axis=1))
+def candidates_kernel(
+    bitmap, tiles, progress, bases, record, positions, state, held, waiting, numbers, seed, room, width,
+    sketch_segments, segments, dense_tiles, LOADED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr
+):  # fmt: skip
+    """Count the candidates before each tile of the bitmap, and those of each segment; clear other bits.
+
+    LOADED: list the candidates up to `room`, and load them as `load_kernel` does.
+    """
+    tile = tl.atomic_add(progress, 1, sem="relaxed").to(tl.int64)
+    segment, _, count, _, _ = _place(tiles, dense_tiles + tile)
+    first = _word_of(tiles, dense_tiles + tile)
+    at = tl.arange(0, TILE)
+    words = load_bits(bitmap + first, at.to(tl.int64), count)
+    tl.store(bitmap + first + at, words, mask=at * WORD_BITS < count)
+    total = tl.sum(popcount(words), axis=0).to(tl.int64)
+    before = count_before(progress, tile, total)
+    tl.store(bases + tile, before)
+    tl.store(bases + tile + 1, before + total, mask=tile == tl.num_programs(0) - 1)
+    _add(record + _SENT * segments + segment, total)
+    if LOADED:
+        write_positions(words, before, positions, first * WORD_BITS, room)
+        tl.debug_barrier()  # other threads of this program have written them
+        end = tl.minimum(before + total, room)
+        for start in range(before, end, BLOCK):
+            t = one_per_thread(start, BLOCK)
+            inside = t < end
+            position = tl.load(positions + t, mask=inside, other=0)
+            load_candidates(
+                t, inside, position, state, held, waiting, numbers, tl.load(seed), width, sketch_segments,
+                COUNTED, BLOCK,
+            )  # fmt: skip
 
 
 @triton.jit
-def _candidates(bitmap, bases, tile, rows, ROWS: tl.constexpr):
-    """Return the positions of a tile's words, their bits, and the rank of each bit among all candidates."""
-    word = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    words = tl.load(bitmap + word, mask=word < rows, other=0)
+def _candidates(bitmap, bases, first_word, count, tile, TILE: tl.constexpr):
+    """Return a tile's candidates, 0 or 1 for each element, and the rank of each among all."""
+    at = tl.arange(0, TILE)
+    words = tl.load(bitmap + first_word + at, mask=at * WORD_BITS < count, other=0)
     bits = unpacked(words)
-    return word, bits, ranks(words, bases, tile)[:, None] + tl.cumsum(bits, axis=1) - bits
+    return bits, ranks(words, bases, tile)[:, None] + tl.cumsum(bits, axis=1) - bits
 
 
 @triton.jit
-def gather_kernel(
-    values, begins, blocks, segments, scales, positions, out, local_counts, candidates, rows, first,
-    BLOCK: tl.constexpr
+def numbers_kernel(
+    values, tiles, scales, skipped, bitmap, bases, dense, sparse, record, room, segments, first_tile,
+    dense_tiles, highest, DECODED: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Write the candidates' numbers in order; count the non-zeros of each segment.
+    """Write the numbers of tiles, of up to `room` candidates; count each segment's non-zeros.
 
-    positions: of the candidates in the sparse vector's bitmap.
+    skipped[segments]: how many elements of earlier dense segments have no numbers.
     """
-    t = one_per_thread(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
-    inside = t < candidates
-    position = tl.load(positions + t, mask=inside, other=0)
-    row = first + position // WORD_BITS
-    block, segment = _block_and_segment(blocks, segments, row, rows)
-    scale, _, _ = scales_of(scales, block)
-    element = tl.load(begins + row, mask=inside, other=0) + position % WORD_BITS
-    value = tl.load(values + element, mask=inside, other=0).to(tl.float32, bitcast=True)
-    number = fixed_number(value, scale).to(tl.int32)
-    tl.store(out + t, number, mask=inside)
-    _add_counts(local_counts, segment, (inside & (number != 0)).to(tl.int32))
-
-
-@triton.jit
-def read_kernel(
-    dense, sparse, begins, blocks, segments, scales, places, bitmap, bases, divisor, out, counts,
-    rows, first, dense_tiles, ROWS: tl.constexpr
-):  # fmt: skip
-    """Write all results: 0 where nothing is sent, NaN if not finite; count the non-zeros of dense sums.
-
-    The first programs read the dense rows. A single launch writes all results, so if it fails, none is
-    written.
-    """
-    program = tl.program_id(0)
-    if program < dense_tiles:
-        row = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        element, inside = _elements(begins, row, first)
-        block, segment = _block_and_segment(blocks, segments, row, first)
-        scale, has_scale, not_finite = scales_of(scales, block)
-        at = tl.load(places + row, mask=row < first, other=0)[:, None] + tl.arange(0, WORD_BITS)[None, :]
-        number = tl.load(dense + at, mask=inside & has_scale[:, None], other=0)
-        _add_counts(counts, segment, tl.sum((number != 0).to(tl.int32), axis=1))
-        write_floats(number, scale, not_finite, divisor, out, element, inside)
+    tile = first_tile + tl.program_id(0)
+    segment, element, count, first_block, bits = _place(tiles, tile)
+    row = tl.arange(0, TILE)
+    at = row[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+    block = tl.where(row * WORD_BITS < count, first_block + (row >> bits), first_block)
+    scale, has_scale, _ = scales_of(scales, segment, block, segments, highest, DECODED)
+    if tile < dense_tiles:
+        chosen, out = (at < count) & has_scale[:, None], dense
+        place = element - tl.load(skipped + segment) + at
     else:
-        word, bits, rank = _candidates(bitmap, bases, program - dense_tiles, rows - first, ROWS)
-        element, inside = _elements(begins, first + word, rows)
-        block, _ = _block_and_segment(blocks, segments, first + word, rows)
-        scale, _, not_finite = scales_of(scales, block)
-        number = tl.load(sparse + rank, mask=inside & (bits != 0), other=0)
-        write_floats(number, scale, not_finite, divisor, out, element, inside)
+        candidates, place = _candidates(bitmap, bases, _word_of(tiles, tile), count, tile - dense_tiles, TILE)
+        chosen, out = (candidates != 0) & (place < room), sparse
+    value = tl.load(values + element + at, mask=chosen, other=0).to(tl.float32, bitcast=True)
+    number = tl.where(chosen, fixed_number(value, scale[:, None]).to(tl.int32), 0)
+    tl.store(out + place, number, mask=chosen)
+    _add(record + segment, tl.sum(tl.sum((number != 0).to(tl.int32), axis=1), axis=0))
+
+
+@triton.jit
+def _count_occupied(counts, stride, words, TILE: tl.constexpr):
+    """Add how many blocks of 2**b elements hold a set bit of words[TILE] to counts[b * stride]."""
+    held = words.to(tl.uint32, bitcast=True)
+    for b in tl.static_range(6):
+        if b > 0:
+            held |= held >> (1 << (b - 1))
+        occupied = (held & (0xFFFFFFFF // ((1 << (1 << b)) - 1))).to(tl.int32, bitcast=True)
+        _add(counts + b * stride, tl.sum(popcount(occupied), axis=0))
+    rows = (words != 0).to(tl.int32)
+    for b in tl.static_range(6, 13):
+        rows = tl.max(tl.reshape(rows, [TILE >> (b - 5), 2]), axis=1)
+        _add(counts + b * stride, tl.sum(rows, axis=0))
+
+
+@triton.jit
+def results_kernel(
+    values, dense, sparse, tiles, scales, skipped, bitmap, bases, peeled, out, local, record, divisor, room,
+    segments, dense_tiles, sparse_tiles, highest, DECODED: tl.constexpr, AHEAD: tl.constexpr,
+    TILE: tl.constexpr
+):  # fmt: skip
+    """Write all results: 0 where nothing is sent, NaN if not finite; count sums that are not 0.
+
+    A single launch writes all results, so if it fails, none is written. AHEAD: write nothing unless all
+    candidates fit into `room` and were peeled; write and count this worker's numbers of the candidates.
+    """
+    tile = tl.program_id(0)
+    segment, element, count, first_block, bits = _place(tiles, tile)
+    row = tl.arange(0, TILE)
+    at = row[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+    if AHEAD:
+        candidates = tl.load(bases + sparse_tiles)
+        count = tl.where((candidates <= room) & (candidates == tl.load(peeled)), count, 0)
+    inside = at < count
+    block = tl.where(row * WORD_BITS < count, first_block + (row >> bits), first_block)
+    scale, has_scale, not_finite = scales_of(scales, segment, block, segments, highest, DECODED)
+    if tile < dense_tiles:
+        place = element - tl.load(skipped + segment) + at
+        number = tl.load(dense + place, mask=inside & has_scale[:, None], other=0)
+        _add(
+            record + _SUMS * segments + segment,
+            tl.sum(tl.sum((number != 0).to(tl.int32), axis=1), axis=0),
+        )
+    else:
+        chosen, place = _candidates(bitmap, bases, _word_of(tiles, tile), count, tile - dense_tiles, TILE)
+        number = tl.load(sparse + place, mask=chosen != 0, other=0)
+        occupied = packed(number != 0)
+        _count_occupied(record + _OCCUPIED * segments + segment, segments, occupied, TILE)
+        if AHEAD:
+            value = tl.load(values + element + at, mask=chosen != 0, other=0).to(tl.float32, bitcast=True)
+            own = tl.where(chosen != 0, fixed_number(value, scale[:, None]).to(tl.int32), 0)
+            tl.store(local + place, own, mask=chosen != 0)
+            _add(record + segment, tl.sum(tl.sum((own != 0).to(tl.int32), axis=1), axis=0))
+    tl.store(out + element + at, float_of(number, scale, not_finite, divisor), mask=inside)

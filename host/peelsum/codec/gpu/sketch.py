@@ -13,6 +13,8 @@ with a barrier of these between two rounds. One launch peels all segments.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from peelsum.codec import layout
 from peelsum.codec.gpu import launch
-from peelsum.codec.gpu.index import index, list_positions, totals
+from peelsum.codec.gpu.index import index, scan_bits
 from peelsum.codec.gpu.launch import empty, tiles_of
 from peelsum.codec.gpu.words import as_int64, mixed, one_per_thread
 from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout, index_words
@@ -65,41 +67,75 @@ class GpuSketch:
         k = positions.numel()
         if not k:
             return positions
-        # Working memory, 4 bytes for each candidate and 20 for each cell. Four parts of it are zeroed: of
-        # each cell, the number of candidates times 2**32 plus the sum of their numbers; the progress of each
-        # segment, see `rounds_kernel`; how many candidates it has, if they are counted; how many were peeled.
-        sizes = [layout.cells, 4 * layout.segments, layout.segments, 1]
-        zeroed = empty(sum(sizes), sketch, torch.int64)
-        zeroed.zero_()
-        state, progress, held, peeled = zeroed.split(sizes)
-        sums, waiting = (
-            empty(layout.cells, sketch),
-            empty(k, sketch),
-        )  # waiting: 1 until a candidate is queued
-        sums.copy_(sketch)
-        queue = empty(layout.cells, sketch, torch.int64)
-        seed = launch.seed_on_device(layout.seed, sketch)
-        counted = k > MOST_CANDIDATES  # else no segment has too many
+        zeroed = torch.zeros(PeelMemory.zeros(layout), dtype=torch.int64, device=sketch.device)
+        memory = PeelMemory.of(layout, zeroed, k)
+        peeled, seed = zeroed[-1:], launch.seed_on_device(layout.seed, sketch)
         launch.run(
             load_kernel, tiles_of(k, _CANDIDATES),
-            positions, state, held, waiting, out, seed, k, layout.width, layout.segments, counted,
-            _CANDIDATES,
+            positions, memory.state, memory.held, memory.waiting, out, seed, k, layout.width, layout.segments,
+            k > MOST_CANDIDATES, _CANDIDATES,
         )  # fmt: skip
-        programs = _cooperative_programs(sketch.device)
-        groups = min(layout.segments, _SEGMENTS_AT_ONCE, programs)
-        members = min(programs // groups, tiles_of(layout.segment_cells, _CANDIDATES))
-        launch.run(
-            rounds_kernel, groups * members,
-            positions, state, sums, queue, progress, held, peeled, waiting, out, seed, layout.segments,
-            layout.width, members, MOST_CANDIDATES, _CANDIDATES, launch_cooperative_grid=True,
-        )  # fmt: skip
+        peel(layout, seed, sketch, positions, memory, peeled, out)
         count = k - int(peeled)
         unpeeled = empty(count, sketch, torch.int64)
         if count:
             bitmap = empty(index_words(k), sketch)
-            index(waiting, bitmap)
-            list_positions(bitmap, k, totals(bitmap, k), unpeeled)
+            index(memory.waiting, bitmap)
+            scan_bits(bitmap, k, unpeeled)
         return unpeeled
+
+
+class PeelMemory(NamedTuple):
+    """The working memory of peeling: 4 bytes for each candidate, and 20 for each cell."""
+
+    state: Tensor
+    """int64[cells], zero at first: 2**32 times the number of candidates, plus the sum of their numbers."""
+    progress: Tensor
+    """int64[4 * segments], zero at first: of each segment, see `rounds_kernel`."""
+    held: Tensor
+    """int64[segments], zero at first: how many candidates a segment has, if they are counted."""
+    changes: Tensor
+    """int32[cells], zero at first: what peeling has added to each cell."""
+    queue: Tensor
+    """int64[cells]."""
+    waiting: Tensor
+    """int32[candidates]: 1 until a candidate is queued."""
+
+    @staticmethod
+    def zeros(layout: SketchLayout) -> int:
+        """Return how many int64 of zeros a sketch takes, with one more behind those of `of`."""
+        return layout.cells + 5 * layout.segments + (layout.cells + 1) // 2 + 1
+
+    @classmethod
+    def of(cls, layout: SketchLayout, zeroed: Tensor, candidates: int) -> PeelMemory:
+        """Return the memory of a sketch. zeroed: its zeros, which it takes from the begin."""
+        state, held = layout.cells, layout.cells + 4 * layout.segments
+        rest = held + layout.segments
+        return cls(
+            zeroed[:state], zeroed[state:held], zeroed[held:rest], zeroed[rest:].view(torch.int32),
+            empty(layout.cells, zeroed, torch.int64), empty(candidates, zeroed),
+        )  # fmt: skip
+
+
+def peel(
+    layout: SketchLayout,
+    seed: Tensor,
+    sketch: Tensor,
+    positions: Tensor,
+    memory: PeelMemory,
+    count: Tensor,
+    out: Tensor,
+) -> None:
+    """Launch the peeling of a sketch whose candidates are loaded; add how many are peeled to count[1]."""
+    programs = _cooperative_programs(sketch.device)
+    groups = min(layout.segments, _SEGMENTS_AT_ONCE, programs)
+    members = min(programs // groups, tiles_of(layout.segment_cells, _CANDIDATES))
+    state, progress, held, changes, queue, waiting = memory
+    launch.run(
+        rounds_kernel, groups * members,
+        positions, state, sketch, changes, queue, progress, held, count, waiting, out, seed, layout.segments,
+        layout.width, members, MOST_CANDIDATES, _CANDIDATES, launch_cooperative_grid=True,
+    )  # fmt: skip
 
 
 def _cooperative_programs(device: torch.device) -> int:
@@ -127,17 +163,41 @@ def segment_of(drawn, segments):
 
 
 @triton.jit
-def sketch_encode_kernel(positions, values, out, seed, candidates, width, segments, BLOCK: tl.constexpr):
-    """Add values[candidates] at their positions to the sketch `out`, which must be zero."""
-    t = one_per_thread(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
-    position = tl.load(positions + t, mask=t < candidates, other=0)
-    value = tl.load(values + t, mask=t < candidates, other=0)
-    drawn = mixed(position, tl.load(seed))
+def add_to_sketch(out, seed, position, value, width, segments):
+    """Add values that are not 0, of any shape, at their positions to the sketch `out`."""
+    drawn = mixed(position, seed)
     first = segment_of(drawn, segments) * (_SUB_TABLES * as_int64(width))
     for j in tl.static_range(_SUB_TABLES):
         cell, negative = cells_of(drawn, j, width)
         change = tl.where(negative, 0 - value, value)
         tl.atomic_add(out + first + cell, change, mask=value != 0, sem="relaxed")
+
+
+@triton.jit
+def sketch_encode_kernel(positions, values, out, seed, candidates, width, segments, BLOCK: tl.constexpr):
+    """Add values[candidates] at their positions to the sketch `out`, which must be zero."""
+    t = one_per_thread(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
+    position = tl.load(positions + t, mask=t < candidates, other=0)
+    value = tl.load(values + t, mask=t < candidates, other=0)
+    add_to_sketch(out, tl.load(seed), position, value, width, segments)
+
+
+@triton.jit
+def load_candidates(
+    t, inside, position, state, held, waiting, out, seed, width, segments,
+    COUNTED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Do what `load_kernel` does for the candidates t[BLOCK] that are `inside`."""
+    tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
+    tl.store(out + t, tl.zeros((BLOCK,), tl.int32), mask=inside)
+    drawn = mixed(position, seed)
+    segment = segment_of(drawn, segments)
+    if COUNTED:
+        tl.atomic_add(held + segment, tl.full((BLOCK,), 1, tl.int64), mask=inside, sem="relaxed")
+    first = segment * (_SUB_TABLES * as_int64(width))
+    for j in tl.static_range(_SUB_TABLES):
+        cell, _ = cells_of(drawn, j, width)
+        tl.atomic_add(state + first + cell, t + _ONE, mask=inside, sem="relaxed")
 
 
 @triton.jit
@@ -152,16 +212,9 @@ def load_kernel(
     t = one_per_thread(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
     inside = t < candidates
     position = tl.load(positions + t, mask=inside, other=0)
-    tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
-    tl.store(out + t, tl.zeros((BLOCK,), tl.int32), mask=inside)
-    drawn = mixed(position, tl.load(seed))
-    segment = segment_of(drawn, segments)
-    if COUNTED:
-        tl.atomic_add(held + segment, tl.full((BLOCK,), 1, tl.int64), mask=inside, sem="relaxed")
-    first = segment * (_SUB_TABLES * as_int64(width))
-    for j in tl.static_range(_SUB_TABLES):
-        cell, _ = cells_of(drawn, j, width)
-        tl.atomic_add(state + first + cell, t + _ONE, mask=inside, sem="relaxed")
+    load_candidates(
+        t, inside, position, state, held, waiting, out, tl.load(seed), width, segments, COUNTED, BLOCK
+    )
 
 
 @triton.jit
@@ -191,7 +244,7 @@ def _first_round(member, members, table_cells, queue, grown, waiting, state, BLO
 
 @triton.jit
 def _peel_round(
-    member, members, begin, end, following, positions, state, sums, queue, waiting, out, seed, width,
+    member, members, begin, end, following, positions, state, sketch, sums, queue, waiting, out, seed, width,
     BLOCK: tl.constexpr
 ):  # fmt: skip
     """Peel queue[begin:end]; append the candidates whose cells become pure; count them in following[0]."""
@@ -204,7 +257,9 @@ def _peel_round(
         value = tl.zeros((BLOCK,), tl.int32)
         for j in tl.static_range(_SUB_TABLES):
             cell, negative = cells_of(drawn, j, width)
-            total = tl.load(sums + cell, mask=inside & (pure_table == j), other=0, cache_modifier=_SHARED)
+            pure = inside & (pure_table == j)
+            total = tl.load(sums + cell, mask=pure, other=0, cache_modifier=_SHARED)
+            total += tl.load(sketch + cell, mask=pure, other=0)
             value += tl.where(negative, 0 - total, total)
         tl.store(out + candidate, value, mask=inside)
         for j in tl.static_range(_SUB_TABLES):
@@ -236,14 +291,15 @@ def _barrier(arrived, times, members):
 
 @triton.jit
 def rounds_kernel(
-    positions, state, sums, queue, progress, held, peeled, waiting, out, seed, segments, width, members, most,
-    BLOCK: tl.constexpr
+    positions, state, sketch, sums, queue, progress, held, peeled, waiting, out, seed, segments, width,
+    members, most, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Peel every segment, round after round, until no candidate is queued: the rest is the 2-core.
 
     A segment that held more than `most` candidates is not peeled.
 
-    `members` programs peel a segment together, and then another. sums[cells] is peeled into out[candidates].
+    `members` programs peel a segment together, and then another. sketch[cells], to which `sums` is added, is
+    peeled into out[candidates]; sums[cells] must be zero.
     A segment's queue has as much room as the segment has cells. Of the segment's four numbers in `progress`,
     the first holds the candidates queued for the first round; round r counts those of the next in number
     (r + 1) % 3; the last counts arrivals at the barriers between rounds. All are added to peeled[0].
@@ -252,7 +308,8 @@ def rounds_kernel(
     table_cells = as_int64(width)
     for segment in range(group, segments, tl.num_programs(0) // members):
         first = as_int64(segment) * _SUB_TABLES * table_cells
-        counters, state_, sums_, queue_ = progress + 4 * segment, state + first, sums + first, queue + first
+        counters, state_, sketch_ = progress + 4 * segment, state + first, sketch + first
+        sums_, queue_ = sums + first, queue + first
         if tl.load(held + segment) <= most:
             _first_round(member, members, table_cells, queue_, counters, waiting, state_, BLOCK)
         _barrier(counters + 3, 1, members)
@@ -263,8 +320,8 @@ def rounds_kernel(
             tl.store(counters + (round_ + 2) % 3, as_int64(0))
             following = counters + (round_ + 1) % 3
             _peel_round(
-                member, members, begin, end, following, positions, state_, sums_, queue_, waiting, out, seed,
-                width, BLOCK,
+                member, members, begin, end, following, positions, state_, sketch_, sums_, queue_, waiting,
+                out, seed, width, BLOCK,
             )  # fmt: skip
             round_ += 1
             _barrier(counters + 3, round_ + 1, members)

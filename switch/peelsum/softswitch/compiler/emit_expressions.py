@@ -341,7 +341,6 @@ class ExactExpressions(Expressions):
 
 
 def _is_boolean(expr: ops.Expr) -> bool:
-    """Return whether an expression is a Boolean, not a number."""
     match expr:
         case ops.Bool() | ops.IsValid() | ops.Hit() | ops.InValueSet() | ops.Unary("not" | "d2b", _):
             return True

@@ -113,7 +113,6 @@ class MultiPassWriter(SwitchWriter):
             emit.line("tail = tail + 1")
 
     def _restore_fields(self) -> None:
-        """Restore the metadata of the item's field list."""
         emit = self._emit
         for number, refs in self._program.field_lists.items():
             with emit.block(f"if fields == {number}:"):

@@ -14,8 +14,36 @@ from contextlib import nullcontext
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, SIZES, Emitter
 from peelsum.softswitch.compiler.layout import Array, Chunk, Variable, limbs, words_of
 from peelsum.softswitch.errors import NotCompilable, UnsupportedConstruct
-from peelsum.softswitch.program.model import Checksum
+from peelsum.softswitch.program import operations as ops
+from peelsum.softswitch.program.model import Advance, Checksum, Extract, ExtractNext, Require, Verify
 from peelsum.softswitch.program.operations import HASHES, INTERPRETED_HASHES, Expr, FieldRef, Inputs
+
+
+def statement(emit: Emitter, node: object) -> None:
+    """Write a statement of the parser, or one that changes headers as a whole."""
+    expressions = emit.expressions
+    match node:
+        case Extract(header, varbit_bits):
+            extract(emit, header, varbit_bits)
+        case ExtractNext(stack, member, varbit_bits):
+            extract_next(emit, stack, member, varbit_bits)
+        case Require(bits):
+            stop_parser(emit, f"remaining < {-(-bits // 8)}", "PacketTooShort")
+        case Advance(bits):
+            advance(emit, expressions.exact(bits, "number of bits to advance by").text)
+        case Verify(condition, error):
+            stop_parser(emit, f"not {expressions.condition(condition)}", expressions.truncated(error, 32))
+        case ops.SetValidity(header, valid):
+            set_validity(emit, header, valid)
+        case ops.CopyHeader(target, source):
+            copy_header(emit, target, source)
+        case ops.CopyStack(target, source):
+            copy_stack(emit, target, source)
+        case ops.ShiftStack(stack, places):
+            shift_stack(emit, stack, places)
+        case ops.AssignVarbit(target_field, source_field):
+            emit.line(f"{emit.place(target_field)} = {emit.place(source_field)}")
+            emit.line(f"{emit.varbit_bits(target_field.header)} = {emit.varbit_bits(source_field.header)}")
 
 
 def stop_parser(emit: Emitter, test: str, error: str) -> None:

@@ -25,7 +25,6 @@ from peelsum.softswitch.compiler.reroll import is_loop_invariant
 from peelsum.softswitch.errors import NotCompilable
 from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.load_actions import VALID
-from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 
 #: This bit of `cloning` is set if the packet is cloned; the others are the session's number.
 CLONE_FLAG = 1 << 15
@@ -88,20 +87,6 @@ class Statements:
                 cell = expressions.exact(index, f"index of counter {counter}")
                 with nullcontext() if cell.high < plan.size else emit.block(f"if {cell.text} < {plan.size}:"):
                     self._count(plan, cell.text)
-            case ops.SetValidity(header, valid):
-                packets.set_validity(emit, header, valid)
-            case ops.CopyHeader(target_header, source):
-                packets.copy_header(emit, target_header, source)
-            case ops.CopyStack(target_stack, source):
-                packets.copy_stack(emit, target_stack, source)
-            case ops.ShiftStack(stack, places):
-                packets.shift_stack(emit, stack, places)
-            case ops.AssignVarbit(target_field, source_field):
-                emit.line(f"{emit.place(target_field)} = {emit.place(source_field)}")
-                widths = [emit.varbit_bits(ref.header) for ref in (target_field, source_field)]
-                emit.line(" = ".join(widths))
-            case ExtractNext(stack, member, varbit_bits):
-                packets.extract_next(emit, stack, member, varbit_bits)
             case flow.StateMachine():
                 self._state_machine(statement)
             case flow.Goto(state):
@@ -117,22 +102,20 @@ class Statements:
                 emit.line("leaving = True")
             case flow.ExitCheck():
                 emit.nested("if leaving:", "break")
-            case Extract(header, varbit_bits):
-                packets.extract(emit, header, varbit_bits)
-            case Require(bits):
-                packets.stop_parser(emit, f"remaining < {-(-bits // 8)}", "PacketTooShort")
-            case Advance(bits):
-                packets.advance(emit, expressions.exact(bits, "number of bits to advance by").text)
-            case Verify(condition, error):
-                test = f"not {expressions.condition(condition)}"
-                packets.stop_parser(emit, test, expressions.truncated(error, 32))
             case ops.Observe(point, operands):
-                if not emit.exact:
-                    raise NotCompilable("it is observed")
                 texts = (expressions.exact(operand, "operand").text for operand in operands)
                 emit.line(f"observe({point}, locals(), [{', '.join(texts)}])")
-            case ops.Primitive():
+            case (
+                ops.ExecuteMeter()
+                | ops.Random()
+                | ops.Truncate()
+                | ops.SendDigest()
+                | ops.Log()
+                | ops.Assert()
+            ):
                 externs.statement(emit, statement)
+            case _:
+                packets.statement(emit, statement)
 
     def _hash(self, target: ops.Target, hashed: str, base: ops.Expr, size: ops.Expr) -> None:
         """Write base + hash modulo size; a size of 0 gives the base."""
@@ -205,6 +188,8 @@ class Statements:
         emit, table, plan = self._emit, application.table, self._emit.plans[application.table]
         row, default = emit.temporary("row"), plan.default_row
         emit.line(f"{row} = {self._lookup(plan)}")
+        if emit.observed:
+            emit.line(f"found = {row}")
         direct, profile = self._layout.direct.get(table), plan.table.profile
         records_hits = table in emit.externs.hits or table in emit.externs.direct_meters
         on_hit = direct is not None or profile is not None or records_hits

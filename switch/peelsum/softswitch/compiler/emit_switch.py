@@ -152,7 +152,6 @@ class SwitchWriter:
             send_digest(emit)
 
     def _uses(self, kind: type[ops.Primitive]) -> bool:
-        """Return whether the program has such a statement."""
         return kind in self._kinds
 
     def _write_once(self, block: Block, leaves: bool = False) -> None:
@@ -299,7 +298,6 @@ class SwitchWriter:
         self._write_departure()
 
     def _write_departure(self) -> None:
-        """Send the packet that was written to the output."""
         emit = self._emit
         emit.line("out_length[sent] = sent_size", "out_port[sent] = egress_port")
         if self._queued:

@@ -39,6 +39,7 @@ class Emitter:
 
     Where egress runs once per copy of a packet, `copied` has the variables of which it uses copies.
     exact: write code for the interpreter, in which numbers have any width and sign.
+    observed: let an observer of this code see the row that a table finds.
     """
 
     def __init__(
@@ -48,12 +49,13 @@ class Emitter:
         plans: dict[str, TablePlan],
         externs: ExternLayout,
         exact: bool,
+        observed: bool = False,
     ) -> None:
         self.program = program
         self.storage = storage
         self.plans = plans
         self.externs = externs
-        self.exact = exact
+        self.exact, self.observed = exact, observed
         self.expressions = ExactExpressions(self) if exact else Expressions(self)
         self.lines: list[str] = []
         self.copied: frozenset[str] = frozenset()

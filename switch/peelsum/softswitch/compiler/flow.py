@@ -228,24 +228,29 @@ def replace_nodes(node: Any, replacement_of: Callable[[Any], Any]) -> Any:
 # --- pipelines ------------------------------------------------------------------------------------
 
 
-def pipeline_block(program: model.Program, pipeline: model.PipelineGraph) -> Block:
-    """Return a pipeline as nested statements. Raises UnsupportedConstruct for loops."""
+def pipeline_block(
+    program: model.Program, pipeline: model.PipelineGraph, before: Callable[[Any], Block] = lambda node: ()
+) -> Block:
+    """Return a pipeline as nested statements, with those of `before` before each table and conditional.
+
+    Raises UnsupportedConstruct for loops.
+    """
 
     def write(name: str, arm: Callable[[Any], Block]) -> Block:
         node = pipeline.nodes[name]
         if isinstance(node, model.Conditional):
-            return _if(node.condition, arm(node.if_true), arm(node.if_false))
+            return (*before(node), *_if(node.condition, arm(node.if_true), arm(node.if_false)))
         number = node.default_action
         if not node.keys and node.const_default:
             next_node = node.next_by_hit[1] if node.next_by_hit else node.next_by_action.get(number)
-            return (*inline(program, node, number), *arm(next_node))
+            return (*before(node), *inline(program, node, number), *arm(next_node))
         numbers = [*node.actions, *([] if number in node.actions else [number])]
         if node.next_by_hit is None:
             next_nodes = node.next_by_action
             arms = tuple((n, (*inline(program, node, n), *arm(next_nodes.get(n)))) for n in numbers)
-            return (Apply(name, arms),)
+            return (*before(node), Apply(name, arms))
         application = Apply(name, tuple((n, inline(program, node, n)) for n in numbers))
-        return (application, *_if(ops.Hit(name), *map(arm, node.next_by_hit)))
+        return (*before(node), application, *_if(ops.Hit(name), *map(arm, node.next_by_hit)))
 
     graph = _Graph(
         f"pipeline {pipeline.name}", pipeline.start, lambda name: model.successors(pipeline.nodes[name])

@@ -13,7 +13,7 @@ from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, MultiPassWri
 from peelsum.softswitch.compiler.emit_switch import EGRESS_SPEC, Blocks, SwitchWriter
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.extern_layout import ExternLayout, plan_externs
-from peelsum.softswitch.compiler.flow import parser_block, pipeline_block
+from peelsum.softswitch.compiler.flow import Block, parser_block, pipeline_block
 from peelsum.softswitch.compiler.layout import (
     StateLayout,
     Storage,
@@ -22,6 +22,7 @@ from peelsum.softswitch.compiler.layout import (
     plan_registers,
     plan_tables,
 )
+from peelsum.softswitch.compiler.observing import Observation, Point
 from peelsum.softswitch.compiler.reroll import Roller
 from peelsum.softswitch.errors import BadProgram, NotCompilable, UnsupportedConstruct
 from peelsum.softswitch.program import operations as ops
@@ -100,17 +101,22 @@ class Generated:
     not_compilable: str = ""
     """Why only the interpreter can run the code; empty if Numba can compile it."""
     variables: dict[tuple[str, str], str] = field(default_factory=dict)
-    """The variables of fields and headers, as in `Emitter.variables`; only for code that is observed."""
+    """The variables of fields and headers, as in `Emitter.variables`; only of code that is observed."""
+    points: tuple[Point, ...] = ()
+    """The points that such code reports, by number."""
 
 
 @lru_cache(maxsize=8)
-def generate(program: Program, roll: bool = True, queued: bool = False) -> Generated:
+def generate(program: Program, roll: bool = True, queued: bool = False, observed: bool = False) -> Generated:
     """Return the code of a program. Raises UnsupportedConstruct if it cannot be generated.
 
     If machine code cannot do what the program does, the code is for the interpreter only.
     roll: convert statements that differ only by lane to loops.
     queued: the switch has queues at its ports, so packets pass through them.
+    observed: the code reports each step of a packet, and is for the interpreter only.
     """
+    if observed:
+        return replace(_generate(program, False, queued, True, observed), not_compilable="it is observed")
     try:
         for header in program.headers.values():
             if header.varbit:
@@ -123,14 +129,26 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
         return replace(_generate(program, False, queued, exact=True), not_compilable=str(error))
 
 
-def _generate(program: Program, roll: bool, queued: bool, exact: bool) -> Generated:
+def _blocks(program: Program) -> Blocks:
+    pipelines = (pipeline_block(program, graph) for graph in (program.ingress, program.egress))
+    return Blocks(parser_block(program.parser), *pipelines)
+
+
+def _observed_blocks(observation: Observation) -> Blocks:
+    """Return a program's blocks with statements that report each step of a packet."""
+    program = observation.program
+    pipelines: list[Block] = []
+    for name, graph in (("ingress", program.ingress), ("egress", program.egress)):
+        block = pipeline_block(program, graph, lambda node: (observation.node_point(node),))
+        ends = observation.pipeline_point("start", name), observation.pipeline_point("end", name)
+        pipelines.append((ends[0], *block, ends[1]))
+    return Blocks(parser_block(program.parser), *pipelines)
+
+
+def _generate(program: Program, roll: bool, queued: bool, exact: bool, observed: bool = False) -> Generated:
     """Return the code of a program: for both modes, or `exact` code for the interpreter only."""
-    roller = Roller(program)
-    unrolled = Blocks(
-        parser_block(program.parser),
-        pipeline_block(program, program.ingress),
-        pipeline_block(program, program.egress),
-    )
+    roller, observation = Roller(program), Observation(program) if observed else None
+    unrolled = _blocks(program) if observation is None else _observed_blocks(observation)
     blocks = Blocks(*map(roller.roll, unrolled)) if roll else unrolled
     spans = roller.spans()
     registers = list(program.registers)
@@ -142,9 +160,12 @@ def _generate(program: Program, roll: bool, queued: bool, exact: bool) -> Genera
     externs = plan_externs(program, max((plan.end for plan in tables.values()), default=0))
     # The architecture needs these fields even if the program does not use them.
     group = program.intrinsic("intrinsic_metadata.mcast_grp")
-    architecture_fields = [EGRESS_SPEC] if group is None else [EGRESS_SPEC, group]
-    storage = Storage(program, blocks, spans, architecture_fields, exact)
-    emit = Emitter(program, storage, tables, externs, exact)
+    fields = [EGRESS_SPEC] if group is None else [EGRESS_SPEC, group]
+    if observed:  # each is a variable of its own
+        headers = program.headers.values()
+        fields += [ops.FieldRef(header.name, field.name) for header in headers for field in header.fields]
+    storage = Storage(program, blocks, spans, fields, exact)
+    emit = Emitter(program, storage, tables, externs, exact, observed)
     added: set[str] = set()
     for node in (node for block in blocks for node in ops.walk(block)):
         match node:
@@ -156,12 +177,14 @@ def _generate(program: Program, roll: bool, queued: bool, exact: bool) -> Genera
                 added.add(target.header)
     growth = sum(sum(part.bits for part in program.headers[name].fields) // 8 for name in added)
     requests = {type(node) for block in blocks for node in ops.walk(block)}
-    variables = emit.variables() if ops.Observe in requests else {}
+    variables = emit.variables() if observed else {}
+    points = () if observation is None else tuple(observation.points)
     if not requests & {ops.Clone, ops.Resubmit, ops.Recirculate}:
         source = SwitchWriter(emit, layout, blocks, queued).source()
-        return Generated(source, tables, externs, layout, growth, variables=variables)
+        return Generated(source, tables, externs, layout, growth, variables=variables, points=points)
     writer = MultiPassWriter(emit, layout, blocks, queued)
     if any(isinstance(node, ops.Recirculate) for node in ops.walk(blocks.egress)):
         growth *= MOST_ITEMS + 1
     queue_words = writer.queue_words()
-    return Generated(writer.source(), tables, externs, layout, growth, queue_words, variables=variables)
+    source = writer.source()
+    return Generated(source, tables, externs, layout, growth, queue_words, "", variables, points)

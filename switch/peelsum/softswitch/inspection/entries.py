@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from peelsum.reading import parse_json, read_bytes
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, SoftswitchError
@@ -21,6 +21,7 @@ from peelsum.softswitch.runtime.switch import Switch
 from peelsum.softswitch.runtime.tables import Table
 from peelsum.wire import DROP_PORT
 
+_T = TypeVar("_T")
 #: A packet: the port at which it arrives, its bytes, and when, in microseconds.
 Arrival: TypeAlias = tuple[int, bytes, int]
 _MOST_BYTES = 64 << 20
@@ -58,7 +59,7 @@ def load_entries(path: Path, switch: Switch) -> list[Arrival]:
     try:
         if data.lstrip()[:1] != b"{":
             return _load_stf(data.decode(), switch)
-        document = parse_json(data, _MOST_BYTES)
+        document = parse_json(data, _MOST_BYTES, _unique)
         _check_names(document, _DOCUMENT)
         _load_runtime(document, switch)
     except SoftswitchError as error:
@@ -275,12 +276,17 @@ def _stf_entry(command: str, table: str, rest: str) -> Mapping[str, Any]:
 
 def _stf_pairs(words: Iterable[str]) -> dict[str, str]:
     """Return the names and values of `NAME:VALUE` words. Raises InvalidEntry for a name given twice."""
-    pairs: dict[str, str] = {}
-    for name, _, value in (word.rpartition(":") for word in words):
-        if name in pairs:
+    return _unique((name, text) for name, _, text in (word.partition(":") for word in words))
+
+
+def _unique(pairs: Iterable[tuple[str, _T]]) -> dict[str, _T]:
+    """Return pairs of names and values as a dictionary. Raises InvalidEntry for a name given twice."""
+    values: dict[str, _T] = {}
+    for name, value in pairs:
+        if name in values:
             raise InvalidEntry(f"{name}: is given twice; remove one")
-        pairs[name] = value
-    return pairs
+        values[name] = value
+    return values
 
 
 def packet_bytes(text: str) -> bytes:

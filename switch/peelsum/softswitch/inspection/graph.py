@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from peelsum.softswitch.errors import SoftswitchError
-from peelsum.softswitch.inspection.observe import expression_text
+from peelsum.softswitch.inspection.text import expression_text
 from peelsum.softswitch.program import model
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.program.operations import Expr, FieldRef

@@ -39,7 +39,7 @@ def tracer_of_switch(address: str, device_id: int, identity: TlsIdentity | None)
             stub: Any = p4r_grpc.P4RuntimeStub(channel)
             request = p4r.GetForwardingPipelineConfigRequest(device_id=device_id)
             response = stub.GetForwardingPipelineConfig(request, timeout=_TIMEOUT_S)
-            device = SimpleNamespace(build=build, ports=None, secret_ports=None)
+            device = SimpleNamespace(build=build, ports=None, secret_ports=None, port_is_up=lambda port: True)
             pipeline = InstalledPipeline(response.config, cast(Any, device))
 
             def read(selector: p4r.Entity) -> Iterator[p4r.Entity]:

@@ -1,4 +1,4 @@
-"""Writes a packet's trace as text: a line for each thing that happens, with its place in the P4 source."""
+"""Writes expressions as in P4, and a packet's trace as text, with places in the P4 source."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import textwrap
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import PurePath
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from peelsum.softswitch.inspection.observe import field_name
-from peelsum.softswitch.inspection.trace import Step
+from peelsum.softswitch.program import operations as ops
+from peelsum.softswitch.program.load_actions import VALID
 from peelsum.softswitch.program.model import Program
 
+#: A part of a trace.
+Step: TypeAlias = dict[str, Any]
 _Item = TypeVar("_Item")
 #: A line, and the place in the source that belongs to it.
-_Line: TypeAlias = "tuple[str, Step | None]"
+_Line: TypeAlias = tuple[str, Step | None]
 #: The column of places in the source, and the width of lines of fields.
 _SOURCE_COLUMN, _WIDTH = 64, 100
 #: Of more statements or fields than the first number, the first and last ones are written.
@@ -74,7 +76,6 @@ class TraceWriter:
         return "\n".join(lines if trace["packets"] else [*lines, "leaves: nothing"])
 
     def _lines(self, step: Step) -> Iterator[_Line]:
-        """Yield the lines of a step."""
         source = step.get("source")
         match step:
             case {"step": "clone", "ports": []}:
@@ -131,6 +132,8 @@ class TraceWriter:
         if step.get("before", 0) is None:
             verb = "reads 0" if kind == "read_register" else "writes nothing"
             texts = [f"{step['register']}[{step['index']}]: is past the register's end, so it {verb}"]
+        if not step.get("exists", True):
+            texts[0] += ": is past its end, so nothing happens"
         texts += map(self._change, step["changed"])
         if not texts and "field" in step:
             texts = [f"{self._pair(step['field'], step['value'])}, as before"]
@@ -172,3 +175,46 @@ class TraceWriter:
         if bits in (32, 128) and re.search("addr|ip|^src$|^dst$", name, re.IGNORECASE):
             return str((IPv4Address if bits == 32 else IPv6Address)(value))
         return str(value) if -256 < value < 256 else f"{value} ({value:#x})"
+
+
+_UNARY = {"not": "!", "~": "~", "d2b": "", "b2d": ""}
+_NAMES = {"and": "&&", "or": "||"}
+
+
+def field_name(header: str, field: str) -> str:
+    """Return what a user calls a field. p4c collects metadata in a header called scalars."""
+    if field == VALID:
+        return f"{header}.isValid()"
+    return field if header == "scalars" else f"{header}.{field}"
+
+
+def expression_text(expression: ops.Expr) -> str:
+    """Return an expression as in P4, without the brackets around all of it."""
+    match expression:
+        case ops.FieldRef(header, field):
+            return field_name(header, field)
+        case ops.IsValid(header):
+            return field_name(header, VALID)
+        case ops.Const(value) | ops.Bool(value):
+            return str(value).lower() if isinstance(value, bool) else str(value)
+        case ops.Hit(table):
+            return f"{table}.hit"
+        case ops.InValueSet(value_set):
+            return f"in {value_set}"
+        case ops.Lookahead(offset, bits):
+            return f"lookahead[{offset}:{offset + bits - 1}]"
+        case ops.StackCount(stack):
+            return f"{stack}.nextIndex"
+        case ops.Unary(op, operand):
+            text = expression_text(operand)
+            return f"{_UNARY[op]}({text})" if _UNARY[op] and " " in text else _UNARY[op] + text
+        case ops.Ternary(ops.Binary("==", ops.StackCount(stack)), ops.FieldRef(_, field)):
+            return f"{stack}.last.{field}"
+        case ops.Ternary(condition, left, right):
+            return " ".join(
+                (expression_text(condition), "?", expression_text(left), ":", expression_text(right))
+            )
+        case ops.Binary(op, left, right):
+            texts = (f"({text})" if " " in text else text for text in map(expression_text, (left, right)))
+            return f" {_NAMES.get(op, op)} ".join(texts)
+    return type(expression).__name__

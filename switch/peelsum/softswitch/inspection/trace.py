@@ -5,26 +5,26 @@ A trace is made of dictionaries that can be written as JSON; docs/reference/soft
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS
 from peelsum.softswitch.compiler.emit_statements import CLONE_FLAG
 from peelsum.softswitch.compiler.layout import ROW_ENTRY
-from peelsum.softswitch.compiler.loading import Generated
-from peelsum.softswitch.inspection.observe import ObservedProgram, Point, expression_text, field_name
+from peelsum.softswitch.compiler.observing import Point
+from peelsum.softswitch.inspection.text import Step, expression_text, field_name
 from peelsum.softswitch.program import model
 from peelsum.softswitch.program import operations as ops
 from peelsum.softswitch.program.load_actions import VALID
-from peelsum.softswitch.runtime import plain
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.switch import Switch
 from peelsum.wire import DROP_PORT
 
-#: A part of a trace.
-Step: TypeAlias = dict[str, Any]
 #: The values of fields, by (header, field), of validities and of stacks' counts, as in `Emitter.variables`.
 _State: TypeAlias = dict[tuple[str, str], int]
+#: The operands of a point, by name.
+_Operands: TypeAlias = dict[str, int]
 
 #: What a pass through the switch is, by simple_switch's number of the kind of packet.
 _PASSES = {
@@ -48,10 +48,7 @@ class Tracer:
 
     def __init__(self, program: model.Program) -> None:
         self.program = program
-        observed = ObservedProgram(program)
-        self._points = observed.points
-        self._rows: dict[int, int] = {}
-        self.switch = Switch(observed.program, "python", observer=self)
+        self.switch = Switch(program, "python", observer=self._observe)
 
     def trace(self, port: int, packet: bytes, now_us: int = 0) -> Step:
         """Process a packet that arrives at `port`; return its trace."""
@@ -63,8 +60,7 @@ class Tracer:
         refused = self.switch.refused_passes
         frames = self.switch.process(Frames.of([(port, packet)]), now_us).pairs()
         self._leave()
-        refused = self.switch.refused_passes - refused
-        if refused:
+        if refused := self.switch.refused_passes - refused:
             reason = f"after {MOST_ITEMS} passes of a packet, the softswitch refuses others, here {refused}"
             self._add("drop", reason=reason)
         for (step, state), (step["port"], data) in zip(self._departures, frames, strict=True):
@@ -77,142 +73,128 @@ class Tracer:
             "digests": digests, "packets": leaving,
         }  # fmt: skip
 
-    # --- the observer -----------------------------------------------------------------------------
-
-    def functions(self, generated: Generated) -> Mapping[str, Callable[..., Any]]:
-        """Return `observe`, and lookups that record the rows that they find."""
-        self._generated = generated
-
-        def recording(find: Callable[..., int]) -> Callable[..., int]:
-            def recorded(memory: Any, region: int, *arguments: Any) -> int:
-                row = self._rows[region] = find(memory, region, *arguments)
-                return row
-
-            return recorded
-
-        lookups = (plain.find_exact, plain.find_exact1, plain.find_first, plain.find_first1)
-        return {"observe": self._observe, **{find.__name__: recording(find) for find in lookups}}
+    # --- the points of the program ----------------------------------------------------------------
 
     def _observe(self, number: int, variables: Mapping[str, Any], operands: list[int]) -> None:
         """Finish the step before this point, and begin the point's step."""
-        point = self._points[number]
+        generated = self.switch.generated
+        point = generated.points[number]
         starts_egress = (point.kind, point.name) == ("start", "egress")
-        if starts_egress or (point.kind == "state" and self._phase != "parser"):
+        starts_parser = point.kind == "state" and self._phase != "parser"
+        if starts_egress or starts_parser:
             self._leave()
-        if point.kind == "state" and self._phase != "parser":
-            self._begin_pass(variables)
-            self._phase = "parser"
-        copied = self._phase == "egress" or starts_egress
-        # Egress works on copies of the variables that it changes.
-        self._state = state = {
-            key: variables[f"e_{name}" if copied and f"e_{name}" in variables else name]
-            for key, name in self._generated.variables.items()
-        }
-        self._failed = variables.get("e_failed" if copied and "e_failed" in variables else "failed", False)
         self._variables = dict(variables)  # the interpreter reuses the dictionary
+        if starts_parser:
+            self._begin_pass()
+            self._phase = "parser"
+        # Egress works on copies of the variables that it changes.
+        copied = "e_" if self._phase == "egress" or starts_egress else ""
+        self._state = state = {
+            key: variables.get(copied + name, variables[name]) for key, name in generated.variables.items()
+        }
+        self._failed = variables.get(f"{copied}failed", variables.get("failed", False))
         self._finish(state)
         self._finish = lambda state: None
         if point.kind != "end":  # there, the step before is finished, and none begins
-            getattr(self, f"_at_{point.kind}")(point, operands)
-
-    def _step(self, kind: str, source: ops.Source | None = None, **values: Any) -> Step:
-        """Return a new step of the trace."""
-        step = {"step": kind, **values}
-        if source is not None:
-            step["source"] = {"file": source.file, "line": source.line, "text": source.text}
-        return step
+            getattr(self, f"_at_{point.kind}")(point, dict(zip(point.operands, operands, strict=True)))
 
     def _add(self, kind: str, source: ops.Source | None = None, **values: Any) -> Step:
-        self._steps.append(self._step(kind, source, **values))
+        self._steps.append(_step(kind, source, **values))
         return self._steps[-1]
 
-    def _begin_pass(self, variables: Mapping[str, Any]) -> None:
+    def _begin_pass(self) -> None:
         """Begin a pass through the switch, of the packet or of a copy of it."""
-        kind = variables.get("kind", 0)
-        if (kind, variables.get("item", 0)) != self._pass:
-            self._pass = (kind, variables.get("item", 0))
-            self._add("pass", packet=_PASSES[kind], size=int(variables["size"]))
+        kind, item = self._variables.get("kind", 0), self._variables.get("item", 0)
+        if (kind, item) != self._pass:
+            self._pass = (kind, item)
+            self._add("pass", packet=_PASSES[kind], size=int(self._variables["size"]))
 
-    def _at_state(self, point: Point, operands: list[int]) -> None:
+    def _at_state(self, point: Point, operands: _Operands) -> None:
         if self._steps[-1]["step"] == "state":
             self._steps[-1]["next"] = point.name
         step = self._add("state", state=point.name, operations=[], key=[], next=None, failed=True)
         self._body = step["operations"]
 
-    def _at_select(self, point: Point, operands: list[int]) -> None:
-        self._steps[-1]["failed"] = False
-        self._steps[-1]["key"] = [
-            {"field": expression_text(expression), "value": value}
-            for expression, value in zip(point.node.key, operands, strict=True)
-        ]
+    def _at_select(self, point: Point, operands: _Operands) -> None:
+        key = zip(point.node.key, operands.values(), strict=True)
+        values = [{"field": expression_text(part), "value": value} for part, value in key]
+        self._steps[-1].update(failed=False, key=values)
 
-    def _at_start(self, point: Point, operands: list[int]) -> None:
+    def _at_start(self, point: Point, operands: _Operands) -> None:
         if self._phase == "parser":
-            error = self._variables["parser_error"]
+            error, remaining = self._variables["parser_error"], int(self._variables["remaining"])
             names = {number: name for name, number in self.program.errors.items()}
-            remaining = int(self._variables["remaining"])
             error_name = names.get(error, str(error)) if error else None
             self._add("parser_end", error=error_name, payload_bytes=remaining)
+        elif point.name == "egress":
+            self._begin_pass()
         if point.name == "egress":
-            if self._phase != "parser":
-                self._begin_pass(self._variables)
-            ports = ("egress_port", "egress_rid", "instance")
-            port, rid, instance = (int(self._variables[name]) for name in ports)
+            numbers = (int(self._variables[name]) for name in ("egress_port", "egress_rid", "instance"))
+            port, rid, instance = numbers
             self._add("egress", port=port, rid=rid, instance_type=instance)
         else:
             self._add("ingress")
         self._phase = point.name
 
-    def _at_condition(self, point: Point, operands: list[int]) -> None:
+    def _at_condition(self, point: Point, operands: _Operands) -> None:
         text = expression_text(point.node.condition)
-        self._add("condition", point.source, condition=text, outcome=bool(operands[0]))
+        self._add("condition", point.source, condition=text, outcome=bool(operands["outcome"]))
 
-    def _at_table(self, point: Point, operands: list[int]) -> None:
-        table, plan = self.switch.tables[point.name], self._generated.tables[point.name]
-        key = [
-            {"field": part.name, "match": part.kind, "value": value}
-            for part, value in zip(table.keys, operands, strict=True)
-        ]
+    def _at_table(self, point: Point, operands: _Operands) -> None:
+        table = self.switch.tables[point.name]
+        values = zip(table.keys, operands.values(), strict=True)
+        key = [{"field": part.name, "match": part.kind, "value": value} for part, value in values]
         step = self._add("table", point.source, table=point.name, key=key, hit=None, entry=None)
-        self._rows.pop(plan.region, None)
 
         def finish(state: _State) -> None:
-            row = self._rows.get(plan.region, plan.default_row)
-            if key:
-                step["hit"] = row != plan.default_row
+            row = self._variables["found"]
+            step["hit"] = row != self.switch.generated.tables[point.name].default_row
             if step["hit"]:
                 number = int(self._variables["memory"][row + ROW_ENTRY])
                 step["entry"] = _entry(table.entry_with_number(number), table.keys)
 
-        self._finish = finish
+        if key:
+            self._finish = finish
 
-    def _at_action(self, point: Point, operands: list[int]) -> None:
-        parameters = {param.name: value for param, value in zip(point.node.params, operands, strict=True)}
-        step = self._add("action", action=point.name, parameters=parameters, statements=[])
-        self._body = step["statements"]
+    def _at_action(self, point: Point, operands: _Operands) -> None:
+        self._body = self._add("action", action=point.name, parameters=operands, statements=[])["statements"]
 
-    def _at_statement(self, point: Point, operands: list[int]) -> None:
+    def _at_statement(self, point: Point, operands: _Operands) -> None:
         """Begin a statement's step; what it changed is known at the next point."""
-        before, node = self._state, point.node
-        step = self._step(_snake(point.name), point.source, **self._values(node, operands), changed=[])
+        before, node, values = self._state, point.node, {**point.values, **operands}
+        match node:
+            case ops.Log():
+                values = {**point.values, "values": list(operands.values())}
+            case ops.ReadRegister() | ops.WriteRegister():
+                values["before"] = self._cell(values["register"], values["index"])
+            case ops.CountAt(counter=name):
+                values["exists"] = values["index"] < self.program.counters[name].size
+            case ops.ExecuteMeter(meter=name):
+                values["exists"] = values["index"] < self.program.meters[name].size
+            case ops.JumpIfZero() | ops.Assert() | model.Verify():
+                values["outcome"] = bool(values["outcome"])
+            case ops.Assign(target=ops.FieldRef(header, field)):
+                values["field"] = field_name(header, field)
+            case ops.SetValidity(header):
+                values["field"] = field_name(header, VALID)
+        step = _step(re.sub("(?<!^)(?=[A-Z])", "_", point.name).lower(), point.source, **values, changed=[])
         self._body.append(step)
 
         def finish(state: _State) -> None:
-            if isinstance(node, (model.Extract, model.ExtractNext)):
-                failed = bool(self._variables["parser_error"])
-                extracted = self.program.headers[self._extracted(node, state, failed)]
-                fields = {part.name: state[extracted.name, part.name] for part in extracted.fields}
-                del step["changed"]
-                step.update(header=extracted.name, fields=None if failed else fields)
-                return
             step["changed"] = [
                 {"field": field_name(*key), "before": value, "after": state[key]}
                 for key, value in before.items()
                 if state[key] != value and key[1]
             ]
             match node:
-                case ops.ReadRegister(register=str(name)) | ops.WriteRegister(register=str(name)):
-                    step["after"] = self._cell(name, operands[0])
+                case model.Extract() | model.ExtractNext():
+                    failed = bool(self._variables["parser_error"])
+                    extracted = self.program.headers[self._extracted(node, state, failed)]
+                    fields = {part.name: state[extracted.name, part.name] for part in extracted.fields}
+                    del step["changed"]
+                    step.update(header=extracted.name, fields=None if failed else fields)
+                case ops.ReadRegister() | ops.WriteRegister():
+                    step["after"] = self._cell(step["register"], step["index"])
                 case ops.Assign(target=ops.FieldRef(header, field)):
                     step["value"] = state[header, field]
                 case ops.SetValidity(header):
@@ -220,47 +202,21 @@ class Tracer:
 
         self._finish = finish
 
-    def _values(self, node: Any, operands: list[int]) -> Step:
-        """Return what a statement is about to do."""
-        match node:
-            case ops.ReadRegister(register=str(name)) | ops.WriteRegister(register=str(name)):
-                return {"register": name, "index": operands[0], "before": self._cell(name, operands[0])}
-            case ops.CountAt(counter=name):
-                return {"counter": name, "index": operands[0]}
-            case ops.ExecuteMeter(meter=name):
-                return {"meter": name, "index": operands[0]}
-            case ops.Clone():
-                return {"session": operands[0] % CLONE_FLAG}
-            case ops.Truncate():
-                return {"length": operands[0]}
-            case ops.JumpIfZero() | ops.Assert() | model.Verify():
-                return {"outcome": bool(operands[0])}
-            case ops.SendDigest(number):
-                return {"digest": self.program.messages[number].text}
-            case ops.Log(number):
-                return {"text": self.program.messages[number].text, "values": operands}
-            case ops.Assign(target=ops.FieldRef(header, field)):
-                return {"field": field_name(header, field)}
-            case ops.SetValidity(header):
-                return {"field": field_name(header, VALID)}
-        return {}
-
     # --- what follows a pipeline ------------------------------------------------------------------
 
     def _leave(self) -> None:
         """Add what happens to a packet after the pipeline whose end it has reached."""
         if self._phase not in ("ingress", "egress"):
             return
-        phase, self._phase = self._phase, ""
+        is_ingress, self._phase = self._phase == "ingress", ""
         self._finish = lambda state: None
         variables, state = self._variables, self._state
-        cloning = variables.get("cloning", 0)
-        if cloning:
+        if cloning := variables.get("cloning", 0):
             session = cloning % CLONE_FLAG
             self._add("clone", session=session, ports=_ports(self.switch.sessions, session))
-        group = self._intrinsic("intrinsic_metadata.mcast_grp") & 0xFFFF if phase == "ingress" else 0
+        group = self._intrinsic("intrinsic_metadata.mcast_grp") & 0xFFFF if is_ingress else 0
         port = self._intrinsic("standard_metadata.egress_spec")
-        if phase == "ingress" and variables.get("resubmit_fields"):
+        if is_ingress and variables.get("resubmit_fields"):
             self._add("resubmit")
         elif self._failed:
             self._add("drop", reason="an assertion does not hold")
@@ -270,9 +226,9 @@ class Tracer:
             self._add("multicast", group=group, ports=_ports(self.switch.groups, group))
         elif port == DROP_PORT:
             self._add("drop", reason=f"egress_spec is {DROP_PORT}, the drop port")
-        elif phase == "ingress" and self._intrinsic("intrinsic_metadata.priority"):
+        elif is_ingress and self._intrinsic("intrinsic_metadata.priority"):
             self._add("drop", reason="priority is not 0, and ports have one queue")
-        elif phase == "ingress":
+        elif is_ingress:
             self._add("forward", port=port)
         else:
             headers = [name for name in self.program.deparser if state[name, VALID]]
@@ -282,10 +238,7 @@ class Tracer:
                 self._departures.append((self._add("send", port=0, bytes="", headers=headers), state))
 
     def _changed_by_checksums(self, headers: list[str], state: _State, data: bytes) -> list[Step]:
-        """Return the fields that checksum updates changed.
-
-        These are the fields that differ from their values at the end of egress.
-        """
+        """Return the fields of a packet that differ from their values at the end of egress."""
         changes, start = [], 0
         for header in (self.program.headers[name] for name in headers):
             if header.varbit or start + header.bits // 8 > len(data):
@@ -310,7 +263,7 @@ class Tracer:
 
     def _cell(self, register: str, index: int) -> int | None:
         """Return a register's cell; None past its end."""
-        plan = self._generated.layout.registers[register]
+        plan = self.switch.generated.layout.registers[register]
         array = self._variables["wide" if plan.wide else "regs"]
         return int(array[plan.base + index * plan.step]) if 0 <= index < plan.size else None
 
@@ -323,8 +276,12 @@ class Tracer:
         return elements[min(place, len(elements) - 1)][node.member]
 
 
+def _step(kind: str, source: ops.Source | None, **values: Any) -> Step:
+    place = {} if source is None else {"source": vars(source)}
+    return {"step": kind, **values, **place}
+
+
 def _entry(entry: model.TableEntry, keys: tuple[model.TableKey, ...]) -> Step:
-    """Return a table's entry as plain values."""
     match = []
     for value, key in zip(entry.keys, keys, strict=True):
         first, second = (value, None) if isinstance(value, int) else value
@@ -337,8 +294,3 @@ def _entry(entry: model.TableEntry, keys: tuple[model.TableKey, ...]) -> Step:
 def _ports(groups: Any, group: int) -> list[int]:
     """Return the ports of a multicast group or clone session; none if it does not exist."""
     return [port for port, _ in groups.get(group)] if group in groups else []
-
-
-def _snake(name: str) -> str:
-    """Return a class's name as words with underscores."""
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

@@ -15,7 +15,7 @@ from time import time_ns
 from finsy.proto import p4r
 
 from peelsum.softswitch.p4runtime.info import DigestInfo, encode_digest
-from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid
+from peelsum.softswitch.p4runtime.status import Change, check_change, declared, invalid
 from peelsum.softswitch.runtime.messages import Digest
 
 #: Most digests in a list, and most of one kind that wait for acknowledgements, beyond which the oldest lists
@@ -74,18 +74,14 @@ class DigestEntries:
         self._streams: dict[int, _Stream] = {}
         self._list_id = 0
 
-    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.DigestEntry) -> None:
+    def write(self, change: Change, entry: p4r.DigestEntry) -> None:
         """Enable, configure or disable a digest. Raises RequestError."""
-        self._check(entry.digest_id)
-        name, is_enabled = self._digests[entry.digest_id].name, entry.digest_id in self._streams
+        name = declared("digest", entry.digest_id, self._digests).name
         if min(entry.config.max_timeout_ns, entry.config.max_list_size, entry.config.ack_timeout_ns) < 0:
             raise invalid(f"digest {name}: times and sizes must not be negative")
-        if kind == p4r.Update.INSERT and is_enabled:
-            raise RequestError(Code.ALREADY_EXISTS, f"digest {name} is enabled; modify it instead")
-        if kind != p4r.Update.INSERT and not is_enabled:
-            raise RequestError(Code.NOT_FOUND, f"digest {name} is not enabled; insert it first")
+        check_change(change, entry.digest_id in self._streams, f"digest {name}: its configuration")
         with self._lock:
-            if kind == p4r.Update.DELETE:
+            if change == p4r.Update.DELETE:
                 del self._streams[entry.digest_id]
                 return
             config = p4r.DigestEntry.Config()
@@ -95,18 +91,13 @@ class DigestEntries:
     def read(self, selector: p4r.DigestEntry) -> Iterator[p4r.DigestEntry]:
         """Return the configuration of the selected digest, if it is enabled; id 0 selects all."""
         if selector.digest_id:
-            self._check(selector.digest_id)
-        return iter(
-            [
-                p4r.DigestEntry(digest_id=number, config=stream.config)
-                for number, stream in sorted(self._streams.items())
-                if selector.digest_id in (0, number)
-            ]
-        )
+            declared("digest", selector.digest_id, self._digests)
+        selected = [number for number in sorted(self._streams) if selector.digest_id in (0, number)]
+        return iter([p4r.DigestEntry(digest_id=n, config=self._streams[n].config) for n in selected])
 
     def acknowledge(self, ack: p4r.DigestListAck) -> None:
         """Forget the digests of a list, so that the same data may be sent again. Raises RequestError."""
-        self._check(ack.digest_id)
+        declared("digest", ack.digest_id, self._digests)
         with self._lock:
             if ack.digest_id in self._streams:
                 self._streams[ack.digest_id].acknowledge(ack.list_id)
@@ -143,7 +134,3 @@ class DigestEntries:
             stream.sent.update(stream.buffer)
         stream.buffer.clear()
         return p4r.DigestList(digest_id=number, list_id=self._list_id, data=data, timestamp=time_ns())
-
-    def _check(self, digest_id: int) -> None:
-        if digest_id not in self._digests:
-            raise invalid(f"digest_id: no digest {digest_id:#x} in the P4Info; use one of its ids")

@@ -28,8 +28,13 @@ from peelsum.softswitch.p4runtime.info import (
 from peelsum.softswitch.p4runtime.profiles import ProfileEntries
 from peelsum.softswitch.p4runtime.status import (
     BatchError,
+    Change,
     Code,
     RequestError,
+    check_change,
+    check_modifies,
+    check_port,
+    declared,
     invalid,
     request_error,
     unimplemented,
@@ -40,7 +45,7 @@ from peelsum.softswitch.runtime.device import SecretPort
 from peelsum.wire import SECRET_BYTES, SECRETS_EXTERN
 
 #: The functions that write and read a kind of entity.
-_Handlers: TypeAlias = tuple[Callable[[p4r.Update.Type.ValueType, Any], None], Callable[[Any], Iterator[Any]]]
+_Handlers: TypeAlias = tuple[Callable[[Change, Any], None], Callable[[Any], Iterator[Any]]]
 
 
 class Entities:
@@ -132,11 +137,10 @@ class CellEntries:
         """names: by id. state: the switch's counters, meters or registers, by name."""
         self._kind, self._names, self._state = kind, names, state
 
-    def write(self, kind: p4r.Update.Type.ValueType, entry: Any) -> None:
+    def write(self, change: Change, entry: Any) -> None:
         """Set one cell. Raises RequestError."""
         cells = self._find(getattr(entry, f"{self._kind}_id"))
-        if kind != p4r.Update.MODIFY:
-            raise invalid(f"{cells.name}: cells cannot be inserted or deleted; modify them")
+        check_modifies(change, f"a cell of {cells.name}")
         if not entry.HasField("index"):
             raise invalid(f"{cells.name}: index is missing; give the cell's index")
         index = _checked_index(entry.index.index, cells)
@@ -185,10 +189,7 @@ class CellEntries:
         return p4r.RegisterEntry(register_id=cells_id, index=index, data=data)
 
     def _find(self, cells_id: int) -> Any:
-        if cells_id not in self._names:
-            what = f"{self._kind}_id: no {self._kind} {cells_id:#x}"
-            raise invalid(f"{what} in the P4Info; use one of its ids")
-        return self._state[self._names[cells_id]]
+        return self._state[declared(self._kind, cells_id, self._names)]
 
 
 def _checked_index(index: int, cells: Any) -> int:
@@ -206,11 +207,10 @@ class ValueSetEntries:
         self._value_sets, self._switch = info.value_sets, switch
         self._written: dict[int, p4r.ValueSetEntry] = {}
 
-    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.ValueSetEntry) -> None:
+    def write(self, change: Change, entry: p4r.ValueSetEntry) -> None:
         """Replace the members of a value set. Raises RequestError or SoftswitchError, with no change."""
-        value_set = self._find(entry.value_set_id)
-        if kind != p4r.Update.MODIFY:
-            raise invalid(f"value set {value_set.name}: cannot be inserted or deleted; modify it")
+        value_set = declared("value set", entry.value_set_id, self._value_sets)
+        check_modifies(change, f"value set {value_set.name}")
         keys = [decode_key(member.match, value_set) for member in entry.members]
         if len(set(keys)) != len(keys):
             raise RequestError(
@@ -226,14 +226,9 @@ class ValueSetEntries:
         """Return the selected value set with its members as they were written; id 0 selects all."""
         if selector.members:
             raise invalid("members: have no meaning in a read; leave them out")
-        ids = [self._find(selector.value_set_id).id] if selector.value_set_id else list(self._value_sets)
-        empty = {number: p4r.ValueSetEntry(value_set_id=number) for number in ids}
-        return iter([self._written.get(number, entry) for number, entry in empty.items()])
-
-    def _find(self, value_set_id: int) -> ValueSetInfo:
-        if value_set_id not in self._value_sets:
-            raise invalid(f"value_set_id: no value set {value_set_id:#x} in the P4Info; use one of its ids")
-        return self._value_sets[value_set_id]
+        number = selector.value_set_id
+        ids = [declared("value set", number, self._value_sets).id] if number else list(self._value_sets)
+        return iter([self._written.get(n, p4r.ValueSetEntry(value_set_id=n)) for n in ids])
 
 
 def _joined_key(key: Sequence[KeyValue], value_set: ValueSetInfo) -> tuple[int, int]:
@@ -262,25 +257,20 @@ class ReplicationEntries:
         # Groups that were written with the deprecated field `egress_port` are read with it.
         self._with_egress_port: set[tuple[str, int]] = set()
 
-    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.PacketReplicationEngineEntry) -> None:
+    def write(self, change: Change, entry: p4r.PacketReplicationEngineEntry) -> None:
         """Insert, modify or delete a group or session. An error leaves all as it was."""
         name, group, number = _split_entry(entry)
         groups = self._groups[name]
         what = f"{groups.what} {number}"
         if not 0 < number < groups.limit:
             raise invalid(f"{_NUMBER_FIELDS[name]}: {number} is not between 1 and {groups.limit - 1}")
-        if kind == p4r.Update.INSERT and number in groups:
-            raise RequestError(Code.ALREADY_EXISTS, f"{what} exists; modify it instead")
-        if kind != p4r.Update.INSERT and number not in groups:
-            raise RequestError(Code.NOT_FOUND, f"{what} does not exist; insert it first")
-        if kind == p4r.Update.DELETE:
+        check_change(change, number in groups, what)
+        if change == p4r.Update.DELETE:
             groups.delete(number)
             return  # the next INSERT replaces its metadata and its form
         replicas = _replicas_of(group, what)
-        unknown = [port for port, _ in replicas if self._ports is not None and port not in self._ports]
-        if unknown:
-            known = ", ".join(map(str, sorted(self._ports or ())))
-            raise invalid(f"port {unknown[0]} is not on this switch; use one of {known}")
+        for port, _ in replicas:
+            check_port(port, self._ports)
         groups.set(number, replicas)
         if name == "multicast_group_entry":
             self._metadata[number] = group.metadata
@@ -345,15 +335,12 @@ class SecretEntries:
     def __init__(self, switch: Switch, ports: Mapping[int, SecretPort]) -> None:
         self._switch, self._ports = switch, ports
 
-    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.ExternEntry) -> None:
+    def write(self, change: Change, entry: p4r.ExternEntry) -> None:
         """Insert, modify or delete a port's secret. If it raises RequestError, nothing has changed."""
         port = self._port(entry)
-        if kind == p4r.Update.INSERT and port.has_secret:
-            raise RequestError(Code.ALREADY_EXISTS, f"port {entry.extern_id} has a secret; modify it instead")
-        if kind != p4r.Update.INSERT and not port.has_secret:
-            raise RequestError(Code.NOT_FOUND, f"port {entry.extern_id} has no secret; insert it first")
+        check_change(change, port.has_secret, f"secret of port {entry.extern_id}")
         secret, value = bytes(SECRET_BYTES), BytesValue()
-        if kind != p4r.Update.DELETE:
+        if change != p4r.Update.DELETE:
             secret = value.value if entry.entry.Unpack(value) else b""
             if len(secret) != SECRET_BYTES or not any(secret):
                 raise invalid(f"entry: is not a secret; give a BytesValue of {SECRET_BYTES} random bytes")
@@ -365,26 +352,15 @@ class SecretEntries:
 
         Raises RequestError for another extern or port.
         """
-        if selector.extern_id:
-            self._port(selector)
-        _check_type(selector)
-        return iter(
-            [
-                p4r.ExternEntry(extern_type_id=SECRETS_EXTERN, extern_id=number)
-                for number, port in self._ports.items()
-                if port.has_secret and selector.extern_id in (0, number)
-            ]
-        )
+        ports = {selector.extern_id: self._port(selector)} if selector.extern_id else self._ports
+        if selector.extern_type_id != SECRETS_EXTERN:
+            raise unimplemented(f"extern_type_id {selector.extern_type_id}")
+        numbers = [number for number, port in ports.items() if port.has_secret]
+        return iter([p4r.ExternEntry(extern_type_id=SECRETS_EXTERN, extern_id=n) for n in numbers])
 
     def _port(self, entry: p4r.ExternEntry) -> SecretPort:
         """Return the port that an entry names. Raises RequestError if there is none."""
-        _check_type(entry)
-        if entry.extern_id not in self._ports:
-            known = ", ".join(map(str, sorted(self._ports)))
-            raise invalid(f"extern_id: port {entry.extern_id} is not on this switch; use one of {known}")
+        if entry.extern_type_id != SECRETS_EXTERN:
+            raise unimplemented(f"extern_type_id {entry.extern_type_id}")
+        check_port(entry.extern_id, self._ports, "extern_id: ")
         return self._ports[entry.extern_id]
-
-
-def _check_type(entry: p4r.ExternEntry) -> None:
-    if entry.extern_type_id != SECRETS_EXTERN:
-        raise unimplemented(f"extern_type_id {entry.extern_type_id}")

@@ -175,12 +175,12 @@ class ValueSetInfo:
 
 @dataclass(frozen=True)
 class DigestInfo:
-    """A digest, and how many numbers its data has: of a "struct" or "tuple", or one that is a "bitstring"."""
+    """A digest of a "struct", a "tuple" or one "value", and `p4d.P4Data`'s field for each of its numbers."""
 
     id: int
     name: str
     kind: str
-    size: int
+    members: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -294,22 +294,36 @@ def _profile(p4info: p4i.P4Info, number: int, name: str, profile: p4i.ActionProf
     return ProfileInfo(number, name, actions, profile.max_group_size)
 
 
+#: By type of a number, the field of `p4d.P4Data` for it.
+_DIGEST_FIELDS = {"bitstring": "bitstring", "bool": "bool", "serializable_enum": "enum_value"}
+
+
 def _digest(types: Any, number: int, name: str, digest: p4i.Digest) -> DigestInfo:
     """Return a digest. Raises RequestError unless its data are numbers."""
-    kind, members = digest.type_spec.WhichOneof("type_spec") or "empty", [digest.type_spec]
+    kind: str = digest.type_spec.WhichOneof("type_spec") or "empty"
+    members = [digest.type_spec]
     if kind == "struct":
         members = [member.type_spec for member in types.structs[digest.type_spec.struct.name].members]
     elif kind == "tuple":
         members = list(digest.type_spec.tuple.members)
-    if any(member.WhichOneof("type_spec") != "bitstring" for member in members):
+    else:
+        kind = "value"
+    kinds = []
+    for member in members:
+        while member.WhichOneof("type_spec") == "new_type":
+            member = types.new_types[member.new_type.name].original_type
+        kinds.append(_DIGEST_FIELDS.get(member.WhichOneof("type_spec") or "", ""))
+    if "" in kinds:
         raise unimplemented(f"digest {name} of other types than numbers")
-    return DigestInfo(number, name, kind, len(members))
+    return DigestInfo(number, name, kind, tuple(kinds))
 
 
 def encode_digest(digest: DigestInfo, values: Sequence[int]) -> p4d.P4Data:
     """Return the data of a digest with these values."""
-    numbers = [p4d.P4Data(bitstring=to_bytes(value)) for value in values]
-    if digest.kind == "bitstring":
+    numbers = [p4d.P4Data() for _ in values]
+    for number, kind, value in zip(numbers, digest.members, values, strict=True):
+        setattr(number, kind, bool(value) if kind == "bool" else to_bytes(value))
+    if digest.kind == "value":
         return numbers[0]
     data = p4d.P4Data()
     getattr(data, digest.kind).members.extend(numbers)

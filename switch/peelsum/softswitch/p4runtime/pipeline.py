@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from finsy.proto import p4i, p4r
@@ -25,7 +26,6 @@ _WITH_DEVICE_CONFIG = (_Get.ALL, _Get.DEVICE_CONFIG_AND_COOKIE)
 
 
 def _replication(**entry: Any) -> p4r.Entity:
-    """Return the entity of a multicast group or clone session."""
     return p4r.Entity(packet_replication_engine_entry=p4r.PacketReplicationEngineEntry(**entry))
 
 
@@ -55,7 +55,13 @@ class InstalledPipeline:
         self.info, program = verify(config)
         self.switch = device.build(program)
         self.entities = Entities(self.info, self.switch, device.ports, device.secret_ports)
+        self._port_is_up = device.port_is_up
         self.initial_defaults = list(self.read(_DEFAULTS))
+
+    def check_ports(self) -> None:
+        """Choose only members of groups whose watched ports are up now."""
+        for profile in self.switch.profiles.values():
+            profile.set_down({port for port in profile.watched_ports if not self._port_is_up(port)})
 
     def copy_state(self, source: InstalledPipeline) -> None:
         """Copy another pipeline's forwarding state, for RECONCILE_AND_COMMIT.
@@ -115,8 +121,28 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
         raise invalid(f"p4_device_config: {one_line(error).removeprefix('p4_device_config: ')}") from error
     except ValueError as error:
         raise invalid(f"p4_device_config: not BMv2 JSON ({one_line(error)}); send the compiler's") from error
+    info = _as_compiled(info, program)
     _check_consistency(info, config.p4info, program)
     return info, program
+
+
+def _as_compiled(info: PipelineInfo, program: Program) -> PipelineInfo:
+    """Return a P4Info with what p4c writes to it in another way than to the program.
+
+    A digest of another type than a struct is "digest" in the program, and has a generated name in the P4Info.
+    If there is only one, they are the same. The keys of a value set of an enum are the enum's members in the
+    P4Info: each has the width of the only key.
+    """
+    digests, value_sets = dict(info.digests), dict(info.value_sets)
+    names = [item.text for item in program.messages if item.kind == "digest"]
+    unnamed = [number for number, digest in digests.items() if digest.name not in names]
+    if len(unnamed) == names.count("digest") == 1:
+        digests[unnamed[0]] = replace(digests[unnamed[0]], name="digest")
+    for number, value_set in value_sets.items():
+        declared = program.value_sets.get(value_set.name)
+        if declared is not None and {field.bits for field in value_set.fields} == {declared.bits}:
+            value_sets[number] = replace(value_set, fields=value_set.fields[:1])
+    return replace(info, digests=digests, value_sets=value_sets)
 
 
 def _json_of(device_config: bytes) -> bytes:
@@ -155,12 +181,10 @@ def _check_consistency(info: PipelineInfo, p4info: p4i.P4Info, program: Program)
     for value_set in info.value_sets.values():
         declared_set = program.value_sets.get(value_set.name)
         if declared_set is None or declared_set.bits != sum(field.bits for field in value_set.fields):
-            # For a value set of an enum, p4c lists the enum's names as keys.
-            raise _inconsistency(f"value set {value_set.name}", "declare it with bit<W>")
+            raise _inconsistency(f"value set {value_set.name}")
     digests = {item.text: len(item.values) for item in program.messages if item.kind == "digest"}
     for digest in info.digests.values():
-        if digests.get(digest.name) != digest.size:
-            # For a digest of another type than a struct, p4c writes two different names.
+        if digests.get(digest.name) != len(digest.members):
             raise _inconsistency(f"digest {digest.name}", "declare it with a struct")
     for kind, declared, arrays in (
         ("counter", p4info.counters, program.counters),

@@ -16,7 +16,14 @@ from peelsum.softswitch.p4runtime.info import (
     to_bytes,
     to_int,
 )
-from peelsum.softswitch.p4runtime.status import exhausted, invalid, unimplemented
+from peelsum.softswitch.p4runtime.status import (
+    Change,
+    check_port,
+    declared,
+    exhausted,
+    invalid,
+    unimplemented,
+)
 from peelsum.softswitch.program.model import (
     ActionChoice,
     ActionSet,
@@ -41,18 +48,18 @@ class ProfileEntries:
         self._members: dict[tuple[int, int], p4r.ActionProfileMember] = {}
         self._groups: dict[tuple[int, int], p4r.ActionProfileGroup] = {}
 
-    def write_member(self, kind: p4r.Update.Type.ValueType, entry: p4r.ActionProfileMember) -> None:
+    def write_member(self, change: Change, entry: p4r.ActionProfileMember) -> None:
         """Insert, modify or delete a member. Raises RequestError or SoftswitchError, with no change."""
         profile = self._profile(entry.action_profile_id, entry.member_id)
         state, key = self._switch.profiles[profile.name], (profile.id, entry.member_id)
-        if kind == p4r.Update.DELETE:
+        if change == p4r.Update.DELETE:
             state.delete_member(entry.member_id)
             del self._members[key]
             return
         if not entry.HasField("action"):
             raise invalid(f"{profile.name}: member {entry.member_id} has no action; give one")
         action, params = decode_action(entry.action, self._actions, profile.actions, profile.name)
-        write = state.insert_member if kind == p4r.Update.INSERT else state.modify_member
+        write = state.insert_member if change == p4r.Update.INSERT else state.modify_member
         write(entry.member_id, action.name, params)
         self._members[key] = p4r.ActionProfileMember(
             action_profile_id=profile.id, member_id=entry.member_id, action=encode_action(action, params)
@@ -62,18 +69,22 @@ class ProfileEntries:
         """Return the selected members; profile 0 selects all profiles, member 0 all members."""
         return self._selected(self._members, selector.action_profile_id, selector.member_id)
 
-    def write_group(self, kind: p4r.Update.Type.ValueType, entry: p4r.ActionProfileGroup) -> None:
+    def write_group(self, change: Change, entry: p4r.ActionProfileGroup) -> None:
         """Insert, modify or delete a group. Raises RequestError or SoftswitchError, with no change."""
         profile = self._profile(entry.action_profile_id, entry.group_id)
         state, key = self._switch.profiles[profile.name], (profile.id, entry.group_id)
-        if kind == p4r.Update.DELETE:
+        if change == p4r.Update.DELETE:
             state.delete_group(entry.group_id)
             del self._groups[key]
             return
         what = f"{profile.name}: group {entry.group_id}"
         if entry.max_size < 0 or 0 < profile.max_group_size < entry.max_size:
             raise invalid(f"{what}: max_size {entry.max_size} is not within {profile.max_group_size}")
-        if kind == p4r.Update.MODIFY and key in self._groups and self._groups[key].max_size != entry.max_size:
+        if (
+            change == p4r.Update.MODIFY
+            and key in self._groups
+            and self._groups[key].max_size != entry.max_size
+        ):
             raise invalid(f"{what}: has max_size {self._groups[key].max_size}; delete it to change that")
         weights = {item.member_id: self._checked_weight(item, profile) for item in entry.members}
         if len(weights) != len(entry.members):
@@ -81,8 +92,9 @@ class ProfileEntries:
         size, limit = sum(weights.values()), entry.max_size or profile.max_group_size
         if 0 < limit < size:
             raise exhausted(f"{what}: has size {size}, more than {limit}")
-        write = state.insert_group if kind == p4r.Update.INSERT else state.modify_group
-        write(entry.group_id, weights)
+        write = state.insert_group if change == p4r.Update.INSERT else state.modify_group
+        ports = {item.member_id: port for item in entry.members if (port := _watched_port(item)) is not None}
+        write(entry.group_id, weights, ports)
         self._groups[key] = group = p4r.ActionProfileGroup()
         group.CopyFrom(entry)
 
@@ -124,7 +136,7 @@ class ProfileEntries:
         for item in message.action_profile_actions:
             action, params = decode_action(item.action, self._actions, profile.actions, profile.name)
             weight = self._checked_weight(item, profile)
-            actions.append(WeightedAction(action.name, params, weight, item.watch_port))
+            actions.append(WeightedAction(action.name, params, weight, _watched_port(item)))
         size = sum(item.weight for item in actions)
         if 0 < profile.max_group_size < size:
             raise invalid(f"{profile.name}: an action set of size {size} exceeds {profile.max_group_size}")
@@ -141,8 +153,8 @@ class ProfileEntries:
         for item in choice.actions:
             action = encode_action(self._actions_by_name[item.action], item.params)
             added = message.action_profile_actions.add(action=action, weight=item.weight)
-            if item.watch_port:
-                added.watch_port = item.watch_port
+            if item.watched_port is not None:
+                added.watch_port = to_bytes(item.watched_port)
         return p4r.TableAction(action_profile_action_set=message)
 
     def _checked_weight(self, item: p4r.ActionProfileAction | _GroupMember, profile: ProfileInfo) -> int:
@@ -155,19 +167,18 @@ class ProfileEntries:
         if item.watch_port:
             port = to_int(item.watch_port, 32, "watch_port")
             item.watch_port = to_bytes(port)
-            if self._ports is not None and port not in self._ports:
-                known = ", ".join(map(str, sorted(self._ports)))
-                raise invalid(f"watch_port: port {port} is not on this switch; use one of {known}")
+            check_port(port, self._ports, "watch_port: ")
         if item.weight < 1:
             raise invalid(f"{profile.name}: weight {item.weight} must be positive")
         return item.weight
 
     def _profile(self, profile_id: int, number: int | None = None) -> ProfileInfo:
         """Return an action profile. Raises RequestError for an unknown id, or if `number` is 0."""
-        if profile_id not in self._profiles:
-            raise invalid(
-                f"action_profile_id: no action profile {profile_id:#x} in the P4Info; use one of its ids"
-            )
         if number == 0:
             raise invalid("member_id or group_id: 0 selects all when reading; use another")
-        return self._profiles[profile_id]
+        return declared("action profile", profile_id, self._profiles)
+
+
+def _watched_port(item: p4r.ActionProfileAction | _GroupMember) -> int | None:
+    """Return the port that an item of a group or action set watches; None for none."""
+    return int.from_bytes(item.watch_port, "big") if item.watch_port else None

@@ -8,9 +8,11 @@ from __future__ import annotations
 import errno
 import logging
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count, islice
 from threading import BoundedSemaphore, Condition, Thread, Timer
 from time import monotonic
@@ -21,7 +23,7 @@ from finsy.proto import p4r, p4r_grpc
 
 from peelsum.softswitch.p4runtime import status
 from peelsum.softswitch.p4runtime.info import to_frame, to_packet_in
-from peelsum.softswitch.p4runtime.notifications import Notifier
+from peelsum.softswitch.p4runtime.notifications import notify, poll_regularly
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.stream import Arbiter, ControllerStream
 from peelsum.softswitch.runtime.device import Device
@@ -60,7 +62,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self._saved: InstalledPipeline | None = None
         #: The pipeline that processes packets; None before the first commit.
         self._running: InstalledPipeline | None = None
-        self._notifier: Notifier | None = None
+        #: Ends the notifications of the running pipeline.
+        self.stop: Callable[[], None] = lambda: None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)
         self._free_reads = BoundedSemaphore(MAX_READS)
         device.on_packet_in(self._packet_in)
@@ -156,7 +159,6 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _set_pipeline(
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> None:
-        """Save or commit a pipeline."""
         # Building takes seconds. Meanwhile, Writes and Reads of the present pipeline continue.
         built = InstalledPipeline(request.config, self._device) if request.HasField("config") else None
         with self._state_requests.turn(context):
@@ -170,7 +172,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                     self._device.install(pipeline.switch)
                     self._running = pipeline
                 self.stop()
-                self._notifier = Notifier(pipeline, self._notify)
+                poll = partial(notify, pipeline, self._notify)
+                self.stop = poll_regularly(pipeline.switch.program, poll, pipeline.check_ports)
 
     def GetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
@@ -276,11 +279,6 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         sent = [stream.send_or_drop(message) for stream in self._arbiter.packet_receivers]
         return any(sent)
 
-    def stop(self) -> None:
-        """End the notifications of the running pipeline."""
-        if self._notifier is not None:
-            self._notifier.stop()
-
 
 def _client_name(context: grpc.ServicerContext) -> str:
     """Return a client's address, and its process id if it gives that."""
@@ -312,30 +310,16 @@ _STOP_GRACE_S = 0.1
 THREAD_PREFIX = "p4runtime"
 
 
+@dataclass(frozen=True)
 class RunningServer:
-    """A P4Runtime server that answers until `stop`."""
+    """A P4Runtime server that answers at host:port until `stop`.
 
-    def __init__(
-        self,
-        device: Device,
-        server: LimitedServer,
-        service: P4RuntimeService,
-        threads: ThreadPoolExecutor,
-        host: str,
-    ) -> None:
-        self._device = device
-        self._service = service
-        self._server = server
-        self._threads = threads
-        self.port = server.port
-        self.address = f"{host}:{self.port}"
+    stop: ends every call, and frees the port. A compilation in progress continues in its thread.
+    """
 
-    def stop(self) -> None:
-        """End every call, and free the port. A compilation in progress continues in its thread."""
-        self._device.on_packet_in(None)
-        self._service.stop()
-        self._server.stop(_STOP_GRACE_S)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    address: str
+    port: int
+    stop: Callable[[], None]
 
 
 def serve(
@@ -369,7 +353,14 @@ def serve(
     service = P4RuntimeService(device, secured=identity is not None)
     p4r_grpc.add_P4RuntimeServicer_to_server(service, server.grpc)
     server.start()
-    return RunningServer(device, server, service, threads, host)
+
+    def stop() -> None:
+        device.on_packet_in(None)
+        service.stop()
+        server.stop(_STOP_GRACE_S)
+        threads.shutdown(wait=False, cancel_futures=True)
+
+    return RunningServer(f"{host}:{server.port}", server.port, stop)
 
 
 #: Seconds that each update adds to a batch's time of arrival, so that short batches pass long ones.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 import grpc
 from finsy.proto import p4r, rpc_status
@@ -12,6 +13,9 @@ from peelsum.softswitch.errors import DuplicateEntry, EntryInUse, NoSuchEntry, S
 from peelsum.softswitch.runtime.messages import RateLimit
 
 Code = grpc.StatusCode
+#: Whether an update inserts, modifies or deletes an entity.
+Change: TypeAlias = p4r.Update.Type.ValueType
+_T = TypeVar("_T")
 #: Trailing metadata that carries a serialised google.rpc.Status, by gRPC's convention.
 DETAILS_KEY = "grpc-status-details-bin"
 #: Clients refuse trailing metadata beyond 8 KiB by default.
@@ -67,7 +71,6 @@ class BatchError(RequestError):
         return whole if len(whole) <= _DETAILS_LIMIT else brief
 
     def _status(self, messages: bool) -> rpc_status.Status:
-        """Return a google.rpc.Status with a detail for each update."""
         status = rpc_status.Status(code=self.code.value[0], message=self.message[:_LONGEST_MESSAGE])
         for result in self.results:
             error = p4r.Error(canonical_code=(result.code if result else Code.OK).value[0])
@@ -96,6 +99,34 @@ def exhausted(message: str) -> RequestError:
 def unimplemented(what: str) -> RequestError:
     """Return the error of a valid request for something that the softswitch does not implement."""
     return RequestError(Code.UNIMPLEMENTED, f"{what}: the softswitch does not implement this")
+
+
+def declared(kind: str, number: int, known: Mapping[int, _T]) -> _T:
+    """Return what the P4Info declares with an id. Raises RequestError. kind: such as "action profile"."""
+    if number not in known:
+        raise invalid(f"{kind.replace(' ', '_')}_id: no {kind} {number:#x} in the P4Info; use one of its ids")
+    return known[number]
+
+
+def check_change(change: Change, exists: bool, what: str) -> None:
+    """Raise RequestError for an insertion of what exists, or another change of what does not."""
+    if change == p4r.Update.INSERT and exists:
+        raise RequestError(Code.ALREADY_EXISTS, f"{what} exists; modify it instead")
+    if change != p4r.Update.INSERT and not exists:
+        raise RequestError(Code.NOT_FOUND, f"{what} does not exist; insert it first")
+
+
+def check_modifies(change: Change, what: str) -> None:
+    """Raise RequestError for an insertion or deletion of what always exists."""
+    if change != p4r.Update.MODIFY:
+        raise invalid(f"{what}: cannot be inserted or deleted; modify it")
+
+
+def check_port(port: int, known: Collection[int] | None, field: str = "") -> None:
+    """Raise RequestError for a port that the switch does not have. known: its ports; None for any."""
+    if known is not None and port not in known:
+        ports = ", ".join(map(str, sorted(known)))
+        raise invalid(f"{field}port {port} is not on this switch; use one of {ports}")
 
 
 def request_error(error: Exception) -> RequestError:

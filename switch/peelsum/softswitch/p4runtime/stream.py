@@ -105,8 +105,6 @@ _DEFAULT = ""
 
 @dataclass
 class _Election:
-    """The election of one role."""
-
     bids: dict[ControllerStream, int] = field(default_factory=dict)
     primary: ControllerStream | None = None
     highest: int = 0
@@ -189,13 +187,16 @@ class Arbiter:
     def require_primary(self, request: p4r.WriteRequest | p4r.SetForwardingPipelineConfigRequest) -> None:
         """Raise RequestError unless the request's election id is that of its role's primary.
 
-        If no stream has bid, requests without an election id are permitted, as in BMv2.
+        If no stream has bid, requests without an election id and a role are permitted, as in BMv2.
         """
         requested_id = U128.decode(request.election_id)
+        role = request.role or request.role_id or _DEFAULT  # no stream has a role with a number
         with self._lock:
-            if not self._elections and not request.HasField("election_id"):
+            if not self._elections and role == _DEFAULT and not request.HasField("election_id"):
                 return
-            election = self._elections.get(request.role)
+            election = None if request.role_id else self._elections.get(request.role)
+            if election is None and role != _DEFAULT:
+                raise denied(f"role: no stream has bid for role {role!r}; bid for it with this role first")
             if (
                 election is None
                 or election.primary is None

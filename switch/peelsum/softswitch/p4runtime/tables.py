@@ -27,7 +27,14 @@ from peelsum.softswitch.p4runtime.info import (
     encode_rates,
 )
 from peelsum.softswitch.p4runtime.profiles import ProfileEntries
-from peelsum.softswitch.p4runtime.status import denied, invalid, unimplemented
+from peelsum.softswitch.p4runtime.status import (
+    Change,
+    check_modifies,
+    declared,
+    denied,
+    invalid,
+    unimplemented,
+)
 from peelsum.softswitch.program.model import ActionChoice, TableEntry
 from peelsum.softswitch.runtime.meters import Rates
 from peelsum.softswitch.runtime.tables import Match
@@ -69,25 +76,25 @@ class TableEntries:
 
     # Writing
 
-    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry) -> None:
+    def write(self, change: Change, entry: p4r.TableEntry) -> None:
         """Insert, modify or delete an entry. Raises RequestError or SoftswitchError, with no change."""
         table = self._table(entry.table_id)
         _check_extras(entry, table)
         if table.is_const:
             raise denied(f"table {table.name} is const: change the program instead")
         if entry.is_default_action:
-            self._write_default(kind, entry, table)
+            self._write_default(change, entry, table)
             return
         entry_key = self._entry_key(entry, table)
         _, key, priority = entry_key
         state = self._switch.tables[table.name]
-        if kind == p4r.Update.DELETE:
+        if change == p4r.Update.DELETE:
             state.delete(key, priority)
             self._metadata.pop(entry_key, None)
             self._idle.remove(entry_key)
             return
         action, params = self._action(entry, table, table.entry_actions, "an entry")
-        write_entry = state.insert if kind == p4r.Update.INSERT else state.modify
+        write_entry = state.insert if change == p4r.Update.INSERT else state.modify
         write_entry(key, action, params, priority)
         self._store_metadata(entry_key, entry)
         if table.idle_timeout:
@@ -97,12 +104,9 @@ class TableEntries:
         if entry.HasField("counter_data"):
             state.write_counter(key, *counter_values(entry.counter_data, table.name), priority)
 
-    def _write_default(
-        self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry, table: TableInfo
-    ) -> None:
+    def _write_default(self, change: Change, entry: p4r.TableEntry, table: TableInfo) -> None:
         """Set a table's default action, or reset it to the program's if the entry has no action."""
-        if kind != p4r.Update.MODIFY:
-            raise invalid(f"table {table.name}: a default action cannot be inserted or deleted; modify it")
+        check_modifies(change, f"default action of table {table.name}")
         if entry.match or entry.priority:
             raise invalid(
                 f"table {table.name}: a default action has neither match nor priority; leave both out"
@@ -118,7 +122,6 @@ class TableEntries:
         self._store_metadata((table.name, (), 0), entry)
 
     def _store_metadata(self, entry_key: _EntryKey, entry: p4r.TableEntry) -> None:
-        """Store the metadata that a controller wrote with an entry, if any."""
         self._metadata.pop(entry_key, None)
         if entry.metadata or entry.controller_metadata or entry.idle_timeout_ns:
             self._metadata[entry_key] = p4r.TableEntry(
@@ -128,10 +131,7 @@ class TableEntries:
             )
 
     def _table(self, table_id: int) -> TableInfo:
-        table = self._info.tables.get(table_id)
-        if table is None:
-            raise invalid(f"table_id: no table {table_id:#x} in the P4Info; use one of its ids")
-        return table
+        return declared("table", table_id, self._info.tables)
 
     def _entry_key(self, entry: p4r.TableEntry, table: TableInfo) -> _EntryKey:
         """Return what identifies an entry. Raises RequestError for a wrong priority or match."""
@@ -162,28 +162,24 @@ class TableEntries:
 
     # Direct counters and meters
 
-    def write_counter(self, kind: p4r.Update.Type.ValueType, entry: p4r.DirectCounterEntry) -> None:
+    def write_counter(self, change: Change, entry: p4r.DirectCounterEntry) -> None:
         """Set the counter of one entry. Raises RequestError or SoftswitchError."""
-        table = self._written_table(kind, entry, "direct_counter")
+        name, key, priority = self._written_key(change, entry, "direct_counter")
         if not entry.HasField("data"):
-            raise invalid(f"table {table.name}: counter data is missing; give packets and bytes")
-        _, key, priority = self._entry_key(entry.table_entry, table)
-        values = counter_values(entry.data, table.name)
-        self._switch.tables[table.name].write_counter(key, *values, priority)
+            raise invalid(f"table {name}: counter data is missing; give packets and bytes")
+        self._switch.tables[name].write_counter(key, *counter_values(entry.data, name), priority)
 
-    def write_meter(self, kind: p4r.Update.Type.ValueType, entry: p4r.DirectMeterEntry) -> None:
+    def write_meter(self, change: Change, entry: p4r.DirectMeterEntry) -> None:
         """Configure the meter of one entry; without a config, it colours all green. Raises as above."""
-        table = self._written_table(kind, entry, "direct_meter")
+        name, key, priority = self._written_key(change, entry, "direct_meter")
         if entry.HasField("counter_data"):
-            raise unimplemented(f"counters of meters of table {table.name}")
-        _, key, priority = self._entry_key(entry.table_entry, table)
-        self._switch.tables[table.name].write_meter(key, decode_rates(entry, "config"), priority)
+            raise unimplemented(f"counters of meters of table {name}")
+        self._switch.tables[name].write_meter(key, decode_rates(entry, "config"), priority)
 
-    def _written_table(self, kind: p4r.Update.Type.ValueType, entry: Any, resource: str) -> TableInfo:
-        """Return the table of a direct counter or meter that is written. Raises RequestError."""
-        if kind != p4r.Update.MODIFY:
-            raise invalid(f"{resource}_entry: exists as long as its table entry; modify it")
-        return self._table_with(resource, entry.table_entry.table_id)
+    def _written_key(self, change: Change, entry: Any, resource: str) -> _EntryKey:
+        """Return what identifies the entry whose counter or meter is written. Raises RequestError."""
+        check_modifies(change, f"{resource}_entry")
+        return self._entry_key(entry.table_entry, self._table_with(resource, entry.table_entry.table_id))
 
     def _table_with(self, resource: str, table_id: int) -> TableInfo:
         """Return a table that has a direct counter or meter. Raises RequestError if it has none."""
@@ -195,37 +191,32 @@ class TableEntries:
 
     def read_counters(self, selector: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
         """Return the direct counters of the entries that `selector` selects now."""
-        request = p4r.TableEntry(counter_data=p4r.CounterData())
-
-        def counter_of(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
-            counter = p4r.DirectCounterEntry(table_entry=entry, data=entry.counter_data)
-            counter.table_entry.ClearField("counter_data")
-            return counter
-
-        return map(counter_of, self._entries_with("direct_counter", selector.table_entry, request))
+        entries = self._with_values("direct_counter", "counter_data", selector.table_entry)
+        return (p4r.DirectCounterEntry(table_entry=entry, data=data) for entry, data in entries)
 
     def read_meters(self, selector: p4r.DirectMeterEntry) -> Iterator[p4r.DirectMeterEntry]:
         """Return the direct meters of the entries that `selector` selects now."""
-        request = p4r.TableEntry(meter_config=p4r.MeterConfig())
+        entries = self._with_values("direct_meter", "meter_config", selector.table_entry)
+        return (p4r.DirectMeterEntry(table_entry=entry, config=config) for entry, config in entries)
 
-        def meter_of(entry: p4r.TableEntry) -> p4r.DirectMeterEntry:
-            config = entry.meter_config if entry.HasField("meter_config") else None
-            meter = p4r.DirectMeterEntry(table_entry=entry, config=config)
-            meter.table_entry.ClearField("meter_config")
-            return meter
-
-        return map(meter_of, self._entries_with("direct_meter", selector.table_entry, request))
-
-    def _entries_with(
-        self, resource: str, selector: p4r.TableEntry, request: p4r.TableEntry
-    ) -> Iterator[p4r.TableEntry]:
-        """Return the selected entries of tables with a direct counter or meter, as `request` says."""
-        request.MergeFrom(selector)
+    def _with_values(
+        self, resource: str, field: Any, selector: p4r.TableEntry
+    ) -> Iterator[tuple[p4r.TableEntry, Any]]:
+        """Return the selected entries of tables with a direct counter or meter, and its value in `field`."""
+        request = p4r.TableEntry()
+        request.CopyFrom(selector)
+        getattr(request, field).SetInParent()
         if request.table_id:
             tables = [self._table_with(resource, request.table_id)]
         else:
             tables = [table for table in self._info.tables.values() if getattr(table, resource) is not None]
-        return self._entries(request, tables)
+
+        def split(entry: p4r.TableEntry) -> tuple[p4r.TableEntry, Any]:
+            value = getattr(entry, field) if entry.HasField(field) else None
+            entry.ClearField(field)
+            return entry, value
+
+        return map(split, self._entries(request, tables))
 
     # Idle time-outs
 
@@ -310,7 +301,6 @@ class TableEntries:
         return rows
 
     def _entry(self, table: TableInfo, row: _Row) -> p4r.TableEntry:
-        """Return a row as P4Runtime's entry."""
         stored = row.entry
         matches = map(encode_match, stored.keys, table.fields)
         if isinstance(stored.action, str):
@@ -333,7 +323,6 @@ class TableEntries:
         return entry
 
     def _default(self, table: TableInfo) -> p4r.TableEntry:
-        """Return a table's default action as P4Runtime's entry."""
         action, params = self._switch.tables[table.name].default
         entry = p4r.TableEntry(
             table_id=table.id,

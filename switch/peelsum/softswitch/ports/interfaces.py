@@ -36,7 +36,7 @@ from peelsum.softswitch.ports.xdp import CHUNK, RING, XdpSocket
 from peelsum.softswitch.runtime.frames import Frames, frames_per_batch
 from peelsum.switch_settings import Method
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, HEADER_BYTES
-from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, interface_mtu_error, mtu_of
+from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, interface_mtu_error, is_running, mtu_of
 
 _logger = logging.getLogger("peelsum")
 _ETH_P_ALL = 3
@@ -207,9 +207,15 @@ class InterfacePorts:
         return {number: f"{families[port.method]}, {port.why}" for number, port in self.ports.items()}
 
     @property
-    def unknown_port_frames(self) -> int:
-        """Number of frames dropped because their egress port does not exist."""
-        return int(self.wires.dropped[0])
+    def unsent_frames(self) -> dict[str, int]:
+        """Frames from the program that no port sent, by reason: the egress port does not exist."""
+        return {"unknown_port": int(self.wires.dropped[0])}
+
+    def is_up(self, port: int) -> bool:
+        """Return whether a port exists and its interface has a link, and so can send frames."""
+        with suppress(OSError):  # the interface is gone
+            return port in self.ports and is_running(self.ports[port].name)
+        return False
 
     def resize(self, packet_bytes: int) -> None:
         """Accept frames with packets of `packet_bytes` from now on, for a new pipeline.

@@ -145,7 +145,6 @@ def load_schedule(path: Path) -> LinkSchedule:
 
 
 def _change(row: Mapping[str, Any]) -> Change:
-    """Return the change in one row of a file."""
     if unknown := {str(key) for key in row} - set(_FIELDS):
         raise SoftswitchError(f"{min(unknown)!r} is unknown; use {', '.join(_FIELDS)}")
     if "at_s" not in row:

@@ -184,14 +184,13 @@ class UdpPorts:
         return {number: port.socket.address[1] for number, port in self.ports.items()}
 
     @property
-    def malformed_frames(self) -> int:
-        """Frames that were dropped because they were not one whole packet."""
-        return int(self.sockets.dropped[0])
+    def unsent_frames(self) -> dict[str, int]:
+        """Frames from the program that no port sent, by reason.
 
-    @property
-    def unknown_port_frames(self) -> int:
-        """Frames that were dropped because their egress port does not exist."""
-        return int(self.sockets.dropped[1])
+        - malformed: not one datagram of UDP over IPv4 of a length that the port sends.
+        - unknown_port: the egress port does not exist.
+        """
+        return dict(zip(("malformed", "unknown_port"), self.sockets.dropped.tolist(), strict=True))
 
     def resize(self, packet_bytes: int) -> None:
         """Accept and send datagrams of `packet_bytes` from now on, for a new pipeline.

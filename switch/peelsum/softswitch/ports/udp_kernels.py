@@ -365,7 +365,6 @@ def _other_peer_is_active(sockets: Sockets, row: int) -> bool:
 
 @compiled
 def _mark_active(sockets: Sockets, row: int) -> None:
-    """Record that the peer is active now."""
     sockets.state[row, UdpColumn.RECEIVED] = sockets.counts[row, UdpCount.RECEIVED]
     sockets.state[row, UdpColumn.ACTIVE_AT] = nanoseconds(sockets.clock)
 

@@ -196,7 +196,6 @@ def _bpf(command: int, attributes: bytes) -> int:
 
 
 def _load(instructions: bytes) -> int:
-    """Return the descriptor of an XDP program."""
     licence = b"Apache-2.0\0"
     head = struct.pack(
         "=IIQQIIQ", _XDP_PROGRAM, len(instructions) // 8, _address(instructions), _address(licence), 0, 0, 0

@@ -218,7 +218,6 @@ _SELECT_ELEMENT = ("dereference_header_stack", "dereference_stack", "dereference
 
 
 def _any_valid(headers: Sequence[str]) -> ops.Expr:
-    """Return whether any of some headers is valid."""
     condition: ops.Expr = ops.IsValid(headers[0])
     for header in headers[1:]:
         condition = ops.Binary("or", condition, ops.IsValid(header))
@@ -232,7 +231,6 @@ def bits_of(text: str, bits: int) -> int:
 
 
 def _unwrapped(item: Json) -> Json:
-    """Return an operand without the expressions around it."""
     while item.get("type") == "expression":
         item = item["value"]
     return item
@@ -310,7 +308,6 @@ def _primitive(item: Json, scope: Scope) -> tuple[ops.Primitive, ...]:
 
 
 def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primitive:
-    """Return the statement of a primitive that becomes exactly one."""
     match op:
         case "assign" | "modify_field":
             return _assign(args[0], scope.expression(args[1]), scope)
@@ -345,11 +342,7 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
         case "recirculate":
             return ops.Recirculate(_constant(args[0], scope))
         case "modify_field_with_hash_based_offset":
-            calculation = scope.calculations[args[2]["value"]]
-            algorithm = hash_name(calculation["algo"], scope.where)
-            inputs = scope.inputs(calculation["input"], f"{scope.where}: input of a hash")
-            base, size = scope.expression(args[1]), scope.expression(args[3])
-            return ops.Hash(_target(args[0], scope), algorithm, inputs, base, size)
+            return _hash(args, scope)
         case "execute_meter":
             return ops.ExecuteMeter(_target(args[2], scope), args[0]["value"], scope.expression(args[1]))
         case "modify_field_rng_uniform":
@@ -374,6 +367,14 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
     raise UnsupportedConstruct(f"{scope.where}: primitive {op}: not supported; leave it out of the program")
 
 
+def _hash(args: Sequence[Json], scope: Scope) -> ops.Hash:
+    target, base, calculation, size = args
+    declared = scope.calculations[calculation["value"]]
+    algorithm = hash_name(declared["algo"], scope.where)
+    inputs = scope.inputs(declared["input"], f"{scope.where}: input of a hash")
+    return ops.Hash(_target(target, scope), algorithm, inputs, scope.expression(base), scope.expression(size))
+
+
 def hash_name(algorithm: str, where: str) -> str:
     """Return the name of a hash algorithm. Raises UnsupportedConstruct for one that is not in BMv2."""
     if algorithm not in ops.HASHES:
@@ -393,7 +394,6 @@ def _logged_value(item: Json, scope: Scope) -> tuple[ops.Expr, int, bool]:
 
 
 def _message(message: model.Message, scope: Scope) -> int:
-    """Add a message to those that the program sends; return its number."""
     scope.messages.append(message)
     return len(scope.messages) - 1
 

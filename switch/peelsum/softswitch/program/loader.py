@@ -124,7 +124,6 @@ def _field_lists(document: Json, scope: Scope) -> dict[int, tuple[ops.FieldRef, 
 
 
 def _value_sets(document: Json) -> dict[str, model.ValueSet]:
-    """Return the parser's value sets by name."""
     value_sets = {}
     for item in document.get("parse_vsets", ()):
         size = _size({"max_size": _VALUE_SET_SIZE, **item}, "max_size")
@@ -412,7 +411,6 @@ def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model
 
 
 def _key(item: Json, scope: Scope, table: str) -> model.TableKey:
-    """Return a field of a table's key."""
     kind = item["match_type"]
     header, field = item["target"] if kind != "valid" else (item["target"], VALID)
     if kind == "valid":  # P4_14's match on the validity of a header

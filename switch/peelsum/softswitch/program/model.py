@@ -166,7 +166,8 @@ class WeightedAction(SyntaxNode):
     action: str
     params: tuple[int, ...]
     weight: int = 1
-    watch_port: bytes = b""
+    watched_port: int | None = None
+    """The port without which the action is not chosen."""
 
 
 class ActionSet(SyntaxNode):

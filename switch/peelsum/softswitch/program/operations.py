@@ -335,14 +335,10 @@ class JumpIfZero(Primitive):
 
 
 class Observe(Primitive):
-    """Report that a packet is at point number `point`, with the values of `operands`. Only to an observer.
-
-    The observer can also read `fields`, which makes each of them a variable of its own.
-    """
+    """Report to an observer that a packet is at point number `point`, with the values of `operands`."""
 
     point: int
     operands: tuple[Expr, ...] = ()
-    fields: tuple[FieldRef, ...] = ()
 
 
 class ActionParam(SyntaxNode):

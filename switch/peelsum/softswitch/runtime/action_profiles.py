@@ -2,12 +2,13 @@
 
 The memory has a row for each member, and for each group a list of its members' rows, each as often as its
 weight. In an action profile with a selector, an entry always has a group: a member is a group of one, and the
-actions of an `ActionSet` are members and a group without numbers.
+actions of an `ActionSet` are members and a group without numbers. A list leaves out the rows of members whose
+watched port is down, and keeps their room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
@@ -27,10 +28,14 @@ Choice: TypeAlias = MemberReference | GroupReference | ActionSet
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """A group, its address, its list in the memory, its members' numbers, and how many entries use it."""
+    """A group, its address, its list in the memory, its members' numbers, and how many entries use it.
+
+    Each item of the list is a member's row, and the port that it watches.
+    """
 
     address: int
-    rows: list[int] = field(default_factory=list)
+    start: int = 0
+    rows: list[tuple[int, int | None]] = field(default_factory=list)
     members: tuple[int, ...] = ()
     uses: int = 0
 
@@ -72,6 +77,7 @@ class ProfileState:
         self._used_groups: dict[int, Group] = {}
         #: By address, the members of an action set's group.
         self._sets: dict[int, list[Member]] = {}
+        self._down: Set[int] = frozenset()
 
     # --- members and groups -----------------------------------------------------------------------
 
@@ -94,21 +100,29 @@ class ProfileState:
                 raise EntryInUse(f"{self.name}: member {number} is in use; change what uses it first")
             self._free_member(self.members.pop(number))
 
-    def insert_group(self, number: int, weights: Mapping[int, int]) -> None:
-        """Add a group. weights: by number of a member, how often it is chosen in relation to the others."""
+    def insert_group(
+        self, number: int, weights: Mapping[int, int], watched: Mapping[int, int] | None = None
+    ) -> None:
+        """Add a group.
+
+        weights: by number of a member, how often it is chosen in relation to the others. watched: by number,
+        the port without which it is not chosen.
+        """
         with self._lock:
             if not self.has_groups:
                 raise InvalidEntry(f"{self.name}: has no selector and so no groups; use members")
             if number in self.groups:
                 raise DuplicateEntry(f"{self.name}: group {number} exists; modify it instead")
-            self.groups[number] = self._new_group(self._rows_of(weights))
+            self.groups[number] = self._new_group(self._rows_of(weights, watched or {}))
             self._set_members(self.groups[number], weights)
 
-    def modify_group(self, number: int, weights: Mapping[int, int]) -> None:
+    def modify_group(
+        self, number: int, weights: Mapping[int, int], watched: Mapping[int, int] | None = None
+    ) -> None:
         """Replace a group's members."""
         with self._lock:
             group = self._group(number)
-            self._set_rows(group, self._rows_of(weights))
+            self._set_rows(group, self._rows_of(weights, watched or {}))
             self._set_members(group, weights)
 
     def delete_group(self, number: int) -> None:
@@ -119,6 +133,22 @@ class ProfileState:
                 raise EntryInUse(f"{self.name}: group {number} is in use; change the entries first")
             self._set_members(group, ())
             self._free_group(self.groups.pop(number))
+
+    @property
+    def watched_ports(self) -> set[int]:
+        """The ports that members in groups and sets watch."""
+        with self._lock:
+            lists = [group.rows for group in self._used_groups.values()]
+        return {port for rows in lists for _, port in rows if port is not None}
+
+    def set_down(self, ports: Set[int]) -> None:
+        """Choose no member that watches one of these ports, from now on."""
+        if ports == self._down:
+            return
+        with self._lock:
+            self._down = ports
+            for group in self._used_groups.values():
+                self._write_list(group)
 
     # --- entries ----------------------------------------------------------------------------------
 
@@ -156,7 +186,8 @@ class ProfileState:
             for item in choice.actions:
                 members.append(self._new_member(item.action, item.params))
             weights = [item.weight for item in choice.actions]
-            address = self._new_group(self._repeated(members, weights)).address
+            watched = [item.watched_port for item in choice.actions]
+            address = self._new_group(self._repeated(members, weights, watched)).address
         except (InvalidEntry, TableFull):
             for member in members:
                 self._free_member(member)
@@ -182,7 +213,7 @@ class ProfileState:
             raise TableFull(f"{self.name}: all {self.size} members are taken; delete some or enlarge it")
         row = self._free_rows[-1]
         self._write_row(row, action, params)
-        group = self._new_group([row]) if self.has_groups else None
+        group = self._new_group([(row, None)]) if self.has_groups else None
         self._free_rows.pop()
         return Member(row, group)
 
@@ -195,17 +226,22 @@ class ProfileState:
         if member.group is not None:
             self._free_group(member.group)
 
-    def _rows_of(self, weights: Mapping[int, int]) -> list[int]:
-        """Return the rows of a group's members, in the order of their numbers, repeated by weight."""
+    def _rows_of(
+        self, weights: Mapping[int, int], watched: Mapping[int, int]
+    ) -> list[tuple[int, int | None]]:
+        """Return the list of a group's members, in the order of their numbers, repeated by weight."""
         numbers = sorted(weights)
-        return self._repeated(map(self._member, numbers), map(weights.__getitem__, numbers))
+        ports = map(watched.get, numbers)
+        return self._repeated(map(self._member, numbers), map(weights.__getitem__, numbers), ports)
 
-    def _repeated(self, members: Iterable[Member], weights: Iterable[int]) -> list[int]:
-        """Return the row of each member as often as its weight. Raises TableFull for weights of any size."""
-        pairs = list(zip(members, weights, strict=True))
-        if sum(weight for _, weight in pairs) > self._plan.end - self._plan.lists:
+    def _repeated(
+        self, members: Iterable[Member], weights: Iterable[int], watched: Iterable[int | None]
+    ) -> list[tuple[int, int | None]]:
+        """Return a list with each member as often as its weight. Raises TableFull for weights of any size."""
+        items = list(zip(members, weights, watched, strict=True))
+        if sum(weight for _, weight, _ in items) > self._plan.end - self._plan.lists:
             raise TableFull(f"{self.name}: a group's weights add up to too much; use smaller ones")
-        return [member.row for member, weight in pairs for _ in range(weight)]
+        return [(member.row, port) for member, weight, port in items for _ in range(weight)]
 
     def _set_members(self, group: Group, members: Iterable[int]) -> None:
         """Set the numbers of a group's members, which are then in use."""
@@ -214,7 +250,7 @@ class ProfileState:
                 self.members[number].uses += change
         group.members = tuple(members)
 
-    def _new_group(self, rows: list[int]) -> Group:
+    def _new_group(self, rows: list[tuple[int, int | None]]) -> Group:
         if not _has_free(self._free_groups, self._new_groups):
             raise TableFull(f"{self.name}: has no room for a further group; delete some or enlarge it")
         group = Group(self._free_groups[-1])
@@ -226,7 +262,7 @@ class ProfileState:
         self._free_groups.append(group.address)
         del self._used_groups[group.address]
 
-    def _set_rows(self, group: Group, rows: list[int]) -> None:
+    def _set_rows(self, group: Group, rows: list[tuple[int, int | None]]) -> None:
         """Write a group's list to the memory."""
         if self._lists_end + len(rows) > self._plan.end:  # move the lists of all groups together
             others = [other for other in self._used_groups.values() if other is not group]
@@ -240,10 +276,15 @@ class ProfileState:
         self._used_groups[group.address] = group
 
     def _append_list(self, group: Group) -> None:
-        end = self._lists_end + len(group.rows)
-        self._memory[self._lists_end : end] = group.rows
-        self._memory[group.address : group.address + GROUP_WORDS] = self._lists_end, len(group.rows)
-        self._lists_end = end
+        group.start = self._lists_end
+        self._write_list(group)
+        self._lists_end += len(group.rows)
+
+    def _write_list(self, group: Group) -> None:
+        """Write the rows of members that can be chosen now."""
+        rows = [row for row, port in group.rows if port not in self._down]
+        self._memory[group.start : group.start + len(rows)] = rows
+        self._memory[group.address : group.address + GROUP_WORDS] = group.start, len(rows)
 
 
 def _has_free(free: list[int], unused: Iterator[int]) -> bool:

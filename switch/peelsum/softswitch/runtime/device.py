@@ -40,6 +40,7 @@ class Device:
     queues: the queues of ports that have a rate; None if no port has one.
     ports: the ports to which a controller may send packets; None if they are unknown.
     secret_ports: by number, the UDP ports, which can have secrets; None if the ports are interfaces.
+    port_is_up: returns whether frames can leave by a port, for members of action profiles that watch it.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class Device:
         queues: Queues | None = None,
         ports: Collection[int] | None = None,
         secret_ports: Mapping[int, SecretPort] | None = None,
+        port_is_up: Callable[[int], bool] = lambda port: True,
     ) -> None:
         self.device_id = device_id
         self.mode = mode
         self.queues = queues
         self.ports = ports
         self.secret_ports = secret_ports
+        self.port_is_up = port_is_up
         #: Guards the replacement of the pipeline. A pipeline's state has a lock of its own.
         self.lock = RLock()
         #: The running pipeline; None before the first is installed.

@@ -33,8 +33,8 @@ class Frames:
     def __len__(self) -> int:
         return len(self.length)
 
-    def at(self, selection: NDArray[np.bool_] | NDArray[np.intp]) -> Frames:
-        """Return a copy of the frames that `selection` has."""
+    def at(self, selection: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Frames:
+        """Return the frames that `selection` has: a copy, or for a slice a view."""
         leave = None if self.leave is None else self.leave[selection]
         return Frames(self.data[selection], self.length[selection], self.port[selection], leave)
 
@@ -47,6 +47,21 @@ class Frames:
             row[: len(frame)] = np.frombuffer(frame, np.uint8)
         lengths = np.array([len(frame) for _, frame in frames], np.int32)
         return cls(data, lengths, np.array([port for port, _ in frames], np.int32))
+
+    @classmethod
+    def joined(cls, batches: list[Frames]) -> list[Frames]:
+        """Return the frames of several batches as one batch, without the times when they leave."""
+        if len(batches) < 2:
+            return batches
+        data = np.empty((sum(map(len, batches)), max(batch.data.shape[1] for batch in batches)), np.uint8)
+        first = 0
+        for batch in batches:
+            data[first : first + len(batch), : batch.data.shape[1]] = batch.data
+            first += len(batch)
+        length, port = (
+            np.concatenate([getattr(batch, name) for batch in batches]) for name in ("length", "port")
+        )
+        return [cls(data, length, port)]
 
     def pairs(self) -> list[tuple[int, bytes]]:
         """Return the frames as (port, bytes) pairs."""

@@ -7,7 +7,7 @@ of this module, so these use constants instead of numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,19 +56,15 @@ def _with_python_integers(argument: Any) -> Any:
     return int(argument)
 
 
-class Observer(Protocol):
-    """Sees what interpreted code does. The program must have `Observe` statements."""
-
-    def functions(self, generated: Generated) -> Mapping[str, Callable[..., Any]]:
-        """Return `observe`, and functions that the code calls instead of this module's, by name."""
+#: Called with the number of a point, the code's variables, and the values of the point's operands.
+Observer: TypeAlias = Callable[[int, Mapping[str, Any], list[int]], None]
 
 
 def interpreted(generated: Generated, observer: Observer | None = None) -> Callable[..., tuple[int, int]]:
     """Return the generated function in plain Python. Raises UnsupportedConstruct if it is too deep."""
     functions = {**vars(hashes), **globals()}
     names: dict[str, Any] = {name: functions[name] for name in (*RUNTIME, *EXACT_RUNTIME)}
-    if observer is not None:
-        names.update(observer.functions(generated))
+    names["observe"] = observer
     try:
         exec(compile(generated.source, "<generated>", "exec"), names)
     except (RecursionError, MemoryError):  # Python's parser raises MemoryError if nesting is too deep

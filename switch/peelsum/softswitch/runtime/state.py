@@ -5,7 +5,6 @@ Their memory is the arrays that generated code uses, so every access holds the s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import Lock, get_ident
 from typing import Any
@@ -147,15 +146,11 @@ class ReplicationGroups:
         """what: the noun for a group in errors. limit: all numbers of groups are below it."""
         self.what, self.limit = what, limit
         self._groups: dict[int, tuple[tuple[int, int], ...]] = {}
-        self._sizes: Counter[int] = Counter()
+        #: Copies of the largest group that there has been; at least 1, for a unicast packet.
+        self.most_copies = 1
         self._lock = lock
         self._used = 2 * self.limit
         self.memory = np.zeros(self._used + 256, np.uint64)
-
-    @property
-    def most_copies(self) -> int:
-        """The number of copies of the largest group; at least 1, for a unicast packet."""
-        return max([1, *self._sizes])
 
     def set(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
         """Create or replace a group. Raises InvalidEntry for a number, port or instance out of range."""
@@ -165,9 +160,8 @@ class ReplicationGroups:
             if not 0 <= port < 1 << 16 or not 0 <= instance < 1 << 16:
                 raise InvalidEntry(f"{self.what} {group}: ({port}, {instance}) does not fit 16 bits each")
         with self._lock:
-            self._remove(group)
             self._groups[group] = tuple((port, instance) for port, instance in replicas)
-            self._sizes[len(replicas)] += 1
+            self.most_copies = max(self.most_copies, len(replicas))
             if self._used + 2 * len(replicas) > len(self.memory):
                 self._compact()
             else:
@@ -177,7 +171,7 @@ class ReplicationGroups:
         """Remove a group. Raises NoSuchEntry."""
         with self._lock:
             self.get(group)
-            self._remove(group)
+            del self._groups[group]
             self.memory[2 * group : 2 * group + 2] = 0
 
     def get(self, group: int) -> tuple[tuple[int, int], ...]:
@@ -210,11 +204,3 @@ class ReplicationGroups:
         self._used = 2 * self.limit
         for group in self._groups:
             self._write(group)
-
-    def _remove(self, group: int) -> None:
-        """Remove a group, if it exists, from the counts of sizes."""
-        replicas = self._groups.pop(group, None)
-        if replicas is not None:
-            self._sizes[len(replicas)] -= 1
-            if not self._sizes[len(replicas)]:
-                del self._sizes[len(replicas)]

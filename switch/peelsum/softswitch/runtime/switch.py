@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.emit_multi_pass import MOST_ITEMS, REFUSED_COUNT
 from peelsum.softswitch.compiler.extern_layout import member_codes
-from peelsum.softswitch.compiler.loading import generate
+from peelsum.softswitch.compiler.loading import Generated, generate
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.action_profiles import ProfileState
@@ -55,7 +55,7 @@ class Switch:
     program that would take too long to compile is interpreted, too: then the attribute `mode` is "python".
     roll: False keeps statements for each lane instead of loops, for tests that compare both.
     queues: the queues of ports that have a rate.
-    observer: with mode="python", sees each step of a program that has `Observe` statements.
+    observer: called at each step of a packet; the program is then interpreted.
     The attribute `lock` is held while a batch is processed, and during every access to state.
     """
 
@@ -72,16 +72,30 @@ class Switch:
             raise SoftswitchError(f"mode: {mode!r} is unknown; use 'numba' or 'python'")
         self.program = program
         self.lock = FairLock()
-        self._generated = generated = generate(program, roll, queues is not None)
-        layout = generated.layout
-        plans = layout.registers.values()
-        externs = generated.externs
-        memory = _zeros([externs.end], np.uint64)
-        regs = _zeros((p.base + p.size * p.step for p in plans if not p.wide), np.uint32)
-        wide = _zeros((p.base + p.size * p.step for p in plans if p.wide), np.uint64)
-        if generated.not_compilable:  # for registers of more than 64 bits
-            wide = wide.astype(object)
-        counts = _zeros((p.base + 2 * p.size for p in layout.counters.values()), np.uint64)
+        #: The code of the program, and the layout of its state.
+        self.generated = generated = generate(program, roll, queues is not None, observer is not None)
+        self.groups = ReplicationGroups(self.lock)
+        #: Clone sessions, which have numbers of their own.
+        self.sessions = ReplicationGroups(self.lock, "clone session", 1 << 15)
+        self._state = _new_memory(generated, self.groups, queues or Queues({}))
+        self._add_control()
+        self._pass_queue: NDArray[Any] = np.zeros(generated.queue_words, np.uint64)
+        if generated.not_compilable:  # for variables of more than 64 bits
+            self._pass_queue = self._pass_queue.astype(object)
+        self._queued_bytes = np.zeros(0, np.uint8)
+        self._output = OutputBuffers()
+        code = machine_code(generated, program.name) if mode == "numba" else None
+        self.mode = "python" if code is None else "numba"
+        self._run = interpreted(generated, observer) if code is None else code
+        #: For compiled loops; None if the program is interpreted, or clones, resubmits or recirculates.
+        self.entry = None if code is None or generated.queue_words else CompiledProgram(code)
+        #: The most bytes by which a frame can become longer.
+        self.growth = generated.growth
+
+    def _add_control(self) -> None:
+        """Add what the control plane reads and writes, by name: tables, externs and their cells."""
+        program, externs, layout = self.program, self.generated.externs, self.generated.layout
+        memory, regs, wide, counts, *_ = self._state
         direct = {table: counts[p.base : p.base + 2 * p.size] for table, p in layout.direct.items()}
         #: Action profiles by name.
         self.profiles = {
@@ -107,7 +121,7 @@ class Switch:
                 meter=meters.get(externs.direct_meters.get(name, "")),
                 hits=hits.get(name),
             )
-            for name, plan in generated.tables.items()
+            for name, plan in self.generated.tables.items()
         }
         #: Value sets of the parser by name.
         self.value_sets = {
@@ -124,23 +138,6 @@ class Switch:
             for name, plan in layout.counters.items()
             if program.counters[name].table is None
         }
-        self.groups = ReplicationGroups(self.lock)
-        #: Clone sessions, which have numbers of their own.
-        self.sessions = ReplicationGroups(self.lock, "clone session", 1 << 15)
-        self._pass_queue: NDArray[Any] = np.zeros(generated.queue_words, np.uint64)
-        if generated.not_compilable:  # for variables of more than 64 bits
-            self._pass_queue = self._pass_queue.astype(object)
-        self._queued_bytes = np.zeros(0, np.uint8)
-        queue_memory = (queues or Queues({})).memory
-        self._state = ProgramMemory(memory, regs, wide, counts, self.groups.memory, queue_memory)
-        self._output = OutputBuffers()
-        code = machine_code(generated, program.name) if mode == "numba" else None
-        self.mode = "python" if code is None else "numba"
-        self._run = interpreted(generated, observer) if code is None else code
-        #: For compiled loops; None if the program is interpreted, or clones, resubmits or recirculates.
-        self.entry = None if code is None or generated.queue_words else CompiledProgram(code)
-        #: The most bytes by which a frame can become longer.
-        self.growth = generated.growth
 
     def process(self, frames: Frames, now_us: int) -> Frames:
         """Process frames one after the other at time `now_us` (microseconds); return those that leave.
@@ -157,7 +154,7 @@ class Switch:
             output.prepare(max(count, copies), out_stride)
             processed = written = 0
             multi_pass_arguments: tuple[NDArray[Any], ...] = ()
-            if self._generated.queue_words:
+            if self.generated.queue_words:
                 if self._queued_bytes.size < MOST_ITEMS * out_stride:
                     self._queued_bytes = np.zeros(MOST_ITEMS * out_stride, np.uint8)
                 multi_pass_arguments = (self.sessions.memory, self._pass_queue, self._queued_bytes)
@@ -194,12 +191,12 @@ class Switch:
     @property
     def refused_passes(self) -> int:
         """The number of clones, resubmissions and recirculations that exceeded the limit of their frame."""
-        return int(self._pass_queue[REFUSED_COUNT]) if self._generated.queue_words else 0
+        return int(self._pass_queue[REFUSED_COUNT]) if self.generated.queue_words else 0
 
     @property
     def source(self) -> str:
         """The generated Python text of the program."""
-        return self._generated.source
+        return self.generated.source
 
 
 class OutputBuffers:
@@ -233,6 +230,21 @@ class OutputBuffers:
         """Return the first `count` frames."""
         data = self.data[: count * stride].reshape(count, stride)
         return Frames(data, self.length[:count], self.port[:count], self.leave[:count])
+
+
+def _new_memory(generated: Generated, groups: ReplicationGroups, queues: Queues) -> ProgramMemory:
+    """Return memory for a program's state, which is zero."""
+    layout, plans = generated.layout, generated.layout.registers.values()
+    wide = _zeros((p.base + p.size * p.step for p in plans if p.wide), np.uint64)
+    return ProgramMemory(
+        memory=_zeros([generated.externs.end], np.uint64),
+        regs=_zeros((p.base + p.size * p.step for p in plans if not p.wide), np.uint32),
+        # The second is for registers of more than 64 bits.
+        wide=wide.astype(object) if generated.not_compilable else wide,
+        counts=_zeros((p.base + 2 * p.size for p in layout.counters.values()), np.uint64),
+        groups=groups.memory,
+        queues=queues.memory,
+    )
 
 
 def _meters(

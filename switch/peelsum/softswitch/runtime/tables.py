@@ -342,7 +342,6 @@ class Table:
         return words
 
     def _write_row(self, stored: _StoredEntry) -> None:
-        """Write a new entry to the memory."""
         if self._plan.exact:
             slot = self._home_slot(stored)
             while slot in self._slots:
@@ -356,7 +355,6 @@ class Table:
         memory[self._plan.region] = count
 
     def _update_row(self, stored: _StoredEntry) -> None:
-        """Write a changed entry's row to the memory."""
         row = self._slot_row(stored.slot) if self._plan.exact else self._row(self._position(stored))
         self._memory[row : row + self._plan.row_words] = np.array(stored.words, np.uint64)
 

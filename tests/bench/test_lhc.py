@@ -1,7 +1,8 @@
-"""LHC's layout is exact for the elements it peels, and its left-over is the predicted one."""
+"""LHC's layout is exact for what it peels and leaves over what is predicted; its fewest words recover all."""
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 from typing import Literal
 
@@ -13,8 +14,12 @@ from benchmarks.experiments.codec import TimedLhc, best_lhc
 from benchmarks.rivals.lhc import (
     LARGEST_FAN_IN,
     LhcLayout,
+    best_hashes,
+    fewest_words,
+    filter_words,
     lhc_step,
     lhc_variants,
+    passing,
     published_lhc,
     smallest_lhc,
 )
@@ -122,3 +127,47 @@ def test_peeling_counts_rounds_in_which_something_is_recovered() -> None:
     # Two candidates share all three cells, none of which is ever pure.
     assert peel(np.array([[0, 1, 2], [0, 1, 2]]), 3) == (2, 0)
     assert peel(np.empty((0, 3), np.int64), 3) == (0, 0)
+
+
+N = 2**17
+
+
+def support(density: float) -> np.ndarray:
+    return np.flatnonzero(np.random.default_rng(7).random(N) < density)
+
+
+def cost(non_zeros: int, hashes: int, cells: float) -> float:
+    """Bits of a filter by the textbook's formula, and of the cells of its false positives."""
+    bits = -non_zeros * math.log(0.5**hashes) / math.log(2) ** 2
+    return bits + 32 * cells * (N - non_zeros) * 0.5**hashes
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.05, 0.2])
+@pytest.mark.parametrize("cells", [1.3, 3.0])
+def test_no_other_filter_has_fewer_bits(density: float, cells: float) -> None:
+    non_zeros = round(density * N)
+    hashes = best_hashes(non_zeros, N, cells)
+    least = cost(non_zeros, hashes, cells) if hashes else N
+    assert least == pytest.approx(min(N, *(cost(non_zeros, h, cells) for h in range(1, 33))))
+
+
+@pytest.mark.parametrize("hashes", [1, 3, 6])
+def test_a_filter_passes_its_positions_and_few_others(hashes: int) -> None:
+    positions = support(0.02)
+    passed = passing(positions, N, filter_words(positions.size, hashes), hashes)
+    assert np.isin(positions, passed).all()
+    others = (passed.size - positions.size) / (N - positions.size)
+    assert others == pytest.approx(0.5**hashes, rel=0.1)
+
+
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.01, 0.2])
+def test_the_fewest_words_recover_everything(density: float) -> None:
+    positions = support(density)
+    best, program = fewest_words(positions, N), smallest_lhc(positions, N, index_bits=1)
+    assert best is not None
+    assert program is not None
+    assert best.layout.peeled(best.candidates).left_over == 0
+    assert np.isin(positions, best.candidates).all()
+    assert best.words < program.words(N)
+    # A bitmap where it takes fewer bits than any filter.
+    assert (best.index_words == N // 32) == (density == 0.2)

@@ -1,0 +1,100 @@
+"""Two ranks that sum for thousands of steps, while others enter, leave in order, or are killed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from lost_ranks import digest
+from patience import until
+from torch_ranks import die
+
+from peelsum.torch import HookConfigError, SwitchAllreduceState
+from peelsum.transport import TransportError
+
+SIZE = 400
+
+
+def gradient(rank: int, step: int) -> np.ndarray:
+    """Return integers, of which the first, that of the end, is zero."""
+    values = (np.arange(SIZE, dtype=np.int64) * (7 + rank) + step * 13) % 1001 - 500
+    values[0] = 0
+    return values.astype(np.float32)
+
+
+def expected(members: Sequence[int], step: int, end: float) -> np.ndarray:
+    """Return the average, computed in float64 and rounded once; `end` is its first element."""
+    average = np.sum([gradient(rank, step).astype(np.float64) for rank in members], 0) / len(members)
+    average[0] = end
+    return average.astype(np.float32)
+
+
+class Run:
+    """A rank's sums, each of which is compared with those of the members that it names."""
+
+    def __init__(self, **options: Any) -> None:
+        self.parameter = torch.nn.Parameter(torch.zeros(SIZE))
+        self.module = torch.nn.ParameterDict({"p": self.parameter})
+        self.state = SwitchAllreduceState(
+            names=[("p", self.parameter)], on_lost="continue", shared={"module": self.module}, **options
+        )
+        self.state.connect()
+        #: The step of the first wrong average; whether the end has come; the digests of parameters by step.
+        self.wrong, self.ended, self.digests = -1, False, dict[int, str]()
+
+    def step(self, ends: bool) -> None:
+        """Sum once. ends: whether this rank wants to end."""
+        step, rank = self.state.steps, self.state.rank or 0
+        values = gradient(rank, step)
+        values[0] = ends
+        buffer = torch.from_numpy(values)
+        self.state.submit(buffer, [self.parameter]).wait()
+        self.state.end_step()
+        self.ended = bool(buffer[0] > 0)
+        right = expected(self.state.stats().members["p"], step, float(buffer[0]))
+        if digest(buffer.numpy()) != digest(right) and self.wrong < 0:
+            self.wrong = step
+        self.parameter.data += buffer
+        self.digests[step] = digest(self.parameter.detach().numpy())
+
+
+def stay(rank: int, folder: Path, steps: int) -> dict[str, Any]:
+    """Sum for so many steps, or as rank 2 or 3 for a few; return what this process had meanwhile.
+
+    A file says that the others have left, and another one that the run has ended. If there is a file `wait`,
+    they leave when there is a file `leave`.
+    """
+    run, process, held = Run(), psutil.Process(), list[tuple[int, int, int]]()
+    while not run.ended and (rank < 2 or run.state.steps < 5):
+        run.step(ends=rank == 0 and run.state.steps >= steps)
+        if run.state.steps % 100 == 0:
+            held.append((process.memory_info().rss, process.num_fds(), process.num_threads()))
+        if run.state.members == (0, 1):
+            (folder / "left").touch()
+    if not run.ended and (folder / "wait").exists():
+        (folder / f"leaves {rank}").touch()
+        until((folder / "leave").exists)
+    if run.ended:
+        (folder / "ended").touch()
+    run.state.close()
+    return {"wrong": run.wrong, "held": held, "digests": run.digests}
+
+
+def visit(_: int, seed: int) -> tuple[str, int, dict[int, str]]:
+    """Enter, sum for some steps, and leave, or be killed; or return why it came too late."""
+    random = Random(seed)
+    try:
+        run = Run(enters=True)
+    except (HookConfigError, TransportError) as error:
+        return str(error), -1, {}
+    for _ in range(random.randrange(5, 60)):
+        run.step(ends=False)
+        if run.ended:
+            break
+    if random.random() < 0.5 and not run.ended:
+        die()
+    run.state.close()
+    return "", run.wrong, run.digests
