@@ -55,13 +55,20 @@ test-trainers:
 	PATH=$(abspath $(TRAINERS)/bin):$$PATH DS_ACCELERATOR=cpu $(TRAINERS)/bin/python -c 'from deepspeed.accelerator import get_accelerator as a; a().create_op_builder("ShareMemCommBuilder").load()'
 	PATH=$(abspath $(TRAINERS)/bin):$$PATH DS_ACCELERATOR=cpu $(TRAINERS)/bin/pytest -q tests/torch/test_trainers.py tests/torch/test_torchft.py
 
-# On a machine with a GPU: the tests that need one, the benchmarks, and their pages in docs/results/gpu.
-gpu: $(VENV)/.installed
-	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("gpu: torch " + torch.__version__ + " finds none; install its CUDA build on a machine with an NVIDIA GPU")'
-	$(BIN)/pytest -q tests/codec/test_segments.py tests/codec/test_index.py tests/codec/test_sketch.py tests/codec/test_gpu_kernels.py tests/codec/test_gpu_programs.py tests/codec/test_gpu_counts.py tests/codec/test_gpu_allreduce.py tests/allreduce/test_random_jobs.py::test_sums_with_a_gpu_are_those_of_the_host tests/codec/test_gpu_out_of_memory.py tests/torch/test_words_stay_on_device.py tests/torch/test_hook_on_gpu.py tests/torch/test_hook_training.py tests/codec/test_gpu_several.py tests/bench/test_bench_gpu.py tests/bench/test_lhc_gpu.py
-	$(BIN)/python -m benchmarks gpu gpu_stages --out docs/results/gpu
-	$(BIN)/python -m benchmarks codec --device cuda --support uniform --elements 131072,1048576,16777216,67108864,134217728 --density 0.001,0.01,0.05,0.2 --out docs/results/gpu
-	$(BIN)/python -m benchmarks train --model ncf,lstm,vgg19,bert --cpu --device cuda --out docs/results/gpu
+# On a machine with a GPU: tests and measurements, the most valuable first, each with a limit in seconds, ten minutes
+# in all. The next one runs whatever the one before it found. GPU_PYTHON: of an environment that has all packages.
+GPU_PYTHON ?= $(BIN)/python
+GPU_TESTS := $(GPU_PYTHON) -m pytest -q
+gpu: export PYTHONPATH := $(CURDIR):$(CURDIR)/cli:$(CURDIR)/common:$(CURDIR)/control_plane:$(CURDIR)/host:$(CURDIR)/switch:$(CURDIR)/topology
+gpu: $(if $(filter file,$(origin GPU_PYTHON)),$(VENV)/.installed)
+	@$(GPU_PYTHON) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("gpu: torch " + torch.__version__ + " finds none; install its CUDA build on a machine with an NVIDIA GPU")'
+	@failed=; run() { limit=$$1; shift; echo "gpu: $$*"; timeout $$limit "$$@" || failed="$$failed$$* (exit $$?); "; }; \
+	run 150 $(GPU_TESTS) tests/codec/test_segments.py tests/codec/test_gpu_kernels.py tests/codec/test_sketch.py tests/codec/test_index.py tests/allreduce/test_random_jobs.py::test_sums_with_a_gpu_are_those_of_the_host tests/codec/test_gpu_counts.py; \
+	run 100 $(GPU_PYTHON) -m benchmarks gpu gpu_stages --out docs/results/gpu; \
+	run 150 $(GPU_PYTHON) -m benchmarks train --model ncf,bert,vgg19 --cpu --device cuda --out docs/results/gpu; \
+	run 80 $(GPU_PYTHON) -m benchmarks codec --device cuda --support uniform --elements 16777216,1048576,134217728 --density 0.01,0.05,0.001,0.2 --out docs/results/gpu; \
+	run 120 $(GPU_TESTS) tests/torch/test_hook_on_gpu.py tests/torch/test_words_stay_on_device.py tests/codec/test_gpu_allreduce.py tests/codec/test_gpu_out_of_memory.py tests/codec/test_gpu_several.py tests/torch/test_hook_training.py tests/bench/test_bench_gpu.py tests/bench/test_lhc_gpu.py; \
+	if [ -n "$$failed" ]; then echo "gpu: failed: $$failed"; exit 1; fi
 
 # Format, lint, types, layers.
 check: $(VENV)/.installed

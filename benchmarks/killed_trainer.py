@@ -44,7 +44,7 @@ def torchft_manager(store: Any, ready: Path, replicas: int, shared: dict[str, An
             item.load_state_dict(values[name])
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),  # as in torchft's example
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),  # by default it waits for 60 s
         load_state_dict=load,
         state_dict=lambda: {name: item.state_dict() for name, item in shared.items()},
         min_replica_size=1,

@@ -38,7 +38,8 @@ _RANKS = 4
 _PATIENCE_S = 300.0
 _TRAINER = [sys.executable, "-m", "benchmarks.killed_trainer"]
 #: What can be measured here.
-_WAYS = ("peelsum", "restart", *(["torchft"] if find_spec("torchft") else []))
+_WAYS = ("peelsum", "restart", "torchft")
+_INSTALLED = tuple(way for way in _WAYS if way != "torchft" or find_spec("torchft"))
 
 
 class _Run:
@@ -80,6 +81,8 @@ class _Run:
 
 def measure(seed: int, way: str, every_s: float, seconds: float) -> Iterator[dict[str, Value]]:
     """Train and kill; yield a row for each second. Raises ProcessError, or ExperimentError."""
+    if way not in _INSTALLED:
+        raise ExperimentError("torchft: is not installed; run: pip install torchft==0.2.0")
     random = Random(seed)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="peelsum-")))
@@ -141,7 +144,7 @@ EXPERIMENT = Experiment(
     keys=("second",),
     defaults={"way": _WAYS},
     sizes={
-        "quick": Size([{"every_s": 10.0, "seconds": 15.0}], 1),
+        "quick": Size([{"way": _INSTALLED, "every_s": 10.0, "seconds": 15.0}], 1),
         "usual": Size([{"every_s": 20.0, "seconds": 70.0}], 1),
         "full": Size([{"every_s": 20.0, "seconds": 300.0}]),
     },

@@ -19,7 +19,7 @@ SOURCES = Path(sys.modules[device.__module__].__file__ or "").parent
 
 
 @pytest.mark.parametrize(
-    "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
+    "capability", [90, *(pytest.param(capability, marks=pytest.mark.slow) for capability in (80, 100, 120))]
 )
 def test_kernels_compile(capability: int, pytestconfig: pytest.Config, tmp_path: Path) -> None:
     # What has compiled once is found there again: the key is the kernel's code, and Triton's version.

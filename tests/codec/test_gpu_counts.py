@@ -46,16 +46,19 @@ def late_step(
 @pytest.mark.parametrize(
     ("launches", "waits", "calls", "settings"),
     [
-        (9, 2, 210, {"forms": "dense"}),
-        (11, 2, 240, {"forms": "sparse", "values": "sketch"}),
-        (12, 3, 205, {"forms": "sparse", "values": "compact"}),
+        (11, 2, 182, {"forms": "dense"}),
+        (11, 2, 208, {"forms": "sparse", "values": "sketch"}),
+        (12, 3, 195, {"forms": "sparse", "values": "compact"}),
     ],
     ids=["dense", "sketch", "compact"],
 )
 def test_a_steady_step_takes_few(
     launches: int, waits: int, calls: int, settings: dict[str, Any], tensors: int
 ) -> None:
-    """One launch puts tensors that lie apart end to end. `compact` waits in each of two rounds."""
+    """One launch puts tensors that lie apart end to end. `compact` waits in each of two rounds.
+
+    If some of 100 dense tensors are zero, two launches leave them out of the sums.
+    """
     counts, called = late_step(3000 // tensors, tensors, steps=5, steady=True, **settings)
     assert counts.launches <= launches, str(counts)
     assert counts.waits.total() <= waits, str(counts)

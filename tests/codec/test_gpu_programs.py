@@ -1,4 +1,4 @@
-"""Peeling is right if its programs run at once and see each other's writes as late as a GPU lets them.
+"""Peeling and prefix sums are right if programs run at once, and see others' writes as late as on a GPU.
 
 On a GPU, `make gpu` runs the same kernels with all their programs; these tests are for the interpreter.
 """
@@ -14,6 +14,8 @@ from triton.language import constexpr  # after gpu_device, which chooses the int
 from peelsum.codec import SketchLayout, device
 from peelsum.codec.gpu import sketch as peeling
 from peelsum.codec.gpu.device import GpuDevice
+from peelsum.codec.gpu.index import scan_kernel
+from peelsum.codec.gpu.launch import SCANNED_WORDS
 
 __all__ = ["poisoned_allocations"]
 
@@ -50,6 +52,20 @@ def peeled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_programs_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     peeled(seed, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tiles_are_counted_in_order_by_programs_at_once(seed: int) -> None:
+    """A program waits until all tiles before its own have said how many bits they hold."""
+    rng = np.random.default_rng(seed)
+    bitmap = rng.integers(0, 2**32, 5 * SCANNED_WORDS + 3, np.uint32) * (
+        rng.random(5 * SCANNED_WORDS + 3) < 0.1
+    )
+    bitmap, n = bitmap.astype(np.uint32), 32 * len(bitmap) - 5
+    expected = device("reference").positions(bitmap, n)
+    with at_once(seed, scan_kernel) as launches:
+        same(GpuDevice().positions(on_device(bitmap), n, 0, len(expected)), expected)
+    assert launches[0].accesses > 20
 
 
 def _alone(arrived: object, times: object, members: object) -> None:

@@ -26,7 +26,7 @@ Rows = Callable[[], Iterable[Sequence[Cell]]]
 #: By page and beginning of a table's heading: the cells of its rows, made from the committed rows.
 TABLES: dict[tuple[str, str], Rows] = {}
 #: Tables that other tests compare, and one without figures.
-ELSEWHERE = {("training.md", "condition"), ("gpu.md", "what | on an H100"), ("codec.md", "form | aim")}
+ELSEWHERE = {("training.md", "condition"), ("codec.md", "form | aim")}
 
 
 def table_of(page: str, heading: str) -> Callable[[Rows], Rows]:

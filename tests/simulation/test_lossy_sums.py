@@ -65,7 +65,7 @@ def summed(loss: float, seed: int, *, link=SimulatedLink, workers: int = 8, **jo
 
 
 SLOW = (Straggler(worker=3, gbps=5.0),)
-SEEDS = (1, 2, 3)
+SEEDS = range(1, 8)
 
 
 @cache
@@ -74,15 +74,18 @@ def without_loss(*, slow: bool = False) -> float:
 
 
 @pytest.mark.parametrize("slow", [False, True], ids=["equal", "slow link"])
-@pytest.mark.parametrize(("loss", "least"), [(0.001, 0.9), (0.01, 0.5), (0.05, 0.15)])
+@pytest.mark.parametrize(("loss", "least"), [(0.001, 0.95), (0.01, 0.68), (0.05, 0.35)])
 def test_random_loss_leaves_this_share_of_the_goodput(loss: float, least: float, slow: bool) -> None:
-    """Windows that losses shrink and tries that follow timers left 0.38 at 1% and 0.11 at 5%."""
+    """Windows that losses shrink, and tries that follow timers, left 0.38 at 1% and 0.11 at 5%.
+
+    Slots that keep no results left 0.62 and 0.30.
+    """
     job = {"stragglers": SLOW} if slow else {}
     shares = [without_loss(slow=slow) / summed(loss, seed, **job).seconds for seed in SEEDS]
     assert np.median(shares) >= least, shares
 
 
-@pytest.mark.parametrize(("link", "least"), [(BURSTS, 0.4), (REORDERED, 0.5)], ids=["bursts", "reordered"])
+@pytest.mark.parametrize(("link", "least"), [(BURSTS, 0.6), (REORDERED, 0.75)], ids=["bursts", "reordered"])
 def test_bursts_of_losses_and_reordering_leave_this_share_of_the_goodput(link, least: float) -> None:
     shares = [without_loss() / summed(0.0, seed, link=link).seconds for seed in SEEDS]
     assert np.median(shares) >= least, shares

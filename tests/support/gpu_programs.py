@@ -149,12 +149,12 @@ def _modifier(_: Any, modifier: str, eviction: str) -> str:
 
 
 @contextmanager
-def at_once(seed: int) -> Iterator[list[Launch]]:
-    """Run the programs of launches of peeling's rounds at once; yield the list of these launches."""
+def at_once(seed: int, chosen: Any = rounds_kernel) -> Iterator[list[Launch]]:
+    """Run the programs of launches of the chosen kernel at once; yield the list of these launches."""
     run, launches = launching.run, list[Launch]()
 
     def launched(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-        if kernel is not rounds_kernel:
+        if kernel is not chosen:
             run(kernel, programs, *arguments, **options)
             return
         launches.append(Launch(programs, seed))

@@ -13,7 +13,7 @@ from peelsum.torch.member_changes import MemberChanges, OutdatedError
 from peelsum.torch.sum_queue import SumQueue
 from peelsum.transport.config import JobConfig
 from peelsum.transport.errors import StalledError, TransportError
-from peelsum.transport.lease import Generation, Lease
+from peelsum.transport.lease import Generation, Lease, RankEntersError
 
 
 class Scripted:
@@ -130,6 +130,28 @@ def test_a_rank_that_is_missing_at_the_end_is_lost(stalls):
     MemberChanges(backend).close()
     stalled = [{"call": "stalled", "silent": [rank]} for rank in range(1, 1 + stalls)]
     assert backend.sent == [*stalled, {"call": "closed", "silent": ()}]
+
+
+class Entered(Scripted):
+    """A rank enters while this one leaves."""
+
+    reports = 0
+
+    def report(self, sums, chunk):
+        self.reports += 1
+
+    def finish(self, *, check_leases):
+        if not self.reports:
+            raise RankEntersError("a rank enters")
+
+
+def test_a_rank_that_leaves_while_another_enters_reports_as_all_others():
+    """They wait for its report, and it waits for theirs."""
+    backend = Entered(0)
+    MemberChanges(backend).close()
+    assert backend.reports == 1
+    assert not backend.agreed
+    assert backend.sent == [{"call": "closed", "silent": ()}]
 
 
 def test_a_step_begins_while_a_sum_checks_the_lease():

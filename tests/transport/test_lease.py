@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S, until
 
 from peelsum.transport.errors import TransportError
-from peelsum.transport.lease import Lease, RankLostError
+from peelsum.transport.lease import Lease, RankEntersError, RankLostError
 
 LOST = {"rank": 2, "process": 17, "host": "10.0.0.3"}
 GENERATION = {
@@ -88,6 +88,17 @@ def test_a_rank_that_leaves_is_no_loss_to_one_that_leaves(pair):
     assert not lease.is_withdrawn
     end.sendall(b'{"end": "too slow"}\n')
     until(lambda: lease.check("job 1", leaving=True) or lease.is_withdrawn)
+
+
+def test_a_rank_that_leaves_hears_once_that_another_enters(pair):
+    lease, end = pair
+    say(end, entering=[3], change=2)
+    until(lambda: lease.check("job 1", leaving=True) or lease._entry_change == 2)
+    say(end, before_step=7, change=2)
+    with pytest.raises(RankEntersError):
+        until(lambda: lease.check("job 1", leaving=True))
+    lease.check("job 1", leaving=True)
+    assert heard(end, 1) == [{"call": "step", "change": 2, "step": -1}]
 
 
 @pytest.mark.parametrize(

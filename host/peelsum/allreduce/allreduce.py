@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, Never, cast
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,7 +159,8 @@ class Allreduce:
         """
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
-        named, into = self._named_as_is(tensors), cast(Mapping[str, Tensor], {})
+        into: Mapping[str, Tensor] = {}
+        named = self._named_as_is(tensors)
         if named is not None and not out:  # so all of them are writable
             if in_place:
                 into = named

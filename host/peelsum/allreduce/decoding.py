@@ -57,7 +57,7 @@ class StepDecoder:
         self._values = list(codec.decode(protocol.dense, protocol.sparse, self._divisor, corrected))
         self._fields, self._scales, self._counts = codec.fields, codec.scales, codec.counts()
         if protocol.cells:
-            self._sketch = len(protocol.sparse), protocol.cells, protocol.left_over
+            self._sketch = protocol.sparse.shape[0], protocol.cells, protocol.left_over
         self._update_history()
 
     def _update_history(self) -> None:
@@ -66,7 +66,7 @@ class StepDecoder:
         table, counts, selected = layout.table, self._counts, chooser.needs_positions(layout.keys)
         # Count sums that are not 0, not candidates: these depend on seeds, and on the filter's other tensors.
         counted = np.zeros((len(self._fields), BLOCK_SIZES), np.int64)
-        if len(protocol.sparse):
+        if protocol.sparse.shape[0]:
             counted = protocol.codec.occupied(protocol.sparse, selected)
         unions = np.empty((len(self._fields), BLOCK_SIZES))
         uncounted = history_loops.unions(

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from peelsum import codec
 from peelsum.buffers import frozen
 from peelsum.codec import BLOCK_SIZES, NON_FINITE, Implementation
+from peelsum.codec.cpu.scales import decode_scales
 from peelsum.codec.fixed_point import LARGEST_FINITE, ZERO
 from peelsum.compiling import compiler
 
@@ -342,6 +343,20 @@ def flag_blocks(
 
 
 @_compiled
+def exceed(words: _Words, firsts: _Rows, expected: _Fields, highest: int) -> bool:
+    """Return whether a block's exponent is larger than expected. words: of scales, of this worker alone."""
+    count = firsts.size - 1
+    fields, scales = np.empty(count, np.int32), np.empty(words.size - count, np.int32)
+    decode_scales(words[:count], words[count:], firsts, highest, fields, scales)
+    for s in range(count):
+        if fields[s] != ZERO and fields[s] != NON_FINITE:
+            for b in range(firsts[s], firsts[s + 1]):
+                if words[count + b] != 0 and highest - scales[b] > expected[b]:
+                    return True
+    return False
+
+
+@_compiled
 def _largest(exponents: _Fields, begin: np.uint64, end: np.uint64) -> np.int32:
     """Return the largest of exponents[begin:end]."""
     largest = np.int32(0)
@@ -389,5 +404,6 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     predict_exponents(fields, firsts, fields)
     flag_blocks(words, firsts, fields, fields, 1, 1, fields, fields, flags, flags)
     update_exponents(fields, fields, firsts)
+    exceed(np.ones(2, np.uint32), firsts, fields, 1)
     blocks, numbers = np.zeros((2, 1), np.int64)
     quantize_by_block(np.ones(1, np.float32), blocks, fields, 1, numbers)

@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,10 @@ _HASH_FACTOR = 0x9E3779B1
 #: Room for overflowing elements in the sketch of high bits: this multiple of the last steps' count, plus this
 #: many.
 _OVERFLOW_SPARE, _OVERFLOW_EXTRA = 1.5, 64
+
+
+#: The layouts of a step without a sketch are the same in each step.
+_sized = lru_cache(256)(SketchLayout.sized)
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,9 @@ class Prediction:
             room += math.ceil(DEVIATIONS * math.sqrt(room))
         overflow = min(_OVERFLOW_EXTRA, int(table.begins[table.dense]) + room)
         overflow += math.ceil(_OVERFLOW_SPARE * last_overflow)
-        sketch = SketchLayout.sized(room, seed, settings.cells(room))
+        sketch = _sized(room, seed, settings.cells(room))
         # `overflow` has a margin already: its sketch needs no more cells per candidate than a large one.
-        high_bits = SketchLayout.sized(overflow, seed, settings.cells(MANY_CANDIDATES))
+        high_bits = _sized(overflow, seed, settings.cells(MANY_CANDIDATES))
         return cls(fields, sketch, high_bits, room, overflow)
 
 
@@ -138,12 +143,13 @@ class OneRound(SumProtocol):
             write, complete = self._write_ahead, self._add_high_bits
         sums = yield Round(self.layout.header_words, begin + layout.cells, write, complete)
         exceeding, resent = self._compare_blocks(self._device.to_host(sums.or_on_host[: table.scale_words]))
-        if self._device.ahead and not (exceeding.any() or resent.any()) and self._decode_ahead(sums):
+        missed = True in exceeding or True in resent
+        if self._device.ahead and not missed and self._decode_ahead(sums):
             return
         positions, unpeeled = yield from self._decode_numbers(sums)
         self.common_words += layout.cells
         self.value_words += self.cells + self.left_over if len(positions) else 0
-        if exceeding.any() or resent.any():
+        if missed:
             words = self._device.to_host(sums.added[begin:])
             yield from self._correct_blocks(exceeding, resent, words, positions, unpeeled)
         elif len(unpeeled):
@@ -226,27 +232,28 @@ class OneRound(SumProtocol):
             device.sketch_encode(expected.sketch, positions, sparse, added[dense : dense + self.cells])
         added[dense + self.cells :] = device.to_device(high_words)
 
-    def _write_ahead(self, ored: Words, added: Words) -> None:
+    def _write_ahead(self, ored: Any, added: Any) -> None:
         """Do what `_write_first_round` does, in one pass, but leave the sketch of high bits zero."""
         codec: Any = self.codec
         table, bitmap = self.layout.table, self._bitmap_room(ored)
         end = self._sparse_begin + self.cells
-        self.local_dense = self._device.as_int32(added)[: self._sparse_begin]
+        self.local_dense = added[: self._sparse_begin]
         added[self._sparse_begin :] = 0
         assert bitmap is not None
         self._local_bitmap = bitmap
         sketch, header = added[self._sparse_begin : end], ored[: table.scale_words]
         codec.write_ahead(header, bitmap, self._scales, self._expected.sketch, self.local_dense, sketch)
-        self._write_indexes(ored)
+        if self.layout.parts:
+            self._write_indexes(ored)
 
     def _add_high_bits(self, ored: Words, added: Words) -> None:
         """Add the sketch of high bits, if a block exceeds its predicted exponent on this worker."""
         device, table, layout = self._device, self.layout.table, self._expected.high_bits
-        self._read_scales(device.to_host(ored[: table.scale_words]))
-        exceeding = self.exponents > self._expected.fields
-        if exceeding.any():
+        words = device.to_host(ored[: table.scale_words])
+        if history_loops.exceed(words, table.blocks, self._expected.fields, self._highest):
+            self._read_scales(words)
             high_words = np.zeros(layout.cells, np.uint32)
-            overflow = table.locate_elements(exceeding)
+            overflow = table.locate_elements(self.exponents > self._expected.fields)
             high_bits = self._high_bits(self._quantize(overflow))
             sent = np.flatnonzero(high_bits)
             HOST.sketch_encode(layout, overflow.padded[sent], high_bits[sent], high_words)
@@ -258,20 +265,23 @@ class OneRound(SumProtocol):
         """Decode the sums of the first round, if nothing was mispredicted; return whether it was so."""
         codec: Any = self.codec
         begin = self._sparse_begin
-        dense, end = self._device.as_int32(sums.added), begin + self.cells
-        self._set_union(sums)
+        dense: Any = sums.added[:begin]
+        end = begin + self.cells
+        if self.layout.parts:
+            self._set_union(sums)
         divisor = self.plan.workers if self.plan.settings.average else 1
         room = math.floor(self._peelable) if self.cells else 0
-        decoded = codec.decode_ahead(dense[:begin], sums.added[begin:end], self.union, room, divisor)
+        decoded = codec.decode_ahead(dense, sums.added[begin:end], self.union, room, divisor)
         if decoded is None:
             return False
         self.sparse, self.local_sparse = decoded
-        count = int(codec.sent[: self.layout.table.dense].sum())
-        self.dense = self._select_sent(count, dense[:begin])
-        self.local_dense = self._select_sent(count, self.local_dense)
+        count, self.dense = int(np.add.reduce(codec.sent[: self.layout.table.dense])), dense
+        if count != begin:
+            self.dense = self._select_sent(count, dense)
+            self.local_dense = self._select_sent(count, self.local_dense)
         # Dense tensors that are zero or not finite, the sketch of high bits, and a sketch of nothing.
         self.common_words = begin - count + self._expected.high_bits.cells
-        if len(self.sparse):
+        if self.sparse.shape[0]:
             self.value_words = self.cells
         else:
             self.common_words += self.cells
@@ -405,7 +415,7 @@ class OneRound(SumProtocol):
         table = self.layout.table
         present = np.flatnonzero(self.codec.sent[: table.dense])
         bounds = zip(table.begins[present].tolist(), table.begins[present + 1].tolist(), strict=True)
-        return self._device.concatenate([numbers[:0], *(numbers[begin:end] for begin, end in bounds)])
+        return self._device.concatenate([numbers[:0], *[numbers[begin:end] for begin, end in bounds]])
 
     def _sent_elements(self, blocks: _Flags) -> ElementLocations:
         """Return the elements of flagged blocks; of sparse segments, only the candidates."""

@@ -70,7 +70,12 @@ class StepExecutor:
             self._expected = expected = Prediction.of(plan, chooser.history, self._seed)
             # Everything that the meaning of words depends on: a worker with another history would send
             # numbers by other scales.
-            agreed_on = expected.sketch, expected.high_bits, zlib.crc32(expected.fields.astype(np.uint8).data)
+            layouts = [  # written out, as `repr` of a dataclass takes as long as a launch
+                f"SketchLayout(width={layout.width}, seed={layout.seed}, segments={layout.segments})"
+                for layout in (expected.sketch, expected.high_bits)
+            ]
+            checksum = zlib.crc32(expected.fields.astype(np.uint8).data)
+            agreed_on = f"({layouts[0]}, {layouts[1]}, {checksum})"
         # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
         digest = digest_of(f"{plan.digest}/{number}/{agreed_on}")
         #: The parts that are sent with the first round, in front of it.
@@ -278,7 +283,7 @@ class StepExecutor:
             # One copy takes both. The added words are aligned, too.
             begin = -(-request.or_words // _ALIGNED_WORDS) * _ALIGNED_WORDS
             words = device.words(begin + request.add_words)
-            staged = sender.staging_buffer(len(words))
+            staged = sender.staging_buffer(words.shape[0])
             request.write(words[: request.or_words], words[begin:])
             sender.copy_async(sender.to_device(words), staged)
             sender.synchronize()

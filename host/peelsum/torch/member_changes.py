@@ -23,7 +23,7 @@ from peelsum.summation import Part, Words
 from peelsum.transport import SwitchSummation, job_config
 from peelsum.transport.errors import StalledError, TransportError, WorkerLeftError
 from peelsum.transport.joining import join_limit_s
-from peelsum.transport.lease import Generation, RankLostError
+from peelsum.transport.lease import Generation, RankEntersError, RankLostError
 
 #: The ranks whose gradients a sum has, as they were at the start.
 Ranks = tuple[int, ...]
@@ -170,6 +170,8 @@ class MemberChanges:
             try:
                 self._backend.finish(check_leases=True)
                 break
+            except RankEntersError:
+                self._lease.report(self._completed, self._backend.next_chunk)
             except RECOVERABLE as error:
                 self._continue_after(error, None)
         self._backend.close()

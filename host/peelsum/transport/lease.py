@@ -98,6 +98,10 @@ class RankLostError(TransportError):
         return RankLostError(self.lost, f"{self.waiting}, {step}")
 
 
+class RankEntersError(TransportError):
+    """A rank enters while this one leaves: the others wait for this rank's report, see `Lease.report`."""
+
+
 class Lease:
     """A rank's lease in a run of a job: until it is closed, the run counts on the rank.
 
@@ -162,27 +166,36 @@ class Lease:
         """Raise RankLostError if the controller has reported a loss, or TransportError if it has gone.
 
         A rank that has left is reported, too. If `leaving`, this rank has all its sums: then neither that
-        nor the end of the connection is an error. waiting: what this rank waits
-        for, as the begin of the message. It takes a microsecond.
+        nor the end of the connection is an error, but RankEntersError is raised if a rank enters. waiting:
+        what this rank waits for, as the begin of the message. It takes a microsecond.
         """
         if not self._lock.acquire(blocking=False):
             return  # another thread reads the messages, and this one checks again soon
         try:
-            if not self._arrived.poll(0) and not self._messages:
-                return
-            self._receive(0.0)
+            if self._arrived.poll(0):
+                self._receive(0.0)
+            if leaving and self._entry_step < _NEVER:
+                self._entry_step = _NEVER
+                raise RankEntersError("member: a rank enters while this one leaves")
             for message in self._messages:
                 if message.get("lost") or ("lost" in message and not leaving):
                     raise RankLostError(_lost_ranks(message), waiting)
-            if not leaving:
+            if not leaving and (self._messages or self._ended):
                 self._require_connection()
         finally:
             self._lock.release()
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether the controller has sent why this rank is no longer a member."""
-        return any("end" in message for message in self._messages)
+        """Whether the controller has sent why this rank is no longer a member, or a new generation.
+
+        A rank that leaves need not enter that: all others have reported that they have all results.
+        """
+        return any("end" in message or "members" in message for message in self._messages)
+
+    def report(self, sums: int, chunk: int) -> None:
+        """Report as `agree` does when ranks enter, but do not wait for the generation."""
+        self.send(call="completed", change=self._entry_change, sums=sums, chunk=chunk)
 
     def begin_step(self, step: int, patience_s: float) -> bool:
         """Return whether ranks enter before this step; then call `agree` before its first sum.

@@ -158,7 +158,7 @@ class DeviceMemory:
 
     def copy_async(self, words: Tensor, out: NDArray[np.uint32] | Tensor) -> None:
         """Start to copy words to an array from `traveling`, without waiting."""
-        if len(out):
+        if out.shape[0]:
             into = out if isinstance(out, Tensor) else torch.from_numpy(out.view(np.int32))
             into.copy_(words, non_blocking=True)
 

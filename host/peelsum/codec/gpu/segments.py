@@ -139,10 +139,12 @@ class GpuSegments:
         staged[0] = launch.signed(layout.seed)
         staged[1:].view(np.int32)[: len(scales)] = scales
         seed, on_device = copy_to_device(staged, self._device).split_with_sizes([1, len(staged) - 1])
-        self._sketch, self._seed = layout if len(sketch) else None, seed
+        self._sketch, self._seed = layout if sketch.numel() else None, seed
         self.set_scales(np.zeros(self._segments, np.int32), scales)
         self._on_device = self._ahead = on_device.view(torch.int32), self._zeros[_SKIPPED]
-        rows, warps = (_SKETCHED_ROWS, _SKETCH_WARPS) if len(sketch) else (_MEASURED_ROWS, 2 * _MEASURE_WARPS)
+        rows, warps = (
+            (_SKETCHED_ROWS, _SKETCH_WARPS) if sketch.numel() else (_MEASURED_ROWS, 2 * _MEASURE_WARPS)
+        )
         self._encode(out, bitmap, self._on_device[0], dense, sketch, seed, rows, warps)
 
     def _encode(
@@ -159,7 +161,8 @@ class GpuSegments:
         record = self._counted("local", slice(0, self._table.dense)) if ahead else self._zeros[_RECORD]
         launch.run(
             encode_kernel, programs,
-            self._bits, tiles.table, magnitudes, bitmap, scales, dense, sketch, seed, record,
+            self._values.view(torch.int32), tiles.table, magnitudes, bitmap, scales, dense, sketch, seed,
+            record,
             *_shape(self._sketch), segments, tiles.dense, ahead, rows, TILE_ROWS, num_warps=warps,
         )  # fmt: skip
         launch.run(words_kernel, programs, magnitudes, tiles.table, out, segments, TILE_ROWS)
@@ -275,8 +278,9 @@ class GpuSegments:
         if count:
             launch.run(
                 numbers_kernel, count,
-                self._bits, self._tiles.table, *self._scales(), self._union, self._zeros[_BASES], dense,
-                sparse, self._counted("local", segments), len(sparse), self._segments, first,
+                self._values.view(torch.int32),
+            self._tiles.table, *self._scales(), self._union, self._zeros[_BASES], dense,
+                sparse, self._counted("local", segments), sparse.numel(), self._segments, first,
                 self._tiles.dense, self._highest, self._decoded, TILE_ROWS, num_warps=_MOST_WARPS,
             )  # fmt: skip
 
@@ -346,8 +350,9 @@ class GpuSegments:
             self._counted("local", slice(self._table.dense, None))
         launch.run(
             results_kernel, tiles.dense + tiles.sparse,
-            self._bits, dense, sparse, tiles.table, *self._scales(), self._union, self._zeros[_BASES],
-            self._zeros[_PEELED], flat, sparse if local is None else local, record, divisor, len(sparse),
+            self._values.view(torch.int32),
+            dense, sparse, tiles.table, *self._scales(), self._union, self._zeros[_BASES],
+            self._zeros[_PEELED], flat, sparse if local is None else local, record, divisor, sparse.numel(),
             self._segments, tiles.dense, tiles.sparse, self._highest, self._decoded, local is not None,
             TILE_ROWS, num_warps=_MOST_WARPS,
         )  # fmt: skip
@@ -406,12 +411,8 @@ class GpuSegments:
     def _read_record(self) -> tuple[int, NDArray[np.int64]]:
         """Return how many candidates were peeled, and the record, on the host. Waits for the device."""
         record = self._zeros[_RECORD]
-        numbers = record.as_strided((1 + len(record),), (1,), 0).cpu().numpy()
+        numbers = record.as_strided((1 + record.numel(),), (1,), 0).cpu().numpy()
         return int(numbers[0]), numbers[1:].reshape(_RECORD_ROWS, -1)
-
-    @property
-    def _bits(self) -> Tensor:
-        return self._values.view(torch.int32)
 
 
 def _shape(layout: SketchLayout | None) -> tuple[int, int]:
@@ -663,4 +664,5 @@ def results_kernel(
             own = tl.where(chosen != 0, fixed_number(value, scale[:, None]).to(tl.int32), 0)
             tl.store(local + place, own, mask=chosen != 0)
             _add(record + segment, tl.sum(tl.sum((own != 0).to(tl.int32), axis=1), axis=0))
+            tl.debug_barrier()  # all values are read before others' results replace them
     tl.store(out + element + at, float_of(number, scale, not_finite, divisor), mask=inside)
