@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import DeviceMemoryError, History, InvalidRequestError, Summation, measured
+from peelsum.allreduce import DeviceMemoryError, History, InvalidRequestError, measured
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.reducer import BucketSum, Reducer
 from peelsum.torch.backends import connect, connect_members
@@ -116,12 +116,12 @@ class BucketSums:
         if self.queue is None:
             settings = self._settings
             arguments = settings.over, self._group, settings.timeout_s, partial(self._warm_up, gradients)
-            backend: Summation
             if settings.on_lost == "error":
-                backend = connect(*arguments)
+                # The queue does not refer to this object, so that a state that is dropped leaves its job.
+                self.queue = SumQueue(connect(*arguments), owns_backend=settings.owns_backend)
             else:
-                backend = self._changes = connect_members(*arguments, enters=settings.enters)
-            self.queue = SumQueue(backend, owns_backend=settings.owns_backend, on_change=self._forget)
+                self._changes = connect_members(*arguments, enters=settings.enters)
+                self.queue = SumQueue(self._changes, owns_backend=True, on_change=self._forget)
             try:
                 with hook_errors():
                     self._reducer.connect(self.queue, self._new_group)
