@@ -234,10 +234,11 @@ class ChangingTraining(Training):
                 if count:
                     asked[f"{carrier}_{kind}_s"] = _seconds(link, *sent)
         self._traffic = self._exchanges[0].traffic(self._elements, 1) if self._last else None
-        for exchanges, gain in zip(self._exchanges, self._gains, strict=True):
+        for rank, (exchanges, gain) in enumerate(zip(self._exchanges, self._gains, strict=True)):
             times = (self._last | asked).items()
             noisy = {name: seconds * (1 + _NOISE * self._random.exponential()) for name, seconds in times}
-            exchanges.set(Measurement(**noisy, gain=min(gain, 1.0)).words())
+            measured = Measurement(**noisy, gain=min(gain, 1.0))
+            exchanges.set(measured.words(rank, self.setting.workers))
         return sum(asked.values())
 
     def _observe(self, decider: Decider) -> None:

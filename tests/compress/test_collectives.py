@@ -1,6 +1,7 @@
 """Words that go along with the first exchange of a step, and leave what it sums as it is."""
 
 import numpy as np
+import pytest
 
 from peelsum.compress.collectives import StepExchanges
 from peelsum.summation import Part
@@ -13,8 +14,8 @@ def words(*values):
     return np.array(values, np.uint32)
 
 
-def exchanged(piggyback, parts):
-    """Results of parts that another worker has, too, its own words aside; and the parts as they were sent."""
+def exchanged(exchanges, parts):
+    """Results of parts that another worker has, too, with its own words; and the parts as they were sent."""
     sent = []
 
     def exchange(parts):
@@ -22,7 +23,7 @@ def exchanged(piggyback, parts):
         results = []
         for part in parts:
             theirs = part.words.copy()
-            if len(theirs) >= len(OWN) and (theirs[: len(OWN)] == OWN).all():
+            if theirs[: len(OWN)].tolist() == OWN.tolist():
                 theirs[: len(OWN)] = OTHER
             total = part.words | theirs if part.op == "or" else part.words + theirs
             if part.check is not None:
@@ -30,58 +31,44 @@ def exchanged(piggyback, parts):
             results.append(total)
         return results
 
-    return piggyback.attach(parts, exchange), sent
+    return [one.tolist() for one in exchanges.attach(parts, exchange)], sent
 
 
-def attached():
-    piggyback = StepExchanges()
-    piggyback.set(OWN)
-    return piggyback
+@pytest.fixture
+def exchanges():
+    made = StepExchanges()
+    made.set(OWN)
+    return made
 
 
-def test_they_join_a_first_part_that_is_ored():
-    piggyback, seen = attached(), []
-    results, sent = exchanged(piggyback, [Part(words(7, 9), "or", seen.append), Part(words(5), "add")])
-    assert [one.tolist() for one in results] == [[7, 9], [10]]
+def test_they_join_a_first_part_that_is_ored_once(exchanges):
+    seen = []
+    results, sent = exchanged(exchanges, [Part(words(7, 9), "or", seen.append), Part(words(5), "add")])
+    assert results == [[7, 9], [10]]
     assert [one.tolist() for one in seen] == [[7, 9]]
-    assert len(sent) == 2
-    assert piggyback.result().tolist() == (OWN | OTHER).tolist()
+    assert [part.words.size for part in sent] == [5, 1]
+    assert exchanges.result().tolist() == (OWN | OTHER).tolist()
+    assert exchanged(exchanges, [Part(words(7), "or")])[1][0].words.size == 1
+    exchanges.set(None)
+    assert exchanges.result() is None
 
 
-def test_they_go_before_a_first_part_that_is_added():
-    piggyback = attached()
-    results, sent = exchanged(piggyback, [Part(words(5, 6), "add")])
-    assert [one.tolist() for one in results] == [[10, 12]]
+def test_they_go_before_a_first_part_that_is_added_and_wait_for_one(exchanges):
+    assert exchanged(exchanges, []) == ([], [])
+    assert exchanges.result() is None
+    results, sent = exchanged(exchanges, [Part(words(5, 6), "add")])
+    assert results == [[10, 12]]
     assert [part.op for part in sent] == ["or", "add"]
-    assert piggyback.result().tolist() == (OWN | OTHER).tolist()
+    assert exchanges.result().tolist() == (OWN | OTHER).tolist()
 
 
-def test_they_go_along_once():
-    piggyback = attached()
-    exchanged(piggyback, [Part(words(7), "or")])
-    _, sent = exchanged(piggyback, [Part(words(7), "or")])
-    assert [len(part.words) for part in sent] == [1]
-    assert piggyback.result() is not None
-    piggyback.set(None)
-    assert piggyback.result() is None
-
-
-def test_they_wait_for_an_exchange_of_something():
-    piggyback = attached()
-    assert exchanged(piggyback, [])[0] == []
-    assert piggyback.result() is None
-    exchanged(piggyback, [Part(words(7), "or")])
-    assert piggyback.result() is not None
-
-
-def test_they_go_along_with_a_gather():
-    piggyback, data = attached(), np.arange(5, dtype=np.uint8)
+def test_they_go_along_with_a_gather(exchanges):
+    data = np.arange(5, dtype=np.uint8)
 
     def exchange(data):
         return [data, np.concatenate([OTHER.view(np.uint8), data[OTHER.nbytes :] + 10])]
 
-    mine, theirs = piggyback.gather(data, exchange)
-    assert mine.tolist() == [0, 1, 2, 3, 4]
-    assert theirs.tolist() == [10, 11, 12, 13, 14]
-    assert piggyback.result().tolist() == (OWN | OTHER).tolist()
-    assert [one.tolist() for one in piggyback.gather(data, lambda data: [data])] == [data.tolist()]
+    mine, theirs = exchanges.gather(data, exchange)
+    assert [mine.tolist(), theirs.tolist()] == [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]]
+    assert exchanges.result().tolist() == (OWN | OTHER).tolist()
+    assert [one.tolist() for one in exchanges.gather(data, lambda data: [data])] == [data.tolist()]

@@ -86,35 +86,6 @@ def test_a_probe_takes_one_and_a_half_latencies_beyond_a_short_exchange() -> Non
     assert 0.5 <= 32 * words / (link.gbps * 1e9) / (2 * link.latency_s) < 1.0
 
 
-@pytest.mark.parametrize("used", [None, (4.0, 2e5), (4.0, 10.0)], ids=["idle", "telling", "few words"])
-@pytest.mark.parametrize("before", [LinkModel(1e-2, 0.5), LinkModel(1e-3, 0.05)])
-def test_a_faster_link_is_believed_at_its_first_probe(
-    before: LinkModel, used: tuple[float, float] | None
-) -> None:
-    one = settled(before, used)
-    for _ in range(8):
-        stepped(one, LINK, used)
-    assert near(one, LINK)
-
-
-@pytest.mark.parametrize("used", [None, (4.0, 2e5), (4.0, 10.0)], ids=["idle", "telling", "few words"])
-@pytest.mark.parametrize("now", [LinkModel(1e-2, 0.5), LinkModel(1e-3, 0.05)])
-def test_a_slower_link_is_believed_within_nine_steps(
-    now: LinkModel, used: tuple[float, float] | None
-) -> None:
-    one = settled(LINK, used)
-    for _ in range(9):
-        stepped(one, now, used)
-    assert near(one, now)
-
-
-def test_one_slow_step_is_not_believed() -> None:
-    for used in (None, (4.0, 2e5), (4.0, 10.0)):
-        one = settled(LINK, used)
-        stepped(one, LinkModel(0.1, 0.005), used)
-        assert near(one, LINK)
-
-
 def test_two_slow_steps_cast_doubt_once() -> None:
     used, one = (4.0, 2e5), settled(used=(4.0, 2e5))
     doubts = []
@@ -130,11 +101,3 @@ def test_an_idle_link_that_is_asked_for_is_believed_at_its_second_probe() -> Non
     for _ in range(2):
         assert stepped(one, slow)
     assert near(one, slow)
-
-
-def test_what_is_saved_goes_on_alike() -> None:
-    one, other = settled(LinkModel(1e-2, 0.5)), estimate()
-    other.load_state_dict(one.state_dict())
-    for _ in range(20):
-        assert stepped(one, LINK) == stepped(other, LINK)
-        assert one.state_dict() == other.state_dict()

@@ -95,16 +95,12 @@ def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np
 
 def fractions(sent: ExactValues, elements: int) -> list[Fraction]:
     """Return the part of each element that a worker sent."""
-    out = [Fraction(0)] * elements
-    for at, value in zip(sent.positions.tolist(), exactly(sent.numbers, sent.scales), strict=True):
-        out[at] = value
-    return out
+    return [Fraction(units, 2**256) for units in sent_in_units(sent, elements)]
 
 
 def exactly(numbers: np.ndarray, scales: np.ndarray) -> list[Fraction]:
     """Return numbers / 2**scales."""
-    pairs = zip(numbers.tolist(), scales.tolist(), strict=True)
-    return [Fraction(number) / Fraction(2) ** scale for number, scale in pairs]
+    return [Fraction(units, 2**256) for units in in_units(numbers, scales)]
 
 
 def grown(before: Residual, gradient: np.ndarray, momentum: float) -> Residual:

@@ -59,7 +59,8 @@ class World:
             self.used.append((plan.method, plan.ratio, plan.exploring))
             self.probes.append(dict(plan.probe_words))
             words = [
-                Measurement(**{**one, **self._asked(step, plan, random, workers)}).words() for one in last
+                Measurement(**{**one, **self._asked(step, plan, random, workers)}).words(rank, workers)
+                for rank, one in enumerate(last)
             ]
             agreed = Measurement.agreed(np.bitwise_or.reduce(words))
             found = [one.observe(agreed, traffic) for one in deciders]

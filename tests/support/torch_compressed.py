@@ -7,11 +7,12 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch_training as training
 from compressors import Books, sent_in_units
-from torch_training import model, parameters, step_loss
+from torch_training import parameters, step_loss
 
 from peelsum.compress import CompressedSum, Compressor
-from peelsum.torch import SwitchAllreduceState, hook
+from peelsum.torch import SwitchAllreduceState
 from peelsum.torch.backends import connect
 
 
@@ -28,9 +29,7 @@ class Watched(CompressedSum):
 
 def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
     """A small model in several buckets, with the hook, and its optimizer."""
-    ddp = model()
-    state = SwitchAllreduceState(over=over, names=ddp.module.named_parameters(), **settings)
-    ddp.register_comm_hook(state, hook)
+    ddp, state = training.hooked(over=over, **settings)
     return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
 
 
@@ -81,19 +80,6 @@ def _restored(ddp: Any, state: SwitchAllreduceState, over: str, **settings: Any)
     ddp.load_state_dict(values["weights"])
     state.load_state_dict(values["state"])
     return ddp, state, optimizer
-
-
-def not_finite(rank: int, compressor: Compressor, over: str) -> list[list[bool]]:
-    """Train three steps, the second with an infinite gradient on rank 1; return which averages are finite."""
-    ddp, state, _ = hooked(over, compressor=compressor)
-    outcome = []
-    for step in range(3):
-        ddp.zero_grad()
-        loss = step_loss(ddp, rank, step)
-        (loss * float("inf") if (rank, step) == (1, 1) else loss).backward()
-        outcome.append([bool(one.grad.isfinite().all()) for one in ddp.parameters()])
-    state.close()
-    return outcome
 
 
 def sums(rank: int, compressors: list[Compressor], over: str) -> list[list[np.ndarray]]:

@@ -226,11 +226,3 @@ def two_modules(rank: int, script: Script) -> np.ndarray:
         assert len(state.stats().strategy.history) == 6
         state.close()
     return trained
-
-
-def loses_a_rank(rank: int) -> str:
-    """The error of rank 0 when rank 1 has ended between two steps."""
-    ddp, _, _ = hooked("gloo", timeout_s=20.0)
-    for step in range(3):
-        step_loss(ddp, rank, step).backward()
-    return "" if rank else ": ".join(error_of(step_loss(ddp, rank, 3).backward)[:2])

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from forked_children import LOADED, inherit_no_ends, start_apart
@@ -137,6 +138,13 @@ def _run(
     # End as a script does: run exit handlers, but no destructor, which could wait for other ranks.
     atexit._run_exitfuncs()
     os._exit(0)
+
+
+def alike(ranks: Sequence[Any]) -> Any:
+    """Return what the ranks have, arrays or lists of arrays, which must be the same on all."""
+    for one in ranks:
+        np.testing.assert_equal(one, ranks[0])
+    return ranks[0]
 
 
 def error_of(work: Callable[[], Any]) -> tuple[str, str, float]:

@@ -1,7 +1,6 @@
 """The ranks' part in tests of the hook: small models, trained on data that each rank draws for itself."""
 
 import atexit
-import gc
 import json
 import logging
 import threading
@@ -21,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die, error_of
 
 from peelsum.allreduce import NetworkModel, Part
-from peelsum.compress import Compressor
 from peelsum.torch import (
     HookStats,
     ProcessGroupSummation,
@@ -61,6 +59,20 @@ def model(*, device: str = "cpu", sparse: bool = False, **options: Any) -> Distr
     """The same at first on all ranks, in several buckets."""
     torch.manual_seed(7)
     return DistributedDataParallel(Text(sparse).to(device), bucket_cap_mb=0.002, **options)
+
+
+def store_of_all() -> Any:
+    """Return the store that all ranks share."""
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD.get_group_store()
+
+
+def hooked(ddp: nn.Module | None = None, **settings: Any) -> tuple[Any, SwitchAllreduceState]:
+    """Return a module under DDP, by default a new `model`, with the hook, and the state of these settings."""
+    ddp = ddp or model()
+    state = SwitchAllreduceState(**{"over": "gloo", "names": ddp.module.named_parameters()} | settings)
+    ddp.register_comm_hook(state, hook)
+    return ddp, state
 
 
 def step_loss(ddp: nn.Module, rank: int, step: int) -> torch.Tensor:
@@ -121,8 +133,7 @@ def by_hook(rank: int, steps: int, settings: dict[str, Any], options: dict[str, 
 
 def in_order(rank: int, steps: int, settings: dict[str, Any], order: tuple[int, ...]) -> np.ndarray:
     """`by_hook`; each rank begins to connect after the one before it in `order`."""
-    assert dist.group.WORLD is not None
-    store, place, begun = dist.group.WORLD.get_group_store(), order.index(rank), []
+    store, place, begun = store_of_all(), order.index(rank), []
 
     def in_turn(state, bucket):
         if not begun:
@@ -133,11 +144,6 @@ def in_order(rank: int, steps: int, settings: dict[str, Any], order: tuple[int, 
         return hook(state, bucket)
 
     return train(rank, steps, SwitchAllreduceState(**settings), wrapped=in_turn)
-
-
-def by_ddp(rank: int, steps: int) -> np.ndarray:
-    """`train` with DDP's own all_reduce of floats."""
-    return train(rank, steps, None)
 
 
 def averages(rank: int, settings: dict[str, Any], device: str) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -193,8 +199,7 @@ def two_modules(rank: int, settings: dict[str, Any]) -> list[np.ndarray]:
 
 def scaled(rank: int, settings: dict[str, Any]) -> list[tuple[bool, float]]:
     """Whether parameters moved, and the scale after, in steps of which rank 1's second one overflows."""
-    ddp = model()
-    ddp.register_comm_hook(SwitchAllreduceState(**settings), hook)
+    ddp, _ = hooked(**settings)
     optimizer, scaler = torch.optim.SGD(ddp.parameters(), lr=0.5), torch.amp.GradScaler("cpu")
     outcome = []
     for step in range(3):
@@ -229,9 +234,7 @@ class Branches(nn.Module):
 
 def counted(rank: int, settings: dict[str, Any]) -> tuple[HookStats, int]:
     """The statistics of four steps, by the parameters' own names, and how many parameters there are."""
-    ddp = model()
-    state = SwitchAllreduceState(names=ddp.module.named_parameters(), **settings)
-    ddp.register_comm_hook(state, hook)
+    ddp, state = hooked(**settings)
     for step in range(4):
         ddp.zero_grad()
         step_loss(ddp, rank, step).backward()
@@ -259,8 +262,7 @@ def dies(rank: int, last: int, settings: dict[str, Any]) -> tuple[str, str, floa
 
 def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tuple[str, str, float]:
     """As `dies`, of rank 0, which keeps the store, as it does where no launcher does."""
-    assert dist.group.WORLD is not None
-    met = dist.group.WORLD.get_group_store()
+    met = store_of_all()
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
         met.set("port", str(store.port))
@@ -290,7 +292,6 @@ def by_or(rank: int, steps: int, or_by: OrMethod) -> np.ndarray:
 def functional(rank: int) -> dict[str, Any]:
     """Return results of functional collectives, some in compiled code, of a DTensor, of coalesced calls."""
     import torch.distributed._functional_collectives as calls
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
     everybody, tensor = dist.group.WORLD, torch.arange(4.0) + rank
@@ -352,8 +353,7 @@ def _check_other_calls(rank: int, world: int, number: int) -> None:
 
 def in_their_time(rank: int) -> list[Any]:
     """The errors of a barrier and a sum for which rank 1 is late, and then the sum, waited for again."""
-    assert dist.group.WORLD is not None
-    store, errors = dist.group.WORLD.get_group_store(), list[Any]()
+    store, errors = store_of_all(), list[Any]()
     if rank == 1:
         errors = json.loads(store.get("told"))
         dist.barrier()
@@ -429,12 +429,12 @@ def sharded_otherwise(rank: int, factor: float | None) -> str:
     return " ".join(error_of(step_loss(text, rank, 0).backward)[:2])
 
 
-def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:
+def restored(rank: int) -> dict[str, Any]:
     """Three steps, then three more from a checkpoint, against six without."""
-    expected = train(rank, 6, SwitchAllreduceState(over="gloo", compressor=sparsifier))
+    expected = train(rank, 6, SwitchAllreduceState(over="gloo"))
     kept: tuple[Any, ...] = ()
     for begin in (0, 3):
-        state, ddp = SwitchAllreduceState(over="gloo", compressor=sparsifier), model()
+        state, ddp = SwitchAllreduceState(over="gloo"), model()
         for target, values in zip((ddp, state), kept, strict=False):
             target.load_state_dict(values)
         trained = descend(ddp, state, (step_loss(ddp, rank, step) for step in range(begin, begin + 3)))
@@ -456,9 +456,7 @@ def averaged_by(rank: int, code: str, given: list[float]) -> tuple[list[list[flo
 def in_two_groups(rank: int) -> str:
     """Return the error of DDP's first pass in a group of this rank alone, with a state of all ranks."""
     groups = [dist.new_group([member]) for member in range(dist.get_world_size())]
-    state = SwitchAllreduceState(over="gloo")
-    ddp = DistributedDataParallel(nn.Linear(2, 1), process_group=groups[rank])
-    ddp.register_comm_hook(state, hook)
+    ddp, _ = hooked(DistributedDataParallel(nn.Linear(2, 1), process_group=groups[rank]))
     name, message = error_of(lambda: ddp(torch.ones(2)).sum().backward())[:2]
     return f"{name} {message}"
 
@@ -467,8 +465,7 @@ def leaves_early(rank: int, timeout_s: float) -> float:
     """Return how long rank 0 takes to exit, in seconds, while it waits for a sum that no other rank joins."""
     state = SwitchAllreduceState(over="gloo", timeout_s=timeout_s)
     state.connect()
-    assert dist.group.WORLD is not None
-    store = dist.group.WORLD.get_group_store()
+    store = store_of_all()
     if rank:
         store.wait(["left"])
         return 0.0
@@ -479,22 +476,15 @@ def leaves_early(rank: int, timeout_s: float) -> float:
     return time.monotonic() - started
 
 
-def leaves(rank: int) -> list[tuple[int, bool]]:
-    """Threads left at exit, and whether the connection is closed: of a dropped state, of one still held."""
-    outcome = []
-    for held in (False, True):
-        state: SwitchAllreduceState | None = SwitchAllreduceState(over="gloo")
-        train(rank, 1, state)
-        assert state is not None
-        assert state._sums._queue is not None
-        summation = state._sums._queue.backend
-        if not held:
-            state = None
-            gc.collect()
-        atexit._run_exitfuncs()
-        threads = [thread for thread in threading.enumerate() if thread.name.startswith("peelsum sums")]
-        outcome.append((len(threads), summation._group is None))
-    return outcome
+def leaves(rank: int) -> tuple[int, bool]:
+    """Threads left at exit, and whether the connection is closed, of a state that is still referenced."""
+    state = SwitchAllreduceState(over="gloo")
+    train(rank, 1, state)
+    assert state._sums.queue is not None
+    summation = state._sums.queue.backend
+    atexit._run_exitfuncs()
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("peelsum sums")]
+    return len(threads), summation._group is None
 
 
 def words_over_gloo(rank: int, lengths: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -536,9 +526,7 @@ def exchanges_of_steps(rank: int, steps: int, gbps: float, **options: Any) -> tu
 
 def without_last_bucket(rank: int) -> tuple[int, int]:
     """The buckets summed after four steps, and after a fifth whose last bucket never gets its gradients."""
-    state = SwitchAllreduceState(over="gloo")
-    ddp = model()
-    ddp.register_comm_hook(state, hook)
+    ddp, state = hooked()
     for step in range(4):
         step_loss(ddp, rank, step).backward()
     before = state.stats().buckets
@@ -552,8 +540,7 @@ def without_last_bucket(rank: int) -> tuple[int, int]:
 
 def compiling_late(rank: int, timeout_s: float) -> tuple[str, float]:
     """What rank 0 logged, for which rank 1's compiler waits; the average of the ranks' numbers, twice."""
-    assert dist.group.WORLD is not None
-    store = dist.group.WORLD.get_group_store()
+    store = store_of_all()
 
     class Log:
         def warning(self, text: str, *values: object) -> None:
@@ -574,9 +561,7 @@ def compiling_late(rank: int, timeout_s: float) -> tuple[str, float]:
 
 def ends_without_a_pass(rank: int) -> list[str]:
     """The error of rank 0's backward pass, while rank 1 closes its state and ends."""
-    ddp = DistributedDataParallel(nn.Linear(4, 3))
-    state = SwitchAllreduceState(over="gloo")
-    ddp.register_comm_hook(state, hook)
+    ddp, state = hooked(DistributedDataParallel(nn.Linear(4, 3)))
     if rank:
         state.close()
         return []
@@ -586,9 +571,7 @@ def ends_without_a_pass(rank: int) -> list[str]:
 def in_double(rank: int, settings: dict[str, Any]) -> str:
     """The error of a backward pass in float64."""
     torch.manual_seed(7)
-    ddp = DistributedDataParallel(nn.Linear(4, 3, dtype=torch.float64))
-    state = SwitchAllreduceState(over="gloo", names=ddp.module.named_parameters(), **settings)
-    ddp.register_comm_hook(state, hook)
+    ddp, _ = hooked(DistributedDataParallel(nn.Linear(4, 3, dtype=torch.float64)), **settings)
     return " ".join(error_of(ddp(torch.full([2, 4], 1e300, dtype=torch.float64)).sum().backward)[:2])
 
 
@@ -626,8 +609,6 @@ def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int],
 
     Returns the jobs at the switch, too, then the jobs left after all ranks' rows have ended, and warnings.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-
     from peelsum.control import open_session
     from peelsum.control.tables import read_jobs
 

@@ -83,21 +83,45 @@ def ranks(monkeypatch):
     return run
 
 
-@pytest.fixture
-def reduced(ranks):
-    """Return the tensor after a reduction of one of each rank, the same bits on all, and a seat's sums."""
+def bits(tensor):
+    """The bytes of a tensor; of a sparse one, which must be coalesced, with its indices."""
     import torch
+
+    if tensor.is_sparse:
+        assert tensor.is_coalesced()
+        return [tensor.indices().tolist(), bits(tensor.values())]
+    return tensor.reshape(-1).view(torch.uint8).tolist()
+
+
+@pytest.fixture
+def all_reduced(ranks):
+    """Return tensors after a reduction of one of each rank, the same bits on all, and a seat's sums."""
     import torch.distributed as dist
 
-    def of(given, op=dist.ReduceOp.SUM, options=None):
+    def of(cases, op=dist.ReduceOp.SUM, options=None):
         def work(group):
-            tensor, opts = given[group.rank()].clone(), dist.AllreduceOptions()
+            opts, tensors = dist.AllreduceOptions(), [given[group.rank()].clone() for given in cases]
             opts.reduceOp = op
-            group.allreduce([tensor], opts).wait()
-            return tensor
+            for tensor in tensors:
+                work = group.allreduce([tensor], opts)
+                work.wait()
+                assert not tensor.is_sparse or work.result()[0] is tensor
+            return tensors
 
         results, sums = ranks(work, options)
-        assert len({str(one.reshape(-1).view(torch.uint8).tolist()) for one in results}) == 1
+        for several in zip(*results, strict=True):
+            assert all(bits(one) == bits(several[0]) for one in several)
         return results[0], sums
+
+    return of
+
+
+@pytest.fixture
+def reduced(all_reduced):
+    """Return the tensor after a reduction of one of each rank, and a seat's sums."""
+
+    def of(given, *arguments, **options):
+        (result,), sums = all_reduced([given], *arguments, **options)
+        return result, sums
 
     return of

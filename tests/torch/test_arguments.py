@@ -83,7 +83,7 @@ def test_of_the_state(arguments, message):
 def test_combinations_that_were_refused(arguments, method, implementation):
     """Compressors run on the host; error feedback alone keeps what is rounded off."""
     state = SwitchAllreduceState(over="gloo", **arguments)
-    compressor = getattr(state._reducer, "_compressor", None)
+    compressor = getattr(state._reducer, "compressor", None)
     assert (compressor, state._settings.implementation) == (method, implementation)
     assert state._reducer.keeps_residuals == (method is not None or "strategy" in arguments)
 

@@ -36,11 +36,6 @@ def backward(ddp):
     in_time(lambda: ddp(INPUT).sum().backward())
 
 
-def several_times(ddp):
-    for _ in range(5):
-        backward(ddp)
-
-
 # names
 
 
@@ -63,19 +58,18 @@ def test_a_name_is_free_again_when_its_module_is_gone():
     assert set(state.stats().tensors) == {name for name, _ in new.named_parameters()}
 
 
-def test_a_parameter_can_be_renamed_and_its_old_name_given_away():
-    state, module = SwitchAllreduceState(over=Sums()), layers()
-    first, second = module[0].weight, module[1].weight
+def test_parameters_are_renamed_and_numbered_without_using_a_name_twice():
+    state, (first, second) = SwitchAllreduceState(over=Sums()), layers()[:2]
+    first, second = first.weight, second.weight
     state.name([("a", first), ("b", second)])
     state.name([("c", first)])
     state.name([("a", second)])
     assert state._names.of([first, second]) == ("c", "a")
-
-
-def test_a_name_by_number_is_not_given_twice():
-    state, module = SwitchAllreduceState(over=Sums()), layers()
-    state.name([("parameter 0", module[1].weight)])
-    assert state._names.of([module[0].weight]) == ("parameter 1",)
+    state.name([("parameter 0", second)])
+    gone = [torch.nn.Parameter(torch.zeros(1))]
+    assert state._names.of(gone) == ("parameter 1",)
+    gone.clear()
+    assert state._names.of([torch.nn.Parameter(torch.zeros(1))]) == ("parameter 2",)
 
 
 # failures
@@ -95,7 +89,7 @@ def test_a_failed_sum_is_raised_by_its_backward_and_every_later_one(calls, optio
 
     ddp.register_comm_hook(state, watched)
     with pytest.raises(TimeoutError, match="worker 1 is missing"):
-        several_times(ddp)
+        list(map(backward, [ddp] * 5))
     failed_at = len(futures)
     for _ in range(2):
         with pytest.raises(HookFailedError, match=r"worker 1 is missing.*; start training again") as raised:
@@ -285,7 +279,7 @@ def test_how_long_a_backend_waits(given, waits):
     """The rest of the time is for the roll call."""
     state = SwitchAllreduceState(over="gloo", timeout_s=given)
     state.connect()
-    gloo = state._sums._queue.backend._group._get_backend(torch.device("cpu"))
+    gloo = state._sums.queue.backend._group._get_backend(torch.device("cpu"))
     assert gloo.options._timeout == timedelta(seconds=waits)
     state.close()
 

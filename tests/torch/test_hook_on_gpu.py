@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
+import torch_training as training
 from gpu_device import DEVICE
 from gpu_shortage import Shortage, kernels_apart
 from patience import PATIENCE_S
@@ -22,7 +23,7 @@ from torch_alone import Sums, group_of_one, in_time
 
 from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, SummationStalledError
 from peelsum.allreduce.reducer import Reducer
-from peelsum.torch import HookError, SwitchAllreduceState, fsdp_hook, hook
+from peelsum.torch import HookError, SwitchAllreduceState, fsdp_hook
 from peelsum.torch.bucket_sum import average
 from peelsum.torch.buckets import Bucket, _Streams
 
@@ -121,20 +122,10 @@ def trained(implementation, device, **settings):
     torch.manual_seed(7)
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(9, 5).to(device))
     state = SwitchAllreduceState(over=Sums(), implementation=implementation, **settings)
-    ddp.register_comm_hook(state, hook)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
-    for step in range(4):
-        optimizer.zero_grad()
-        values = torch.full((2, 9), step + 0.3, device=device)
-        in_time(lambda values=values: ddp(values).square().sum().backward())
-        optimizer.step()
+    losses = (ddp(torch.full((2, 9), step + 0.3, device=device)).square().sum() for step in range(4))
+    parameters = in_time(lambda: training.descend(ddp, state, losses))
     on_host = {one.keywords["on_host"] for one in state._sums._sums.values()}
-    densities = [one.density_worker for one in state.stats().tensors.values()]
-    return (
-        np.concatenate([one.detach().cpu().numpy().ravel() for one in ddp.parameters()]),
-        on_host,
-        densities,
-    )
+    return parameters, on_host, [one.density_worker for one in state.stats().tensors.values()]
 
 
 def test_the_hook_trains_on_a_device_as_on_the_host():

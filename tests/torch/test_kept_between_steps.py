@@ -46,7 +46,8 @@ class Training:
 
     def kept(self, name):
         """The residual in the gradient's units."""
-        return residual_of(self, name, "numbers")
+        residual = self.state.state_dict()["residuals"][name]
+        return np.ldexp(residual["numbers"].numpy().astype(float), -residual["scales"].numpy().astype(int))
 
 
 def eighths(seed):
@@ -132,12 +133,6 @@ class SlowSums(Sums):
 
     def let_go_soon(self):
         threading.Timer(0.2, self._gone.set_result, [None]).start()
-
-
-def residual_of(training, name, field):
-    """The residual or the velocity, in the gradient's units."""
-    one = training.state.state_dict()["residuals"][name]
-    return np.ldexp(one[field].numpy().astype(float), -one["scales"].numpy().astype(int))
 
 
 def test_a_checkpoint_with_a_damaged_history_changes_nothing():

@@ -78,12 +78,12 @@ def test_ranges_in_a_profile_of_all_threads(alone):
     state = SwitchAllreduceState(over=Sums(), forms="dense")
     ddp = hooked(state, layers())
     ddp(INPUT).sum().backward()
-    buckets, calls = state.stats().buckets, state._sums._queue.backend.calls
+    buckets, calls = state.stats().buckets, state._sums.queue.backend.calls
     everything = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     ranges = profiled(ddp, experimental_config=everything)
     assert set(ranges) == {"step", "encode", "exchange", "decode", "wait"}
     assert ranges["wait"] == state.stats().buckets - buckets > 1
-    assert ranges["exchange"] == state._sums._queue.backend.calls - calls
+    assert ranges["exchange"] == state._sums.queue.backend.calls - calls
     assert 1 < ranges["encode"] == ranges["decode"] <= ranges["exchange"]
 
 

@@ -4,20 +4,12 @@ import numpy as np
 import pytest
 import sums_of_floats
 import torch_sparse as sparse
-from torch_ranks import run_at_switch, run_ranks, run_several
+from torch_ranks import alike, run_at_switch, run_ranks, run_several
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
 STEPS = 4
 LOSSY = {"loss": 0.05, "seed": 3}
-
-
-def alike(by_rank):
-    """Return the parameters of all ranks, which must have the same bits."""
-    for parameters in by_rank[1:]:
-        for parameter, first in zip(parameters, by_rank[0], strict=True):
-            np.testing.assert_array_equal(parameter, first)
-    return by_rank[0]
 
 
 def assert_close(parameters, expected):
@@ -74,11 +66,8 @@ def test_options_of_ddp_and_a_compressor(over_gloo):
 
 
 def test_a_trainer_without_ddp(over_gloo):
-    first, second = over_gloo["averaged"]
+    first = alike(over_gloo["averaged"])
     (_, ddp, _), _ = over_gloo["trained"]
-    for (rows, values), (others, other) in zip(first, second, strict=True):
-        np.testing.assert_array_equal(rows, others)
-        np.testing.assert_array_equal(values, other)
     by_rows = {rows.tobytes(): values for _, (rows, values) in ddp}
     assert sum(np.array_equal(by_rows.get(rows.tobytes()), values) for rows, values in first) == 3
 

@@ -35,52 +35,15 @@ def drawn(rank, shape, sparse, count, dtype=torch.float32, span=7):
     return torch.sparse_coo_tensor(indices, values.to(dtype), shape, check_invariants=False)
 
 
-@pytest.fixture
-def all_summed(ranks):
-    """Return the sums of several tensors of each rank, the same bits on all, and a seat's sums."""
-
-    def of(cases, op=R.SUM, options=None):
-        def work(group):
-            opts, tensors = dist.AllreduceOptions(), [given[group.rank()].clone() for given in cases]
-            opts.reduceOp = op
-            for tensor in tensors:
-                work = group.allreduce([tensor], opts)
-                work.wait()
-                assert work.result()[0] is tensor
-            return tensors
-
-        results, sums = ranks(work, options)
-        for several in zip(*results, strict=True):
-            for one in several:
-                assert one.is_coalesced()
-                assert torch.equal(one.indices(), several[0].indices())
-                bits = [each.values().reshape(-1).view(torch.uint8) for each in (one, several[0])]
-                assert torch.equal(*bits)
-        return results[0], sums
-
-    return of
-
-
-@pytest.fixture
-def summed(all_summed):
-    """Return the sum of one tensor of each rank, and a seat's sums."""
-
-    def of(given, *arguments, **options):
-        (result,), sums = all_summed([given], *arguments, **options)
-        return result, sums
-
-    return of
-
-
 @pytest.mark.parametrize("options", [None, FIXED], ids=["precise", "fixed"])
-def test_sums_are_those_of_dense_tensors(all_summed, options):
+def test_sums_are_those_of_dense_tensors(all_reduced, options):
     shapes = [((50, 4), 1), ((10, 9, 8), 3), ((10, 9, 3, 2), 2), ((40,), 1), ((6, 0), 1)]
     kinds = [*((*one, torch.float32) for one in shapes), *((*shapes[0], dtype) for dtype in TYPES)]
     cases = [
         [drawn(rank, shape, sparse, 5 * rank, dtype) for rank in range(RANKS)]  # none of rank 0
         for shape, sparse, dtype in kinds
     ]
-    results, sums = all_summed(cases, options=options)
+    results, sums = all_reduced(cases, options=options)
     for (shape, sparse, dtype), given, result in zip(kinds, cases, results, strict=True):
         dense = [one.to_dense().double() for one in given]
         assert torch.equal(result.to_dense().double(), sum(dense))
@@ -92,10 +55,10 @@ def test_sums_are_those_of_dense_tensors(all_summed, options):
 
 @pytest.mark.parametrize("op", [R.AVG, dist._make_nccl_premul_sum(FACTOR)], ids=["average", "premul"])
 @pytest.mark.parametrize("options", [None, FIXED], ids=["precise", "fixed"])
-def test_averages_and_factors(all_summed, op, options):
+def test_averages_and_factors(all_reduced, op, options):
     dtypes = [torch.float32, torch.bfloat16, *([torch.int32] if op == R.AVG else [])]
     cases = [[drawn(rank, (50, 4), 1, 5 * rank, dtype) for rank in range(RANKS)] for dtype in dtypes]
-    results, _ = all_summed(cases, op, options)
+    results, _ = all_reduced(cases, op, options)
     for dtype, given, result in zip(dtypes, cases, results, strict=True):
         total = sum(one.to_dense().double() for one in given)
         expected = total / RANKS if op == R.AVG else total * FACTOR
@@ -103,13 +66,13 @@ def test_averages_and_factors(all_summed, op, options):
         assert torch.equal(result.to_dense(), expected.to(dtype))
 
 
-def test_bits_of_shared_rows_are_those_of_integers_and_of_others_the_ranks_own(summed):
+def test_bits_of_shared_rows_are_those_of_integers_and_of_others_the_ranks_own(reduced):
     rng = np.random.default_rng(5)
     rows = [np.sort(rng.choice(90, 40, replace=False)) for _ in range(RANKS)]
     values = [rng.normal(size=(40, 40)) * 10.0 ** rng.integers(-3, 3, (40, 40)) for _ in range(RANKS)]
     values = [one.astype(np.float32) for one in values]
     given = [coo([own.tolist()], one, (10**7, 40)) for own, one in zip(rows, values, strict=True)]
-    result, _ = summed(given)
+    result, _ = reduced(given)
     held, counts = np.unique(np.concatenate(rows), return_counts=True)
     tables = [np.zeros((90, 40), np.float32) for _ in range(RANKS)]
     for table, own, one in zip(tables, rows, values, strict=True):
@@ -121,9 +84,9 @@ def test_bits_of_shared_rows_are_those_of_integers_and_of_others_the_ranks_own(s
     np.testing.assert_array_equal(result.values().numpy().view(np.uint32), expected[held].view(np.uint32))
 
 
-def test_few_elements_are_as_precise_as_dense_ones(summed):
+def test_few_elements_are_as_precise_as_dense_ones(reduced):
     numbers = [[3.2e6, 0.731], [1.0, 2.0**-30], [math.pi, 1e-20]]
-    result, _ = summed([coo([[7, 2]], one, (9,)) for one in numbers])
+    result, _ = reduced([coo([[7, 2]], one, (9,)) for one in numbers])
     exact = [
         float(np.float32(float(sum(map(Fraction, map(float, np.float32(one)))))))
         for one in zip(*numbers, strict=True)
@@ -131,32 +94,32 @@ def test_few_elements_are_as_precise_as_dense_ones(summed):
     assert result.values().tolist() == exact[::-1]
 
 
-def test_what_is_not_finite_stays_in_its_element_or_makes_all_nan(summed):
+def test_what_is_not_finite_stays_in_its_element_or_makes_all_nan(reduced):
     for row in (3, 1):  # of one rank, and of several
         given = [
             coo([[row, 8]], [[math.inf, 1.0], [2.0, 3.0]], (9, 2)),
             *[coo([[1]], [[1.0, 1.0]], (9, 2))] * 2,
         ]
-        few, _ = summed(given)
+        few, _ = reduced(given)
         assert few.values().isinf().sum() == 1
         assert few.values().isfinite().sum() == few.values().numel() - 1
-        fixed, _ = summed(given, options=FIXED)
+        fixed, _ = reduced(given, options=FIXED)
         assert fixed.values().isnan().all()
         assert fixed.indices().tolist() == few.indices().tolist()
 
 
-def test_nothing_anywhere(summed):
-    result, _ = summed([coo([[]], torch.empty(0, 4), (10**7, 4))] * RANKS)
+def test_nothing_anywhere(reduced):
+    result, _ = reduced([coo([[]], torch.empty(0, 4), (10**7, 4))] * RANKS)
     assert result._nnz() == 0
     assert result.shape == (10**7, 4)
 
 
-def test_booleans_and_scalars(summed):
-    result, _ = summed([coo([[rank, 5]], [True, False], (9,), torch.bool) for rank in range(RANKS)])
+def test_booleans_and_scalars(reduced):
+    result, _ = reduced([coo([[rank, 5]], [True, False], (9,), torch.bool) for rank in range(RANKS)])
     assert result.to_dense().tolist() == [True] * 3 + [False] * 6
     places, values = torch.empty(0, 1, dtype=torch.int64), torch.ones(1, 4)
     scalar = torch.sparse_coo_tensor(places, values, (4,), check_invariants=True)
-    assert summed([scalar] * RANKS)[0].to_dense().tolist() == [3.0] * 4
+    assert reduced([scalar] * RANKS)[0].to_dense().tolist() == [3.0] * 4
 
 
 def test_torch_checks_calls_of_any_type(ranks, monkeypatch):
@@ -174,9 +137,9 @@ def test_torch_checks_calls_of_any_type(ranks, monkeypatch):
 
 
 @pytest.mark.parametrize("op", [R.SUM, R.AVG], ids=str)
-def test_float64_is_summed_by_gloo(summed, op):
+def test_float64_is_summed_by_gloo(reduced, op):
     given = [drawn(rank, (50, 4), 1, 6, torch.float64) for rank in range(RANKS)]
-    result, sums = summed(given, op)
+    result, sums = reduced(given, op)
     torch.testing.assert_close(
         result.to_dense(), sum(one.to_dense() for one in given) / (RANKS if op == R.AVG else 1)
     )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from patience import PATIENCE_S
+from torch_alone import Sums
 
 from peelsum.allreduce import Part
 from peelsum.torch import HookError, HookFailedError
@@ -18,25 +19,19 @@ from peelsum.torch.calls import SwitchWork
 from peelsum.torch.sum_queue import SumQueue, chain_future
 
 
-class Held:
+class Held(Sums):
     """A sum of one worker that waits until `go`, and records what it summed."""
 
-    lanes, workers, worker_id = 8, 1, 0
-
-    def __init__(self):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.summed, self.entered, self.go = [], threading.Event(), threading.Event()
-        self.fails, self.closed = None, False
 
     def sum_words(self, parts):
         self.entered.set()
         assert self.go.wait(PATIENCE_S)
-        if self.fails:
-            raise self.fails
+        results = super().sum_words(parts)
         self.summed += [int(part.words[0]) for part in parts]
-        return [part.words.copy() for part in parts]
-
-    def close(self):
-        self.closed = True
+        return results
 
 
 @pytest.fixture
@@ -73,38 +68,6 @@ def test_one_encodes_while_another_is_on_the_network(queue, held):
     assert held.summed == [1, 2]
 
 
-def test_sums_keep_their_order_even_if_later_work_is_ready_first(queue, held):
-    held.go.set()
-    ready = threading.Event()
-
-    def late():
-        assert ready.wait(PATIENCE_S)
-        sums(queue, 1)()
-        sums(queue, 2)()
-
-    def early():
-        ready.set()
-        sums(queue, 3)()
-
-    queue.submit(late, key="late")
-    queue.submit(early, key="early").result(PATIENCE_S)
-    assert held.summed == [1, 2, 3]
-
-
-def test_a_failure_ends_all_that_comes_after(queue, held):
-    held.go.set()
-    held.fails = TimeoutError("worker 1 is missing")
-    done = [queue.submit(sums(queue, 1), key=number) for number in range(3)]
-    queue.drain()
-    assert done[0].exception(PATIENCE_S) is held.fails
-    for later in done[1:]:
-        error = later.exception(PATIENCE_S)
-        assert isinstance(error, HookFailedError)
-        assert error.__cause__ is held.fails
-        assert "worker 1 is missing" in str(error)
-        assert "start training again from a checkpoint" in str(error)
-
-
 def test_work_that_fails_before_its_sum_leaves_the_turn(queue, held):
     held.go.set()
 
@@ -114,14 +77,6 @@ def test_work_that_fails_before_its_sum_leaves_the_turn(queue, held):
     assert isinstance(queue.submit(broken).exception(PATIENCE_S), ValueError)
     assert isinstance(queue.submit(sums(queue, 1)).exception(PATIENCE_S), HookFailedError)
     assert held.summed == []
-
-
-def test_a_summation_is_left_only_if_it_was_made_here(held):
-    held.go.set()
-    SumQueue(held, owns_backend=False).close()
-    assert not held.closed
-    SumQueue(held, owns_backend=True).close()
-    assert held.closed
 
 
 def test_work_of_one_key_begins_when_the_last_of_it_is_done(queue, held):
@@ -170,18 +125,15 @@ def test_a_thread_that_drains_may_wake_up_late(queue, held, monkeypatch):
 
 
 class Jittery(Held):
-    """Lets every sum through, some after other threads had a go; the one of number `fails_at` fails."""
+    """Lets every sum through, some after other threads had a go, until one fails."""
 
     def __init__(self, rng, fails_at):
-        super().__init__()
-        self._rng, self._fails_at, self._error = rng, fails_at, TimeoutError("worker 1 is missing")
+        super().__init__(fails_at, TimeoutError("worker 1 is missing"))
+        self._rng = rng
         self.go.set()
 
     def sum_words(self, parts):
         jitter(self._rng)
-        (part,) = parts
-        if part.words[0] == self._fails_at:
-            self.fails = self._error
         return super().sum_words(parts)
 
 
@@ -218,7 +170,7 @@ def run_with_failures(rng):
         [type(None)] * len(held.summed) + [TimeoutError] + [HookFailedError] * works
     )[:works]
     queue.close()
-    assert held.closed
+    assert held.closed.is_set()
 
 
 def test_nothing_is_summed_after_the_end(held):
@@ -227,13 +179,6 @@ def test_nothing_is_summed_after_the_end(held):
     queue.close()
     with pytest.raises(HookError, match="this worker has left the job; make a new state"):
         queue.submit(sums(queue, 1)).result(PATIENCE_S)
-
-
-def test_an_error_of_leaving_is_raised_by_close(held, monkeypatch):
-    held.go.set()
-    monkeypatch.setattr(held, "close", lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        SumQueue(held, owns_backend=True).close()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt("no"), SystemExit(3)], ids=repr)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +153,6 @@ def settled(controller):
     return count
 
 
-def is_held(controller, expected):
-    return held(controller) == expected
-
-
 @pytest.mark.parametrize("times", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_what_a_quorum_had_is_free_after_the_next_ones(served, quorums, times):
     switch, controller = served
@@ -172,7 +167,7 @@ def test_what_a_quorum_had_is_free_after_the_next_ones(served, quorums, times):
         if ranks not in before:
             before[ranks] = settled(controller)
         expected = before[ranks]
-        until(partial(is_held, controller, expected), f"not {expected}, as before")
+        until(lambda expected=expected: held(controller) == expected, f"not {expected}, as before")
 
 
 # torchft's own tests

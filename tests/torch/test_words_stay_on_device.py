@@ -187,7 +187,7 @@ def test_a_device_without_room_goes_on_with_words_of_the_host(
 def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker without room names tensor and bytes; those that waited for its words name the worker."""
     monkeypatch.setattr(process_group_summation, "_REPORT_S", 0.1)
-    crew, copied = Crew(), OverNccl._allocate
+    crew, prepared = Crew(), OverNccl._prepare_reduction
     over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
     kinds: tuple[Any, ...] = ("gpu", "cpu")
     reduces = [
@@ -195,10 +195,10 @@ def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.Mo
     ]
     full: list[bool] = []
 
-    def without_room(self: OverNccl, part: Any) -> Any:
+    def without_room(self: OverNccl, part: Any, *, tree: bool) -> Any:
         if full and isinstance(part.words, torch.Tensor):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
-        return copied(self, part)
+        return prepared(self, part, tree=tree)
 
     def run(rank: int) -> Any:
         array = gradients(0)[rank]
@@ -208,7 +208,7 @@ def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.Mo
             over[rank].close()  # as the hook does
             return error
 
-    monkeypatch.setattr(OverNccl, "_allocate", without_room)
+    monkeypatch.setattr(OverNccl, "_prepare_reduction", without_room)
     for _ in range(2):
         with ThreadPoolExecutor(WORKERS) as pool:
             ends = list(pool.map(run, range(WORKERS)))

@@ -41,14 +41,7 @@ from peelsum.allreduce.rounds import Note, Span, ignore_costs
 from peelsum.compress.arguments import CompressConfigError, CompressError
 from peelsum.compress.collectives import Collectives, SummationCollectives
 from peelsum.compress.compressor import Compressor, Floats, TensorState
-from peelsum.compress.exchange import (
-    CompressedResult,
-    MeteredCollectives,
-    Unit,
-    exchange_additive,
-    exchange_gathered,
-    exchange_indexed,
-)
+from peelsum.compress.exchange import CompressedResult, StepExchange, Unit
 from peelsum.compress.memory import ExactValues, Memory, finite_names
 from peelsum.summation import Part, Summation
 
@@ -137,16 +130,16 @@ class CompressedSum:
     def _sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
         """Return the sums of a step, and update the residuals."""
         compressor, feedback = self._compressor, self._feedback
-        collectives = MeteredCollectives(self._collectives, self._clock, self._span)
+        exchange = StepExchange(compressor, self._collectives, self._clock, self._span)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         #: All settings and shapes. Workers check once that they are the same.
         request = repr((compressor, self._average, feedback, self._workers, list(shapes.items())))
         if digest_of(request) not in self._agreed:
-            collectives.sum_words([self._agreement(request)])
+            exchange.sum_words([self._agreement(request)])
             if len(self._agreed) == _AGREED:  # all workers drop the same request, the oldest
                 del self._agreed[next(iter(self._agreed))]
             self._agreed[digest_of(request)] = None
-        with collectives.timed("encode"):
+        with exchange.timed("encode"):
             flat = {name: np.ascontiguousarray(tensor).reshape(-1) for name, tensor in tensors.items()}
             max_norm = None if compressor.clip is None else compressor.clip / math.sqrt(self._workers)
             residuals, offered = None, flat
@@ -154,22 +147,21 @@ class CompressedSum:
                 residuals = self.memory.add_gradients(flat, compressor.momentum, max_norm)
                 offered = flat | residuals.to_floats()
             finite = set(finite_names(flat)) if residuals is None else residuals.keys()
-            units = self._make_units(offered, shapes, finite, step)
+            exchange.units = self._make_units(offered, shapes, finite, step)
         request = f"{request}/{step}"
         if compressor.kind == "indexed":
-            summed = exchange_indexed(
-                compressor, units, offered, shapes, collectives, self.allreduce, feedback=feedback
-            )
+            summed = exchange.indexed(offered, shapes, self.allreduce, feedback=feedback)
         else:
             if compressor.kind == "gather":
-                exchange_gathered(compressor, units, collectives, digest_of(request))
+                exchange.gathered(digest_of(request))
             else:
-                agreements = (self._agreement(f"{request}/{number}") for number in range(compressor.rounds))
-                exchange_additive(compressor, units, collectives, agreements)
+                rounds = range(compressor.rounds)
+                exchange.additive(self._agreement(f"{request}/{number}") for number in rounds)
             divisor = self._workers if self._average else 1
-            with collectives.timed("decode"):
+            with exchange.timed("decode"):
                 results = (
-                    unit.results(shapes, compressor.kind, divisor, feedback=feedback) for unit in units
+                    unit.results(shapes, compressor.kind, divisor, feedback=feedback)
+                    for unit in exchange.units
                 )
                 summed = list(chain.from_iterable(results))
         by_name = {tensor.name: tensor for tensor in summed}
@@ -177,7 +169,7 @@ class CompressedSum:
             self.memory.store(residuals, {tensor.name: tensor.sent for tensor in summed}, step)
         sent = {tensor.name: tensor.sent for tensor in summed if tensor.sent is not None}
         return replace(
-            collectives.result([by_name[name] for name in tensors]),
+            exchange.result([by_name[name] for name in tensors]),
             offered_energy=_energy([offered[name] for name in sent]),
             sent_energy=ExactValues.concatenate(list(sent.values()), [0] * len(sent)).energy,
         )
@@ -207,8 +199,8 @@ class CompressedSum:
             kept = self.memory.kept.setdefault(label, {})
             seed = digest_of(f"{step}/{label}")
             state = TensorState(shape, seed, step, self._worker_id, self._workers, kept=kept)
-            sizes, is_finite = [part.size for part in parts], members.keys() <= finite
-            units.append(Unit(list(members), sizes, tensor, state, is_finite))
+            lengths = {name: part.size for name, part in members.items()}
+            units.append(Unit(lengths, tensor, state, finite=members.keys() <= finite))
         return units
 
     def _agreement(self, text: str) -> Part:

@@ -1,15 +1,9 @@
-"""A strategy's measurements of a step, its decision for the next step, its events, and its history.
-
-Workers agree on measurements by words that any backend can OR. A value becomes a level on a logarithmic
-scale, which is sent as one bit. The highest bit of the OR is the largest level of any worker, or the smallest
-value on a descending scale. So all workers decide by the same numbers.
-"""
+"""A strategy's measurements of a step, its decision for the next step, its events, and its history."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,46 +11,10 @@ import numpy as np
 from peelsum.compress.costs import CARRIERS, METHODS, Carrier, LinkModel, Method
 from peelsum.summation import Words
 
-_LEVELS, _WORD_BITS = 512, 32
-_WORDS = _LEVELS // _WORD_BITS
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """A logarithmic scale from `least` on. Level 0 stands for all smaller values."""
-
-    least: float
-    per_octave: int
-    """Levels by which a value doubles."""
-    smallest_wins: bool
-    """Whether workers agree on the smallest of their values, not on the largest."""
-
-    def bit(self, value: float) -> int:
-        """Return the number of the bit that stands for a value."""
-        level = 0
-        if value >= self.least:
-            level = min(1 + round(self.per_octave * math.log2(value / self.least)), _LEVELS - 1)
-        return _LEVELS - 1 - level if self.smallest_wins else level
-
-    def value(self, bits: int) -> float:
-        """Return the value on which workers agree, given the OR of their bits."""
-        bit = bits.bit_length() - 1
-        level = _LEVELS - 1 - bit if self.smallest_wins else bit
-        return self.least * 2 ** ((level - 1) / self.per_octave) if level else 0.0
-
-
-# The worker that comes last to an exchange measures the network's time; the others have waited for it, too.
-_NETWORK_S = _Scale(1e-6, 16, smallest_wins=True)
-_WORKER_S = _Scale(1e-6, 16, smallest_wins=False)
-_GAIN = _Scale(2.0**-15, 32, smallest_wins=True)
-
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measurements of a step, by a worker or as all workers agree. Times are seconds, 0 if not measured.
-
-    Agreed times are within 2.5 % of a worker's, from a microsecond to an hour; agreed gains within 1.5 %.
-    """
+    """Measurements of a step, by a worker or as all workers agree. Times are seconds, 0 if not measured."""
 
     group_small_s: float = 0.0
     """Time of an exchange of a few words over the process group."""
@@ -75,28 +33,25 @@ class Measurement:
     gain: float = 0.0
     """Compression gain: the energy of the sent elements over the gradient's, 0 to 1."""
 
-    def words(self) -> Words:
-        """Return the measurements as uint32[128]; `agreed` takes the OR of all workers' words."""
-        words = np.zeros(_WORDS * len(_SCALES), np.uint32)
-        for part, (name, scale) in enumerate(_SCALES.items()):
-            word, bit = divmod(scale.bit(getattr(self, name)), _WORD_BITS)
-            words[part * _WORDS + word] = 1 << bit
-        return words
+    def words(self, worker_id: int, workers: int) -> Words:
+        """Return uint32[workers * 8]: the measurements as float32, and zeros in place of other workers'."""
+        rows = np.zeros((workers, len(_AGREE)), np.float32)
+        rows[worker_id] = astuple(self)
+        return rows.view(np.uint32).reshape(-1)
 
     @classmethod
     def agreed(cls, words: Words) -> Measurement:
-        """Return the measurements on which workers agree, given the OR of their `words`, uint32[128].
+        """Return the measurements on which workers agree, given the OR of their `words`.
 
-        These are the smallest network times and gain, and the largest times of computation and compression.
+        These are the smallest gain and network times, because the worker that comes last to an exchange does
+        not wait for others; and the largest times of computation and compression.
         """
-        data, size = words.astype("<u4").tobytes(), 4 * _WORDS
-        levels = (int.from_bytes(data[begin : begin + size], "little") for begin in range(0, len(data), size))
-        return cls(*(scale.value(bits) for scale, bits in zip(_SCALES.values(), levels, strict=True)))
+        columns = words.view(np.float32).reshape(-1, len(_AGREE)).T.tolist()
+        return cls(*(agree(column) for agree, column in zip(_AGREE, columns, strict=True)))
 
 
-#: The scale of each field, in the order of fields.
-_SCALES = dict.fromkeys(Measurement.__dataclass_fields__, _NETWORK_S)
-_SCALES |= {"compress_s": _WORKER_S, "compute_s": _WORKER_S, "gain": _GAIN}
+#: How workers agree on each field of a measurement.
+_AGREE = [max if name in ("compress_s", "compute_s") else min for name in Measurement.__dataclass_fields__]
 
 
 @dataclass(frozen=True)
@@ -148,29 +103,30 @@ class StepTraffic:
 
 
 @dataclass(frozen=True)
-class ExplorationStarted:
-    """All ratios are explored from the next step on, so a snapshot of the model can be taken now."""
+class Event:
+    """An event of a strategy."""
 
     step: int
     """Steps observed so far."""
 
 
 @dataclass(frozen=True)
-class ExplorationEnded:
+class ExplorationStarted(Event):
+    """All ratios are explored from the next step on, so a snapshot of the model can be taken now."""
+
+
+@dataclass(frozen=True)
+class ExplorationEnded(Event):
     """All ratios have been explored, so training can return to the snapshot now."""
 
-    step: int
-    """Steps observed so far."""
     gains: dict[float, float]
     """Compression gain by ratio."""
 
 
 @dataclass(frozen=True)
-class LinkChanged:
+class LinkChanged(Event):
     """The rate or the latency of a link changed."""
 
-    step: int
-    """Steps observed so far."""
     carrier: Carrier
     """The carrier of the link."""
     before: LinkModel
@@ -180,11 +136,9 @@ class LinkChanged:
 
 
 @dataclass(frozen=True)
-class GainChanged:
+class GainChanged(Event):
     """The gain of the ratio in use changed."""
 
-    step: int
-    """Steps observed so far."""
     before: float
     """The gain when it was explored."""
     now: float
@@ -192,20 +146,15 @@ class GainChanged:
 
 
 @dataclass(frozen=True)
-class MethodChosen:
+class MethodChosen(Event):
     """Another method or ratio is in use from the next step on."""
 
-    step: int
-    """Steps observed so far."""
     chosen: MethodCandidate
     """The candidate in use."""
     before: MethodCandidate | None
     """The previous candidate, with its time on the present network; None the first time."""
     candidates: tuple[MethodCandidate, ...]
     """All candidates: the fastest method of each ratio, and the fastest dense method."""
-
-
-Event = ExplorationStarted | ExplorationEnded | LinkChanged | GainChanged | MethodChosen
 
 
 @dataclass(frozen=True)
@@ -254,6 +203,7 @@ def describe_event(event: Event) -> str:
         return f"the {event.carrier}'s link changed from {before} to {now}"
     if isinstance(event, GainChanged):
         return f"the gain of the ratio in use changed from {event.before:.3g} to {event.now:.3g}"
+    assert isinstance(event, MethodChosen)
     previous = f"; before: {_describe_candidate(event.before)}" if event.before else ""
     return f"use {_describe_candidate(event.chosen)}{previous}"
 

@@ -14,10 +14,10 @@ these times, so the estimate is the smallest of the last few samples.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from peelsum.compress.costs import LinkModel
@@ -56,6 +56,24 @@ class TimedExchange:
     """Words on the busiest link."""
 
 
+@dataclass
+class _LinkState:
+    """The state of an estimate, in plain values."""
+
+    #: The last small exchanges, each seconds, messages and words; the last samples of seconds of a word.
+    small: list[tuple[float, float, float]] = field(default_factory=list)
+    word_s: list[float] = field(default_factory=list)
+    steps_without_sample: int = 0
+    probe_requested: bool = False
+    #: Number of probes repeated in a row, because the last samples differed.
+    repeats: int = 0
+    #: Whether the last step's own exchanges gave a sample of latency.
+    small_from_step: bool = False
+    #: Number of probes, and of steps, in a row that were far slower than the estimate.
+    slow_probes: int = 0
+    slow_steps: int = 0
+
+
 class LinkEstimate:
     """An estimate of the link between workers, from agreed measurements only.
 
@@ -66,15 +84,7 @@ class LinkEstimate:
         self._probe = probe
         #: The estimate; None before the first sample of latency and of bandwidth.
         self.link: LinkModel | None = None
-        self._small: deque[TimedExchange] = deque(maxlen=_SAMPLES)
-        self._word_s: deque[float] = deque(maxlen=_SAMPLES)
-        self._steps_without_sample, self._probe_requested = 0, False
-        #: Number of probes repeated in a row, because the last samples differed.
-        self._repeats = 0
-        #: Whether the last step's own exchanges gave a sample of latency.
-        self._small_from_step = False
-        #: Number of probes, and of steps, in a row that were far slower than the estimate.
-        self._slow_probes = self._slow_steps = 0
+        self._state = _LinkState()
 
     def plan_probe(self, step_s: float) -> tuple[int, bool]:
         """Return the words of the next step's probe, 0 for none, and whether to measure latency, too.
@@ -92,87 +102,77 @@ class LinkEstimate:
                 break
         cheap = self._predicted_s(TimedExchange(0.0, messages, sent)) <= _CHEAP_SHARE * step_s
         after = _PROBE_AFTER if cheap else _PROBE_AFTER_COSTLY
-        if self._probe_requested or self._steps_without_sample >= after:
-            return words, cheap or not self._small_from_step
+        if self._state.probe_requested or self._state.steps_without_sample >= after:
+            return words, cheap or not self._state.small_from_step
         return 0, False
 
     def add(
         self, *, small: TimedExchange | None, exchange: TimedExchange | None, probe: TimedExchange | None
     ) -> None:
         """Update the estimate by a step's measurements: a small exchange, all exchanges, and the probe."""
+        state = self._state
         if small is not None:
-            self._small.append(small)
-        self._small_from_step = exchange is not None and small is not None
-        self._slow_steps = self._slow_steps + 1 if exchange and self._is_far_slower(exchange) else 0
+            state.small = [*state.small, (small.seconds, small.messages, small.words)][-_SAMPLES:]
+        state.small_from_step = exchange is not None and small is not None
+        state.slow_steps = state.slow_steps + 1 if exchange and self._is_far_slower(exchange) else 0
         words_s = exchange.seconds - exchange.messages * self._latency_s if exchange else 0.0
         if exchange and exchange.words >= _LEAST_WORDS and words_s > _BANDWIDTH_SHARE * exchange.seconds:
-            self._word_s.append(words_s / exchange.words)
-            self._steps_without_sample, self._probe_requested = 0, False
+            self._add_word_s(words_s / exchange.words)
+            state.probe_requested = False
         elif probe is not None:
             faster = self._is_faster(probe)
-            self._slow_probes = self._slow_probes + 1 if self._is_far_slower(probe) else 0
-            if exchange is None and self._slow_probes >= _FAR_COUNT:
+            state.slow_probes = state.slow_probes + 1 if self._is_far_slower(probe) else 0
+            if exchange is None and state.slow_probes >= _FAR_COUNT:
                 # No sums use the link: two such probes in a row replace all earlier samples.
-                self._small = deque([self._small[-1]], _SAMPLES)
-                self._word_s.clear()
-                self._repeats = 0
+                state.small, state.word_s, state.repeats = state.small[-1:], [], 0
             probe_words_s = probe.seconds - probe.messages * self._latency_s
-            self._word_s.append(max(probe_words_s, _LEAST_SHARE * probe.seconds) / probe.words)
-            settled = len(self._word_s) == _SAMPLES and self._word_s[-1] <= _NEAR * min(self._word_s)
-            self._probe_requested = (faster or not settled) and self._repeats < _SAMPLES - 1
-            self._repeats = self._repeats + 1 if self._probe_requested else 0
-            self._steps_without_sample = 0
+            self._add_word_s(max(probe_words_s, _LEAST_SHARE * probe.seconds) / probe.words)
+            settled = len(state.word_s) == _SAMPLES and state.word_s[-1] <= _NEAR * min(state.word_s)
+            state.probe_requested = (faster or not settled) and state.repeats < _SAMPLES - 1
+            state.repeats = state.repeats + 1 if state.probe_requested else 0
         elif exchange and self._is_faster(exchange):
             self.request_probe()
         else:
-            self._steps_without_sample += 1
+            state.steps_without_sample += 1
         self.link = self._estimate_link()
 
     @property
     def doubtful(self) -> bool:
         """Whether the last steps were far slower than the estimate, so that all links may have changed."""
-        return self._slow_steps == _FAR_COUNT
+        return self._state.slow_steps == _FAR_COUNT
 
     def request_probe(self) -> None:
         """Have latency and bandwidth measured in the next step."""
-        self._probe_requested = True
+        self._state.probe_requested = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samples as plain numbers, which `load_state_dict` takes."""
-        return {
-            "small": [list(astuple(sample)) for sample in self._small],
-            "word_s": list(self._word_s),
-            "heard": self._small_from_step,
-            "untold": self._steps_without_sample,
-            "repeated": self._repeats,
-            "asked": self._probe_requested,
-            "slow": self._slow_probes,
-            "doubts": self._slow_steps,
-        }
+        """Return the state as plain values, which `load_state_dict` takes."""
+        return copy.deepcopy(vars(self._state))
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continue with samples that `state_dict` returned."""
-        self._small = deque((TimedExchange(*map(float, sample)) for sample in values["small"]), _SAMPLES)
-        self._word_s = deque(map(float, values["word_s"]), _SAMPLES)
-        self._small_from_step, self._steps_without_sample = bool(values["heard"]), int(values["untold"])
-        self._repeats, self._probe_requested = int(values["repeated"]), bool(values["asked"])
-        self._slow_probes, self._slow_steps = int(values["slow"]), int(values["doubts"])
+        """Continue with the state that `state_dict` returned. Raises TypeError for other values."""
+        self._state = _LinkState(**copy.deepcopy(dict(values)))
         self.link = self._estimate_link()
+
+    def _add_word_s(self, seconds: float) -> None:
+        """Add a sample of the seconds of a word."""
+        self._state.word_s = [*self._state.word_s, seconds][-_SAMPLES:]
+        self._state.steps_without_sample = 0
 
     def _estimate_link(self) -> LinkModel | None:
         """Return the link by the samples so far; None without samples of latency and bandwidth."""
-        if not self._small or not self._word_s:
+        if not self._state.small or not self._state.word_s:
             return None
-        gbps = _WORD_BITS * 1e-9 / max(min(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
+        gbps = _WORD_BITS * 1e-9 / max(min(self._state.word_s), _LEAST_S * _WORD_BITS * 1e-6)
         return LinkModel(min(self._latency_s, _MOST_S), min(max(gbps, 1e-9), 1e6))
 
     @property
     def _latency_s(self) -> float:
         """The smallest seconds per message of the samples, without the time of words; 0 without a sample."""
-        word_s = min(self._word_s, default=0.0)
+        word_s = min(self._state.word_s, default=0.0)
         latencies = (
-            max(sample.seconds - sample.words * word_s, _LEAST_SHARE * sample.seconds) / sample.messages
-            for sample in self._small
+            max(seconds - words * word_s, _LEAST_SHARE * seconds) / messages
+            for seconds, messages, words in self._state.small
         )
         return min(latencies, default=0.0)
 
@@ -186,7 +186,7 @@ class LinkEstimate:
 
     def _predicted_s(self, exchange: TimedExchange) -> float:
         """Return the seconds that an exchange takes by the estimate."""
-        return exchange.messages * self._latency_s + exchange.words * min(self._word_s)
+        return exchange.messages * self._latency_s + exchange.words * min(self._state.word_s)
 
 
 def link_changed(before: LinkModel, now: LinkModel, tolerance: float) -> bool:

@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +27,6 @@ from numpy.typing import NDArray
 from peelsum.allreduce.allreduce import Tensor
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, agreement_part, digest_of, unsupported_dtype
 from peelsum.allreduce.reducer import BucketSum, ExactSum, Reducer, SumScheduler
-from peelsum.allreduce.rounds import Note, Span, ignore_costs
 from peelsum.codec import BFloat16
 from peelsum.codec.arrays import to_float32
 from peelsum.compress import loops
@@ -63,7 +61,7 @@ _FIRST_ELEMENTS = 1 << 20
 _HEADER_EXCHANGES = 1
 _MAX_HISTORY, _MAX_EVENTS = 10_000, 1_000
 #: Is increased when the fields of a decider's saved state change.
-_STATE_FORMAT = 2
+_STATE_FORMAT = 3
 
 
 class LossyReducer(Reducer):
@@ -72,13 +70,27 @@ class LossyReducer(Reducer):
     on_host = keeps_residuals = True
     #: False, because scales and shares may be those of a bucket.
     can_merge_buckets = False
+    #: The process group for gathers, and for sums by a strategy's methods over it; None if none is needed.
+    group: GroupSummation | None = None
 
-    def __init__(self, *, span: Span = nullcontext, note: Note = ignore_costs) -> None:
-        self.memory = Memory()
-        self._span, self._note = span, note
+    def __init__(self, **spans: Any) -> None:
+        """spans: `span` and `note`, see `Allreduce`."""
+        self.memory, self._spans = Memory(), spans
 
     def warm_up(self) -> None:
         loops.warm_up()
+
+    def needs_group(self) -> bool:
+        """Return whether a process group is needed if the backend is not one."""
+        raise NotImplementedError
+
+    def connect(self, turns: SumScheduler, new_group: Callable[[], GroupSummation]) -> None:
+        """Sum at `turns` from now on; make a process group if one is needed."""
+        super().connect(turns, new_group)
+        if isinstance(turns.backend, GroupSummation):
+            self.group = turns.backend
+        elif self.needs_group():
+            self.group = new_group()
 
     def saved(self) -> dict[str, Any]:
         """Return the residuals, and the arrays that compressors keep; see `Reducer.saved`."""
@@ -94,12 +106,8 @@ class LossyReducer(Reducer):
         self.memory.restore(*memories)
         self.memory.kept = dict(values.get("kept", {}))
 
-    def _new_sum(
-        self,
-        compressor: Compressor,
-        route: Route,
-        exact: ExactSum,
-        error_feedback: bool | None,
+    def new_sum(
+        self, compressor: Compressor, route: Route, exact: ExactSum, error_feedback: bool | None
     ) -> CompressedSum:
         """Return the compressed sum of a bucket over a route; `exact` sums indexed payloads."""
         return CompressedSum(
@@ -109,8 +117,7 @@ class LossyReducer(Reducer):
             error_feedback=error_feedback,
             allreduce=exact(route),
             collectives=route,
-            span=self._span,
-            note=self._note,
+            **self._spans,
         )
 
 
@@ -127,25 +134,18 @@ class CompressorReducer(LossyReducer):
     ) -> None:
         super().__init__(**spans)
         uses_feedback(compressor, error_feedback)
-        self._compressor, self._error_feedback = compressor, error_feedback
+        self.compressor, self._error_feedback = compressor, error_feedback
         self._group_gathers = group_gathers
-        self._group: GroupSummation | None = None
         # If each tensor is compressed by itself, buckets do not matter.
         self.can_merge_buckets = compressor.kind == "indexed" and compressor.per == "tensor"
 
-    def connect(self, turns: SumScheduler, new_group: Callable[[], GroupSummation]) -> None:
-        """Sum at `turns` from now on; make a process group for gathered payloads if one is needed."""
-        super().connect(turns, new_group)
-        if isinstance(turns.backend, GroupSummation):
-            self._group = turns.backend
-        elif self._group_gathers and self._compressor.kind == "gather":
-            self._group = new_group()
+    def needs_group(self) -> bool:
+        return self._group_gathers and self.compressor.kind == "gather"
 
     def bucket(self, exact: ExactSum) -> BucketSum:
         """Return a function that sums a bucket. Raises CompressConfigError for too many workers."""
-        route = Route(self.turns, StepExchanges(), SwitchPath(), self._group)
-        compressed_sum = self._new_sum(self._compressor, route, exact, self._error_feedback)
-        return partial(sum_in_place, compressed_sum.sum)
+        route = Route(self.turns, StepExchanges(), SwitchPath(), self.group)
+        return partial(sum_in_place, self.new_sum(self.compressor, route, exact, self._error_feedback).sum)
 
 
 def sum_in_place(
@@ -187,7 +187,6 @@ class StrategyReducer(LossyReducer):
         super().__init__(**spans)
         self._settings, self._clock = settings, clock
         self._exchanges = StepExchanges(clock)
-        self._group: GroupSummation | None = None
         #: The backends over which the ranks sum.
         self._backends: dict[Carrier, Summation] = {}
         self._path, self._few_words = SwitchPath(), 0
@@ -202,31 +201,25 @@ class StrategyReducer(LossyReducer):
         self._traffic: StepTraffic | None = None
         self._reset()
 
-    def connect(self, turns: SumScheduler, new_group: Callable[[], GroupSummation]) -> None:
-        """Sum and decide at `turns` from now on; make a process group if a method needs one.
+    def needs_group(self) -> bool:
+        return any(carrier_of(method) == "group" for method in self._settings.methods or METHODS)
 
-        Raises CompressConfigError for a single rank.
-        """
-        super().connect(turns, new_group)
+    def connect(self, turns: SumScheduler, new_group: Callable[[], GroupSummation]) -> None:
+        """See `LossyReducer.connect`. Raises CompressConfigError for a single rank."""
         summation = turns.backend
         if summation.workers < 2:
             raise CompressConfigError(
                 "strategy: one rank has nothing to send; use None, or start 2 or more ranks"
             )
+        super().connect(turns, new_group)
+        self._path = SwitchPath(lanes=summation.lanes)
         if isinstance(summation, SwitchSummation):
             job = summation.config
             self._path = SwitchPath(job.lanes, job.window, 2 * job.window, hops=4 if job.racks else 2)
-        else:
-            self._path = SwitchPath(lanes=summation.lanes)
-        methods = self._settings.methods or METHODS
-        if isinstance(summation, GroupSummation):
-            self._group = summation
-        else:
+        if self.group is not summation:
             self._backends["switch"] = summation
-            needs_group = any(carrier_of(method) == "group" for method in methods)
-            self._group = new_group() if needs_group else None
-        if self._group is not None:
-            self._backends["group"], self._few_words = self._group, self._group.few_words
+        if self.group is not None:
+            self._backends["group"], self._few_words = self.group, self.group.few_words
 
     def bucket(self, exact: ExactSum) -> BucketSum:
         """Return a function that sums a bucket by the method of each step."""
@@ -236,8 +229,8 @@ class StrategyReducer(LossyReducer):
             assert self._decider is not None
             key = method, ratio = self._decider.next.method, self._decider.next.ratio
             if key not in sums:
-                route = Route(self.turns, self._exchanges, self._path, self._group, method)
-                sums[key] = self._new_sum(compressor_of(method, ratio), route, exact, error_feedback=True)
+                route = Route(self.turns, self._exchanges, self._path, self.group, method)
+                sums[key] = self.new_sum(compressor_of(method, ratio), route, exact, error_feedback=True)
             result = sums[key].sum(tensors, step)
             self._sums += 1
             self._elements += sum(tensor.elements for tensor in result.tensors)
@@ -314,7 +307,8 @@ class StrategyReducer(LossyReducer):
         if words is not None:
             self._observe(self._decider, Measurement.agreed(words))
         self._traffic = None if is_first else self._exchanges.traffic(self._elements, self._sums)
-        self._exchanges.set(self._measure(self._decider, self._traffic).words())
+        measured = self._measure(self._decider, self._traffic)
+        self._exchanges.set(measured.words(self.turns.worker_id, self.turns.workers))
         self._reset()
         self._started_at = self._clock()
 
@@ -420,11 +414,11 @@ def compressor_of(method: Method, ratio: float) -> Compressor:
 
 
 def lossy_reducer(
-    compressor: Any,
-    strategy: Any,
-    error_feedback: Any,
+    compressor: Compressor | None,
+    strategy: Flexible | None,
+    error_feedback: bool | None,
     *,
-    over: Any,
+    over: object,
     switch: bool,
     group_gathers: bool,
     **spans: Any,
@@ -434,26 +428,12 @@ def lossy_reducer(
     over: the backend, for errors. switch: whether it is a switch. group_gathers: see `CompressorReducer`.
     spans: `span` and `note`, see `Allreduce`. Raises CompressConfigError for values that are not allowed.
     """
-    if compressor is not None and not isinstance(compressor, Compressor):
-        raise CompressConfigError(
-            f"compressor: {compressor!r} is not a compressor; give one of peelsum.compress such as "
-            "TopK(0.01) or QSGD(4), or None"
-        )
-    if not isinstance(error_feedback, bool | None):
-        raise CompressConfigError(
-            f"error_feedback: {error_feedback!r} is not a choice; give True, False, or None for what the "
-            "compressor needs"
-        )
     if strategy is None:
         if compressor is None and not error_feedback:
             return None
         # Error feedback without a compressor sends all elements, and keeps the rounding errors.
         method = TopK(1.0) if compressor is None else compressor
         return CompressorReducer(method, error_feedback, group_gathers=group_gathers, **spans)
-    if not isinstance(strategy, Flexible):
-        raise CompressConfigError(
-            f"strategy: {strategy!r} is not a strategy; give a peelsum.compress.Flexible, or None"
-        )
     if compressor is not None:
         raise CompressConfigError(
             f"compressor: {compressor!r} does not go with a strategy, which chooses what to send; "

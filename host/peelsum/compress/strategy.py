@@ -146,12 +146,11 @@ def choose_candidate(
     if current is None:
         return best
     if best.ratio == current.ratio:
-        return best if best.seconds < (1 - margin) * current.seconds else current
-    return (
-        best
-        if candidate_loss(best, front, prefer) < candidate_loss(current, front, prefer) - margin
-        else current
-    )
+        is_better = best.seconds < (1 - margin) * current.seconds
+    else:
+        best_loss, current_loss = (candidate_loss(one, front, prefer) for one in (best, current))
+        is_better = best_loss < current_loss - margin
+    return best if is_better else current
 
 
 @dataclass

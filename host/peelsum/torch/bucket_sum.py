@@ -7,7 +7,7 @@ a sum of its own, and so do several buckets that are summed together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,16 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import (
-    DeviceMemoryError,
-    History,
-    InvalidRequestError,
-    Summation,
-    measured,
-    reducer,
-)
+from peelsum.allreduce import DeviceMemoryError, History, InvalidRequestError, measured
 from peelsum.allreduce.history_loops import warm_up
-from peelsum.allreduce.reducer import Reducer
+from peelsum.allreduce.reducer import BucketSum, Reducer
 from peelsum.torch.backends import connect, connect_members
 from peelsum.torch.buckets import Bucket, DenseBuckets, Names, SparseGradients, WaitingBuckets, as_array
 from peelsum.torch.errors import HookError
@@ -40,19 +33,16 @@ from peelsum.torch.sum_queue import SumQueue
 from peelsum.transport.lease import RankLostError
 
 #: Replaces the gradients of buckets by their averages in a step, as `average` does.
-Average = Callable[[Mapping[Names, Bucket], int], Any]
-#: Called with the result of a sum, its number of buckets, the names of its parameters, and its members.
+Average = Callable[[Mapping[Names, Any], int], Any]
+#: See `RunningStats.add`.
 CountSum = Callable[[SumCost, int, Names, Ranks], None]
 _log = logging.getLogger("peelsum.torch")
 
 
-def average(
-    bucket_sum: reducer.BucketSum, buckets: Mapping[Names, Bucket], step: int, *, on_host: bool
-) -> Any:
-    """Replace the gradients of buckets by their averages over workers; return the sum's result.
+def average(bucket_sum: BucketSum, buckets: Mapping[Names, Bucket], step: int, *, on_host: bool) -> Any:
+    """Replace the gradients of buckets by their averages over workers; return the result of `bucket_sum`.
 
-    bucket_sum: computes the averages. buckets: by the names of their parameters. on_host: whether
-    `bucket_sum` takes arrays in host memory instead of tensors on the buckets' device.
+    on_host: whether `bucket_sum` takes arrays in host memory instead of tensors on the buckets' device.
     Raises the errors of the all-reduce.
     """
     names, shapes, shares_memory = list(chain(*buckets)), list[torch.Size](), on_host
@@ -86,8 +76,7 @@ def average(
 class BucketSums:
     """The sums of all buckets over one backend, to which `connect` or the first `submit` connects.
 
-    history: from which forms are chosen. group: the ranks that sum; None for all. count_sum: called with the
-    result of every sum and the number of its buckets, on the thread that summed.
+    group: the ranks that sum; None for all. count_sum: called after every sum, on the thread that summed.
     """
 
     def __init__(
@@ -99,14 +88,15 @@ class BucketSums:
         count_sum: CountSum,
     ) -> None:
         self._settings, self._reducer = settings, reducer
-        #: What forms are chosen by.
+        #: From which forms are chosen.
         self.history = history
         self._group, self._count_sum = group, count_sum
         #: Process groups that the reducer needs besides the backend.
         self._extra_groups: list[ProcessGroupSummation] = []
         #: The sum of each bucket, or of several together, by the names of the parameters.
         self._sums: dict[Names, Average] = {}
-        self._queue: SumQueue | None = None
+        #: None before a connection, and after `close`.
+        self.queue: SumQueue | None = None
         #: The changes of the members; None if a loss is an error, and before a connection.
         self._changes: MemberChanges | None = None
         #: Whether buckets are merged. After a loss, ranks would merge them by different statistics.
@@ -123,40 +113,37 @@ class BucketSums:
         """
         if self._closed:
             raise _closed_error()
-        if self._queue is None:
+        if self.queue is None:
             settings = self._settings
-            compile_kernels = partial(self._warm_up, gradients)
-            arguments = settings.over, self._group, settings.timeout_s, compile_kernels
-            backend: Summation
+            arguments = settings.over, self._group, settings.timeout_s, partial(self._warm_up, gradients)
             if settings.on_lost == "error":
-                backend = connect(*arguments)
+                # The queue does not refer to this object, so that a state that is dropped leaves its job.
+                self.queue = SumQueue(connect(*arguments), owns_backend=settings.owns_backend)
             else:
-                backend = self._changes = connect_members(*arguments, enters=settings.enters)
-            self._queue = SumQueue(backend, owns_backend=settings.owns_backend, on_change=self._forget)
+                self._changes = connect_members(*arguments, enters=settings.enters)
+                self.queue = SumQueue(self._changes, owns_backend=True, on_change=self._forget)
             try:
-                self._connect_reducer(self._queue, gradients)
+                with hook_errors():
+                    self._reducer.connect(self.queue, self._new_group)
+                if settings.network == "measured":
+                    self._measure(self.queue, gradients)
             except BaseException:
                 self.close()
                 raise
-        return self._queue
+        return self.queue
 
-    def _connect_reducer(self, queue: SumQueue, gradients: torch.Tensor | None) -> None:
-        """Connect the reducer to the queue, and measure the network if the settings ask for it."""
-        settings = self._settings
+    def _new_group(self) -> ProcessGroupSummation:
+        """Return a process group for the reducer, which `close` closes."""
+        group = ProcessGroupSummation("gloo", self._group, timeout_s=self._settings.timeout_s)
+        self._extra_groups.append(group)
+        return group
 
-        def new_group() -> ProcessGroupSummation:
-            self._extra_groups.append(
-                ProcessGroupSummation("gloo", self._group, timeout_s=settings.timeout_s)
-            )
-            return self._extra_groups[-1]
-
-        with hook_errors():
-            self._reducer.connect(queue, new_group)
-        if settings.network == "measured":
-            network = measured(queue.backend, settings.for_device_of(gradients).implementation or "cpu")
-            self._settings = replace(settings, network=network)
-            self._dense.network = network if self._merges else None
-            _log.info("network: %s, as measured", self._settings.network)
+    def _measure(self, queue: SumQueue, gradients: torch.Tensor | None) -> None:
+        """Measure the network by exchanges over the backend."""
+        network = measured(queue.backend, self._settings.for_device_of(gradients).implementation or "cpu")
+        self._settings = replace(self._settings, network=network)
+        self._dense.network = network if self._merges else None
+        _log.info("network: %s, as measured", network)
 
     def _warm_up(self, gradients: torch.Tensor | None) -> None:
         """Compile the kernels of sums of gradients on this device."""
@@ -181,9 +168,9 @@ class BucketSums:
             refused: Future[None] = Future()
             refused.set_exception(_closed_error())
             return refused
-        if self._queue is None:
+        if self.queue is None:
             self.connect(bucket.tensor)
-        group: WaitingBuckets[Any] = self._sparse if isinstance(bucket, SparseTensor) else self._dense
+        group: WaitingBuckets = self._sparse if isinstance(bucket, SparseTensor) else self._dense
         if group.ends_before(names, pass_id):
             self._submit_waiting(group, step)
         group.buckets[names], future = bucket, group.future
@@ -199,57 +186,50 @@ class BucketSums:
             if group.buckets:
                 self._submit_waiting(group, step)
 
-    def _submit_waiting(self, group: WaitingBuckets[Any], step: int) -> None:
+    def _submit_waiting(self, group: WaitingBuckets, step: int) -> None:
         """Queue one sum of all buckets that wait in a group; it completes their common future.
 
         Work begins when earlier work of the same `key` is done. The reducer may decide before a dense sum.
         """
         buckets, future = group.take()
-        queue, count_sum = self._queue, self._count_sum
+        queue = self.queue
         assert queue is not None
-        names = tuple(chain(*buckets))
-        work: _DenseWork | _SparseWork
-        if group is self._sparse:
-            work = _SparseWork(queue, count_sum, buckets, names, step)
-            queue.submit(work, future, key="rows")
-            return
-        work = _DenseWork(self, queue, buckets, names, step)
+        find_average = partial(self._average_of, queue, buckets)
+        work = _BucketWork(queue, buckets, step, find_average, self._count)
         if self._settings.on_lost == "error":
             work.begin()  # here, so that the caller gets its errors; the queue calls it again after each loss
-        queue.submit(self._reducer.before(work, step), future, key=names)
+        if group is self._sparse:
+            queue.submit(work, future, key="rows")
+        else:
+            queue.submit(self._reducer.before(work, step), future, key=tuple(chain(*buckets)))
 
-    def average_of(self, names: Names, gradients: torch.Tensor) -> Average:
-        """Return the function that averages the buckets of these parameters, on the device of `gradients`."""
+    def _average_of(self, queue: SumQueue, buckets: Mapping[Names, Any]) -> Average:
+        """Return the function that averages these buckets, on the device of their gradients."""
+        first, names = next(iter(buckets.values())), tuple(chain(*buckets))
+        if isinstance(first, SparseTensor):
+            return partial(average_rows, queue)
         average_buckets = self._sums.get(names)
         if average_buckets is None:
-            average_buckets = self._sums[names] = self._new_sum(gradients, names)
+            settings = self._settings.for_device_of(first.tensor)
+            with hook_errors():
+                bucket_sum = self._reducer.bucket(partial(settings.allreduce, names, self.history))
+            average_buckets = partial(average, bucket_sum, on_host=settings.implementation == "cpu")
+            self._sums[names] = average_buckets
         return average_buckets
 
-    def count(self, result: SumCost, buckets: Mapping[Names, Bucket], names: Names, members: Ranks) -> None:
+    def _count(self, result: SumCost, buckets: Mapping[Names, Any], members: Ranks) -> None:
         """Count a sum of buckets over these members."""
-        if self._merges:
-            self._dense.note_words(buckets, result.tally.words_sent())
-        self._count_sum(result, len(buckets), names, members)
+        if self._merges and (words := result.tally.words_sent()):
+            self._dense.note_words(buckets, words)
+        self._count_sum(result, len(buckets), tuple(chain(*buckets)), members)
 
     def _forget(self) -> None:
         """Make new sums, as the members have changed. What was learned from earlier ones remains."""
         self._sums = {}
 
-    @property
-    def members(self) -> Ranks:
-        """The ranks that sum now; () before a connection."""
-        return () if self._queue is None else self._queue.members
-
-    @property
-    def rank(self) -> int | None:
-        """This rank's number among `members`; None before a connection."""
-        if self._changes is not None:
-            return self._changes.rank
-        return None if self._queue is None else self._queue.worker_id
-
     def begin_step(self, step: int, save: Callable[[], Mapping[str, Any]]) -> None:
         """Let ranks enter before this step, and send them the state that `save` returns."""
-        if self._queue is not None and self._queue.begin_step(step):
+        if self.queue is not None and self.queue.begin_step(step):
             self._broadcast_state(save)
 
     def receive_state(self) -> Mapping[str, Any]:
@@ -258,7 +238,7 @@ class BucketSums:
         return self._broadcast_state(dict).state()
 
     def _broadcast_state(self, save: Callable[[], Mapping[str, Any]]) -> StateBroadcast:
-        queue, changes = self._queue, self._changes
+        queue, changes = self.queue, self._changes
         assert queue is not None
         assert changes is not None
         broadcast = StateBroadcast(changes, queue.sum_words, save)
@@ -269,20 +249,20 @@ class BucketSums:
     def abort(self, reason: str) -> None:
         """Leave the job as a rank that is lost, without waiting for others; later sums fail with `reason`."""
         self._closed = True
-        queue, self._queue = self._queue, None
+        queue, self.queue = self.queue, None
         assert queue is not None
         queue.abort(reason)
         queue.close()
 
     def drain(self) -> None:
         """Wait until all submitted sums are done or have failed."""
-        if self._queue is not None:
-            self._queue.drain()
+        if self.queue is not None:
+            self.queue.drain()
 
     def close(self) -> None:
         """Leave the job once all sums are done. Raises what closing the backend raises."""
         self._closed = True
-        queue, self._queue = self._queue, None
+        queue, self.queue = self.queue, None
         self._sums.clear()
         for waiting in (self._dense, self._sparse):
             buckets, future = waiting.take()
@@ -295,63 +275,37 @@ class BucketSums:
                 for group in self._extra_groups:
                     group.close()
 
-    def _new_sum(self, gradients: torch.Tensor, names: Names) -> Average:
-        """Return a function that averages the buckets of these parameters, on the device of `gradients`."""
-        settings = self._settings.for_device_of(gradients)
-        with hook_errors():
-            bucket_sum = self._reducer.bucket(partial(settings.allreduce, names, self.history))
-        return partial(average, bucket_sum, on_host=settings.implementation == "cpu")
 
-
-class _DenseWork:
-    """The sum of dense buckets, as `RepeatableWork`."""
-
-    def __init__(
-        self, sums: BucketSums, queue: SumQueue, buckets: Mapping[Names, Bucket], names: Names, step: int
-    ) -> None:
-        """names: of the parameters of all buckets."""
-        self._sums, self._queue, self._buckets = sums, queue, buckets
-        self._names, self._step = names, step
-
-    def begin(self) -> None:
-        tensor = next(iter(self._buckets.values())).tensor
-        self._average = self._sums.average_of(self._names, tensor)
-
-    def __call__(self) -> None:
-        with _naming_sums(self._names, self._step):
-            result = self._average(self._buckets, self._step)
-        self._sums.count(result, self._buckets, self._names, self._queue.members)
-
-
-class _SparseWork:
-    """The sum of sparse gradients, as `RepeatableWork`."""
+class _BucketWork:
+    """The sum of buckets, as `RepeatableWork`. find_average: returns the function that averages them."""
 
     def __init__(
         self,
         queue: SumQueue,
-        count_sum: CountSum,
-        tensors: Mapping[Names, SparseTensor],
-        names: Names,
+        buckets: Mapping[Names, Any],
         step: int,
+        find_average: Callable[[], Average],
+        count: Callable[[SumCost, Mapping[Names, Any], Ranks], None],
     ) -> None:
-        self._queue, self._count_sum, self._tensors = queue, count_sum, list(tensors.values())
-        self._names, self._step = names, step
+        self._queue, self._buckets, self._step = queue, buckets, step
+        self._find_average, self._count = find_average, count
 
     def begin(self) -> None:
-        """Do nothing: sums by rows learn nothing from earlier ones."""
+        self._average = self._find_average()
 
     def __call__(self) -> None:
-        with _naming_sums(self._names, self._step):
-            result = average_rows(self._queue, self._tensors, self._names)
-        self._count_sum(result, len(self._tensors), self._names, self._queue.members)
+        with _naming_sums(self._buckets, self._step):
+            result = self._average(self._buckets, self._step)
+        self._count(result, self._buckets, self._queue.members)
 
 
 @contextmanager
-def _naming_sums(names: Names, step: int) -> Iterator[None]:
+def _naming_sums(buckets: Iterable[Names], step: int) -> Iterator[None]:
     """Name step and parameters in the body's RankLostError."""
     try:
         yield
     except RankLostError as error:
+        names = list(chain(*buckets))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise error.during(f"step {step}, average of {names[0]!r}{more}") from error
 

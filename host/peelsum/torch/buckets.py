@@ -10,11 +10,10 @@ on every rank when another pass begins.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +23,7 @@ from peelsum.allreduce import NetworkModel
 from peelsum.allreduce.allreduce import Tensor
 from peelsum.codec import BFloat16
 from peelsum.torch.errors import HookError
-from peelsum.torch.sparse_sums import SparseTensor
 
-B = TypeVar("B")
 #: The names of a bucket's parameters.
 Names = tuple[str, ...]
 #: The exchanges of most sums: header and values.
@@ -109,12 +106,12 @@ def as_array(tensor: torch.Tensor) -> Tensor:
     return array
 
 
-class WaitingBuckets(ABC, Generic[B]):
+class WaitingBuckets:
     """Buckets of one backward pass that wait to be summed together. Subclasses decide how long."""
 
     def __init__(self) -> None:
         #: The buckets, by their parameters' names, in order.
-        self.buckets: dict[Names, B] = {}
+        self.buckets: dict[Names, Any] = {}
         #: The future of their sum.
         self.future: Future[None] = Future()
         #: The id of their backward pass; None outside of any.
@@ -131,18 +128,18 @@ class WaitingBuckets(ABC, Generic[B]):
         previous, self._pass_id = self._pass_id, pass_id
         return bool(self.buckets) and previous != pass_id
 
-    @abstractmethod
     def should_wait(self) -> bool:
         """Return whether the buckets wait for another one."""
+        raise NotImplementedError
 
-    def take(self) -> tuple[Mapping[Names, B], Future[None]]:
+    def take(self) -> tuple[Mapping[Names, Any], Future[None]]:
         """Remove all buckets; return them and the future of their sum."""
         buckets, future = self.buckets, self.future
         self.buckets, self.future = {}, Future()
         return buckets, future
 
 
-class DenseBuckets(WaitingBuckets[Bucket]):
+class DenseBuckets(WaitingBuckets):
     """Dense buckets, which wait while they are small. Without a network model they never wait."""
 
     def __init__(self, network: NetworkModel | None) -> None:
@@ -169,7 +166,7 @@ class DenseBuckets(WaitingBuckets[Bucket]):
             self._words[names] = sum(map(words.__getitem__, names))
 
 
-class SparseGradients(WaitingBuckets[SparseTensor]):
+class SparseGradients(WaitingBuckets):
     """Gradients of sparse tables, which wait for the end of their backward pass.
 
     A parameter's first gradient does not wait: in the first pass of a static graph DDP marks no bucket as the

@@ -65,8 +65,12 @@ def unpack_state(
     values = sources[0]
     if reducer.keeps_residuals and of_all_ranks:
         sources = _sources_for_rank(sources, place)
-    elif reducer.keeps_residuals:
-        _check_rank(values, place)
+    elif reducer.keeps_residuals and (values.get("rank"), values.get("ranks")) != place:
+        raise HookConfigError(
+            f"rank: the residuals are those of rank {values.get('rank')} of {values.get('ranks')}, and this "
+            f"is rank {place[0]} of {place[1]}; save and load them on every rank, by state.save(folder) and "
+            "state.load(folder)"
+        )
     try:
         steps, history_arrays = int(values["steps"]), to_arrays(values.get("seen", {}))
         residuals = [to_arrays(source.get("residuals", {})) for source in sources]
@@ -149,16 +153,6 @@ def _check(values: object, reducer: Reducer) -> None:
         strategy and not strategy.keys() >= {"of", "known", "estimates"}
     ):
         raise HookConfigError("strategy: is not that of a saved state; give the result of state_dict")
-
-
-def _check_rank(values: Mapping[str, Any], place: RankAndSize) -> None:
-    """Raise HookConfigError for residuals of another rank, or of another number of ranks."""
-    rank, ranks = values.get("rank"), values.get("ranks")
-    if (rank, ranks) != place:
-        raise HookConfigError(
-            f"rank: the residuals are those of rank {rank} of {ranks}, and this is rank {place[0]} of "
-            f"{place[1]}; save and load them on every rank, by state.save(folder) and state.load(folder)"
-        )
 
 
 def _sources_for_rank(

@@ -195,15 +195,26 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
     def _reduce(self, name: str, tensors: list[torch.Tensor], opts: Any, *, written: bool) -> Any:
         """Reduce tensors, over the switch if it can, else by gloo; replace them if `written`."""
-        if opts.reduceOp.op in SUMS:
-            tensors = list(map(_as_reals, tensors))
+        if opts.reduceOp.op in SUMS:  # sparse complex tensors have no view as pairs of floats
+            tensors = [torch.view_as_real(t) if t.is_complex() and not t.is_sparse else t for t in tensors]
         reduction = Reduction.of(name, tensors, opts)
         if self._sums is None or not all(map(reduction.by_switch, tensors)):
             return call_gloo(self._gloo, name, tensors, opts)
-        if any(tensor.is_sparse for tensor in tensors):
-            return self._submit_sparse(name, opts, tensors, reduction, written)
-        reduced = functools.partial(self._sums.reduce, reduction=reduction)
-        return self._submit(name, opts, tensors, reduced, written)
+        sums = self._sums
+        if not any(tensor.is_sparse for tensor in tensors):
+            return self._submit(
+                name, opts, tensors, functools.partial(sums.reduce, reduction=reduction), written
+            )
+        tables = [SparseTensor(tensor) for tensor in tensors]
+        self._check_call(name, tensors, opts)
+
+        def work() -> None:
+            for table in tables:
+                row_sum = sums.reduce_rows(table, reduction)
+                if written:
+                    row_sum.write()
+
+        return self._work(name, opts, tensors, work)
 
     def _submit(
         self,
@@ -214,8 +225,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         written: bool = True,
     ) -> dist.Work:
         """Queue a call that computes `result` of each tensor, and replaces the tensor by it if `written`."""
-        if self._checker is not None:
-            self._check_call(name, tensors, opts)
+        self._check_call(name, tensors, opts)
         buckets = [Bucket(tensor.detach(), [tensor.shape]) for tensor in tensors]
 
         def work() -> None:
@@ -224,23 +234,6 @@ class SwitchProcessGroup(dist.ProcessGroup):
                     total = result(buffer)
                     if written:
                         buffer.copy_(total)
-
-        return self._work(name, opts, tensors, work)
-
-    def _submit_sparse(
-        self, name: str, opts: Any, tensors: list[torch.Tensor], reduction: Reduction, written: bool
-    ) -> dist.Work:
-        """Queue a reduction of sparse tensors, which are replaced by their sums if `written`."""
-        sums, sparse = self._sums, [SparseTensor(tensor) for tensor in tensors]
-        assert sums is not None
-        if self._checker is not None:
-            self._check_call(name, tensors, opts)
-
-        def work() -> None:
-            for tensor in sparse:
-                row_sum = sums.reduce_rows(tensor, reduction)
-                if written:
-                    row_sum.write()
 
         return self._work(name, opts, tensors, work)
 
@@ -277,11 +270,10 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
     def _check_call(self, name: str, tensors: list[torch.Tensor], opts: Any) -> None:
         """Raise torch's error unless all ranks make the same call, with tensors of equal type and shape."""
-        # Gloo has no reduction of sparse booleans.
-        tensors = [
-            tensor.byte() if tensor.is_sparse and tensor.dtype == torch.bool else tensor for tensor in tensors
-        ]
-        call_gloo(self._checker, name, tensors, type(opts)()).wait()
+        if self._checker is not None:
+            # Gloo has no reduction of sparse booleans.
+            checked = [t.byte() if t.is_sparse and t.dtype == torch.bool else t for t in tensors]
+            call_gloo(self._checker, name, checked, type(opts)()).wait()
 
     def _work(
         self, name: str, opts: Any, tensors: list[torch.Tensor], work: Callable[[], object]
@@ -291,11 +283,6 @@ class SwitchProcessGroup(dist.ProcessGroup):
         # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
         limit = opts.timeout if opts.timeout > timedelta(0) else self._backend.options._timeout
         return SwitchWork(self._queue.submit(work), tensors, name, limit)
-
-
-def _as_reals(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a complex tensor as pairs of floats; sparse tensors, which have none, as they are."""
-    return torch.view_as_real(tensor) if tensor.is_complex() and not tensor.is_sparse else tensor
 
 
 def _forward_to_gloo(name: str) -> Callable[..., Any]:

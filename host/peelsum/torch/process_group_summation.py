@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from threading import Event, Thread
@@ -52,19 +51,6 @@ _POLL_S = 0.05
 _STORE_S = 10.0
 #: Torch's name of the all_gather into a single tensor; the second is that before torch 2.12.
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-
-
-@dataclass(frozen=True)
-class _ReduceBuffers:
-    """All memory that the reduction of a part needs, so that it allocates nothing after it has begun."""
-
-    part: Part
-    words: torch.Tensor
-    """int32[n]: a copy of the part's words; after the reduction, the result."""
-    received: torch.Tensor | None = None
-    """int32[workers, n] to gather, or uint8[n, 32], the words' bits; None if words are reduced in place."""
-    scratch: tuple[torch.Tensor, torch.Tensor] | None = None
-    """int32[m, 32] and the 32 shifts, to unpack words to bits and to pack them."""
 
 
 class ProcessGroupSummation:
@@ -169,71 +155,71 @@ class ProcessGroupSummation:
 
         What a ring needs is allocated here.
         """
-        if by == "tree":
-            return lambda: [self._reduce_by_tree(part) for part in parts]
         if by is None and self._direct_sum and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
             return partial(self._direct_sum.sum_words, parts)
-        part_buffers = [self._allocate(part) for part in parts]
-        return lambda: [self._reduce_one(buffers) for buffers in part_buffers]
+        reductions = [self._prepare_reduction(part, tree=by == "tree") for part in parts]
+        return lambda: [reduction() for reduction in reductions]
 
-    def _allocate(self, part: Part) -> _ReduceBuffers:
-        """Copy a part's words to the device that reduces them, and allocate what else the reduction needs.
+    def _prepare_reduction(self, part: Part, *, tree: bool) -> Callable[[], Words]:
+        """Return the function that reduces a part, and returns its result on the device of its words.
 
-        The copy is int32, because backends do not reduce uint32.
+        tree: whether to reduce by `all_reduce_tree`.
+
+        All memory that it needs is allocated here: a copy of the words as int32, which every backend adds
+        modulo 2**32; to OR them without the backend's BOR, all workers' words, or a byte for each bit.
         """
         on_device = isinstance(part.words, torch.Tensor)
         # An array may be read-only or strided, which torch takes with a warning, or not at all.
         source = part.words if on_device else np.require(part.words.view(np.int32), requirements=["C", "W"])
         words = torch.as_tensor(source)
         words = words.to(words.device if on_device else self.device or "cpu", copy=True)
-        n, device = len(words), words.device
-        if part.op == "add" or self._or_method == "bor" or not n:
-            return _ReduceBuffers(part, words)
-        if self._or_method == "gather":
-            received = torch.empty((self.workers, n), dtype=torch.int32, device=device)
-            return _ReduceBuffers(part, words, received)
-        bits = torch.empty((n, _WORD_BITS), dtype=torch.uint8, device=device)
-        scratch = torch.empty((min(n, _UNPACK_WORDS), _WORD_BITS), dtype=torch.int32, device=device)
-        shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
-        for begin in range(0, n, _UNPACK_WORDS):
-            block = words[begin : begin + _UNPACK_WORDS, None]
-            unpacked = torch.bitwise_right_shift(block, shifts, out=scratch[: len(block)])
-            bits[begin : begin + _UNPACK_WORDS] = unpacked.bitwise_and_(1)
-        return _ReduceBuffers(part, words, bits, (scratch, shifts))
-
-    def _reduce_one(self, buffers: _ReduceBuffers) -> Words:
-        """Return a part's result, on the device of its words."""
-        if buffers.words.numel():
-            self._reduce(buffers)
-        if isinstance(buffers.part.words, torch.Tensor):
-            return cast(Words, buffers.words)
-        return buffers.words.cpu().numpy().view(np.uint32)
-
-    def _reduce(self, buffers: _ReduceBuffers) -> None:
-        """Reduce the words in place; every backend adds int32 modulo 2**32."""
-        words, received = buffers.words, buffers.received
-        if received is None:
-            op = dist.ReduceOp.SUM if buffers.part.op == "add" else dist.ReduceOp.BOR
-            dist.all_reduce(words, op, self._open_group())
-        elif buffers.scratch is None:
-            # `all_gather` takes a list of tensors, for which NCCL's group allocates as much memory again.
-            getattr(dist, ALL_GATHER)(received.view(-1), words, self._open_group())
-            for worker_words in received:
-                words.bitwise_or_(worker_words)
+        if tree:
+            reduce: Callable[[], None] = lambda: all_reduce_tree(words, self._open_group(), part.op)  # noqa: E731
+        elif part.op == "add" or self._or_method == "bor":
+            op = dist.ReduceOp.SUM if part.op == "add" else dist.ReduceOp.BOR
+            reduce = partial(self._all_reduce, words, op)
+        elif self._or_method == "gather":
+            received = torch.empty((self.workers, len(words)), dtype=torch.int32, device=words.device)
+            reduce = partial(self._or_gathered, words, received)
         else:
-            dist.all_reduce(received, dist.ReduceOp.MAX, self._open_group())
-            scratch, shifts = buffers.scratch
-            for begin in range(0, len(words), _UNPACK_WORDS):
-                block = words[begin : begin + _UNPACK_WORDS]
-                bits = scratch[: len(block)].copy_(received[begin : begin + _UNPACK_WORDS])
-                torch.sum(bits.bitwise_left_shift_(shifts), 1, dtype=torch.int32, out=block)
+            reduce = self._prepare_or_by_bits(words)
 
-    def _reduce_by_tree(self, part: Part) -> Words:
-        """Return a part's result by `all_reduce_tree`."""
-        tensor = torch.from_numpy(part.words.view(np.int32).copy()).to(self.device)
-        if tensor.numel():
-            all_reduce_tree(tensor, self._open_group(), part.op)
-        return tensor.cpu().numpy().view(np.uint32)
+        def reduction() -> Words:
+            if len(words):
+                reduce()
+            return cast(Words, words) if on_device else words.cpu().numpy().view(np.uint32)
+
+        return reduction
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
+        dist.all_reduce(tensor, op, self._open_group())
+
+    def _or_gathered(self, words: torch.Tensor, received: torch.Tensor) -> None:
+        """OR all workers' words[n] in place. received: int32[workers, n]."""
+        # `all_gather` takes a list of tensors, for which NCCL's group allocates as much memory again.
+        getattr(dist, ALL_GATHER)(received.view(-1), words, self._open_group())
+        for worker_words in received:
+            words.bitwise_or_(worker_words)
+
+    def _prepare_or_by_bits(self, words: torch.Tensor) -> Callable[[], None]:
+        """Return the function that ORs all workers' words in place, as the maximum of a byte for each bit."""
+        bits = torch.empty((len(words), _WORD_BITS), dtype=torch.uint8, device=words.device)
+        scratch_shape = min(len(words), _UNPACK_WORDS), _WORD_BITS
+        scratch = torch.empty(scratch_shape, dtype=torch.int32, device=words.device)
+        shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=words.device)
+        blocks = [slice(begin, begin + _UNPACK_WORDS) for begin in range(0, len(words), _UNPACK_WORDS)]
+        for block in blocks:
+            unpacked = scratch[: len(words[block])]
+            torch.bitwise_right_shift(words[block, None], shifts, out=unpacked)
+            bits[block] = unpacked.bitwise_and_(1)
+
+        def reduce() -> None:
+            self._all_reduce(bits, dist.ReduceOp.MAX)
+            for block in blocks:
+                unpacked = scratch[: len(words[block])].copy_(bits[block])
+                torch.sum(unpacked.bitwise_left_shift_(shifts), 1, dtype=torch.int32, out=words[block])
+
+        return reduce
 
     def _all_to_all(self, received: Words, sent: Words) -> None:
         """Send row r of `sent` to worker r, and write its words to row r of `received`."""
@@ -266,34 +252,32 @@ class ProcessGroupSummation:
             self._watcher.waiting_sum = 0
 
     def _describe_failure(self, error: RuntimeError) -> str:
-        """Close the group; return a message with the missing workers and torch's error."""
-        reason = str(error).partition("\n")[0]
-        # The traceback's frames refer to the group, which could then not be freed.
-        error.__traceback__ = None
-        missing = self._missing_workers(timed_out="timed out" in reason.lower())
-        return f"{self._backend}: the sum over {self.workers} workers failed: {missing} ({reason})"
-
-    def _missing_workers(self, *, timed_out: bool) -> str:
-        """Return a text with the workers that did not report through the store that their sum failed, too.
+        """Return a message with torch's error, and the workers that did not report that theirs failed, too.
 
         The group is closed first, so that the sums of workers that wait for this worker fail.
         """
+        reason = str(error).partition("\n")[0]
+        # The traceback's frames refer to the group, which could then not be freed.
+        error.__traceback__ = None
         self.close()
         reports = _FailureReports(self._store, self.worker_id, self.workers, _REPORT_S)
-        if not reports.collect():
-            return "rank 0, which keeps the store, does not answer; see whether it is running"
-        missing = reports.missing
+        answered, missing = reports.collect(), reports.missing
+        if not answered:
+            cause = "rank 0, which keeps the store, does not answer; see whether it is running"
         # If rank 0 reported and then ended with the store, the missing workers are those that it missed, too.
-        if reports.store_lost and (
+        elif reports.store_lost and (
             self._store_worker is None or self._store_worker in missing or not missing
         ):
-            return "the store is gone, and with it rank 0, which keeps it; see why rank 0 ended"
-        if missing:
+            cause = "the store is gone, and with it rank 0, which keeps it; see why rank 0 ended"
+        elif missing:
             numbers = ", ".join(map(str, sorted(missing)))
             worker, they = ("workers", "they are") if len(missing) > 1 else ("worker", "it is")
-            slow = f", or give a longer timeout_s if {they} slow" if timed_out else ""
-            return f"{worker} {numbers} did not answer; see whether {they} running{slow}"
-        return "every worker answered; check that all of them sum equally often"
+            cause = f"{worker} {numbers} did not answer; see whether {they} running"
+            if "timed out" in reason.lower():
+                cause += f", or give a longer timeout_s if {they} slow"
+        else:
+            cause = "every worker answered; check that all of them sum equally often"
+        return f"{self._backend}: the sum over {self.workers} workers failed: {cause} ({reason})"
 
 
 class _FailureWatcher(Thread):
@@ -343,27 +327,26 @@ class _FailureReports(Thread):
         return not self.is_alive()
 
     def run(self) -> None:
-        """See `Thread.run`."""
+        """Report this worker's failure; remove workers that report in time from `missing`.
+
+        A report renews the time limit, as workers take turns.
+        """
         try:
             self._store.set(_FAILED_KEY, "")
             # Read it back, because a write to a broken connection does not fail at once.
             self._store.set(_reported_key(self._worker_id), "")
             self._store.get(_reported_key(self._worker_id))
-            self._wait()
+            deadline = time.monotonic() + self._limit_s
+            while self.missing and time.monotonic() <= deadline:
+                reported = {worker for worker in self.missing if self._store.check([_reported_key(worker)])}
+                self._last_answer_at = time.monotonic()
+                self.missing -= reported
+                if reported:
+                    deadline = self._last_answer_at + self._limit_s
+                if self.missing:
+                    time.sleep(_POLL_S)
         except RuntimeError:
             self.store_lost = True
-
-    def _wait(self) -> None:
-        """Remove workers that report in time. A report renews the time limit, as workers take turns."""
-        deadline = time.monotonic() + self._limit_s
-        while self.missing and time.monotonic() <= deadline:
-            reported = {worker for worker in self.missing if self._store.check([_reported_key(worker)])}
-            self._last_answer_at = time.monotonic()
-            self.missing -= reported
-            if reported:
-                deadline = self._last_answer_at + self._limit_s
-            if self.missing:
-                time.sleep(_POLL_S)
 
 
 def _new_group(backend: str, ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:

@@ -20,10 +20,10 @@ def profile_range(phase: str) -> AbstractContextManager[object]:
     If the environment asks for spans, it is a span, too. Without profiler and spans it does nothing, because
     torch takes 5 us to enter and leave a range.
     """
-    spans = step_spans()
-    if spans is None and not torch.autograd.profiler._is_profiler_enabled:
-        return _NO_RANGE
-    return _profiler_range(phase) if spans is None else _span_and_range(spans, phase)
+    spans, is_profiled = step_spans(), torch.autograd.profiler._is_profiler_enabled
+    if spans is None:
+        return torch.profiler.record_function(f"peelsum::{phase}") if is_profiled else _NO_RANGE
+    return _span_and_range(spans, phase)
 
 
 def set_span_attributes(values: Mapping[str, int]) -> None:
@@ -42,13 +42,8 @@ def step_spans() -> StepSpans | None:
         raise HookConfigError(str(error)) from None
 
 
-def _profiler_range(phase: str) -> AbstractContextManager[object]:
-    if not torch.autograd.profiler._is_profiler_enabled:
-        return _NO_RANGE
-    return torch.profiler.record_function(f"peelsum::{phase}")
-
-
 @contextmanager
 def _span_and_range(spans: StepSpans, phase: str) -> Iterator[None]:
-    with spans.span(phase), _profiler_range(phase):
+    is_profiled = torch.autograd.profiler._is_profiler_enabled
+    with spans.span(phase), torch.profiler.record_function(f"peelsum::{phase}") if is_profiled else _NO_RANGE:
         yield

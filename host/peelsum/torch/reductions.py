@@ -15,7 +15,6 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from peelsum.summation import Op, Part, Words
 
@@ -39,7 +38,10 @@ class DirectSum:
         bounds = list(accumulate((part.words.size for part in parts), initial=0))
         total, whole = bounds[-1], bounds[-1] <= FEW_WORDS
         share = total if whole else -(-total // self._workers)
-        sent, received = self._buffers(share)
+        size = self._workers * share
+        if self._memory.shape[1] < size:
+            self._memory = np.empty((2, size), np.uint32)  # which later calls use again
+        sent, received = self._memory[:, :size].reshape(2, self._workers, share)
         if whole:
             sent[:] = np.concatenate([part.words for part in parts])
         else:
@@ -56,13 +58,6 @@ class DirectSum:
             self._all_to_all(result, sent)
         flat = result.reshape(-1)
         return [flat[begin:end] for begin, end in pairwise(bounds)]
-
-    def _buffers(self, share: int) -> NDArray[np.uint32]:
-        """Return buffers to send and to receive, uint32[2, workers, share], which calls use again."""
-        size = self._workers * share
-        if self._memory.shape[1] < size:
-            self._memory = np.empty((2, size), np.uint32)
-        return self._memory[:, :size].reshape(2, self._workers, share)
 
 
 def combine_share(rows: Words, spans: Sequence[tuple[int, int, Op]], offset: int) -> Words:

@@ -46,6 +46,18 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value == "measured" or isinstance(value, NetworkModel),
         "is not a network model; give a peelsum.allreduce.NetworkModel, or 'measured'",
     ),
+    "compressor": (
+        lambda value: isinstance(value, Compressor | None),
+        "is not a compressor; give one of peelsum.compress such as TopK(0.01) or QSGD(4), or None",
+    ),
+    "strategy": (
+        lambda value: isinstance(value, Flexible | None),
+        "is not a strategy; give a peelsum.compress.Flexible, or None",
+    ),
+    "error_feedback": (
+        lambda value: isinstance(value, bool | None),
+        "is not a choice; give True, False, or None for what the compressor needs",
+    ),
     "implementation": (
         lambda value: value in ("cpu", "gpu", None),
         "is unknown; use 'cpu', 'gpu', or None for that of the gradients' device",
@@ -91,23 +103,19 @@ class HookSettings:
                 raise HookConfigError(f"{field}: {value!r} {remedy}")
         if self.enters and self.on_lost == "error":
             raise HookConfigError("enters: needs on_lost='continue', as the run that it enters has")
-        if self.on_lost == "continue":
-            self._check_survival()
-        if self.reducer().on_host:
-            object.__setattr__(self, "implementation", "cpu")
-
-    def _check_survival(self) -> None:
-        """Raise HookConfigError for settings with which sums cannot go on when a rank is lost."""
-        if not self.has_switch or not self.owns_backend:
+        survives, reducer = self.on_lost == "continue", self.reducer()
+        if survives and not (self.has_switch and self.owns_backend):
             raise HookConfigError(
                 f"on_lost: 'continue' is for a switch, not for {self.over!r}; give over='switch://HOST:PORT'"
             )
-        if self.network == "measured":
+        if survives and self.network == "measured":
             raise HookConfigError("network: on_lost='continue' needs a NetworkModel; leave 'measured' out")
-        if self.strategy is not None:
+        if survives and self.strategy is not None:
             raise HookConfigError(
                 "strategy: measures times, and on_lost='continue' changes them; use one of both"
             )
+        if reducer.on_host:
+            object.__setattr__(self, "implementation", "cpu")
 
     def reducer(self) -> Reducer:
         """Return a new reducer, without residuals. Raises HookConfigError for values that do not fit."""

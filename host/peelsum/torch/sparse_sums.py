@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -102,37 +101,31 @@ class RowSum:
         self.shared = local_rows.new_zeros((int(union.shared.sum()), tensor.width))
         shared_places = np.cumsum(union.shared)[places[is_shared]] - 1
         self.shared[torch.from_numpy(shared_places)] = local_rows[torch.from_numpy(is_shared)]
-        #: uint32[k]: this rank's unshared rows, as words.
-        self.unshared = as_words(local_rows[torch.from_numpy(~is_shared)])
+        #: uint8[k]: this rank's unshared rows, as bytes.
+        self.unshared = _as_bytes(local_rows[torch.from_numpy(~is_shared)])
 
     def write_shared(self, total: torch.Tensor) -> None:
         """Write the sum or average of the shared rows, a flat tensor, to `values`."""
         self.finite &= not (self.fixed and bool(total.isnan().any()))
         self.values[torch.from_numpy(self.union.shared)] = total.view(self.shared.shape).to(self.values.dtype)
 
-    def unshared_words(self, worker: int) -> int:
-        """Return the number of words of a worker's unshared rows."""
-        return -(-self._unshared_bytes(worker) // 4)
-
-    def _unshared_bytes(self, worker: int) -> int:
+    def unshared_bytes(self, worker: int) -> int:
         """Return the number of bytes of a worker's unshared rows."""
         return self.union.unshared(worker).size * self.tensor.width * self.values.element_size()
 
     def write_unshared(
-        self, worker: int, words: Words, scale_rows: Callable[[torch.Tensor], torch.Tensor]
-    ) -> int:
-        """Write a worker's unshared rows, the first of `words`, to `values`; return how many words they are.
+        self, worker: int, content: NDArray[np.uint8], scale_rows: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Write a worker's unshared rows to `values`.
 
-        scaled: returns a row's sum or average, given the values of the single worker that has it.
+        scale_rows: returns a row's sum or average, given the values of the single worker that has it.
         """
-        places = torch.from_numpy(self.union.unshared(worker))
-        size, count = self._unshared_bytes(worker), self.unshared_words(worker)
-        if not size:
-            return 0
-        rows = torch.from_numpy(words[:count].view(np.uint8)[:size].copy()).view(self.values.dtype)
-        self.finite &= not self.fixed or bool(rows.isfinite().all())
-        self.values[places] = scale_rows(rows).view(places.numel(), self.tensor.width).to(self.values.dtype)
-        return count
+        if content.size:  # torch does not view an empty tensor as one of another type
+            places = torch.from_numpy(self.union.unshared(worker))
+            rows = torch.from_numpy(content.copy()).view(self.values.dtype)
+            self.finite &= not self.fixed or bool(rows.isfinite().all())
+            scaled = scale_rows(rows).view(places.numel(), self.tensor.width)
+            self.values[places] = scaled.to(self.values.dtype)
 
     def write(self) -> None:
         """Replace the tensor's content by its sum."""
@@ -159,6 +152,18 @@ def sum_rows(
     call: its name, for errors. average: divide by the number of ranks. factor: multiply by it first.
     Raises PlanMismatchError unless `call` and the tensors' shapes and types are the same on all ranks.
     """
+
+    def multiplied(values: torch.Tensor) -> torch.Tensor:
+        return values if factor is None else values.float() * factor
+
+    def scaled(values: torch.Tensor) -> torch.Tensor:
+        values = multiplied(values)
+        if not average:
+            return values
+        if values.is_floating_point():
+            return values.double() / summation.workers
+        return values.div(summation.workers, rounding_mode="trunc")
+
     call = f"{call} of {', '.join(map(str, tensors))}"
     unions = unite_rows(summation, [(tensor.rows, tensor.length) for tensor in tensors], call)
     sums = [
@@ -166,7 +171,7 @@ def sum_rows(
         for tensor, union in zip(tensors, unions, strict=True)
     ]
     fixed = [row_sum for row_sum in sums if row_sum.fixed]
-    floats = [_multiply(row_sum.shared.float(), factor).view(-1).numpy() for row_sum in fixed]
+    floats = [multiplied(row_sum.shared.float()).view(-1).numpy() for row_sum in fixed]
     for row_sum, (total, scale) in zip(fixed, sum_floats(summation, floats, average=average), strict=True):
         row_sum.write_shared(torch.from_numpy(total))
         row_sum.scale = scale
@@ -174,8 +179,7 @@ def sum_rows(
         if not row_sum.fixed and row_sum.shared.numel():
             assert sum_flat is not None
             row_sum.write_shared(sum_flat(row_sum.shared.view(-1)))
-    divisor = summation.workers if average else 1
-    _exchange_unshared(summation, sums, partial(_scale, divisor=divisor, factor=factor))
+    _exchange_unshared(summation, sums, scaled)
     for row_sum in sums:
         if not row_sum.finite:
             row_sum.values.fill_(math.nan)
@@ -187,48 +191,41 @@ def _exchange_unshared(
 ) -> None:
     """Gather all workers' unshared rows, and write them to the sums."""
     workers = range(summation.workers)
-    sizes = [sum(row_sum.unshared_words(worker) for row_sum in sums) for worker in workers]
-    if not any(sizes):
+    sizes = [[row_sum.unshared_bytes(worker) for row_sum in sums] for worker in workers]
+    if not any(map(any, sizes)):
         return
-    padded = np.zeros(max(sizes), np.uint32)
-    padded[: sizes[summation.worker_id]] = np.concatenate([row_sum.unshared for row_sum in sums])
-    for worker, words in enumerate(summation.all_gather(padded).reshape(len(workers), padded.size)):
-        begin = 0
-        for row_sum in sums:
-            begin += row_sum.write_unshared(worker, words[begin:], scale_rows)
+    sent = np.zeros(-(-max(map(sum, sizes)) // 4), np.uint32)
+    unshared = np.concatenate([row_sum.unshared for row_sum in sums])
+    sent.view(np.uint8)[: unshared.size] = unshared
+    rows = summation.all_gather(sent).reshape(len(workers), -1).view(np.uint8)
+    for worker in workers:
+        for row_sum, content in zip(sums, np.split(rows[worker], np.cumsum(sizes[worker])), strict=False):
+            row_sum.write_unshared(worker, content, scale_rows)
+
+
+def _as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Return a host tensor's bytes."""
+    flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+    # Torch calls a single element contiguous, whatever its stride, but does not view it as bytes.
+    content: NDArray[np.uint8] = flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()
+    return content
 
 
 def as_words(tensor: torch.Tensor) -> Words:
     """Return a host tensor's bytes as words, padded with zeros."""
-    flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
-    # Torch calls a single element contiguous, whatever its stride, but does not view it as bytes.
-    content = flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()
-    words = np.zeros(-(-content.size // 4), np.uint32)
-    words.view(np.uint8)[: content.size] = content
-    return words
-
-
-def _multiply(values: torch.Tensor, factor: float | None) -> torch.Tensor:
-    return values if factor is None else values.float() * factor
-
-
-def _scale(values: torch.Tensor, divisor: int, factor: float | None) -> torch.Tensor:
-    """Return values times `factor` over `divisor`; quotients of integers are rounded towards zero."""
-    values = _multiply(values, factor)
-    if divisor == 1:
-        return values
-    if values.is_floating_point():
-        return values.double() / divisor
-    return values.div(divisor, rounding_mode="trunc")
+    content = _as_bytes(tensor)
+    return np.pad(content, (0, -content.size % 4)).view(np.uint32)
 
 
 def average_rows(
-    summation: GatheringSummation, tensors: Sequence[SparseTensor], names: Sequence[str]
+    summation: GatheringSummation, gradients: Mapping[tuple[str, ...], SparseTensor], step: int
 ) -> SparseResult:
     """Replace gradients by their averages over ranks; return bytes, seconds and statistics.
 
-    Raises InvalidRequestError for a dtype that hooks do not take, PlanMismatchError if ranks differ.
+    gradients: each by the name of its parameter. Raises InvalidRequestError for a dtype that hooks do not
+    take, PlanMismatchError if ranks differ.
     """
+    names, tensors = [name for (name,) in gradients], list(gradients.values())
     for name, tensor in zip(names, tensors, strict=True):
         dtype = str(tensor.values.dtype).removeprefix("torch.")
         if dtype not in SUPPORTED_DTYPES:

@@ -124,10 +124,8 @@ class RunningStats:
         self._lock = threading.Lock()
         #: The fields of `HookStats`, by name. They are changed in every step, and copied when they are read.
         self._totals: Counter[str] = Counter()
-        #: The last result of each sum, by the names of its tensors; the last sum comes last.
-        self._tallies: dict[tuple[str, ...], StepSummary] = {}
-        #: The members of each sum, by the names of its tensors.
-        self._members: dict[tuple[str, ...], tuple[int, ...]] = {}
+        #: The last result of each sum, and its members, by the names of its tensors; the last sum comes last.
+        self._sums: dict[tuple[str, ...], tuple[StepSummary, tuple[int, ...]]] = {}
         self._logged = HookStats()
         self._warned = False
 
@@ -135,12 +133,11 @@ class RunningStats:
         """Return the statistics so far."""
         with self._lock:
             totals: dict[str, Any] = dict(self._totals)
-            tallies = list(self._tallies.values())
-            last_members = dict(self._members)
+            sums = dict(self._sums)
         tensors: dict[str, TensorStats] = {}
-        for tally in tallies:
+        for tally, _ in sums.values():
             tensors |= tally.tensors()
-        members = {name: ranks for names, ranks in last_members.items() for name in names}
+        members = {name: ranks for names, (_, ranks) in sums.items() for name in names}
         return HookStats(**totals, tensors=tensors, members=members)
 
     def add(self, result: SumCost, buckets: int, names: tuple[str, ...], members: tuple[int, ...]) -> None:
@@ -148,15 +145,12 @@ class RunningStats:
         with self._lock:
             totals = self._totals
             totals["buckets"] += buckets
-            self._members.pop(names, None)
-            self._members[names] = members
-            tally = result.tally
-            totals["elements"] += tally.elements
-            totals["non_finite"] += tally.non_finite
+            self._sums.pop(names, None)
+            self._sums[names] = result.tally, members
+            totals["elements"] += result.tally.elements
+            totals["non_finite"] += result.tally.non_finite
             for name in _COSTS:
                 totals[name] += getattr(result, name)
-            self._tallies.pop(tally.names, None)
-            self._tallies[tally.names] = tally
 
     def add_wait(self, seconds: float) -> None:
         """Add the time that the training thread waited for sums."""

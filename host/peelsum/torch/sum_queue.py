@@ -199,6 +199,11 @@ class SumQueue:
             return tuple(range(self.backend.workers))
         return self._current.members or self._changes.members
 
+    @property
+    def rank(self) -> int:
+        """This rank's number among `members`."""
+        return self.worker_id if self._changes is None else self._changes.rank
+
     def submit(
         self, work: Callable[[], object], done: Future[None] | None = None, *, key: Hashable = None
     ) -> Future[None]:
@@ -378,8 +383,14 @@ def chain_future(
             elif value_after_error is not None:
                 future.set_result(value_after_error())
             else:
+                reported_error = error
+                if not isinstance(error, Exception):  # the only kind of error that torch's futures accept
+                    reported_error = HookFailedError(
+                        f"sum: ended by {type(error).__name__} ({error}); start training again"
+                    )
+                    reported_error.__cause__ = error
                 # mypy expects a result of type T; torch documents an exception here.
-                future.set_exception(_to_exception(error))  # type: ignore[arg-type]
+                future.set_exception(reported_error)  # type: ignore[arg-type]
         except Exception as failure:
             error = error or failure
         if error is None:
@@ -389,12 +400,3 @@ def chain_future(
 
     summed.add_done_callback(complete)
     return reported
-
-
-def _to_exception(error: BaseException) -> Exception:
-    """Return an Exception, the only kind of error that torch's futures accept."""
-    if isinstance(error, Exception):
-        return error
-    wrapped = HookFailedError(f"sum: ended by {type(error).__name__} ({error}); start training again")
-    wrapped.__cause__ = error
-    return wrapped

@@ -175,22 +175,16 @@ class TensorSums:
             flat = flat.float() * reduction.factor
         average = reduction.op == _R.AVG
         if flat.numel() <= self._precise_up_to:
-            total = self._sum_in_float64(flat)
+            words = _words_with_size(flat.float())[0]
+            rows = gather_by_or(self._summation, words)
+            _check_sizes("reduction", rows[:, 0], words[0])
+            with np.errstate(invalid="ignore"):  # added in the workers' order
+                total = functools.reduce(np.add, rows[:, 1:].view(np.float32).astype(np.float64))
+            total[np.isnan(total)] = np.nan
             return torch.from_numpy(total / self._summation.workers if average else total)
         allreduce = self._average if average else self._sum
         flat = flat if flat.dtype in _SUMMABLE else flat.float()
         return torch.from_numpy(allreduce.sum({"": as_array(flat)})[""].values)
-
-    def _sum_in_float64(self, flat: torch.Tensor) -> NDArray[np.float64]:
-        """Return float64[n]: all workers' floats, gathered by OR and added here, in the workers' order."""
-        words = _words_with_size(flat.float())[0]
-        rows = gather_by_or(self._summation, words)
-        _check_sizes("reduction", rows[:, 0], words[0])
-        floats = rows[:, 1:].view(np.float32)
-        with np.errstate(invalid="ignore"):
-            total: NDArray[np.float64] = functools.reduce(np.add, floats.astype(np.float64))
-        total[np.isnan(total)] = np.nan
-        return total
 
     def _sum_integers(self, numbers: NDArray[Any], *, average: bool) -> NDArray[Any]:
         """Return the sum modulo the type's range; or the average, rounded towards zero.

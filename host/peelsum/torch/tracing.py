@@ -24,8 +24,8 @@ class GradientRecorder:
 
     def __init__(self, folder: str, name: str, steps: int, values: bool) -> None:
         self._folder, self._name, self._steps, self._values = Path(folder), name, steps, values
+        #: None before the first bucket, and after the file has been written.
         self._recorder: TraceRecorder | None = None
-        self._path = self._folder
         self._written = False
         self._lock = threading.Lock()
         #: When the computation began that leads to the next bucket.
@@ -47,7 +47,6 @@ class GradientRecorder:
         if self._recorder is None:
             rank, workers = dist.get_rank(group), dist.get_world_size(group)
             self._recorder = TraceRecorder(self._name, rank, workers, values=self._values)
-            self._path = self._folder / f"worker-{rank}{SUFFIX}"
         with bucket.gradients(on_host=True) as gradients:
             flat = [gradient.detach().float().cpu().numpy() for gradient in gradients]
         self._recorder.add(names, [tuple(shape) for shape in bucket.shapes], flat, max(ready_s, 0.0))
@@ -61,14 +60,14 @@ class GradientRecorder:
 
     def end_step(self) -> None:
         """End a step; write the trace if it was the last step to record."""
-        if self._written or self._recorder is None:
-            return
-        self._recorder.end_step()
-        if self._recorder.steps >= self._steps:
-            self.close()
+        if self._recorder is not None:
+            self._recorder.end_step()
+            if self._recorder.steps >= self._steps:
+                self.close()
 
     def close(self) -> None:
         """Write the trace of the steps recorded so far, unless it has been written. Raises TraceError."""
-        if not self._written and self._recorder is not None:
-            write(self._recorder.trace(), self._path)
-        self._written = True
+        recorder, self._recorder, self._written = self._recorder, None, True
+        if recorder is not None:
+            trace = recorder.trace()
+            write(trace, self._folder / f"worker-{trace.worker}{SUFFIX}")
