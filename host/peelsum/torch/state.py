@@ -57,31 +57,42 @@ class SwitchAllreduceState:
     - `over`: the backend. "switch" takes the job from the environment, PEELSUM_SEAT or PEELSUM_JOB.
       "switch:FILE@HOST:PORT" takes it from a file that `peelsum job admit --json` wrote; rank r connects to
       PORT + r. "switch:FILE" takes a file that names the switch, too. "switch://HOST:PORT" asks a `peelsum
-      job serve`. The name of a torch.distributed backend, such as "gloo", sums the same words by its
-      all_reduce. A `Summation` is used as it is; `close` leaves it open.
+      job serve`, which admits the job again for every start. The name of a torch.distributed backend, such as
+      "gloo", sums the same words by its all_reduce, with the same result bit for bit. A `Summation` is used
+      as it is; `close` leaves it open.
     - `names`: the parameters' names, as `model.named_parameters()` returns them, for `forms`, `stats` and
-      checkpoints. By default they are "parameter 0", "parameter 1", ... in the order of their first sums.
-    - `forms`, `values`, `network`: see `peelsum.allreduce.Allreduce`. With `network="measured"`, ranks
-      measure it when they connect.
-    - `compressor`, `strategy`: a compressor of `peelsum.compress`, or a `peelsum.compress.Flexible`, which
-      chooses the method and the ratio of each step; None sums every element.
+      checkpoints. `forms` may then name no others. By default the names are "parameter 0", "parameter 1", ...
+      in the order of their first sums.
+    - `forms`, `values`, `network`: see `peelsum.allreduce.Allreduce`. All are lossless up to fixed point,
+      whose error bound `stats()` returns. With `network="measured"`, ranks measure it when they connect.
+    - `compressor`: one of `peelsum.compress`; None sums every element. `TopK`, `RandomK` and `Threshold` send
+      some elements, and keep the others for later steps by exact error feedback; with `momentum`, by the
+      momentum correction of Deep Gradient Compression. With a GradScaler, a residual is in units of the scale
+      of its step. The backend sums additive payloads as 32-bit words, and indexed payloads through the
+      all-reduce's index. The ranks' process group gathers payloads of kind "gather".
+    - `strategy`: a `peelsum.compress.Flexible`, which chooses the method and the ratio of each step by
+      measurements of earlier steps. Elements that a method does not send are kept for the next method. The
+      decisions are in `stats().strategy` and, at level INFO, in the log.
     - `error_feedback`: whether elements that are not sent are kept for later steps; None keeps them if the
       compressor needs it. True without a compressor keeps the rounding errors of fixed point.
-    - `implementation`: "gpu" encodes and decodes gradients on their GPU, "cpu" on the host, with the same
-      bits. None takes "gpu" for gradients on a GPU if Triton is installed. Compressors run on the host.
-    - `timeout_s`: seconds that a sum waits for other workers; None takes the job's timeout, or 30 s.
-    - `on_lost`: what happens when the process of a rank ends: "error" raises an error on all others.
-      "continue" repeats the sums that have not completed with the ranks that are left; it needs a `peelsum
-      job serve`, and ranks that are started apart.
+    - `implementation`: "gpu" encodes and decodes gradients on their GPU by Triton, so that only words are
+      copied. "cpu" copies gradients to the host and back. None takes "gpu" for gradients on a GPU if Triton
+      is installed. Both produce the same bits, so ranks may differ. Compressors run on the host.
+    - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
+      takes the job's timeout, or 30 s.
+    - `on_lost`: what happens when the process of a rank ends: "error" raises an error on all others at once.
+      "continue" repeats the sums that have not completed with the ranks that are left, of which `stats()`
+      names the members; it needs a `peelsum job serve`, and ranks that are started apart.
     - `enters`: whether this process enters a run that goes on, in a seat of a rank that was lost. `connect`
       then returns once it is a member, and has loaded the state of the others into `shared`.
     - `shared`: what a rank that enters gets from another one, by the same names on all ranks: objects with
       `state_dict` and `load_state_dict`, such as the module without DDP, and the optimizer.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
 
-    Sparse gradients are summed by rows at the end of a backward pass, without loss: `forms`, `values`,
-    `compressor` and `strategy` do not apply to them. Under `peelsum trace record`, a state also records the
-    gradients before they are summed.
+    Sparse gradients, of tables with `sparse=True`, are summed by rows at the end of a backward pass, without
+    loss: `forms`, `values`, `compressor` and `strategy` do not apply to them.
+
+    Under `peelsum trace record`, a state also records the gradients before they are summed.
 
     All settings must be the same on every rank, except the address in `over`, `implementation` and
     `log_every`. If they differ, every rank raises PlanMismatchError in its first step; only differences of
