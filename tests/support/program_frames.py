@@ -4,7 +4,7 @@ import random
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from peelsum.softswitch import Switch, load
 
@@ -33,7 +33,7 @@ def stack_frames(rng: random.Random) -> Iterator[bytes]:
             struct.pack(">HB", value, cost << 1 | (n == count - 1)) for n, (value, cost) in enumerate(rows)
         )
 
-    for op in range(18):
+    for op in range(23):
         for count in (1, 2, 3, 4, 5, 6):
             # Beyond the valid labels, BMv2 reads the remains of an earlier packet.
             yield struct.pack(">BBHI", op, rng.randrange(min(count, 4)), 6 if op > 12 else 0, 0) + labels(
@@ -91,17 +91,31 @@ def by_port(pairs: Iterable[tuple[int, bytes]]) -> dict[int, list[bytes]]:
     return out
 
 
-def for_bmv2(value: Any, inside: bool = False) -> Any:
-    """Return a program's JSON with an action's parameters named as BMv2 reads them.
+def for_bmv2(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a program's JSON as BMv2 reads it; p4c writes three things that BMv2 does not load.
 
-    Within an expression BMv2 knows them as "local" only. p4c writes "runtime_data" there too where a
-    parameter is cast, and BMv2 does not load such a program.
+    An action's parameters within an expression, which BMv2 knows as "local" only. The element of a stack
+    that is selected at run time, as an operand (p4lang/behavioral-model#1125), and its validity.
     """
+    fields = {kind["name"]: len(kind["fields"]) for kind in document["header_types"]}
+    stacks = {stack["name"]: fields[stack["header_type"]] for stack in document["header_stacks"]}
+    return cast(dict[str, Any], _for_bmv2(document, stacks))
+
+
+def _for_bmv2(value: Any, stacks: dict[str, int], inside: bool = False) -> Any:
+    """stacks: the number of fields of each stack's elements, which is where BMv2 has their validity."""
     if isinstance(value, list):
-        return [for_bmv2(one, inside) for one in value]
+        return [_for_bmv2(part, stacks, inside) for part in value]
     if not isinstance(value, dict):
         return value
-    if inside and value.get("type") == "runtime_data":
+    kind, content = value.get("type"), value.get("value")
+    if inside and kind == "runtime_data":
         return value | {"type": "local"}
-    inside = inside or value.get("type") == "expression"
-    return {key: for_bmv2(one, inside) for key, one in value.items()}
+    if kind == "field" and isinstance(content[0], dict):
+        element, valid = content[0], stacks[content[0]["left"]["value"]]
+        operands = {"left": {"type": "expression", "value": element}, "right": valid}
+        return {"type": "expression", "value": {"op": "access_field", **operands}}
+    if not inside and kind == "expression" and content.get("op") == "dereference_header_stack":
+        return {"type": "expression", "value": value}
+    inside = inside or kind == "expression"
+    return {key: _for_bmv2(part, stacks, inside) for key, part in value.items()}

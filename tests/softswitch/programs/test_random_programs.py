@@ -1,13 +1,20 @@
-"""Random programs, which p4c compiles, do what their generator computes with Python's integers."""
+"""Random programs, which p4c compiles, do what their generator computes with Python's integers.
+
+On the softswitch, and on BMv2, for a generator that erred in the same way as the softswitch.
+"""
 
 import json
 import random
 import shutil
 import subprocess
+from contextlib import suppress
 
 import pytest
+import random_programs
+from bmv2_files import NotLoadedError, outputs_of
 from machine_words import on_words
 from p4_programs import COMPILER
+from program_frames import by_port, for_bmv2
 from random_frames import Generator
 from random_programs import GROUPS, SESSIONS, WIDE, WIDTHS, RandomProgram
 
@@ -37,6 +44,47 @@ def filled(switch, program):
     return switch
 
 
+def with_entries(document, program):
+    """Return the JSON of a program with its entries, which BMv2 then needs no controller for."""
+    for table in (table for pipeline in document["pipelines"] for table in pipeline["tables"]):
+        if table["name"] in program.tables and not program.tables[table["name"]].const:
+            declared, numbers = (
+                program.tables[table["name"]],
+                dict(zip(table["actions"], table["action_ids"], strict=True)),
+            )
+            table["entries"] = [
+                {
+                    "match_key": [
+                        match(key, pattern) for key, pattern in zip(declared.keys, patterns, strict=True)
+                    ],
+                    "action_entry": {
+                        "action_id": numbers[f"{table['name'][:2]}{action}"],
+                        "action_data": [hex(argument) for argument in arguments],
+                    },
+                    # The lowest comes first.
+                    "priority": 1_000_000 - priority,
+                }
+                for patterns, action, arguments, priority in declared.entries
+            ]
+    return document
+
+
+def match(key, pattern):
+    """Return a match of an entry, as BMv2 reads it."""
+    kind, bits = key
+    parts = {
+        "exact": ["key"],
+        "lpm": ["key", "prefix_length"],
+        "ternary": ["key", "mask"],
+        "range": ["start", "end"],
+    }
+    values = pattern if isinstance(pattern, tuple) else (pattern,)
+    return {"match_type": kind} | {
+        part: value if part == "prefix_length" else f"0x{value:0{2 * (-(-bits // 8))}x}"
+        for part, value in zip(parts[kind], values, strict=True)
+    }
+
+
 def cells_of(switch, program):
     """Return what a switch has counted and stored, as the program has it."""
     cells = {
@@ -58,7 +106,7 @@ def check(seed, folder, mode, size=8):
     program = RandomProgram(seed, size, WIDTHS + WIDE * (seed % 2), seed % 3 == 0)
     document = compiled(program, folder)
     switches = [Switch(parse(document, "random"), mode)]
-    generated = switches[0]._generated
+    generated = switches[0].generated
     if mode == "python" and not generated.not_compilable:
         switches.append(Switch(parse(document, "random"), mode))
         switches[-1]._run = on_words(generated)
@@ -79,6 +127,45 @@ def check(seed, folder, mode, size=8):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_random_program_does_what_it_says(seed, tmp_path):
     check(seed, tmp_path, "python")
+
+
+def check_bmv2(seed, folder, monkeypatch):
+    """Compare the frames that BMv2 sends, without clones and multicast groups."""
+    monkeypatch.setattr(random_programs, "GROUPS", {})
+    program = RandomProgram(seed, widths=WIDTHS + WIDE * (seed % 2))
+    document = compiled(program, folder)
+    rng, switch = random.Random(seed), Switch(parse(document, "random"), "python")
+    # BMv2 keeps 64 frames for a port, and drops further ones if the port is slower than the program.
+    frames = [(rng.choice([0, 1, 5, 300]), frame) for frame in Generator(switch, rng).frames(60, 0.1)]
+    expected = by_port(sent for port, frame in frames for sent in program.process(port, frame))
+    path = folder / "program.json"
+    path.write_text(json.dumps(for_bmv2(with_entries(document, program))))
+    ports = sorted({0, 1, 5, 300, *expected})
+    assert outputs_of(path, frames, sum(map(len, expected.values())), folder, ports) == expected, seed
+
+
+needs_bmv2 = pytest.mark.skipif(shutil.which("simple_switch") is None, reason="simple_switch is not on PATH")
+
+
+@needs_bmv2
+@pytest.mark.parametrize("seed", range(3))
+def test_bmv2_does_what_a_random_program_says(seed, tmp_path, monkeypatch):
+    try:
+        check_bmv2(seed, tmp_path, monkeypatch)
+    except NotLoadedError as error:
+        pytest.skip(f"BMv2 does not load it: {error}")
+
+
+@needs_bmv2
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(100, 2100, 100))
+def test_bmv2_does_what_many_random_programs_say(first, tmp_path, monkeypatch):
+    for seed in range(first, first + 100):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        with suppress(NotLoadedError):
+            check_bmv2(seed, folder, monkeypatch)
+            shutil.rmtree(folder)
 
 
 @pytest.mark.slow
