@@ -92,10 +92,11 @@ def by_port(pairs: Iterable[tuple[int, bytes]]) -> dict[int, list[bytes]]:
 
 
 def for_bmv2(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a program's JSON as BMv2 reads it; p4c writes three things that BMv2 does not load.
+    """Return a program's JSON as BMv2 reads it; p4c writes what BMv2 does not load, or reads otherwise.
 
     An action's parameters within an expression, which BMv2 knows as "local" only. The element of a stack
     that is selected at run time, as an operand (p4lang/behavioral-model#1125), and its validity.
+    BMv2 lets the last default transition of a parser's state count, also where an earlier one always matches.
     """
     fields = {kind["name"]: len(kind["fields"]) for kind in document["header_types"]}
     stacks = {stack["name"]: fields[stack["header_type"]] for stack in document["header_stacks"]}
@@ -118,4 +119,8 @@ def _for_bmv2(value: Any, stacks: dict[str, int], inside: bool = False) -> Any:
     if not inside and kind == "expression" and content.get("op") == "dereference_header_stack":
         return {"type": "expression", "value": value}
     inside = inside or kind == "expression"
+    if "transitions" in value:
+        edges = value["transitions"]
+        last = next((n for n, edge in enumerate(edges) if edge["type"] == "default"), len(edges))
+        value = value | {"transitions": edges[: last + 1]}
     return {key: _for_bmv2(part, stacks, inside) for key, part in value.items()}
