@@ -179,7 +179,9 @@ class ThcWorker(FloatPoolWorker):
 
     def encode(self, chunk: int, scale: int) -> Words:
         """Return 8 indices in each lane."""
-        positions = (self.words[chunk].view(np.float32) + _float(scale)) / (2 * _float(scale)) * _LEVELS[-1]
+        most = _float(scale) or 1.0  # if all values are zero, so are their sums, whatever is sent
+        values = self.words[chunk].view(np.float32).astype(np.float64)
+        positions = (values + most) / (2 * most) * _LEVELS[-1]
         above = np.clip(np.searchsorted(_LEVELS, positions), 1, len(_LEVELS) - 1)
         share = (positions - _LEVELS[above - 1]) / (_LEVELS[above] - _LEVELS[above - 1])
         indices = above - (self._random.random(len(share)) >= share)
@@ -194,8 +196,8 @@ class ThcWorker(FloatPoolWorker):
 
 
 def _float(bits: int) -> float:
-    """Return the float32 with these bits, or the smallest normal one if it is less."""
-    return max(float(np.uint32(bits).view(np.float32)), float(np.finfo(np.float32).tiny))
+    """Return the float32 with these bits."""
+    return float(np.uint32(bits).view(np.float32))
 
 
 def switchml_bound(words: Words) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from program_frames import by_port, for_bmv2
+from rival_frames import THC_LEVELS, frame
 
 from benchmarks.rivals.program_bench import (
     COLLISION,
@@ -24,31 +25,22 @@ from benchmarks.rivals.program_bench import (
     Message,
     SlotJob,
     load_program,
-    pack,
     unpack,
 )
 from benchmarks.rivals.slot_protocols import PROGRAMS
 from peelsum.simulation import Job
 from peelsum.softswitch import Frames, Switch
-from peelsum.wire import FRAME_HEADER_BYTES, encapsulation
+from peelsum.wire import FRAME_HEADER_BYTES
 
 LANES = 4
 SERVER = 40
 LAST = 0xFFFFFFFF
-#: As in the comment of thc.p4.
-THC_LEVELS = (0, 3, 6, 8, 10, 12, 13, 14, 16, 17, 18, 20, 22, 24, 27, 30)
 NAMES = pytest.mark.parametrize("name", ["switchml", "omnireduce", "atp", "thc", "counting"])
 
 
 def job(number: int, workers: int) -> SlotJob:
     words = np.zeros((workers, 1, LANES), np.uint32)
     return SlotJob(number, 2, 1 << 16, Job(), words, LANES, LANES, range(workers), SERVER)
-
-
-def frame(of: SlotJob, message: Message) -> bytes:
-    data, sizes = pack(of, [message])
-    payload = data[0, : sizes[0] - FRAME_HEADER_BYTES].tobytes()
-    return encapsulation(len(payload)) + payload
 
 
 def switch_of(name: str, workers: int, *, roll: bool = True) -> Switch:
