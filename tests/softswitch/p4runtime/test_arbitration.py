@@ -1,10 +1,14 @@
 """The election among streams, without gRPC: notifications, and the highest election id."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import grpc
 import pytest
 from finsy.proto import U128, p4r, rpc_code
 from p4runtime_client import Client
+from patience import PATIENCE_S
 
+from peelsum.softswitch.p4runtime import stream as stream_module
 from peelsum.softswitch.p4runtime.status import RequestError
 from peelsum.softswitch.p4runtime.stream import Arbiter
 
@@ -117,7 +121,19 @@ def test_without_an_election_everybody_may_write():
     assert write_code(arbiter) is None
 
 
-def test_each_role_has_a_primary_that_may_write():
+def test_a_client_that_opens_a_new_stream_need_not_wait_for_the_end_of_the_old_one(monkeypatch):
+    monkeypatch.setattr(stream_module, "ENDING_S", PATIENCE_S)
+    arbiter = Arbiter(7)
+    old, new = Stream(arbiter), Stream(arbiter)
+    bid(arbiter, old, 1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(bid, arbiter, new, 1)
+        arbiter.close(old)
+        waiting.result(PATIENCE_S)
+    assert new.told == [(PRIMARY, 1)]
+
+
+def test_each_role_has_a_primary_that_may_write(monkeypatch):
     arbiter = Arbiter(7)
     writer, holder, other, late = (Stream(arbiter) for _ in range(4))
     bid(arbiter, holder, 1, "job 1")
@@ -132,6 +148,7 @@ def test_each_role_has_a_primary_that_may_write():
     # Roles have names only: no stream can have bid for a role with a number.
     assert write_code(arbiter, role_id=2, election_id=U128.encode(5)) == "PERMISSION_DENIED"
     assert write_code(arbiter, "job 2", role_id=2, election_id=U128.encode(3)) == "PERMISSION_DENIED"
+    monkeypatch.setattr(stream_module, "ENDING_S", 0.0)
     with pytest.raises(RequestError, match=r"id 1 already exists, of process 7 at 10\.0\.0\.1:5; bid"):
         bid(arbiter, late, 1, "job 1")
     with pytest.raises(RequestError, match=r"role: 'job 1': this stream has another"):

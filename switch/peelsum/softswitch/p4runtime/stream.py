@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Lock, RLock
+from threading import Condition, Lock
 
 from finsy.proto import U128, p4r, rpc_status
 
@@ -23,6 +23,9 @@ from peelsum.softswitch.p4runtime.status import (
     unimplemented,
 )
 
+#: Seconds in which a stream with the same election id may still end. A client that closes its stream and
+#: opens another does not wait until the server knows of the end of the first.
+ENDING_S = 1.0
 #: Most messages, and most bytes, that may wait for a slow client. Beyond them, PacketIns and notifications
 #: are dropped; beyond twice as many, the call is cancelled.
 MOST_WAITING = 8192
@@ -89,7 +92,7 @@ class ControllerStream:
 #
 #   a stream bids e             | then
 #   ----------------------------+--------------------------------------------------------------
-#   another stream holds e      | the bidding stream ends: INVALID_ARGUMENT
+#   another stream holds e      | if that one does not end soon, the bidding stream ends: INVALID_ARGUMENT
 #   e >= highest                | it becomes the primary, highest = e, all are notified
 #   e < highest, was primary    | there is no primary, all are notified
 #   e < highest                 | it becomes a backup and is notified
@@ -115,7 +118,8 @@ class Arbiter:
 
     def __init__(self, device_id: int) -> None:
         self._device_id = device_id
-        self._lock = RLock()
+        #: Notified when a stream has ended.
+        self._lock = Condition()
         #: The role of each open stream; None before its first bid.
         self._roles: dict[ControllerStream, str | None] = {}
         self._elections: defaultdict[str, _Election] = defaultdict(_Election)
@@ -126,7 +130,10 @@ class Arbiter:
             self._roles[stream] = None
 
     def bid(self, stream: ControllerStream, update: p4r.MasterArbitrationUpdate) -> None:
-        """Handle a stream's arbitration message. Raises RequestError if the stream has to end."""
+        """Handle a stream's arbitration message. Raises RequestError if the stream has to end.
+
+        Waits for the end of another stream with this election id, at most for ENDING_S.
+        """
         if update.device_id != self._device_id:
             raise RequestError(
                 Code.NOT_FOUND, f"device_id: no device {update.device_id}; this is device {self._device_id}"
@@ -140,10 +147,12 @@ class Arbiter:
             if self._roles[stream] not in (None, role):
                 raise invalid(f"role: {role!r}: this stream has another; open a stream for each role")
             self._roles[stream] = role
-            election = self._elections[role]
-            holders = (other for other, bid in election.bids.items() if election_id and bid == election_id)
-            if (holder := next(holders, stream)) is not stream:
+            self._lock.wait_for(lambda: self._holder(role, election_id, stream) is stream, ENDING_S)
+            if (holder := self._holder(role, election_id, stream)) is not stream:
                 raise invalid(f"Election id {election_id} already exists, of {holder.client}; bid another")
+            if stream not in self._roles:
+                return
+            election = self._elections[role]
             election.bids[stream] = election_id
             previous_primary = election.primary
             if election_id and election_id >= election.highest:
@@ -153,9 +162,15 @@ class Arbiter:
             is_changed = previous_primary is not election.primary or election.primary is stream
             self._notify(role, election.bids if is_changed else [stream])
 
+    def _holder(self, role: str, election_id: int, stream: ControllerStream) -> ControllerStream:
+        """Return the other stream that has bid this number, or `stream` if there is none."""
+        bids = self._elections[role].bids if election_id and role in self._elections else {}
+        return next((other for other, bid in bids.items() if bid == election_id), stream)
+
     def close(self, stream: ControllerStream) -> None:
         """Remove a stream that has ended."""
         with self._lock:
+            self._lock.notify_all()
             role = self._roles.pop(stream, None)
             if role is None:
                 return

@@ -1,0 +1,105 @@
+"""p4c's own tests of programs for BMv2, on the softswitch: `.stf` files say what is sent and what must leave.
+
+`P4C_SAMPLES` names the folder testdata/p4_16_samples of a checkout of github.com/p4lang/p4c. Tests of
+programs for PSA are left out.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+from p4_programs import COMPILER
+
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.compiler.loading import parse
+from peelsum.softswitch.inspection.entries import load_entries, packet_bytes
+
+SAMPLES = os.environ.get("P4C_SAMPLES")
+FILES = [] if SAMPLES is None else sorted(Path(SAMPLES).glob("*-bmv2.stf"))
+STEMS = [path.stem for path in FILES if not path.stem.startswith("psa-")]
+#: Commands that only show something, or set what no later packet depends on.
+NO_EFFECT = (
+    "register_read",
+    "mirroring_get",
+    "meter_get_rates",
+    "meter_set_rates",
+    "meter_array_set_rates",
+    "wait",
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(SAMPLES is None, reason="P4C_SAMPLES names no folder of p4c's samples"),
+    pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not on PATH"),
+]
+
+
+class Player:
+    """Executes the commands of a test; the lists `sent` and `expected` are frames by port."""
+
+    def __init__(self, switch, folder):
+        self._switch, self._line = switch, folder / "line.stf"
+        self._nodes, self._groups = [], {}
+        self.sent, self.expected = {}, {}
+
+    def execute(self, line):
+        """Execute a line."""
+        match re.sub("#.*", "", line).split():
+            case ["add" | "setdefault", *_]:
+                self._line.write_text(line)
+                load_entries(self._line, self._switch)
+            case ["packet", port, *digits]:
+                frames = Frames.of([(int(port), packet_bytes("".join(digits)))])
+                for to, frame in self._switch.process(frames, 0).pairs():
+                    self.sent.setdefault(to, []).append(frame.hex().upper())
+            case ["expect", port, *digits]:
+                self.expected.setdefault(int(port), []).append("".join(digits).upper())
+            case ["mirroring_add", session, port]:
+                self._switch.sessions.set(int(session), [(int(port), 0)])
+            case ["mirroring_add_mc", session, group]:
+                self._switch.sessions.set(int(session), self._groups[group])
+            case ["mc_mgrp_create", group]:
+                self._groups[group] = []
+            case ["mc_node_create", instance, *ports]:
+                self._nodes.append([(int(port), int(instance)) for port in ports])
+            case ["mc_node_associate", group, node]:
+                self._groups[group] += self._nodes[int(node)]
+                self._switch.groups.set(int(group), self._groups[group])
+            case ["register_write", name, index, value]:
+                self._switch.registers[name].write(int(index), int(value))
+            case ["register_reset", name]:
+                for index in range(self._switch.registers[name].values().size):
+                    self._switch.registers[name].write(index, 0)
+            case [command, *_]:
+                assert command in NO_EFFECT, line
+
+
+def matches(expected, frame):
+    """Whether a frame is what a test expects: a star stands for any digit, and a dollar for the end."""
+    digits = expected.removesuffix("$").replace("*", ".")
+    return re.fullmatch(digits + ("" if expected.endswith("$") else ".*"), frame) is not None
+
+
+@cache
+def compiled(source):
+    """Return the BMv2 JSON of a program."""
+    command = [COMPILER, "--Wdisable", "-o", "/dev/stdout", str(source)]
+    return subprocess.run(command, check=True, capture_output=True).stdout
+
+
+@pytest.mark.parametrize("mode", ["python", "numba"])
+@pytest.mark.parametrize("stem", STEMS)
+def test_p4c_s_own_tests(stem, mode, tmp_path):
+    source = Path(str(SAMPLES)) / f"{stem}.p4"
+    player = Player(Switch(parse(json.loads(compiled(source)), stem), mode), tmp_path)
+    for line in source.with_suffix(".stf").read_text().splitlines():
+        player.execute(line)
+    for port in player.sent | player.expected:
+        sent, expected = player.sent.get(port, []), player.expected.get(port, [])
+        if expected != [""]:  # any number of any packets
+            assert len(sent) == len(expected)
+            assert all(map(matches, expected, sent)), port
