@@ -11,6 +11,7 @@ from command_line import peelsum
 from frames import frame
 
 from peelsum.softswitch import SoftswitchError, Switch, load
+from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.inspection.entries import load_entries, packet_bytes, read_pcap
 from peelsum.softswitch.inspection.trace import Tracer
 
@@ -88,9 +89,17 @@ def test_stf_commands(switch, tmp_path):
     assert (route.keys, route.params) == (((0x0A000200, 24),), (16,))
     (entry,) = switch.tables["I.everything"].entries()
     assert entry.keys == ((80, 90), 4, (0x1200, 0xFF00), (0x0A000200, 24))
-    assert entry.priority == -3
+    assert entry.priority == 3
     assert switch.tables["I.masked"].default == ("I.in_masked", (5,))
     assert switch.sessions.get(5) == ((2, 0),)
+
+
+def test_stf_elements_of_stacks(tmp_path):
+    text = (P4 / "lookups.json").read_text().replace("hdr.probe.address", "hdr.probes[1].address")
+    switch = Switch(parse(json.loads(text), "lookups"), "python")
+    entries_of(switch, tmp_path, "add prefix probes$1.address:0x0a000202/24 in_prefix(id:0x10)")
+    (route,) = switch.tables["I.prefix"].entries()
+    assert route.keys == ((0x0A000200, 24),)
 
 
 def test_stf_mac_addresses(tmp_path):

@@ -258,9 +258,9 @@ def _stf_entry(command: str, table: str, rest: str) -> Mapping[str, Any]:
     if after := rest[call.end() :].strip():
         raise InvalidEntry(f"table {table}: {after!r} follows the action; remove it")
     words = rest[: call.start()].split()
-    # In these files, the smallest priority goes first.
-    priority = -int(words.pop(0)) if words and words[0].isdecimal() else None
-    match: dict[str, Any] = _stf_pairs(words)
+    priority = int(words.pop(0)) if words and words[0].isdecimal() else None
+    # The elements of stacks are called stack$0, stack$1.
+    match: dict[str, Any] = _stf_pairs(re.sub(r"\$(\d+)", r"[\1]", word) for word in words)
     for field, value in match.items():
         parts = re.split(r"/|&&&|\.\.", value)
         if "*" in value:  # hexadecimal digits that may be anything
