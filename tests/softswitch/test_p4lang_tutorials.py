@@ -257,8 +257,9 @@ def test_p4runtime(network: Exercise) -> None:
 def test_flowcache(network: Exercise) -> None:
     log = start_controller(network)
     network.wait(lambda: network.log(log).count("Installed P4 Program") == 3, log)
-    # The controller sends a flow's first packet on with its old addresses, so no host takes it.
-    assert "bytes from 10.0.2.2" in network.type("h1 ping -c 5 h2")
+    # The controller sends a flow's first packet on with its old addresses, so no host takes it. It ends by an
+    # error if the next one comes before it has inserted the flow's entry, which is idle after 3 s.
+    assert "bytes from 10.0.2.2" in network.type("h1 ping -c 5 -i 2 h2")
     network.wait(lambda: "Deleted flow_cache entry" in network.log(log), log)
 
 
