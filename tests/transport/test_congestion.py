@@ -2,7 +2,16 @@
 
 import pytest
 
-from peelsum.transport.congestion import Window, cuts, new_window, on_losses, on_results, size
+from peelsum.transport.congestion import (
+    Window,
+    cuts,
+    fullness,
+    new_window,
+    on_losses,
+    on_results,
+    on_turn,
+    size,
+)
 
 
 def cut(window: Window, base: int) -> int:
@@ -65,10 +74,10 @@ def test_half_of_a_few_may_be_lost_by_chance() -> None:
     assert cuts(window) == 1
 
 
-@pytest.mark.parametrize(("round_trip", "expected"), [(4.0, 0), (4.1, 1)])
-def test_heavy_loss_cuts_only_if_round_trips_show_a_queue(round_trip: float, expected: int) -> None:
+@pytest.mark.parametrize(("full", "expected"), [(4.0, 0), (4.1, 1)])
+def test_heavy_loss_cuts_only_if_a_queue_may_be_full(full: float, expected: int) -> None:
     window = new_window(128, 128)
-    on_losses(window, 65, 0, 128, round_trip)
+    on_losses(window, 65, 0, 128, full)
     assert (cuts(window), size(window)) == (expected, 128 >> expected)
 
 
@@ -81,13 +90,13 @@ def test_random_loss_does_not_shrink_a_window_that_fills_the_path() -> None:
     assert (size(window), cuts(window)) == (400, 0)
 
 
-@pytest.mark.parametrize(("round_trip", "expected"), [(2.0, 1000), (3.0, 666), (5.0, 400), (50.0, 250)])
+@pytest.mark.parametrize(("full", "expected"), [(2.0, 1000), (3.0, 666), (5.0, 400), (50.0, 250)])
 def test_a_loss_leaves_what_fills_the_path_twice_and_no_less_than_a_quarter(
-    round_trip: float, expected: int
+    full: float, expected: int
 ) -> None:
     window = new_window(1000, 128)
     on_results(window, 1000, False, 0, 128)
-    on_losses(window, 1, 0, 1000, round_trip)
+    on_losses(window, 1, 0, 1000, full)
     assert (size(window), cuts(window)) == (expected, 0)
 
 
@@ -101,6 +110,33 @@ def test_after_a_loss_a_queue_ends_the_growth_until_a_whole_window_passed_withou
         assert size(window) == 350
     on_results(window, 350, False, 1128, 1478, 2.1)
     assert size(window) == 351, "the queue was found: growth by one per window"
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(0, 10.0), (1, 1000 / 101), (100, 5.0), (400, 2.0), (900, 1.0)]
+)
+def test_the_path_holds_a_batch_beside_what_is_answered_in_the_shortest_round_trip(
+    batch: int, expected: float
+) -> None:
+    window = new_window(1000, 1000)
+    if batch:
+        on_turn(window, batch)
+    assert fullness(window, 2e-3, 2e-4) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("last", "least"), [(0.0, 1e-4), (1e-3, float("inf")), (1e-3, 0.0)])
+def test_without_a_round_trip_time_it_is_unknown_what_the_path_holds(last: float, least: float) -> None:
+    assert fullness(new_window(1000, 1000), last, least) == 0
+
+
+def test_the_largest_batch_counts_and_is_forgotten_by_a_64th_at_each_turn() -> None:
+    window = new_window(1000, 1000)
+    for results in (640, 1, 2):
+        on_turn(window, results)
+    assert fullness(window, 1.0, 0.0) == 0
+    assert 1000 / fullness(window, 1e9, 1e-9) == pytest.approx(640 * (63 / 64) ** 2)
+    on_turn(window, 700)
+    assert 1000 / fullness(window, 1e9, 1e-9) == pytest.approx(700)
 
 
 @pytest.mark.parametrize("shares", [(300, 20), (20, 300), (160, 160)])

@@ -16,8 +16,18 @@ from udp_switch import served
 
 from peelsum.summation import Part
 from peelsum.transport import AggregationServer, JobConfig, SwitchSummation
+from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import SwitchUnreachableError
-from peelsum.transport.exchange_kernels import NOTHING, Wire, new_wire, received, sent, serve
+from peelsum.transport.exchange_kernels import (
+    NOTHING,
+    Station,
+    Wire,
+    exchange,
+    new_wire,
+    received,
+    sent,
+    serve,
+)
 from peelsum.transport.link import PortLink
 from peelsum.transport.warming import warm_up
 from peelsum.wire import Kind, pack, packet_bytes, packet_fields
@@ -130,6 +140,36 @@ def test_the_loops_clock_is_pythons() -> None:
     for _ in range(100):
         before, now, after = time.monotonic(), seconds(scratch), time.monotonic()
         assert before - 1e-6 <= now <= after + 1e-6
+
+
+@pytest.mark.parametrize(("lanes", "rows"), [(8, 128), (256, 62), (500, 64), (1024, 60), (4096, 63)])
+def test_packets_are_taken_in_numbers_that_fill_whole_datagrams(lanes: int, rows: int) -> None:
+    size = packet_bytes(lanes)
+    with BatchSocket.bind(("127.0.0.1", 0), size) as sock:
+        if not sock.offload:
+            pytest.skip("the kernel does not segment datagrams")
+        assert len(new_wire(sock, size // 4).scratch) == rows
+        assert rows % sock.segments == 0
+
+
+def test_retransmissions_and_contributions_share_a_datagram(ends: tuple[BatchSocket, BatchSocket]) -> None:
+    """The chunks whose contributions were lost are requested first."""
+    one, other = ends
+    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint.submit(np.arange(20 * LANES, dtype=np.uint32), "add")
+    station = Station(endpoint.state, new_wire(one, SIZE // 4))
+    endpoint.to_send(0.0, 7)  # these are lost
+    needs = pack(np.zeros((2, LANES), np.uint32), kind=Kind.NEED, job_id=1, generation=4, sender=0xFF,
+                 chunk_id=np.array([5, 2]), bitmap=1)  # fmt: skip
+    endpoint.receive(needs, 0.0)
+    assert exchange((station,), np.zeros(1, np.int64), 0.0) == (0, 0)
+    burst = other.receive()
+    assert burst is not None
+    packets = packet_fields(burst.packets, LANES)
+    assert packets["chunk_id"].tolist() == [5, 2, *range(7, 20)]
+    assert packets["kind"].tolist() == 2 * [Kind.RESEND] + 13 * [Kind.CONTRIBUTION]
+    assert np.array_equal(packets["lanes"][2:].ravel(), np.arange(7 * LANES, 20 * LANES))
+    assert other.receive() is None
 
 
 def test_a_result_is_sent_as_soon_as_its_sum_is_there(ends: tuple[BatchSocket, BatchSocket]) -> None:

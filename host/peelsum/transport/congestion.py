@@ -2,13 +2,16 @@
 
 It grows by one per result below the threshold, and by one per window above it. An ECN mark cuts it to
 `KEPT_ON_MARK`, or the first time to `KEPT`. Losing more than half of a window at the first try cuts it to
-`KEPT`, if round trips show a queue that may have been full. There is at most one cut per window.
+`KEPT`, if queues may have been full. There is at most one cut per window.
 
 A single loss does not cut it: a result needs all workers' packets, so each worker would be slowed by every
 worker's noise. But what waits in a queue delays retransmissions, and the oldest lost chunk holds up all
 chunks that are W_max later. So once packets are lost, and until W_max chunks pass without a loss, the window
-is what fills the path twice, as many chunks as answered in `QUEUE` shortest round trips, or `UNLIMITED` if
-that is more.
+is `QUEUE` times what the path holds, or `UNLIMITED` if that is more.
+
+The path holds what is answered in the shortest round trip, and a batch: a process that waits for a processor
+sends and receives many packets at once, and they are in no queue that a smaller window would shorten (BBR
+adds what is acknowledged at once, too, as `extra_acked`).
 """
 
 from __future__ import annotations
@@ -31,12 +34,13 @@ KEPT = 0.5
 TOLERATED_LOSS = 0.5
 #: Losses are counted over at least this many chunks, because half of a few may be lost by chance.
 SPAN = 128
-#: Round-trip times in shortest ones. Above the first, half of the window waits in a queue. Only above the
-#: second, lost packets may have found a full queue.
+#: Windows in multiples of what the path holds. Above the first, half of the window waits in a queue. Only
+#: above the second, lost packets may have found a full queue.
 QUEUE, FULL_QUEUE = 2.0, 4.0
-#: The share of W_max up to which queues do not limit the window. It leaves room for four tries, and software
-#: switches need full batches.
+#: The share of W_max up to which queues do not limit the window. It leaves room for four tries.
 UNLIMITED = 0.25
+#: The share of the largest batch that is left after a turn with a small one.
+BATCH_KEPT = 1 - 1 / 64
 
 
 class Number(IntEnum):
@@ -51,6 +55,7 @@ class Number(IntEnum):
     TOLERATED = 6  # losses that are still taken for noise
     CUTS = 7
     LOSSY_UNTIL = 8  # queues limit the window until this chunk is the oldest
+    BATCH = 9  # the most results that arrived at one turn, of late
 
 
 #: A window: float64[Number], which the functions here change.
@@ -84,18 +89,34 @@ def size(window: Window) -> int:
 
 
 @compiled
-def on_results(
-    window: Window, results: int, marked: bool, base: int, end: int, round_trip: float = 0.0
-) -> None:
+def on_turn(window: Window, results: int) -> None:
+    """Note how many results arrived since the worker last sent."""
+    window[Number.BATCH] = max(float(results), window[Number.BATCH] * BATCH_KEPT)
+
+
+@compiled
+def fullness(window: Window, last: float, least: float) -> float:
+    """Return the window in multiples of what the path holds; 0 if that is unknown.
+
+    last, least: the last round-trip time and the shortest one, in seconds; 0 and infinity before the first.
+    """
+    if not 0 < least < np.inf or not last:
+        return 0.0
+    size = window[Number.SIZE]
+    return float(size / (size * least / last + window[Number.BATCH]))
+
+
+@compiled
+def on_results(window: Window, results: int, marked: bool, base: int, end: int, full: float = 0.0) -> None:
     """Adjust to new results, `marked` if any had an ECN mark. Chunks [base, end) are outstanding.
 
-    round_trip: the last one, in shortest ones; 0 if unknown.
+    full: the window's `fullness`.
     """
     if marked:
         _cut(window, KEPT_ON_MARK if window[Number.CUTS] else KEPT, base, end)
         return
     size = window[Number.SIZE]
-    if base < window[Number.LOSSY_UNTIL] and round_trip > QUEUE:
+    if base < window[Number.LOSSY_UNTIL] and full > QUEUE:
         enough = max(size, window[Number.START])
         window[Number.THRESHOLD] = min(window[Number.THRESHOLD], enough)
         if size == enough:
@@ -105,9 +126,7 @@ def on_results(
 
 
 @compiled
-def on_losses(
-    window: Window, lost: int, base: int, end: int, round_trip: float = 0.0, late: bool = False
-) -> None:
+def on_losses(window: Window, lost: int, base: int, end: int, full: float = 0.0, late: bool = False) -> None:
     """Adjust to `lost` chunks lost at their first try; otherwise as `on_results`.
 
     late: a timer took them for lost, but they may be late. So they do not end the window's growth.
@@ -116,11 +135,11 @@ def on_losses(
         span = max(size(window), SPAN)
         window[Number.COUNTED_UNTIL], window[Number.TOLERATED] = end + span, TOLERATED_LOSS * span
     window[Number.TOLERATED] -= lost
-    if window[Number.TOLERATED] < 0 and not 0 < round_trip <= FULL_QUEUE:
+    if window[Number.TOLERATED] < 0 and not 0 < full <= FULL_QUEUE:
         _cut(window, KEPT, base, end)
-    if lost and round_trip > 0 and not late:
+    if lost and full > 0 and not late:
         window[Number.LOSSY_UNTIL] = end + window[Number.MOST]
-        enough = max(window[Number.START], QUEUE * window[Number.SIZE] / round_trip)
+        enough = max(window[Number.START], QUEUE * window[Number.SIZE] / full)
         window[Number.SIZE] = min(window[Number.SIZE], enough)
 
 

@@ -14,7 +14,7 @@ submission. `base` is the oldest chunk without its result, W the most chunks out
 | first retransmission of a chunk; later ones, if it is another worker's turn | RETRY |
 | any other | RESEND |
 | RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or on CE is cut |
-| chunks were lost at the first try | cwnd is at most what fills the path twice; see `congestion` |
+| chunks were lost at the first try | cwnd is at most twice what the path holds; see `congestion` |
 | RESULT with FIN of a chunk sent without FIN | refuse it, report that a worker left |
 | NEED naming this worker, sent chunk >= base - W | RESEND, even if already answered |
 | joined | go on at `layout.run_start` |

@@ -66,7 +66,11 @@ OWN_DOUBT, NEEDED = 1, 2
 
 @compiled
 def begin(state: WorkerState, now: float) -> None:
-    """Start the wait for results if chunks are outstanding."""
+    """Begin to send: note how many results have come, and start the wait for those of outstanding chunks."""
+    came = state.counts[Count.RESULTS] - state.cursors[Cursor.RESULTS_AT_TURN]
+    if came:
+        state.cursors[Cursor.RESULTS_AT_TURN] += came
+        congestion.on_turn(state.congestion, came)
     if state.clock[Clock.MOVED] == np.inf and state.cursors[Cursor.BASE] < state.cursors[Cursor.END]:
         state.clock[Clock.MOVED] = now
 
@@ -214,17 +218,16 @@ def take(state: WorkerState, rows: Words, now: float) -> None:
     if gained:
         base, end = cursors[Cursor.BASE], cursors[Cursor.NEXT]
         state.clock[Clock.MOVED] = now if base < cursors[Cursor.END] else np.inf
-        round_trip = _round_trip(state.clock)
-        congestion.on_results(state.congestion, gained, counts[Count.MARKED] > marked, base, end, round_trip)
+        full = _fullness(state)
+        congestion.on_results(state.congestion, gained, counts[Count.MARKED] > marked, base, end, full)
         if counts[Count.LOST] > lost:
-            congestion.on_losses(state.congestion, counts[Count.LOST] - lost, base, end, round_trip)
+            congestion.on_losses(state.congestion, counts[Count.LOST] - lost, base, end, full)
 
 
 @compiled
-def _round_trip(clock: NDArray[np.float64]) -> float:
-    """Return the last round-trip time in shortest ones; 0 if unknown."""
-    least = clock[Clock.RTT_LEAST]
-    return float(clock[Clock.RTT_LAST] / least) if 0 < least < np.inf else 0.0
+def _fullness(state: WorkerState) -> float:
+    clock = state.clock
+    return congestion.fullness(state.congestion, clock[Clock.RTT_LAST], clock[Clock.RTT_LEAST])
 
 
 @compiled
@@ -536,7 +539,7 @@ def expire(state: WorkerState, now: float) -> None:
     state.counts[Count.TIMEOUTS] += queued
     if lost:
         base, end = cursors[Cursor.BASE], cursors[Cursor.NEXT]
-        congestion.on_losses(state.congestion, lost, base, end, _round_trip(clock), True)
+        congestion.on_losses(state.congestion, lost, base, end, _fullness(state), True)
 
 
 @compiled

@@ -43,6 +43,7 @@ class Cursor(IntEnum):
     PLACE = 15  # this worker's number in its rack, or in the job
     PLACES = 16  # workers of its rack, or of the job
     BEGUN = 17  # number of chunks contributed, or left to their owner
+    RESULTS_AT_TURN = 18  # results received when the worker last began to send
 
 
 class Count(IntEnum):

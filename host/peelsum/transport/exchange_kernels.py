@@ -22,7 +22,7 @@ from peelsum.compiling import compiled
 from peelsum.transport import server_kernels
 from peelsum.transport.endpoint_kernels import begin, contribute, expire, gather, next_due, resend, take
 from peelsum.transport.endpoint_state import Count, Cursor, WorkerState
-from peelsum.transport.layout import Words
+from peelsum.transport.layout import Words, copy
 from peelsum.transport.server_state import JobState, ServerCursor
 from peelsum.wire import PROOF_BYTES, SECRET_BYTES
 from peelsum.wire.datagrams import ICMP_ERRORS, BatchSocket
@@ -39,7 +39,7 @@ from peelsum.wire.system_calls import (
     send,
 )
 
-#: Packets taken from the sender at once.
+#: Packets taken from the sender at once: about so many, and as many as whole datagrams hold.
 BATCH = 64
 #: Packets received before sending again.
 BURST = 1024
@@ -65,7 +65,7 @@ class Wire(NamedTuple):
     descriptor: int
     segments: int  # most packets in one send
     waker: int  # a descriptor that ends the wait when it is readable, or -1
-    scratch: Words  # [BATCH, words]: packets to be sent
+    scratch: Words  # [about BATCH, words]: packets to be sent
     received: Words  # [DATAGRAM_WORDS]
     vector: NDArray[np.int64]  # [2]: struct iovec of `received`
     message: NDArray[np.int64]  # [7]: struct msghdr
@@ -86,7 +86,7 @@ def new_wire(sock: BatchSocket, words: int, waker: int = -1, secret: bytes = b""
         descriptor=sock.fileno(),
         segments=sock.segments,
         waker=waker,
-        scratch=np.zeros((BATCH, words), np.uint32),
+        scratch=np.zeros((max(1, BATCH // sock.segments) * sock.segments, words), np.uint32),
         received=received,
         vector=vector,
         message=np.array([0, 0, vector.ctypes.data, 1, control.ctypes.data, 0, 0], np.int64),
@@ -163,14 +163,16 @@ def _send_all(state: WorkerState, wire: Wire, now: float) -> int:
         problem = sent(wire, state.packets)
         if problem or wire.unsent[Unsent.COUNT]:
             return problem
-        first, count = 0, resend(state, now, wire.scratch)
-        count = count or gather(state, now, wire.scratch)
-        wire.unsent[Unsent.SCRATCH] = count > 0
-        if not count:
-            first, count = contribute(state, BATCH, now)
-        if not count:
+        in_scratch = resend(state, now, wire.scratch) or gather(state, now, wire.scratch)
+        first, count = contribute(state, wire.scratch.shape[0] - in_scratch, now)
+        if in_scratch:  # contributions follow them in the same datagram
+            for k in range(count):
+                copy(state.packets[first + k], wire.scratch[in_scratch + k])
+            first = 0
+        wire.unsent[Unsent.SCRATCH] = in_scratch > 0
+        wire.unsent[Unsent.FIRST], wire.unsent[Unsent.COUNT] = first, in_scratch + count
+        if not wire.unsent[Unsent.COUNT]:
             return 0
-        wire.unsent[Unsent.FIRST], wire.unsent[Unsent.COUNT] = first, count
 
 
 @compiled
