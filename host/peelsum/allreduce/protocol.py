@@ -170,11 +170,12 @@ class SumProtocol(ABC):
         if self.layout.bitmap_in_header is not None:
             self.union = sums.ored[self.layout.bitmap_in_header]
             return
-        self.union = self._device.words(self.layout.table.words)
-        for part in parts:
-            self.union[part.words] = part.index.decode(
-                self._device, sums.ored[part.sent], part.elements, self._seed
-            )
+        decoded = [
+            part.index.decode(self._device, sums.ored[part.sent], part.elements, self._seed) for part in parts
+        ]
+        self.union = decoded[0] if len(parts) == 1 else self._device.words(self.layout.table.words)
+        for part, bitmap in zip(parts, decoded, strict=True) if len(parts) > 1 else ():
+            self.union[part.words] = bitmap
 
     def _refinements(self, words: Words) -> list[Refinement]:
         """Return the refinements of parts where that is planned, or where too many candidates are zeros.
