@@ -30,7 +30,7 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
     import torch
 
     from peelsum.codec import SketchLayout
-    from peelsum.codec.gpu.device import GpuDevice
+    from peelsum.codec.gpu import GpuDevice
     from peelsum.codec.segments import Segment, SegmentTable
 
     there = torch.device(device)

@@ -14,7 +14,7 @@ from gpu_device import DEVICE
 from benchmarks.experiments import gpu as bench
 from benchmarks.experiments import gpu_stages
 from peelsum.bench.codec.timing import NotExactError
-from peelsum.codec.gpu.device import GpuDevice
+from peelsum.codec.gpu import GpuDevice
 
 NO_GPU = f"--device: 'cuda' is not available, as torch {torch.__version__} finds no GPU; use cpu, or install"
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

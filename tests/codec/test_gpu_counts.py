@@ -46,9 +46,9 @@ def late_step(
 @pytest.mark.parametrize(
     ("launches", "waits", "calls", "settings"),
     [
-        (11, 2, 182, {"forms": "dense"}),
-        (11, 2, 208, {"forms": "sparse", "values": "sketch"}),
-        (12, 3, 195, {"forms": "sparse", "values": "compact"}),
+        (11, 2, 150, {"forms": "dense"}),
+        (11, 2, 150, {"forms": "sparse", "values": "sketch"}),
+        (12, 3, 150, {"forms": "sparse", "values": "compact"}),
     ],
     ids=["dense", "sketch", "compact"],
 )

@@ -14,10 +14,8 @@ from gpu_probe import bloom_row_kernel
 from numpy.typing import NDArray
 
 from peelsum.codec import BloomLayout, SketchLayout, device, index_words
-from peelsum.codec.gpu import launch
+from peelsum.codec.gpu import GpuDevice, launch
 from peelsum.codec.gpu import sketch as gpu_sketch
-from peelsum.codec.gpu.device import GpuDevice
-from peelsum.codec.gpu.index import index as write_index
 from peelsum.codec.gpu.segments import GpuSegments
 from peelsum.codec.reference import index as reference_index
 from peelsum.codec.reference import sketch as reference_sketch
@@ -104,13 +102,14 @@ def rounds(layout: SketchLayout, where: NDArray[np.int64]) -> int:
 def test_work_is_on_the_callers_stream() -> None:
     """Kernels see the results of earlier work on the same side stream, without synchronization."""
     side = torch.cuda.Stream()
-    sample = torch.zeros(2**24, device=DEVICE)
-    out = poisoned(index_words(sample.numel()))
+    elements = 2**24
+    blocks = torch.zeros(elements // 32 // 32, dtype=torch.int32, device=DEVICE)
+    out = poisoned(index_words(elements))
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(20_000_000)
-        sample.fill_(1.0)
-        write_index(sample.view(torch.int32), out)
+        blocks.fill_(-1)
+        GpuDevice().block_decode(blocks, elements, 32, out)
     side.synchronize()
     assert (bits(out) == 0xFFFFFFFF).all()
 

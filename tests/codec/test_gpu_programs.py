@@ -12,8 +12,8 @@ from gpu_programs import SUPPORTED, at_once
 from triton.language import constexpr  # after gpu_device, which chooses the interpreter
 
 from peelsum.codec import SketchLayout, device
+from peelsum.codec.gpu import GpuDevice
 from peelsum.codec.gpu import sketch as peeling
-from peelsum.codec.gpu.device import GpuDevice
 from peelsum.codec.gpu.index import scan_kernel
 from peelsum.codec.gpu.launch import SCANNED_WORDS
 

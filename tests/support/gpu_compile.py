@@ -11,9 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from peelsum.codec import BloomLayout, SketchLayout
-from peelsum.codec.gpu import launch
-from peelsum.codec.gpu.device import GpuDevice
-from peelsum.codec.gpu.index import index as write_index
+from peelsum.codec.gpu import GpuDevice, launch
 from peelsum.codec.layout import MOST_CANDIDATES
 from peelsum.codec.segments import Segment, SegmentTable
 
@@ -95,7 +93,6 @@ def sketch() -> None:
     for layout in (SketchLayout(768, 0), SketchLayout(99, 0, 4)):
         gpu.sketch_encode(layout, where, words(K), words(layout.cells))
         gpu.sketch_decode(layout, words(layout.cells), where, words(K))
-    write_index(words(K), words(K // 32))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class GpuOnArrays:
     interpreted = not REAL
 
     def __getattr__(self, name: str) -> Any:
-        from peelsum.codec.gpu.device import GpuDevice
+        from peelsum.codec.gpu import GpuDevice
 
         operation = getattr(GpuDevice(), name)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, Never
 
@@ -39,7 +38,7 @@ from peelsum.allreduce.plan import (
     unsupported_dtype,
 )
 from peelsum.allreduce.result import StepResult
-from peelsum.allreduce.rounds import Note, Span, StepExecutor, ignore_costs
+from peelsum.allreduce.rounds import Note, Span, StepExecutor
 from peelsum.codec import BFloat16, CodecError, Implementation, SketchLayout, device
 from peelsum.codec.segments import Segment, SegmentTable
 from peelsum.summation import Part, PieceSummation, Summation
@@ -71,7 +70,8 @@ class Allreduce:
     - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
     - `clock`: returns the time in seconds.
     - `span`: takes "encode", "exchange" or "decode" and returns a context manager, such as a profiler's. It
-      is entered around the work of that phase, and with "step" around the whole step.
+      is entered around the work of that phase, and with "step" around the whole step. If it returns None for
+      "step", neither it nor `note` is called for the rest of the step.
     - `note`: is called inside a span with the `chunks` and `bytes` that this worker sent. At the end of an
       exchange these are the exchange's; at the end of a step all of them, with `step` and `worker`.
 
@@ -94,8 +94,8 @@ class Allreduce:
         cells_per_candidate: float | None = None,
         implementation: Implementation = "cpu",
         clock: Callable[[], float] = time.perf_counter,
-        span: Span = nullcontext,
-        note: Note = ignore_costs,
+        span: Span | None = None,
+        note: Note | None = None,
         **removed: Never,
     ) -> None:
         for name in removed:
@@ -169,18 +169,24 @@ class Allreduce:
             into = self._results_into(named, in_place, self._validated_by_name(out or {}))
         self._failed = True
         try:
-            with self._span("step"):
-                result = self._sum(named, into)
+            span = None if self._span is None else self._span("step")
+            if span is None:
+                result = self._sum(named, into, None, self._note if self._span is None else None)
+            else:
+                with span:
+                    result = self._sum(named, into, self._span, self._note)
         except DeviceMemoryError as error:
             self._failed = error.result is None
             raise
         self._failed = False
         return result
 
-    def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> StepResult:
+    def _sum(
+        self, named: Mapping[str, Tensor], into: Mapping[str, Tensor], span: Span | None, note: Note | None
+    ) -> StepResult:
         """Execute a step of checked tensors; write the results to the tensors of `into`, by name."""
         self._steps += 1
-        plan, hooks = self._plan(named), (self._clock, self._span, self._note)
+        plan, hooks = self._plan(named), (self._clock, span, note)
         with StepExecutor(self._summation, self._chooser, self._device, plan, self._steps, *hooks) as step:
             if plan.request not in self._agreed:
                 # Exchange the digest alone: if plans differ, so may the lengths of what follows.

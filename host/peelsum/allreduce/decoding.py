@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,12 +14,32 @@ from peelsum.allreduce import history_loops
 from peelsum.allreduce.history import StepStatistics
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, SumProtocol
-from peelsum.allreduce.result import Contribution, Results, StepSummary, TensorResult, summaries
+from peelsum.allreduce.result import Contribution, StepSummary, TensorResult, summaries
 from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, CodecDevice, FixedPoint, occupied
 from peelsum.codec.fixed_point import ZERO, error_bound
 from peelsum.codec.segments import ROW
 
 _Numbers = NDArray[np.int64]
+
+
+class Results(Sequence[TensorResult]):
+    """The results of a step's tensors. `make` makes each, given its number, when it is first read."""
+
+    def __init__(self, count: int, make: Callable[[int], TensorResult]) -> None:
+        self._make = make
+        self._made: list[TensorResult | None] = [None] * count
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        number = range(len(self))[at]
+        made = self._made[number]
+        if made is None:
+            made = self._made[number] = self._make(number)
+        return made
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 class StepDecoder:
@@ -98,7 +118,7 @@ class StepDecoder:
                 zip(self._plan.names, np.append(self._words, 0)[self._segments].tolist(), strict=True)
             ),
             int(self._plan.layout.table.begins[-1]),
-            int(np.count_nonzero(self._fields == NON_FINITE)),
+            int(np.add.reduce(self._fields == NON_FINITE)),
             *self._sketch,
             lambda: summaries(self.results),
         )
@@ -107,7 +127,7 @@ class StepDecoder:
         """Return what this worker contributed to the sum of each tensor, by name."""
         plan, table = self._plan, self._plan.layout.table
         empty = Contribution(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32))
-        if not len(table):
+        if not table.segments:
             return dict.fromkeys(plan.names, empty)
         protocol, device = self._protocol, self._device
         parts = [
@@ -149,7 +169,7 @@ class StepDecoder:
         layout = self._plan.layout
         table, first = layout.table, layout.table.dense
         words: _Numbers = 1 + np.diff(table.blocks)
-        if not len(table):
+        if not table.segments:
             return words
         protocol, sent = self._protocol, self._counts.sent
         words[:first] += sent[:first]

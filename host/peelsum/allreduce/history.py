@@ -149,19 +149,21 @@ class History:
             loops.basis(self._state, rows, basis)
             return basis
 
-    def expected(self, keys: tuple[Key, ...]) -> tuple[_Counts, float]:
-        """Return the estimated unions of a one-round step: float64[tensors, BLOCK_SIZES].
+    def predict(self, keys: tuple[Key, ...], table: SegmentTable) -> tuple[_Exponents, _Counts, float]:
+        """Return the exponent fields that a table's blocks will probably not exceed, int32[blocks].
 
-        Return also how many elements of blocks exceeded the predicted exponent, in the worse of two steps.
+        Return also the estimated unions of a one-round step, float64[tensors, BLOCK_SIZES]; and how many
+        elements of blocks exceeded the predicted exponent, in the worse of two steps.
         """
         with self._lock:
-            rows, unions = self._known(keys), np.empty((len(keys), BLOCK_SIZES))
-            return unions, loops.expected(self._state, rows, unions)
-
-    def levels(self, keys: tuple[Key, ...], table: SegmentTable) -> _Exponents:
-        """Return the exponent fields of a table's blocks, int32[blocks]; see `BlockExponents`."""
-        with self._lock:
-            return self._levels.of(keys, table)
+            levels, rows, unions = (
+                self._levels.of(keys, table),
+                self._known(keys),
+                np.empty((len(keys), BLOCK_SIZES)),
+            )
+            fields = np.empty(len(levels), np.int32)
+            loops.predict_exponents(levels, table.blocks, fields)
+            return fields, unions, loops.expected(self._state, rows, unions)
 
     def filled(self, keys: tuple[Key, ...]) -> float:
         """Return the sum of the tensors' non-zeros, each in its last step with any."""

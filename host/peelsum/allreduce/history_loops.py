@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import codec
-from peelsum.buffers import frozen
 from peelsum.codec import BLOCK_SIZES, NON_FINITE, Implementation
 from peelsum.codec.cpu.scales import decode_scales
 from peelsum.codec.fixed_point import LARGEST_FINITE, ZERO
@@ -315,18 +314,19 @@ def predict_exponents(exponents: _Fields, firsts: _Rows, out: _Fields) -> None:
 
 @_compiled
 def flag_blocks(
-    words: _Words, firsts: _Rows, exponents: _Fields, expected: _Fields, highest: int, bits: int,
-    scales: _Fields, bounds: _Fields, exceeding: _Flags, resent: _Flags,
+    words: _Words, firsts: _Rows, segment_fields: _Fields, exponents: _Fields, expected: _Fields,
+    highest: int, bits: int, scales: _Fields, bounds: _Fields, exceeding: _Flags, resent: _Flags,
 ) -> int:  # fmt: skip
-    """Compare the exponents of blocks with those `expected` of them; return how many blocks are `resent`.
+    """Write the exponents of blocks, compare them with those `expected`; return how many blocks are `resent`.
 
     Flag in `exceeding` the blocks whose exponent is larger than expected: their integers need a second word
     for their high bits. Flag in `resent` the blocks whose numbers must be sent again, by scales that fit:
     their integers need more than two words, or have fewer than FEWEST_BITS of `bits`, or the expected
     exponent is above the largest of their segment by more than COARSEST octaves.
-    words: the blocks' words of scales. scales: what `decode_scales` made of these; overwritten by the scales
-    of the step. bounds: the lesser of both.
+    words: the blocks' words of scales. segment_fields, scales: what `decode_scales` made of these; `scales`
+    is overwritten by the scales of the step. bounds: the lesser of both.
     """
+    write_exponents(words, firsts, segment_fields, scales, highest, exponents)
     count = 0
     for s in range(firsts.size - 1):
         begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
@@ -398,11 +398,11 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     record_step(state, rows, flags, union, np.zeros(1), -1, 0, 0.0, 0.0)
     basis(state, rows, choice)
     expected(state, rows, union)
-    words, firsts = frozen(np.ones(1, np.uint32)), np.array([0, 1])
+    words, firsts = np.ones(1, np.uint32), np.array([0, 1])
     fields = np.ones(1, np.int32)
     write_exponents(words, firsts, fields, fields, 1, fields)
     predict_exponents(fields, firsts, fields)
-    flag_blocks(words, firsts, fields, fields, 1, 1, fields, fields, flags, flags)
+    flag_blocks(words, firsts, fields, fields, fields, 1, 1, fields, fields, flags, flags)
     update_exponents(fields, fields, firsts)
     exceed(np.ones(2, np.uint32), firsts, fields, 1)
     blocks, numbers = np.zeros((2, 1), np.int64)

@@ -29,13 +29,11 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import buffers
 from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import TOLERANCE
@@ -63,10 +61,6 @@ _HASH_FACTOR = 0x9E3779B1
 _OVERFLOW_SPARE, _OVERFLOW_EXTRA = 1.5, 64
 
 
-#: The layouts of a step without a sketch are the same in each step.
-_sized = lru_cache(256)(SketchLayout.sized)
-
-
 @dataclass(frozen=True)
 class Prediction:
     """The prediction of a step, from earlier steps: the same on all workers."""
@@ -87,23 +81,23 @@ class Prediction:
         """Return the prediction of a step of a plan. seed: of its sketches."""
         layout, settings = plan.layout, plan.settings
         keys, table = layout.keys, layout.table
-        fields = buffers.empty(int(table.blocks[-1]), np.int32)
-        history_loops.predict_exponents(history.levels(keys, table), table.blocks, fields)
-        unions, last_overflow = history.expected(keys)
+        fields, unions, last_overflow = history.predict(keys, table)
         count = 0.0
         for part in layout.parts:
-            union = UnionCounts(tuple(unions[part.segments].sum(axis=0).tolist()))
-            # If more elements pass an index, it is refined: it was chosen for fewer, as is the sketch.
-            passed = union.non_zeros if part.index.refined else part.index.passed(part.elements, union)
-            count += min(passed, (1 + TOLERANCE) * union.non_zeros)
+            occupied, index = tuple(np.add.reduce(unions[part.segments]).tolist()), part.index
+            non_zeros = passed = occupied[0]
+            if not index.refined and index.form != "bitmap":
+                # If more elements pass it, it is refined: it was chosen for fewer, as is the sketch.
+                passed = index.passed(part.elements, UnionCounts(occupied))
+            count += min(passed, (1 + TOLERANCE) * non_zeros)
         room = math.ceil(count)
         if room < MANY_CANDIDATES:
             room += math.ceil(DEVIATIONS * math.sqrt(room))
         overflow = min(_OVERFLOW_EXTRA, int(table.begins[table.dense]) + room)
         overflow += math.ceil(_OVERFLOW_SPARE * last_overflow)
-        sketch = _sized(room, seed, settings.cells(room))
+        sketch = SketchLayout.sized(room, seed, settings.cells(room))
         # `overflow` has a margin already: its sketch needs no more cells per candidate than a large one.
-        high_bits = _sized(overflow, seed, settings.cells(MANY_CANDIDATES))
+        high_bits = SketchLayout.sized(overflow, seed, settings.cells(MANY_CANDIDATES))
         return cls(fields, sketch, high_bits, room, overflow)
 
 
@@ -121,8 +115,9 @@ class OneRound(SumProtocol):
         self._expected = expected
         #: How many blocks were sent again.
         self._resent_blocks = 0
-        #: This worker's numbers that are in the sketch.
-        self._sketched_numbers: Integers = self.local_sparse
+        #: This worker's numbers that are in the sketch, and their positions, once they are listed.
+        self._sketched_numbers: Integers
+        self._sketched_positions: Numbers
         self._scales: Integers = self._highest - expected.fields
         #: The low bits of a worker's number, beside a sign; a number's high bits are those above.
         self._bits = self._highest - 126
@@ -138,10 +133,9 @@ class OneRound(SumProtocol):
         """Yield the first round, then those that the prediction makes necessary; receive the sums of each."""
         table, layout = self.layout.table, self._expected.high_bits
         begin = self._sparse_begin + self.cells
-        write, complete = self._write_first_round, None
-        if self._device.ahead:
-            write, complete = self._write_ahead, self._add_high_bits
-        sums = yield Round(self.layout.header_words, begin + layout.cells, write, complete)
+        sums = yield Round(
+            self.layout.header_words, begin + layout.cells, self._write_first_round, self._add_high_bits
+        )
         exceeding, resent = self._compare_blocks(self._device.to_host(sums.or_on_host[: table.scale_words]))
         missed = True in exceeding or True in resent
         if self._device.ahead and not missed and self._decode_ahead(sums):
@@ -177,14 +171,18 @@ class OneRound(SumProtocol):
         if resent[: table.blocks[table.dense]].any():
             self.local_dense = device.integers(len(self.local_dense))
             codec.write_dense(self.local_dense)
-        self._write_low_bits(numbers[used], overflow, positions, self.local_sparse)
+        in_dense, in_sparse = self._number_indices(overflow, positions)
+        low_bits = (numbers[used] % _WORD).astype(np.uint32).view(np.int32)
+        if len(low_bits):
+            self.local_dense[in_dense] = device.to_device(low_bits[: len(in_dense)])
+            self.local_sparse[in_sparse] = device.to_device(low_bits[len(in_dense) :])
         in_dense, in_sparse = self._number_indices(resent_elements, positions)
         self.common_words += len(unpeeled_high) + len(in_dense)
         self.value_words += len(in_sparse)
-        local_high = self._high_bits(numbers[unpeeled_high]).view(np.uint32)
+        local_high = self._high_bits(numbers[unpeeled_high])
         left_over = [
             *(self.local_sparse[unpeeled], self.local_sparse[in_sparse]),
-            *(self.local_dense[in_dense], device.as_int32(device.to_device(local_high))),
+            *(self.local_dense[in_dense], device.to_device(local_high)),
         ]
         if any(map(len, left_over)):
             totals = yield from self._exchange_numbers(left_over)
@@ -207,52 +205,24 @@ class OneRound(SumProtocol):
         too_many = overflow if overflow > FIT * self._expected.overflow else 0
         return _BLOCK_NUMBERS * self._resent_blocks + too_many
 
-    def _write_first_round(self, ored: Words, added: Words) -> None:
-        """Write this worker's words of the first round: header, dense numbers, and both sketches."""
-        codec, device, expected, table = self.codec, self._device, self._expected, self.layout.table
-        self._write_header(ored, added)
-        self._read_scales(device.to_host(ored[: table.scale_words]))
-        exceeding = self.exponents > expected.fields
-        codec.set_scales(np.zeros_like(codec.fields), self._scales)
-        dense, count = codec.set_candidates(self._local_bitmap)
-        self.local_dense, sparse = device.as_int32(added)[:dense], device.integers(count)
-        codec.write_dense(self.local_dense)
-        codec.gather(sparse)
-        self._sketched_numbers = sparse
-        positions, high_words = self._local_positions(), np.zeros(expected.high_bits.cells, np.uint32)
-        if exceeding.any():
-            overflow = table.locate_elements(exceeding)
-            overflow = overflow.take(np.flatnonzero(codec.values_at(overflow.elements)))
-            numbers = self._quantize(overflow)
-            self._write_low_bits(numbers, overflow, positions, sparse)
-            high_bits = self._high_bits(numbers)
-            sent = np.flatnonzero(high_bits)
-            HOST.sketch_encode(expected.high_bits, overflow.padded[sent], high_bits[sent], high_words)
-        if self.cells:
-            device.sketch_encode(expected.sketch, positions, sparse, added[dense : dense + self.cells])
-        added[dense + self.cells :] = device.to_device(high_words)
-
-    def _write_ahead(self, ored: Any, added: Any) -> None:
-        """Do what `_write_first_round` does, in one pass, but leave the sketch of high bits zero."""
-        codec: Any = self.codec
-        table, bitmap = self.layout.table, self._bitmap_room(ored)
+    def _write_first_round(self, ored: Words, added: Integers) -> None:
+        """Write this worker's words of the first round: header, dense numbers, and the candidates' sketch."""
+        table, expected, bitmap = self.layout.table, self._expected, self._bitmap_room(ored)
         end = self._sparse_begin + self.cells
-        self.local_dense = added[: self._sparse_begin]
+        self._local_bitmap, self.local_dense = bitmap, added[: self._sparse_begin]
         added[self._sparse_begin :] = 0
-        assert bitmap is not None
-        self._local_bitmap = bitmap
-        sketch, header = added[self._sparse_begin : end], ored[: table.scale_words]
-        codec.write_ahead(header, bitmap, self._scales, self._expected.sketch, self.local_dense, sketch)
-        if self.layout.parts:
+        sketch, words = added[self._sparse_begin : end], ored[: table.scale_words]
+        self.codec.write_ahead(words, bitmap, self._scales, expected.sketch, self.local_dense, sketch)
+        if self.layout.bitmap_in_header is None:
             self._write_indexes(ored)
 
-    def _add_high_bits(self, ored: Words, added: Words) -> None:
+    def _add_high_bits(self, ored: Words, added: Integers) -> None:
         """Add the sketch of high bits, if a block exceeds its predicted exponent on this worker."""
         device, table, layout = self._device, self.layout.table, self._expected.high_bits
         words = device.to_host(ored[: table.scale_words])
         if history_loops.exceed(words, table.blocks, self._expected.fields, self._highest):
             self._read_scales(words)
-            high_words = np.zeros(layout.cells, np.uint32)
+            high_words = np.empty(layout.cells, np.int32)
             overflow = table.locate_elements(self.exponents > self._expected.fields)
             high_bits = self._high_bits(self._quantize(overflow))
             sent = np.flatnonzero(high_bits)
@@ -264,11 +234,9 @@ class OneRound(SumProtocol):
     def _decode_ahead(self, sums: Sums) -> bool:
         """Decode the sums of the first round, if nothing was mispredicted; return whether it was so."""
         codec: Any = self.codec
-        begin = self._sparse_begin
+        begin, end = self._sparse_begin, self._sparse_begin + self.cells
         dense: Any = sums.added[:begin]
-        end = begin + self.cells
-        if self.layout.parts:
-            self._set_union(sums)
+        self._set_union(sums)
         divisor = self.plan.workers if self.plan.settings.average else 1
         room = math.floor(self._peelable) if self.cells else 0
         decoded = codec.decode_ahead(dense, sums.added[begin:end], self.union, room, divisor)
@@ -277,8 +245,7 @@ class OneRound(SumProtocol):
         self.sparse, self.local_sparse = decoded
         count, self.dense = int(np.add.reduce(codec.sent[: self.layout.table.dense])), dense
         if count != begin:
-            self.dense = self._select_sent(count, dense)
-            self.local_dense = self._select_sent(count, self.local_dense)
+            self._select_sent()
         # Dense tensors that are zero or not finite, the sketch of high bits, and a sketch of nothing.
         self.common_words = begin - count + self._expected.high_bits.cells
         if self.sparse.shape[0]:
@@ -295,14 +262,13 @@ class OneRound(SumProtocol):
         not finite on some worker: others have sent high bits. words: the OR of the words of scales.
         """
         codec, blocks = self.codec, len(self._scales)
-        self._read_scales(words)
-        self.bounds = buffers.empty(blocks, np.int32)
-        exceeding, resent = buffers.empty(blocks, np.bool), buffers.empty(blocks, np.bool)
+        codec.read_scales(words)
+        self.bounds, self.exponents = np.empty((2, blocks), np.int32)
+        exceeding, resent = np.empty((2, blocks), np.bool)
         self._resent_blocks = history_loops.flag_blocks(
-            self._block_words, self.layout.table.blocks, self.exponents, self._expected.fields, self._highest,
-            self._bits, codec.scales, self.bounds, exceeding, resent,
+            words[len(codec.fields) :], self.layout.table.blocks, codec.fields, self.exponents,
+            self._expected.fields, self._highest, self._bits, codec.scales, self.bounds, exceeding, resent,
         )  # fmt: skip
-        codec.set_scales(codec.fields, codec.scales)
         return exceeding, resent
 
     def _decode_numbers(self, sums: Sums) -> Generator[Round, Sums, tuple[Numbers, Numbers]]:
@@ -312,23 +278,18 @@ class OneRound(SumProtocol):
         """
         codec, device = self.codec, self._device
         self._set_union(sums)
-        if device.ahead and self.cells:  # this worker's numbers were sent without being listed
-            scales = codec.fields, codec.scales
-            codec.set_scales(np.zeros_like(codec.fields), self._scales)
-            self._sketched_numbers = device.integers(codec.set_candidates(self._local_bitmap)[1])
-            codec.gather(self._sketched_numbers)
-            codec.set_scales(*scales)
         dense, candidates = codec.set_candidates(self.union)
         share, second = 0.0, None
         if candidates > self._peelable:
             share, second = yield from self._refine(sums, candidates)
             dense, candidates = codec.set_candidates(self.union)
-        self.dense = self._select_sent(dense, device.as_int32(sums.added[: self._sparse_begin]))
-        self.local_dense = self._select_sent(dense, self.local_dense)
-        self.sparse, self.local_sparse = device.integers(candidates), device.integers(candidates)
+        self.dense = sums.added[: self._sparse_begin]
+        if dense != self._sparse_begin:
+            self._select_sent()
+        self.sparse, self.local_sparse = device.integers(2 * candidates).reshape(2, candidates)
         codec.gather(self.local_sparse)
         self.common_words = self._sparse_begin - dense  # dense tensors that are zero or not finite
-        positions = device.positions(self.union, ROW * len(self.union), count=candidates)
+        positions = codec.positions()
         sketch = sums.added[self._sparse_begin : self._sparse_begin + self.cells]
         if not candidates:
             self.common_words += self.cells
@@ -341,12 +302,13 @@ class OneRound(SumProtocol):
 
     def _refine(
         self, sums: Sums, candidates: int
-    ) -> Generator[Round, Sums, tuple[float, tuple[SketchLayout, Words] | None]]:
+    ) -> Generator[Round, Sums, tuple[float, tuple[SketchLayout, Integers] | None]]:
         """Refine the index of a sketch with too many candidates, and sum a second sketch of some of them.
 
         Return the share of the candidates that are in the second sketch, and its layout and sum. These are
         None if the candidates were not known in time; the share is 0 if few enough are left after all.
         """
+        self._list_sketched()
         refinements, second = self._refinements(sums.or_on_host), None
         per_candidate = self.plan.settings.cells(MANY_CANDIDATES)
         known = all(refinement.counted for refinement in refinements)
@@ -362,23 +324,29 @@ class OneRound(SumProtocol):
             count = math.ceil(_SPARE * share * estimate + DEVIATIONS * math.sqrt(share * estimate))
             layout = SketchLayout.sized(count, self._seed ^ 1, self.plan.settings.cells(count))
 
-            def write(out: Words) -> None:
-                positions = self._local_positions()
+            def write(out: Integers) -> None:
+                positions, numbers = self._sketched_positions, self._sketched_numbers
                 drawn = _in_second_sketch(positions, share)
-                self._device.sketch_encode(layout, positions[drawn], self._sketched_numbers[drawn], out)
+                self._device.sketch_encode(layout, positions[drawn], numbers[drawn], out)
 
             second = layout, (yield from self._exchange_refinements(refinements, layout.cells, write))
         elif refinements:
             yield from self._exchange_refinements(refinements)
         return share, second
 
-    def _local_positions(self) -> Numbers:
-        """Return the positions of this worker's non-zeros in the sparse vector, on the device."""
-        bitmap = self._local_bitmap
-        return self._device.positions(bitmap, ROW * len(bitmap), count=len(self._sketched_numbers))
+    def _list_sketched(self) -> None:
+        """List this worker's numbers that are in the sketch."""
+        codec = self.codec
+        scales = codec.fields, codec.scales
+        codec.set_scales(np.zeros_like(codec.fields), self._scales)
+        self._sketched_numbers = self._device.integers(codec.set_candidates(self._local_bitmap)[1])
+        codec.gather(self._sketched_numbers)
+        self._sketched_positions = codec.positions()
+        codec.set_scales(*scales)
+        codec.set_candidates(self.union)
 
     def _peel_both(
-        self, sketch: Words, positions: Numbers, second: tuple[SketchLayout, Words] | None, share: float
+        self, sketch: Integers, positions: Numbers, second: tuple[SketchLayout, Integers] | None, share: float
     ) -> Generator[Round, Sums, Numbers]:
         """Peel the second sketch, then the first one without its candidates; set `sparse`.
 
@@ -387,7 +355,7 @@ class OneRound(SumProtocol):
         """
         device, drawn = self._device, _in_second_sketch(positions, share)
         in_second, in_first = positions[drawn], positions[~drawn]
-        numbers, remainder = device.integers(len(in_second)), device.words(len(sketch))
+        numbers, remainder = device.integers(len(in_second)), device.integers(len(sketch))
         if second:
             self.cells += len(second[1])
             unpeeled = device.sketch_decode(*second, in_second, numbers)
@@ -398,7 +366,7 @@ class OneRound(SumProtocol):
         if len(unpeeled):
             sent = device.integers(len(positions))
             sent[:] = 0
-            sent[device.searchsorted(positions, self._local_positions())] = self._sketched_numbers
+            sent[device.searchsorted(positions, self._sketched_positions)] = self._sketched_numbers
             (numbers[unpeeled],) = yield from self._exchange_numbers([sent[drawn][unpeeled]])
         device.sketch_encode(self._expected.sketch, in_second, numbers, remainder)
         remainder[:] = sketch - remainder
@@ -408,14 +376,13 @@ class OneRound(SumProtocol):
         self.left_over += len(unpeeled)
         return device.searchsorted(positions, in_first[unpeeled])
 
-    def _select_sent(self, count: int, numbers: Integers) -> Integers:
-        """Return the numbers of the dense segments that are finite and not zero, `count` in all."""
-        if count == len(numbers):
-            return numbers
-        table = self.layout.table
-        present = np.flatnonzero(self.codec.sent[: table.dense])
-        bounds = zip(table.begins[present].tolist(), table.begins[present + 1].tolist(), strict=True)
-        return self._device.concatenate([numbers[:0], *[numbers[begin:end] for begin, end in bounds]])
+    def _select_sent(self) -> None:
+        """Take out of `dense` and `local_dense` the numbers of segments that are zero or not finite."""
+        begins, sent = self.layout.table.begins.tolist(), self.codec.sent[: self.layout.table.dense].tolist()
+        ranges = [slice(*begins[s : s + 2]) for s, count in enumerate(sent) if count]
+        dense, local = self.dense, self.local_dense
+        self.dense = self._device.concatenate([dense[:0], *map(dense.__getitem__, ranges)])
+        self.local_dense = self._device.concatenate([local[:0], *map(local.__getitem__, ranges)])
 
     def _sent_elements(self, blocks: _Flags) -> ElementLocations:
         """Return the elements of flagged blocks; of sparse segments, only the candidates."""
@@ -448,17 +415,6 @@ class OneRound(SumProtocol):
     def _high_bits(self, numbers: Numbers) -> Integers:
         """Return the high bits of numbers: what remains of each without its low `_bits` bits, rounded."""
         return (numbers + (1 << self._bits - 1) >> self._bits).astype(np.int32)
-
-    def _write_low_bits(
-        self, numbers: Numbers, elements: ElementLocations, positions: Numbers, sparse: Integers
-    ) -> None:
-        """Write the low 32 bits of elements' numbers into `local_dense`, or into `sparse`."""
-        if not len(numbers):
-            return
-        words, (in_dense, in_sparse) = numbers % _WORD, self._number_indices(elements, positions)
-        low_bits = words.astype(np.uint32).view(np.int32)
-        self.local_dense[in_dense] = self._device.to_device(low_bits[: len(in_dense)])
-        sparse[in_sparse] = self._device.to_device(low_bits[len(in_dense) :])
 
 
 def _in_second_sketch(positions: Numbers, share: float) -> Any:

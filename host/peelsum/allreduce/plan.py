@@ -133,7 +133,8 @@ class Layout:
         #: The segment of each tensor, or -1 without elements: int64[tensors].
         self.segments = np.full(len(tensors), -1)
         self.segments[self.order] = np.arange(len(self.order))
-        #: The keys of the tensors, in the order of their segments.
+        #: The names and the keys of the tensors, in the order of their segments.
+        self.names = tuple(tensor.name for tensor in ordered)
         self.keys = tuple(tensor.key for tensor in ordered)
         choices = [(tensor.elements, tensor.choice) for tensor in ordered]
         self.table = SegmentTable(
@@ -151,16 +152,12 @@ class Layout:
             segment, sent = segment + len(numbers), sent + words
         #: Number of words of the header: of scales, and of indexes.
         self.header_words = sent
-
-    @cached_property
-    def valid(self) -> Words:
-        """The bitmap of the sparse vector's elements, without the padding of rows."""
-        table = self.table
-        words = np.full(table.words, 0xFFFFFFFF, np.uint32)
-        rest = table.elements[table.dense :] % ROW
-        lasts = table.first_words[1:][rest > 0] - 1
-        words[lasts] = (np.uint32(1) << rest[rest > 0].astype(np.uint32)) - np.uint32(1)
-        return words
+        #: Number of words of each part's index.
+        self.index_words = [part.sent.stop - part.sent.start for part in self.parts]
+        #: The words of the header that are the bitmap of the whole sparse vector; None with other indexes.
+        self.bitmap_in_header: slice | None = None
+        if [index.form for index in parts] in ([], ["bitmap"]):
+            self.bitmap_in_header = slice(self.table.scale_words, sent)
 
 
 @dataclass(frozen=True)
@@ -198,7 +195,12 @@ class Plan:
     def dense_bytes(self) -> int:
         """Bytes of UDP payload in which all elements would be sent as they are."""
         size = sum(tensor.elements * _SIZES[tensor.dtype] for tensor in self.tensors)
-        return -(-size // (4 * self.lanes)) * packet_bytes(self.lanes)
+        return -(-size // (4 * self.lanes)) * self.packet_bytes
+
+    @cached_property
+    def packet_bytes(self) -> int:
+        """Bytes of UDP payload of a packet."""
+        return packet_bytes(self.lanes)
 
     @cached_property
     def label(self) -> str:
@@ -229,8 +231,8 @@ def digest_of(text: str) -> int:
 
 def agreement_words(digest: int) -> Words:
     """Return a digest and its complement: uint32[AGREEMENT_WORDS], to be OR-ed over workers."""
-    halves = np.array([digest & 0xFFFFFFFF, digest >> 32], np.uint32)
-    return np.concatenate([halves, ~halves])
+    words = digest & 0xFFFFFFFF, digest >> 32
+    return np.array([*words, words[0] ^ 0xFFFFFFFF, words[1] ^ 0xFFFFFFFF], np.uint32)
 
 
 def agreed(words: Words) -> bool:
@@ -238,8 +240,8 @@ def agreed(words: Words) -> bool:
 
     If digests differ, some bit is set in both halves. If nobody contributed, no bit is set in either.
     """
-    half = AGREEMENT_WORDS // 2
-    return bool((words[:half] ^ words[half:AGREEMENT_WORDS] == 0xFFFFFFFF).all())
+    low, high, not_low, not_high = words[:AGREEMENT_WORDS].tolist()
+    return bool(low ^ not_low == high ^ not_high == 0xFFFFFFFF)
 
 
 def agreement_part(digest: int, error_message: Callable[[], str]) -> Part:

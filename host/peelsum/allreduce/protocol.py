@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import buffers
 from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import TOLERANCE, too_many
@@ -53,12 +52,12 @@ class Round(NamedTuple):
     """Number of words to be OR-ed."""
     add_words: int
     """Number of words to be added."""
-    write: Callable[[Words, Words], None]
-    """Writes all of this worker's words, into uint32[or_words] and uint32[add_words]."""
-    complete: Callable[[Words, Words], None] | None = None
+    write: Callable[[Words, Integers], None]
+    """Writes all of this worker's words, into uint32[or_words] and int32[add_words]."""
+    complete: Callable[[Words, Integers], None] | None = None
     """Changes these words where they are sent from: in the host's memory, unless the device is `direct`."""
-    staged: tuple[Words, Words] | None = None
-    """The words where they are sent from, if they are there already, instead of `write`."""
+    staged: Words | None = None
+    """The words to be added where they are sent from, if they are there already, instead of `write`."""
 
 
 class Sums(NamedTuple):
@@ -66,8 +65,8 @@ class Sums(NamedTuple):
 
     ored: Words
     """uint32[or_words]."""
-    added: Words
-    """uint32[add_words]."""
+    added: Integers
+    """int32[add_words]."""
     or_on_host: Words
     """The content of `ored` on the host, or `ored`."""
 
@@ -94,6 +93,23 @@ class SumProtocol(ABC):
     codec: encodes and decodes the step's tensors on `device`. seed: of the step's indexes and sketches.
     """
 
+    local_dense: Integers
+    """int32[k]: this worker's numbers that were sent, of the dense vector."""
+    local_sparse: Integers
+    """int32[k]: the same of the candidates."""
+    dense: Integers
+    """int32[k]: the sums of the dense vector's numbers."""
+    sparse: Integers
+    """int32[k]: the sums of the candidates' numbers."""
+    union: Words
+    """The bitmap of the candidates."""
+    bounds: Integers
+    """int32[blocks]: the scales from which error bounds are computed."""
+    exponents: Integers
+    """int32[blocks], after the first round: exponent fields of the blocks, 0 for those without numbers."""
+    _local_bitmap: Words
+    """The bitmap of this worker's non-zeros."""
+
     def __init__(
         self, plan: Plan, chooser: Chooser, device: CodecDevice, codec: SegmentCodec, seed: int = 0
     ) -> None:
@@ -101,24 +117,11 @@ class SumProtocol(ABC):
         self._device, self._seed = device, seed
         #: A block's scale is this number less its exponent field.
         self._highest = fixed_point(0, plan.workers).scale
-        empty = device.integers(0)
-        #: int32[k]: this worker's numbers that were sent, of the dense vector and of the candidates.
-        self.local_dense: Integers = empty
-        self.local_sparse: Integers = empty
-        #: int32[k]: the sums of the dense vector's numbers, and of the candidates'.
-        self.dense: Integers = empty
-        self.sparse: Integers = empty
-        #: The bitmaps of this worker's non-zeros, and of the candidates.
-        self._local_bitmap = self.union = device.words(0)
         #: Words that were sent for each part's index, for the candidates' values, and for all segments.
         self.index_words: list[int] = []
         self.value_words = self.common_words = 0
         #: Cells of the candidates' sketch, and candidates that peeling left over.
         self.cells = self.left_over = 0
-        #: int32[blocks]: the scales from which error bounds are computed.
-        self.bounds: Integers = empty
-        #: int32[blocks], after the first round: exponent fields of the blocks, 0 for those without numbers.
-        self.exponents: Integers = empty
         self.overflow: Overflow | None = None
 
     @abstractmethod
@@ -132,28 +135,22 @@ class SumProtocol(ABC):
         """
         return None
 
-    def _write_header(self, ored: Words, added: Words) -> None:
+    def _write_header(self, ored: Words, added: Integers) -> None:
         """Write this worker's header into `ored`: its words of scales, then the index of each part."""
-        codec: Any = self.codec
-        words, room = ored[: self.layout.table.scale_words], self._bitmap_room(ored)
-        self._local_bitmap = codec.write_scales(words) if room is None else codec.write_scales(words, room)
-        self._write_indexes(ored)
+        words = ored[: self.layout.table.scale_words]
+        self._local_bitmap = self.codec.write_scales(words, self._bitmap_room(ored))
+        if self.layout.bitmap_in_header is None:
+            self._write_indexes(ored)
 
-    def _bitmap_room(self, ored: Words) -> Words | None:
-        """Return where a device writes its bitmap: into the header, if that is the only index; or None."""
-        if not self._device.ahead:
-            return None
-        parts = self.layout.parts
-        if len(parts) == 1 and parts[0].index.form == "bitmap":
-            return ored[parts[0].sent]
-        return self._device.words(self.layout.table.words)
+    def _bitmap_room(self, ored: Words) -> Words:
+        """Return where this worker's bitmap is written: in the header, if that is the only index."""
+        sent = self.layout.bitmap_in_header
+        return self._device.words(self.layout.table.words) if sent is None else ored[sent]
 
     def _write_indexes(self, ored: Words) -> None:
         """Write the index of each part of this worker's bitmap into the header `ored`."""
         for part in self.layout.parts:
             bitmap, out = self._local_bitmap[part.words], ored[part.sent]
-            if self._device.ahead and len(self.layout.parts) == 1 and part.index.form == "bitmap":
-                continue  # it is there already
             part.index.encode(self._device, bitmap, part.elements, self._seed, out)
 
     def _read_scales(self, words: Words) -> None:
@@ -161,30 +158,24 @@ class SumProtocol(ABC):
         codec = self.codec
         codec.read_scales(words)
         self.bounds = codec.scales
-        self.exponents = buffers.empty(len(codec.scales), np.int32)
-        #: uint32[blocks]: the blocks' words, without those of segments.
-        self._block_words = buffers.frozen(words[len(codec.fields) :])
+        self.exponents = np.empty(len(codec.scales), np.int32)
         history_loops.write_exponents(
-            self._block_words, self.layout.table.blocks, codec.fields, codec.scales, self._highest,
+            words[len(codec.fields) :], self.layout.table.blocks, codec.fields, codec.scales, self._highest,
             self.exponents,
         )  # fmt: skip
 
     def _set_union(self, sums: Sums) -> None:
         """Set `union` to the bitmap of the candidates, from the OR of all workers' indexes."""
-        parts, bitmaps = self.layout.parts, []
-        for part in parts:
-            bitmap = part.index.decode(self._device, sums.ored[part.sent], part.elements, self._seed)
-            # Also if it is a bitmap: another worker's wrong words may have bits where there is no element.
-            if not self._device.ahead:
-                bitmap &= self._device.to_device(self.layout.valid[part.words])
-            bitmaps.append(bitmap)
-        self.index_words = [part.sent.stop - part.sent.start for part in parts]
-        if len(parts) == 1:
-            self.union = bitmaps[0]
-        elif parts:
-            self.union = self._device.words(self.layout.table.words)
-            for part, bitmap in zip(parts, bitmaps, strict=True):
-                self.union[part.words] = bitmap
+        parts, self.index_words = self.layout.parts, [*self.layout.index_words]
+        if self.layout.bitmap_in_header is not None:
+            self.union = sums.ored[self.layout.bitmap_in_header]
+            return
+        decoded = [
+            part.index.decode(self._device, sums.ored[part.sent], part.elements, self._seed) for part in parts
+        ]
+        self.union = decoded[0] if len(parts) == 1 else self._device.words(self.layout.table.words)
+        for part, bitmap in zip(parts, decoded, strict=True) if len(parts) > 1 else ():
+            self.union[part.words] = bitmap
 
     def _refinements(self, words: Words) -> list[Refinement]:
         """Return the refinements of parts where that is planned, or where too many candidates are zeros.
@@ -193,7 +184,10 @@ class SumProtocol(ABC):
         """
         network, refinements = self.chooser.network, []
         for number, part in enumerate(self.layout.parts):
-            candidates, index, counted = int(self.codec.sent[part.segments].sum()), part.index, False
+            index, counted = part.index, False
+            if index.form == "bitmap":
+                continue  # it lets no zeros pass
+            candidates = int(np.add.reduce(self.codec.sent[part.segments]))
             if not candidates:
                 continue
             non_zeros = min(self.chooser.history.filled(part.keys), candidates)
@@ -202,15 +196,15 @@ class SumProtocol(ABC):
                 counted = not full
                 non_zeros = min(elements if counted else max(elements, non_zeros), candidates)
             refined_s = network.seconds(non_zeros + candidates / 32, 1)
-            wasteful = candidates > (1 + TOLERANCE) * non_zeros and index.form != "bitmap"
+            wasteful = candidates > (1 + TOLERANCE) * non_zeros
             wasteful &= too_many(candidates, non_zeros) or network.seconds(candidates, 0) > refined_s
             if index.refined or wasteful:
                 refinements.append(Refinement(number, candidates, non_zeros, counted))
         return refinements
 
     def _exchange_refinements(
-        self, refinements: Sequence[Refinement], cells: int = 0, add: Callable[[Words], object] = len
-    ) -> Generator[Round, Sums, Words]:
+        self, refinements: Sequence[Refinement], cells: int = 0, add: Callable[[Integers], object] = len
+    ) -> Generator[Round, Sums, Integers]:
         """Exchange the candidates' own bits in some parts, and remove zeros from `union`.
 
         In the same round, sum `cells` words that `add` writes; return their sum.
@@ -220,7 +214,7 @@ class SumProtocol(ABC):
         spans = [slice(a, b) for a, b in pairwise(ends)]
         scans: list[Any] = []
 
-        def write(ored: Words, added: Words) -> None:
+        def write(ored: Words, added: Integers) -> None:
             for part, span in zip(parts, spans, strict=True):
                 bits, mask = self._local_bitmap[part.words], self.union[part.words]
                 scans.append(self._device.gather_bits(bits, mask, ored[span]))
@@ -240,11 +234,9 @@ class SumProtocol(ABC):
         ends = np.cumsum([0, *map(len, numbers)]).tolist()
         parts = [slice(begin, end) for begin, end in pairwise(ends)]
 
-        def write(ored: Words, added: Words) -> None:
-            out = self._device.as_int32(added)
+        def write(ored: Words, added: Integers) -> None:
             for part, values in zip(parts, numbers, strict=True):
-                out[part] = values
+                added[part] = values
 
         sums = yield Round(0, ends[-1], write)
-        total = self._device.as_int32(sums.added)
-        return [total[part] for part in parts]
+        return [sums.added[part] for part in parts]

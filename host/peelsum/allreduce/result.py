@@ -209,26 +209,6 @@ class StepSummary:
     """Returns each tensor's tally, by name. It keeps no arrays of elements."""
 
 
-class Results(Sequence[TensorResult]):
-    """The results of a step's tensors. `make` makes each, given its number, when it is first read."""
-
-    def __init__(self, count: int, make: Callable[[int], TensorResult]) -> None:
-        self._make = make
-        self._made: list[TensorResult | None] = [None] * count
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
-        number = range(len(self))[at]
-        made = self._made[number]
-        if made is None:
-            made = self._made[number] = self._make(number)
-        return made
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-
 @dataclass(frozen=True, eq=False)
 class StepResult(Mapping[str, TensorResult]):
     """The results of one step, by the tensors' names (or by their numbers), and its cost."""

@@ -24,21 +24,17 @@ from peelsum.allreduce.result import StepResult
 from peelsum.allreduce.two_rounds import TwoRounds
 from peelsum.codec import HOST, CodecDevice
 from peelsum.summation import NotBegunError, Part, Summation, Words
-from peelsum.wire import packet_bytes
 
 #: Words of two parts of memory begin at multiples of this.
 _ALIGNED_WORDS = 32
 _log = logging.getLogger("peelsum")
 
 
-def ignore_costs(values: Mapping[str, int]) -> None:
-    """Ignore the costs of an exchange or a step."""
-
-
 #: The phases on which a step spends its time.
 Phase = Literal["encode", "exchange", "decode"]
 #: Returns the context manager that is entered at the begin of a phase, or of a "step", and left at its end.
-Span = Callable[[Phase | Literal["step"]], AbstractContextManager[object]]
+#: None for a "step" says that nothing records it, nor its phases and costs.
+Span = Callable[[Phase | Literal["step"]], AbstractContextManager[object] | None]
 #: Called with the cost of an exchange or of a step, inside its span.
 Note = Callable[[Mapping[str, int]], None]
 
@@ -47,7 +43,7 @@ class StepExecutor:
     """Executes one step of a plan on this worker, the `number`-th of its all-reduce.
 
     As a context manager, it ends the span of a phase in which an error is raised. device: where the tensors
-    lie, and from which words are sent. clock, span, note: as for `Allreduce`.
+    lie, and from which words are sent. clock, span, note: as for `Allreduce`; None without a recorder.
     """
 
     def __init__(
@@ -58,8 +54,8 @@ class StepExecutor:
         plan: Plan,
         number: int,
         clock: Callable[[], float],
-        span: Span,
-        note: Note,
+        span: Span | None,
+        note: Note | None,
     ) -> None:
         self._summation, self._chooser, self._device = summation, chooser, device
         self._plan, self._number, self._seed = plan, number, 0
@@ -70,17 +66,19 @@ class StepExecutor:
             self._expected = expected = Prediction.of(plan, chooser.history, self._seed)
             # Everything that the meaning of words depends on: a worker with another history would send
             # numbers by other scales.
-            layouts = [  # written out, as `repr` of a dataclass takes as long as a launch
-                f"SketchLayout(width={layout.width}, seed={layout.seed}, segments={layout.segments})"
-                for layout in (expected.sketch, expected.high_bits)
-            ]
+            sketch, high_bits = expected.sketch, expected.high_bits
             checksum = zlib.crc32(expected.fields.astype(np.uint8).data)
-            agreed_on = f"({layouts[0]}, {layouts[1]}, {checksum})"
+            # Written out, as `repr` of a dataclass takes as long as a launch.
+            agreed_on = (
+                f"(SketchLayout(width={sketch.width}, seed={sketch.seed}, segments={sketch.segments}), "
+                f"SketchLayout(width={high_bits.width}, seed={high_bits.seed}, "
+                f"segments={high_bits.segments}), {checksum})"
+            )
         # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
         digest = digest_of(f"{plan.digest}/{number}/{agreed_on}")
         #: The parts that are sent with the first round, in front of it.
         self._leading_parts = [agreement_part(digest, self._describe_mismatch)]
-        self._clock, self._span, self._note = clock, None if span is nullcontext else span, note
+        self._clock, self._span, self._note = clock, span, note
         #: The OR-ed and the added words of each round so far, kept if the host may have to repeat the rounds.
         self._round_sums: list[tuple[Words, Words]] = []
         #: Whether the backend has begun a sum and has not returned it.
@@ -133,12 +131,12 @@ class StepExecutor:
     def _sum_on(self, device: CodecDevice, named: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
         """Run the rounds of a protocol whose arrays lie on `device`, and decode their sums."""
         layout, decoder = self._plan.layout, StepDecoder(self._plan, device)
-        if layout.order:
-            tensors = list(named.values())
-            with device.device_context(tensors[layout.order[0]]):
+        if layout.names:
+            with device.device_context(named[layout.names[0]]):
                 self._enter_phase("encode")
-                values, out = device.flatten(tensors, [into.get(name) for name in named])
-                segments = [values[m] for m in layout.order], [out[m] for m in layout.order]
+                segments = device.flatten(
+                    list(map(named.__getitem__, layout.names)), list(map(into.get, layout.names))
+                )
                 codec = device.segments(layout.table, *segments, self._plan.workers)
                 setting = self._plan, self._chooser, device, codec
                 protocol = (
@@ -149,9 +147,10 @@ class StepExecutor:
         elif self._leading_parts:
             self.agree()
         self._enter_phase(None)
-        wire_bytes = self._chunks * packet_bytes(self._summation.lanes)
-        counts = {"step": self._number, "worker": self._summation.worker_id}
-        self._note({**counts, "chunks": self._chunks, "bytes": wire_bytes})
+        wire_bytes = self._chunks * self._plan.packet_bytes
+        if self._note is not None:
+            counts = {"step": self._number, "worker": self._summation.worker_id}
+            self._note({**counts, "chunks": self._chunks, "bytes": wire_bytes})
         return StepResult(
             tensors=decoder.results,
             tally=decoder.tally,
@@ -221,7 +220,7 @@ class StepExecutor:
             if previous is not None:
                 previous.__exit__(None, None, None)
             if phase is not None:
-                self._phase_span = self._span(phase)
+                self._phase_span = self._span(phase) or nullcontext()
                 self._phase_span.__enter__()
 
     def _run(self, rounds: Rounds, device: CodecDevice) -> None:
@@ -233,20 +232,19 @@ class StepExecutor:
         while True:
             if (sums := next(earlier, None)) is not None:
                 # The protocol needs what `write` sets. It runs on the host here, not on a device.
-                ored, added = device.words(request.or_words), device.words(request.add_words)
-                request.write(ored, added)
+                given = device.words(request.or_words), device.integers(request.add_words)
+                request.write(*given)
                 if request.complete is not None:
-                    request.complete(ored, added)
+                    request.complete(*given)
             ored, added = sums or self._sum_round(request, device)
             self._enter_phase("decode")
-            if not device.is_host:
-                on_device = device.to_device_together(ored, added)
-                received = Sums(on_device[0], on_device[1], ored)
-            elif self._device.is_host:
-                received = Sums(ored, added, ored)
+            if device.is_host:
+                if not self._device.is_host:
+                    ored, added = self._device.to_host(ored), self._device.to_host(added)
+                received = Sums(ored, added.view(np.int32), ored)
             else:
-                ored, added = self._device.to_host(ored), self._device.to_host(added)
-                received = Sums(ored, added, ored)
+                on_device: Any = device.to_device_together(ored, added)
+                received = Sums(on_device[0], on_device[1], ored)
             try:
                 request = rounds.send(received)
             except StopIteration:
@@ -259,10 +257,11 @@ class StepExecutor:
         self._summing = True
         results = self._summation.sum_words(parts)
         self._summing = False
-        lanes, chunks = self._summation.lanes, 0
+        lanes, chunks = self._plan.lanes, 0
         for part in parts:
             chunks += -(-len(part.words) // lanes)
-        self._note({"chunks": chunks, "bytes": chunks * packet_bytes(lanes)})
+        if self._note is not None:
+            self._note({"chunks": chunks, "bytes": chunks * self._plan.packet_bytes})
         self._chunks += chunks
         self._exchanges += 1
         for part, result in zip(parts, results, strict=True):
@@ -272,24 +271,24 @@ class StepExecutor:
 
     def _sum_round(self, request: Round, device: CodecDevice) -> tuple[Words, Words]:
         """Write the words of a round, and return the sums, the OR-ed and the added words."""
-        # The words lie in the memory from which the backend sends them.
+        # The words lie in the memory from which the backend sends them. One copy takes both kinds.
+        begin = -(-request.or_words // _ALIGNED_WORDS) * _ALIGNED_WORDS
         sender = device if device is self._device or not self._device.direct else self._device
         if request.staged is not None:
-            ored, added = request.staged
-        elif sender is device and device.direct:
-            ored, added = sender.staging_buffer(request.or_words), sender.staging_buffer(request.add_words)
-            request.write(ored, added)
+            words = request.staged
         else:
-            # One copy takes both. The added words are aligned, too.
-            begin = -(-request.or_words // _ALIGNED_WORDS) * _ALIGNED_WORDS
             words = device.words(begin + request.add_words)
-            staged = sender.staging_buffer(words.shape[0])
-            request.write(words[: request.or_words], words[begin:])
-            sender.copy_async(sender.to_device(words), staged)
-            sender.synchronize()
-            ored, added = staged[: request.or_words], staged[begin:]
-        if request.complete is not None:
-            request.complete(ored, added)
+            given: Any = words[: request.or_words], words[begin:]
+            if device.is_host:
+                given = given[0], given[1].view(np.int32)
+            request.write(*given)
+            if request.complete is not None and device.direct:
+                request.complete(*given)
+            if sender is not device or not device.direct:
+                (words,) = sender.fetch(words if sender is device else sender.to_device(words))
+            if request.complete is not None and not device.direct:
+                request.complete(words[: request.or_words], words[begin:].view(np.int32))
+        ored, added = words[: request.or_words], words[begin:]
         leading = self._leading_parts
         parts = [*leading, Part(ored, "or"), Part(added, "add")]
         totals = self._sum_words([part for part in parts if len(part.words)])[len(leading) :]

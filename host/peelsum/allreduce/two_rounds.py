@@ -22,6 +22,7 @@ import numpy as np
 
 from peelsum.allreduce.protocol import Round, Rounds, SumProtocol
 from peelsum.codec import SketchLayout
+from peelsum.codec.arrays import Integers
 from peelsum.summation import Words
 
 
@@ -45,18 +46,18 @@ class TwoRounds(SumProtocol):
             yield from self._exchange_sketch(dense, candidates)
             return
 
-        def write(ored: Words, added: Words) -> None:
-            numbers = self._device.as_int32(added)
-            self.local_dense, self.local_sparse = numbers[:dense], numbers[dense:]
+        def write(ored: Words, added: Integers) -> None:
+            self.local_dense, self.local_sparse = added[:dense], added[dense:]
             self.codec.write_dense(self.local_dense)
             self.codec.gather(self.local_sparse)
 
-        if dense + candidates:
+        if not dense + candidates:
+            self.local_dense = self.local_sparse = self.dense = self.sparse = self._device.integers(0)
+        else:
             sums = yield Round(0, dense + candidates, write, staged=staged)
-            total = self._device.as_int32(sums.added)
-            self.dense, self.sparse, self.value_words = total[:dense], total[dense:], candidates
+            self.dense, self.sparse, self.value_words = sums.added[:dense], sums.added[dense:], candidates
 
-    def _set_candidates(self) -> tuple[int, int, tuple[Words, Words] | None]:
+    def _set_candidates(self) -> tuple[int, int, Words | None]:
         """Set the codec's candidates; return how many dense and sparse numbers are sent.
 
         If the numbers are sent as they are, a device that works ahead writes them before the host knows how
@@ -66,34 +67,32 @@ class TwoRounds(SumProtocol):
             return *self.codec.set_candidates(self.union), None
         codec: Any = self.codec
         device = self._device
-        dense, candidates, room = int(codec.sent[: self.layout.table.dense].sum()), 0, codec.room
+        dense, room = int(np.add.reduce(codec.sent[: self.layout.table.dense])), codec.room
         while True:
-            words = device.words(dense + room)
+            words = device.integers(dense + room)
             codec.write_numbers(self.union, words[:dense], words[dense:])
             staged, record = device.fetch(words, codec.record)
             candidates = codec.read_counts(record)
             if candidates <= room:
                 break
             room = candidates
-        numbers = device.as_int32(words)
-        self.local_dense, self.local_sparse = numbers[:dense], numbers[dense : dense + candidates]
-        return dense, candidates, (np.empty(0, np.uint32), staged[: dense + candidates])
+        self.local_dense, self.local_sparse = words[:dense], words[dense : dense + candidates]
+        return dense, candidates, staged[: dense + candidates]
 
     def _exchange_sketch(self, dense: int, candidates: int) -> Rounds:
         """Exchange the dense numbers and a sketch of the candidates'; peel it, and exchange the left-over."""
         device = self._device
-        positions = device.positions(self.union, 32 * len(self.union), count=candidates)
         layout = SketchLayout.sized(candidates, self._seed, self.plan.settings.cells(candidates))
 
-        def write(ored: Words, added: Words) -> None:
-            self.local_dense, self.local_sparse = device.as_int32(added)[:dense], device.integers(candidates)
+        def write(ored: Words, added: Integers) -> None:
+            self.local_dense, self.local_sparse = added[:dense], device.integers(candidates)
             self.codec.write_dense(self.local_dense)
             self.codec.gather(self.local_sparse)
-            device.sketch_encode(layout, positions, self.local_sparse, added[dense:])
+            device.sketch_encode(layout, self.codec.positions(), self.local_sparse, added[dense:])
 
         sums = yield Round(0, dense + layout.cells, write)
-        self.dense, self.sparse = device.as_int32(sums.added[:dense]), device.integers(candidates)
-        unpeeled = device.sketch_decode(layout, sums.added[dense:], positions, self.sparse)
+        self.dense, self.sparse = sums.added[:dense], device.integers(candidates)
+        unpeeled = device.sketch_decode(layout, sums.added[dense:], self.codec.positions(), self.sparse)
         self.cells, self.left_over = layout.cells, len(unpeeled)
         self.value_words = layout.cells + len(unpeeled)
         if len(unpeeled):

@@ -14,8 +14,8 @@ Integers = NDArray[np.int32]
 #: Positions and counts.
 Numbers = NDArray[np.int64]
 Floats = NDArray[np.float32]
-#: Powers of two by which blocks of floats are multiplied.
-Factors = NDArray[np.float64]
+#: Sums modulo 2**32, of either type.
+Cells = NDArray[np.uint32] | NDArray[np.int32]
 _BFLOAT16_SHIFT = 16
 
 

@@ -21,9 +21,8 @@ from peelsum.buffers import frozen
 from peelsum.codec.arrays import BFloat16, CodecError, Floats, Integers, Numbers, Words, to_float32
 from peelsum.codec.cpu.index import CpuIndex, occupied
 from peelsum.codec.cpu.scales import quantize
-from peelsum.codec.cpu.segments import SegmentCodec
+from peelsum.codec.cpu.segments import SegmentCodec, address
 from peelsum.codec.cpu.sketch import CpuSketch
-from peelsum.codec.cpu.words import address
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.layout import BloomLayout, SketchLayout
 from peelsum.codec.reference.index import ReferenceIndex
@@ -34,6 +33,7 @@ from peelsum.extras import missing_extra_message
 
 Implementation = Literal["cpu", "reference", "gpu"]
 _FLOAT32 = np.dtype(np.float32)
+_NO_CONTEXT = nullcontext()
 
 
 class CodecDevice(CpuIndex, CpuSketch):
@@ -56,11 +56,10 @@ class CodecDevice(CpuIndex, CpuSketch):
     segments: type[SegmentCodec] = SegmentCodec
     #: Whether arrays are NumPy's, in the host's memory.
     is_host = True
-    #: Whether kernels read and write the words that are sent. If not, `copy_async` copies them to the host,
+    #: Whether kernels read and write the words that are sent. If not, `fetch` copies them to the host,
     #: and `to_device` copies received words to the device.
     direct = True
-    #: Whether `segments` encodes and decodes a step in one round without waiting for sizes: it has
-    #: `write_ahead` and `decode_ahead`, and `set_candidates` clears bits where there is no element.
+    #: Whether `segments` decodes a step in one round without waiting for sizes: it has `decode_ahead`.
     ahead = False
 
     # Memory
@@ -97,7 +96,7 @@ class CodecDevice(CpuIndex, CpuSketch):
 
     def device_context(self, tensor: Any) -> AbstractContextManager[object]:
         """Return a context in which new arrays are allocated where a validated tensor lies."""
-        return nullcontext()
+        return _NO_CONTEXT
 
     def memory_range(self, tensor: Any) -> tuple[int, int]:
         """Return the addresses of a validated tensor's first byte and of the one after its last."""
@@ -132,10 +131,6 @@ class CodecDevice(CpuIndex, CpuSketch):
         """Allocate int32[count]."""
         return buffers.empty(count, np.int32)
 
-    def as_int32(self, words: Words) -> Integers:
-        """Return a view of `words` as int32[k]."""
-        return words.view(np.int32)
-
     def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return an array's content as a NumPy array, words as uint32. Waits for pending writes.
 
@@ -143,20 +138,15 @@ class CodecDevice(CpuIndex, CpuSketch):
         """
         return array
 
-    def staging_buffer(self, count: int) -> Words:
-        """Allocate uint32[count] for words to be sent: on the device if `direct`, else on the host."""
-        return buffers.empty(count, np.uint32)
+    def fetch(self, words: Any, *arrays: Any) -> list[Any]:
+        """Return words where they are sent from, and small arrays on the host; wait once for all.
 
-    def copy_async(self, words: Words, out: Words) -> None:
-        """Start to copy words to a `staging_buffer`; `synchronize` waits for the copy."""
-        out[:] = words
-
-    def fetch(self, words: Words, record: Numbers) -> tuple[Words, Numbers]:
-        """Return words where they are sent from, and a small array on the host."""
-        return words, record
+        Words are sent from the device if it is `direct`, else from the host.
+        """
+        return [words, *arrays]
 
     def synchronize(self) -> None:
-        """Wait for every `copy_async`: on the host, these are complete when they return."""
+        """Wait for all work on the device: on the host, it is complete."""
 
     def to_device(self, array: NDArray[Any]) -> Any:
         """Copy an array from the host to this device; return an array that is on this device as it is."""
@@ -222,7 +212,7 @@ def device(implementation: Implementation = "cpu", *, direct: bool = False) -> C
     try:
         import torch
 
-        from peelsum.codec.gpu.device import GpuDevice
+        from peelsum.codec.gpu import GpuDevice
     except ImportError as error:
         raise CodecError(f"implementation: 'gpu': {missing_extra_message(str(error.name), 'gpu')}") from error
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -251,7 +241,7 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     device_.bloom_decode(bloom, other, 1, bitmap)
     device_.gather_bits(bitmap, bitmap, other)
     device_.scatter_bits(other, bitmap, copied)
-    quantized = device_.as_int32(device_.to_device(np.ones(1, np.uint32)))
+    quantized = device_.to_device(np.ones(1, np.int32))
     for segments in (1, 2):
         layout = SketchLayout(1, 0, segments)
         device_.sketch_encode(layout, positions, quantized, sketch[: layout.cells])
@@ -263,7 +253,8 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     for out in ([first, into], [first, None]):  # in place, in another array, and in a new one
         codec = device_.segments(table, [first, second], out, 1)
         words = device_.words(table.scale_words)
-        bitmap = codec.write_scales(words)
+        bitmap, cells = codec.write_scales(words), device_.integers(layout.cells)
+        codec.write_ahead(words, bitmap, np.zeros(2, np.int32), layout, device_.integers(1), cells)
         codec.read_scales(device_.to_host(words))
         codec.set_scales(codec.fields, codec.scales)
         codec.values_at(np.zeros(1, np.int64))

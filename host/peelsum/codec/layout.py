@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from peelsum.codec.arrays import CodecError
 
@@ -75,7 +75,7 @@ class SketchLayout:
     @cached_property
     def cells(self) -> int:
         """Cells in all: the sketch is uint32[cells], by segment and sub-table."""
-        return self.segments * self.segment_cells
+        return self.segments * SUB_TABLES * self.width
 
     @cached_property
     def segment_cells(self) -> int:
@@ -98,19 +98,26 @@ class SketchLayout:
         and a width of MOST_WIDTH or less. Raises CodecError unless
         `cells_per_candidate` is finite and positive, and if no layout `holds` the candidates.
         """
-        if not cells_per_candidate > 0 or not math.isfinite(cells_per_candidate):
-            raise CodecError(
-                f"cells_per_candidate: {cells_per_candidate} is not positive and finite; use 1.3 or more"
-            )
-        if not cls.holds(candidates, cells_per_candidate):
-            raise CodecError(
-                f"candidates: no sketch holds {candidates} with {cells_per_candidate} cells each; use "
-                f"values='compact'"
-            )
-        cells = candidates * cells_per_candidate
-        least = math.ceil(max(candidates / SEGMENT, cells / (SUB_TABLES * MOST_WIDTH), 1))
-        segments = 1 << (least - 1).bit_length()
-        return cls(max(math.ceil(cells / (SUB_TABLES * segments)), 1), seed, segments)
+        width, segments = _sketch_size(candidates, cells_per_candidate)
+        return cls(width, seed, segments)
+
+
+@lru_cache(256)  # steps without a sketch, and those of constant density, have the same size each time
+def _sketch_size(candidates: int, cells_per_candidate: float) -> tuple[int, int]:
+    """Return width and number of segments of `SketchLayout.sized`."""
+    if not cells_per_candidate > 0 or not math.isfinite(cells_per_candidate):
+        raise CodecError(
+            f"cells_per_candidate: {cells_per_candidate} is not positive and finite; use 1.3 or more"
+        )
+    if not SketchLayout.holds(candidates, cells_per_candidate):
+        raise CodecError(
+            f"candidates: no sketch holds {candidates} with {cells_per_candidate} cells each; use "
+            f"values='compact'"
+        )
+    cells = candidates * cells_per_candidate
+    least = math.ceil(max(candidates / SEGMENT, cells / (SUB_TABLES * MOST_WIDTH), 1))
+    segments = 1 << (least - 1).bit_length()
+    return max(math.ceil(cells / (SUB_TABLES * segments)), 1), segments
 
 
 def mix(value: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +54,14 @@ class SegmentTable:
         self.scale_words = len(self.segments) + int(self.blocks[-1])
         #: Number of words of the sparse vector's bitmap.
         self.words = int(self.rows[-1] - self.rows[self.dense])
+        #: What a device has derived from the table, by keys of the device.
+        self.derived: dict[Any, Any] = {}
 
     def __len__(self) -> int:
         """Return the number of segments."""
         return len(self.segments)
 
-    @property
+    @cached_property
     def first_words(self) -> Numbers:
         """Each sparse segment's first word in the sparse vector's bitmap, and the end: int64[sparse + 1]."""
         words: Numbers = self.rows[self.dense :] - self.rows[self.dense]

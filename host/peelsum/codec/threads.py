@@ -6,14 +6,12 @@ Plain threads suffice, because compiled loops release the GIL. Results must not 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 from numba import config
-from numpy.typing import NDArray
 
 #: Elements per core: fewer are not worth waking another core, which may be busy with another process.
 PER_CORE = 2**22
@@ -34,15 +32,14 @@ def each(
     """
     if (items if elements is None else elements) < 2 * PER_CORE:
         return [work(0, items)]
-    parts = slices(items, elements, copies_of=copies_of)
+    return run_slices(slices(items, elements, copies_of=copies_of), work)
+
+
+def run_slices(parts: Sequence[tuple[int, int]], work: Callable[[int, int], _T]) -> list[_T]:
+    """Call work(begin, end) for all slices, each on a core; return the results in order."""
     if len(parts) == 1:
         return [work(*parts[0])]
     return list(_pool(os.getpid()).map(lambda part: work(*part), parts))
-
-
-def each_of(table: NDArray[np.int64], elements: int, loop: Callable[..., None], *rest: Any) -> None:
-    """Call loop(table, first, last, *rest) for consecutive ranges of a table's rows, as `each` does."""
-    each(len(table), lambda first, last: loop(table, first, last, *rest), elements)
 
 
 def slices(items: int, elements: int | None = None, *, copies_of: int = 0) -> list[tuple[int, int]]:

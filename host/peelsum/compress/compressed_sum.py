@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce
 from peelsum.allreduce.plan import agreement_part, digest_of
-from peelsum.allreduce.rounds import Note, Span, ignore_costs
+from peelsum.allreduce.rounds import Note, Span
 from peelsum.compress.arguments import CompressConfigError, CompressError
 from peelsum.compress.collectives import Collectives, SummationCollectives
 from peelsum.compress.compressor import Compressor, Floats, TensorState
@@ -79,7 +79,7 @@ class CompressedSum:
         collectives: Collectives | None = None,
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
-        note: Note = ignore_costs,
+        note: Note | None = None,
     ) -> None:
         if not isinstance(compressor, Compressor):
             raise CompressConfigError(f"compressor: {compressor!r} is not a Compressor; give e.g. TopK(0.01)")
@@ -118,11 +118,12 @@ class CompressedSum:
                 kind = "masked" if tensor.dtype == np.float32 else tensor.dtype
                 raise CompressConfigError(f"tensors: {name!r} is {kind}; give a float32 array without a mask")
         self._failed = True
-        with self._span("step"):
+        with self._span("step") or nullcontext():
             # Another sum may have the same memory, and be in a later step.
             step = max(self._steps, self.memory.step + 1) if step is None else step
             result = self._sum(tensors, step)
-            self._note({"step": self._steps, "worker": self._worker_id, "bytes": result.wire_bytes})
+            if self._note is not None:
+                self._note({"step": self._steps, "worker": self._worker_id, "bytes": result.wire_bytes})
         self._failed = False
         self._steps += 1
         return result

@@ -11,18 +11,16 @@ import torch
 from peelsum.telemetry import StepSpans, TelemetryError
 from peelsum.torch.errors import HookConfigError
 
-_NO_RANGE = nullcontext()
 
-
-def profile_range(phase: str) -> AbstractContextManager[object]:
+def profile_range(phase: str) -> AbstractContextManager[object] | None:
     """Return a context that appears in the traces of torch's profiler as `peelsum::` and the phase.
 
-    If the environment asks for spans, it is a span, too. Without profiler and spans it does nothing, because
-    torch takes 5 us to enter and leave a range.
+    If the environment asks for spans, it is a span, too. Without profiler and spans it is None, because torch
+    takes 5 us to enter and leave a range.
     """
     spans, is_profiled = step_spans(), torch.autograd.profiler._is_profiler_enabled
     if spans is None:
-        return torch.profiler.record_function(f"peelsum::{phase}") if is_profiled else _NO_RANGE
+        return torch.profiler.record_function(f"peelsum::{phase}") if is_profiled else None
     return _span_and_range(spans, phase)
 
 
@@ -45,5 +43,8 @@ def step_spans() -> StepSpans | None:
 @contextmanager
 def _span_and_range(spans: StepSpans, phase: str) -> Iterator[None]:
     is_profiled = torch.autograd.profiler._is_profiler_enabled
-    with spans.span(phase), torch.profiler.record_function(f"peelsum::{phase}") if is_profiled else _NO_RANGE:
+    with (
+        spans.span(phase),
+        torch.profiler.record_function(f"peelsum::{phase}") if is_profiled else nullcontext(),
+    ):
         yield

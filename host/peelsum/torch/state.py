@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -457,7 +458,7 @@ def _wait_after_pass(reported: Future[None], add_wait: Callable[[float], None]) 
 
     def wait() -> None:
         started = time.perf_counter()
-        with profile_range("wait"):
+        with profile_range("wait") or nullcontext():
             error = reported.exception()
         add_wait(time.perf_counter() - started)
         if error is not None:

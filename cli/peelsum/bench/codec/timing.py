@@ -274,12 +274,12 @@ def _run(device: TimedDevice, protocol: SumProtocol) -> tuple[int, float, float]
     encode_s, decode_s, words = clock() - started, 0.0, 0
     while request is not None:
         started = clock()
-        or_words, add_words = codec.words(request.or_words), codec.words(request.add_words)
+        or_words, add_words = codec.words(request.or_words), codec.integers(request.add_words)
         request.write(or_words, add_words)
         sent_or, sent_add = words_on_host(or_words, codec), words_on_host(add_words, codec)
         encode_s += clock() - started
         words += len(sent_or) + len(sent_add)
-        or_sum, add_sum = sent_or.copy(), sent_add.copy()
+        or_sum, add_sum = sent_or.copy(), sent_add.view(np.int32).copy()
         started = clock()
         try:
             request = rounds.send(Sums(codec.to_device(or_sum), codec.to_device(add_sum), or_sum))
@@ -301,10 +301,7 @@ def words_on_host(words: Any, codec: CodecDevice) -> Words:
     """Return the device's words in the host's memory, ready to be sent."""
     if codec.direct:
         return cast(Words, words)
-    out = codec.staging_buffer(len(words))
-    codec.copy_async(words, out)
-    codec.synchronize()
-    return out
+    return cast(Words, codec.fetch(words)[0])
 
 
 def require_exact(

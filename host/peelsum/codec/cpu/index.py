@@ -49,7 +49,7 @@ class CpuIndex:
 
         `count` is k, if it is known; without it, the GPU's kernels wait for the device to count.
         """
-        index, spans = frozen(index), slices(elements)
+        spans = slices(elements)
         if len(spans) == 1:
             out = buffers.empty(count_bits(index, elements) if count is None else count, np.int64)
             positions(index, elements, first, out)

@@ -1,7 +1,7 @@
 """The scales of blocks on the host, and the conversion of floats to integers and back, by compiled loops.
 
 A large model has millions of blocks: each loop goes over them once. `firsts`, int64[segments + 1], holds each
-segment's first block, and the end. `factors` holds the power of two of each block of 2**`bits` elements.
+segment's first block, and the end. `scales` holds the scale of each block of 2**`bits` elements.
 
 Inner loops index by np.uint64: a signed index might count from the end, and the test for that keeps a loop
 from being vectorized.
@@ -9,14 +9,11 @@ from being vectorized.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import buffers
 from peelsum.buffers import frozen
-from peelsum.codec.arrays import Factors, Floats, Integers, Numbers, Words
+from peelsum.codec.arrays import Floats, Integers, Numbers, Words
 from peelsum.codec.cpu.words import BLOCK, compiled, largest_magnitude, popcount
 from peelsum.codec.fixed_point import (
     DEPTH,
@@ -39,22 +36,14 @@ _ONE_BLOCK = 62  # log2 of a block larger than any tensor
 _BATCH_VALUES = 256  # values that stay in the first-level cache
 
 
-def read_scales(words: Words, firsts: Numbers, highest: int) -> tuple[Integers, Integers]:
-    """Return each segment's field and each block's scale, from the OR of workers' words of scales."""
-    words, count = frozen(words), len(firsts) - 1
-    fields, scales = buffers.empty(count, np.int32), buffers.empty(len(words) - count, np.int32)
-    decode_scales(words[:count], words[count:], firsts, highest, fields, scales)
-    return fields, scales
-
-
 def quantize(values: Floats, fixed: FixedPoint, out: Integers) -> None:
     """Write rint(value * 2**scale) into out[n], on all cores.
 
     `fixed` has no `octaves`. The product is computed in float64 and rounded half to even. The number of a
     value that does not fit, or is not finite, is undefined.
     """
-    values, factor = frozen(values), np.array([math.ldexp(1.0, fixed.scale)])
-    each(values.size, lambda a, b: quantize_values(values[a:b], factor, _ONE_BLOCK, out[a:b]))
+    values, scale = frozen(values), np.array([fixed.scale], np.int32)
+    each(values.size, lambda a, b: quantize_values(values[a:b], scale, _ONE_BLOCK, out[a:b]))
 
 
 @compiled
@@ -106,13 +95,18 @@ def decode_scales(
             scales[b] = highest - (upper if upper < LARGEST_FINITE else np.int64(LARGEST_FINITE))
 
 
+def read_scales(words: Words, firsts: Numbers, highest: int) -> tuple[Integers, Integers]:
+    """Return each segment's field and each block's scale, from the OR of workers' words of scales."""
+    count = len(firsts) - 1
+    fields, scales = np.empty(count, np.int32), np.empty(len(words) - count, np.int32)
+    decode_scales(words[:count], words[count:], firsts, highest, fields, scales)
+    return fields, scales
+
+
 @compiled
-def powers_of_two(scales: Integers, factors: Factors, inverse: Factors) -> None:
-    """Write 2**scale and 2**-scale of each block, as float64 made from their bits."""
-    bits, inverse_bits = factors.view(np.int64), inverse.view(np.int64)
-    for b in range(scales.size):
-        bits[b] = (_BIAS_OF_FLOAT64 + np.int64(scales[b])) << _MANTISSA_OF_FLOAT64
-        inverse_bits[b] = (_BIAS_OF_FLOAT64 - np.int64(scales[b])) << _MANTISSA_OF_FLOAT64
+def power_of_two(exponent: np.int64) -> np.float64:
+    """Return 2.0**exponent, made from its bits."""
+    return np.int64((_BIAS_OF_FLOAT64 + exponent) << _MANTISSA_OF_FLOAT64).view(np.float64)
 
 
 @compiled
@@ -142,50 +136,76 @@ def locate_elements(
 
 
 @compiled
-def quantize_values(values: Floats, factors: Factors, bits: int, out: Integers) -> None:
-    """Write each value times its block's factor, rounded to an integer."""
+def quantize_values(values: Floats, scales: Integers, bits: int, out: Integers) -> None:
+    """Write each value times 2**scale of its block, rounded to an integer."""
     size = min(1 << bits, BLOCK)
     for first in range(0, values.size, size):
-        last, factor = min(first + size, values.size), factors[first >> bits]
+        last, factor = min(first + size, values.size), power_of_two(np.int64(scales[first >> bits]))
         for i in range(np.uint64(first), np.uint64(last)):
             out[i] = np.int32(np.rint(np.float64(values[i]) * factor))
 
 
 @compiled
-def quantize_at(values: Floats, positions: Numbers, factors: Factors, bits: int, out: Integers) -> None:
-    """Do what `quantize_values` does, for values[positions]. A loop of its own rounds, and vectorizes."""
+def quantize_ahead(
+    values: Floats, magnitudes: Words, scales: Integers, highest: int, bits: int, out: Integers
+) -> None:
+    """Do what `quantize_values` does, by predicted scales; modulo 2**32 where a block exceeds its scale."""
+    size = min(1 << bits, BLOCK)
+    for first in range(0, values.size, size):
+        last, block = min(first + size, values.size), first >> bits
+        factor = power_of_two(np.int64(scales[block]))
+        if np.int64(magnitudes[block] >> np.uint32(MANTISSA_BITS)) <= highest - scales[block]:
+            for i in range(np.uint64(first), np.uint64(last)):
+                out[i] = np.int32(np.rint(np.float64(values[i]) * factor))
+        else:
+            for i in range(np.uint64(first), np.uint64(last)):
+                out[i] = np.int32(np.int64(np.rint(np.float64(values[i]) * factor)))
+
+
+@compiled
+def quantize_at(
+    values: Floats, positions: Numbers, begin: int, scales: Integers, bits: int, out: Integers
+) -> None:
+    """Do what `quantize_values` does, for values[positions - begin], modulo 2**32.
+
+    A loop of its own rounds, and vectorizes.
+    """
     scaled, shift = np.empty(_BATCH_VALUES, np.float64), np.uint64(bits)
     for start in range(0, positions.size, _BATCH_VALUES):
         first, count = np.uint64(start), np.uint64(min(_BATCH_VALUES, positions.size - start))
         for k in range(count):
-            i = np.uint64(positions[first + k])
-            scaled[k] = np.float64(values[i]) * factors[i >> shift]
+            i = np.uint64(positions[first + k] - begin)
+            scaled[k] = np.float64(values[i]) * power_of_two(np.int64(scales[i >> shift]))
         for k in range(count):
-            out[first + k] = np.int32(np.rint(scaled[k]))
+            out[first + k] = np.int32(np.int64(np.rint(scaled[k])))
 
 
 @compiled
-def dequantize_values(quantized: Integers, factors: Factors, bits: int, divisor: float, out: Floats) -> None:
-    """Write each integer times its block's factor, divided by `divisor`, as float32."""
+def dequantize_values(quantized: Integers, scales: Integers, bits: int, divisor: float, out: Floats) -> None:
+    """Write each integer times 2**-scale of its block, divided by `divisor`, as float32."""
     size = min(1 << bits, BLOCK)
     for first in range(0, quantized.size, size):
-        last, factor = min(first + size, quantized.size), factors[first >> bits]
+        last, factor = min(first + size, quantized.size), power_of_two(-np.int64(scales[first >> bits]))
         for i in range(np.uint64(first), np.uint64(last)):
             out[i] = np.float32(np.float64(quantized[i]) * factor / divisor)
 
 
 @compiled
 def dequantize_at(
-    quantized: Integers, positions: Numbers, factors: Factors, bits: int, divisor: float, out: Floats
-) -> None:
-    """Do what `dequantize_values` does, into out[positions]. A loop of its own divides, and vectorizes."""
+    quantized: Integers, positions: Numbers, begin: int, scales: Integers, bits: int, divisor: float,
+    out: Floats,
+) -> None:  # fmt: skip
+    """Do what `dequantize_values` does, into out[positions - begin].
+
+    A loop of its own divides, and vectorizes.
+    """
     scaled, floats = np.empty(_BATCH_VALUES, np.float64), np.empty(_BATCH_VALUES, np.float32)
     for start in range(0, positions.size, _BATCH_VALUES):
         batch, numbers = positions[start : start + _BATCH_VALUES], quantized[start : start + _BATCH_VALUES]
         for k in range(batch.size):
-            factor = factors[np.uint64(batch[k]) >> np.uint64(bits)]
-            scaled[k] = np.float64(numbers[k]) * factor
+            scale = np.int64(scales[np.uint64(batch[k] - begin) >> np.uint64(bits)])
+            scaled[k] = np.float64(numbers[k]) * power_of_two(-scale)
         for k in range(batch.size):
             floats[k] = np.float32(scaled[k] / divisor)
         for k in range(batch.size):
-            out[np.uint64(batch[k])] = floats[k]
+            out[np.uint64(batch[k] - begin)] = floats[k]

@@ -7,20 +7,22 @@ each piece lie. Loops with `first` and `last` handle these pieces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]  # documented, but not exported
+from numpy.typing import NDArray
 
 from peelsum import buffers
-from peelsum.buffers import frozen
-from peelsum.codec.arrays import Factors, Floats, Integers, Numbers, Words
+from peelsum.codec.arrays import Cells, Floats, Integers, Numbers, Words
 from peelsum.codec.cpu.index import (
     count_bits,
     count_blocks,
+    masked_word,
     non_zero_words,
     positions,
     scatter_bits,
@@ -30,16 +32,18 @@ from peelsum.codec.cpu.scales import (
     dequantize_at,
     dequantize_values,
     encode_scales,
-    powers_of_two,
+    quantize_ahead,
     quantize_at,
     quantize_values,
     read_scales,
 )
-from peelsum.codec.cpu.words import BLOCK, address, array_at, compiled, largest_magnitude
+from peelsum.codec.cpu.sketch import encode_sketch
+from peelsum.codec.cpu.vectors import pointer
+from peelsum.codec.cpu.words import BLOCK, compiled, largest_magnitude
 from peelsum.codec.fixed_point import NON_FINITE, ZERO, fixed_point
-from peelsum.codec.layout import BLOCK_SIZES
+from peelsum.codec.layout import BLOCK_SIZES, SketchLayout
 from peelsum.codec.segments import ROW, Counts, SegmentTable
-from peelsum.codec.threads import PER_CORE, each_of
+from peelsum.codec.threads import PER_CORE, run_slices, slices
 
 #: Elements of the largest piece: a multiple of the largest block of scales.
 _PIECE = 2**21
@@ -58,28 +62,31 @@ class Piece(IntEnum):
     FIRST_BLOCK = 4
     """Its first block, and the number of its blocks."""
     BLOCKS = 5
-    FIRST_WORD = 6
+    FIRST_ELEMENT = 6
+    """Its first element, numbered over all pieces."""
+    FIRST_WORD = 7
     """Of a sparse piece, its first word in the bitmap."""
-    VALUES = 7
+    VALUES = 8
     """Address of the values, float32[ELEMENTS]."""
-    OUT = 8
+    OUT = 9
     """Address of the result, float32[ELEMENTS]."""
-    IN_PLACE = 9
+    IN_PLACE = 10
     """Whether the result is written over the values."""
-    CLEAR = 10
+    CLEAR = 11
     """Whether elements of the result that are not candidates must be set to 0."""
-    FIRST_NUMBER = 11
+    FIRST_NUMBER = 12
     """Index of its first number among the dense or the sparse numbers that are sent."""
-    COUNT = 12
+    COUNT = 13
     """How many numbers are sent."""
-    LOCAL_NON_ZEROS = 13
+    LOCAL_NON_ZEROS = 14
     """How many of this worker's numbers are not 0."""
-    SUM_NON_ZEROS = 14
+    SUM_NON_ZEROS = 15
     """How many of the dense sums are not 0."""
 
 
 # Reading a member of an enum takes 0.2 us in Python 3.11: a quarter of the time of a step of small tensors.
 _COLUMN = cast("type[Piece]", SimpleNamespace(**{column.name: int(column) for column in Piece}))
+_NO_NUMBERS = np.empty(0, np.int32)
 
 
 class SegmentCodec:
@@ -100,8 +107,7 @@ class SegmentCodec:
         self, table: SegmentTable, values: Sequence[Floats], out: Sequence[Floats | None], workers: int
     ) -> None:
         self._table, self._values, self._out = table, values, list(out)
-        self._elements = int(table.begins[-1])
-        pieces, self._segment_of, self._offsets = _pieces(table)
+        pieces, self._segment_of, self._offsets, self._ranges = _pieces(table)
         self._pieces = pieces = pieces.copy()
         pieces[:, _COLUMN.VALUES] = pieces[:, _COLUMN.OUT] = self._addresses(values)
         in_place = np.array([result is tensor for result, tensor in zip(out, values, strict=True)], np.int64)
@@ -109,30 +115,60 @@ class SegmentCodec:
         self._all_in_place = bool(in_place.all())
         # A scale is this number less the exponent field.
         self._highest = fixed_point(0, workers).scale
-        self.fields = self.scales = np.empty(0, np.int32)
-        #: 2**scale and 2**-scale of the blocks, while these are known.
-        self._powers: tuple[Factors, Factors] | None = None
+        self.fields = self.scales = _NO_NUMBERS
+        #: The candidates: their bitmap, and, after `gather`, their positions in the sparse vector.
         self._union: Words = np.empty(0, np.uint32)
+        self._positions: Numbers = np.empty(0, np.int64)
 
-    def write_scales(self, out: Words) -> Words:
+    def write_scales(self, out: Words, bitmap: Words | None = None) -> Words:
         """Write the words by which workers agree on scales, uint32[table.scale_words]; return the non-zeros.
 
         These are a bitmap of this worker's sparse vector, uint32[table.words]. -0.0 is zero, NaN is not.
+        bitmap: to which that is written, or None.
         """
-        bitmap, count = buffers.empty(self._table.words, np.uint32), len(self._table.segments)
+        if bitmap is None:
+            bitmap = buffers.empty(self._table.words, np.uint32)
+        self._measure(out, bitmap, _NO_NUMBERS, _NO_NUMBERS)
+        return bitmap
+
+    def write_ahead(
+        self, out: Words, bitmap: Words, scales: Integers, layout: SketchLayout, dense: Integers,
+        sketch: Cells,
+    ) -> None:  # fmt: skip
+        """Do what `write_scales` does, and write all numbers by other scales, on the host; modulo 2**32.
+
+        dense: for those of all dense segments, int32[elements]. sketch: for the sketch of the sparse ones,
+        zero before; empty without any.
+        """
+        self.set_scales(np.zeros(len(self._out), np.int32), scales)
+        self._measure(out, bitmap, scales, dense)
+        if len(sketch):
+            numbers = np.empty(self.set_candidates(bitmap)[1], np.int32)
+            self.gather(numbers)
+            encode_sketch(layout, self._positions, numbers, sketch)
+
+    def _measure(self, out: Words, bitmap: Words, scales: Integers, dense: Integers) -> None:
+        """Write words of scales and the bitmap; and dense numbers, if there are `scales`."""
+        count = len(self._out)
         segments, blocks = out[:count], out[count:]
         # The blocks' largest magnitudes, which `encode_scales` replaces by words.
-        each_of(self._pieces, self._elements, write_magnitudes, bitmap, blocks)
+        self._each(write_magnitudes, bitmap, blocks, scales, self._highest, dense)
         encode_scales(self._table.blocks, blocks, segments, blocks)
-        return bitmap
+
+    def _each(self, loop: Callable[..., None], *rest: Any) -> None:
+        """Call loop(pieces, first, last, *rest) for all pieces; on several cores if they are large."""
+        if len(self._ranges) == 1:
+            loop(self._pieces, *self._ranges[0], *rest)
+        else:
+            run_slices(self._ranges, lambda first, last: loop(self._pieces, first, last, *rest))
 
     def read_scales(self, words: Words) -> None:
         """Set `fields` and `scales` from the OR of all workers' words, which is on the host."""
-        self.set_scales(*read_scales(words, self._table.blocks, self._highest))
+        self.fields, self.scales = read_scales(words, self._table.blocks, self._highest)
 
     def set_scales(self, fields: Integers, scales: Integers) -> None:
         """Set `fields` and `scales` to others than `read_scales` computes, on the host, without a copy."""
-        self.fields, self.scales, self._powers = fields, scales, None
+        self.fields, self.scales = fields, scales
 
     def values_at(self, elements: Numbers) -> Floats:
         """Return this worker's values of elements, numbered over all segments. All on the host."""
@@ -143,22 +179,27 @@ class SegmentCodec:
     def set_candidates(self, union: Words) -> tuple[int, int]:
         """Set the candidates to those of a bitmap; return how many dense and sparse integers are sent.
 
-        `write_dense` and `gather` write that many. It can be called again, with other candidates.
+        `write_dense` and `gather` write that many. It can be called again, with other candidates. Bits where
+        there is no element are cleared in the bitmap: another worker's wrong words may have some.
         """
-        ends, self._union = np.zeros(2, np.int64), frozen(union)
-        lay_out(self._pieces, self.fields, self._union, ends)
-        return int(ends[0]), int(ends[1])
+        self._union = union
+        return lay_out(self._pieces, self.fields, union)
 
     def write_dense(self, out: Integers) -> None:
         """Write the numbers of the dense segments, end to end: rint(value * 2**scale).
 
         The product is computed in float64 and rounded half to even.
         """
-        each_of(self._pieces, self._elements, write_dense, self._factors()[0], out)
+        self._each(write_dense, self.scales, out)
 
     def gather(self, out: Integers) -> None:
-        """Write the numbers of the candidates, in order, computed as by `write_dense`."""
-        each_of(self._pieces, self._elements, write_sparse, self._union, self._factors()[0], out)
+        """Write the numbers of the candidates, in order, computed as by `write_dense`; modulo 2**32."""
+        self._positions = np.empty(len(out), np.int64)
+        self._each(write_sparse, self._union, self.scales, self._positions, out)
+
+    def positions(self) -> Numbers:
+        """After `gather`, return the candidates' positions in the sparse vector: int64[k]."""
+        return self._positions
 
     def decode(
         self, dense: Integers, sparse: Integers, divisor: int, overflow: tuple[Numbers, Floats] | None = None
@@ -181,8 +222,8 @@ class SegmentCodec:
                     clear[s] = reused
             self._pieces[:, _COLUMN.CLEAR] = clear[self._segment_of]
             self._pieces[:, _COLUMN.OUT] = self._addresses(cast("Sequence[Floats]", self._out))
-        rest = self.fields, self._union, self._factors()[1], frozen(dense), frozen(sparse), float(divisor)
-        each_of(self._pieces, self._elements, write_results, *rest)
+        sums = dense, sparse, self._positions, float(divisor)
+        self._each(write_results, self.fields, self.scales, *sums)
         if overflow is not None:
             copy_at(self._pieces, _COLUMN.OUT, *overflow, True)
         self._values = ()  # a caller may keep results for long, and them alone
@@ -205,16 +246,8 @@ class SegmentCodec:
         The counts of dense segments are 0. selected: int64[segments], not 0 for those to be counted.
         """
         out = np.zeros((len(self._out), BLOCK_SIZES), np.int64)
-        _count_blocks(self._pieces, self._union, frozen(sparse), selected, out)
+        _count_blocks(self._pieces, self._union, sparse, selected, out)
         return out
-
-    def _factors(self) -> tuple[Factors, Factors]:
-        """Return 2**scale and 2**-scale of the blocks."""
-        if self._powers is None:
-            blocks = len(self.scales)
-            self._powers = buffers.empty(blocks, np.float64), buffers.empty(blocks, np.float64)
-            powers_of_two(self.scales, *self._powers)
-        return self._powers
 
     def _addresses(self, tensors: Sequence[Floats]) -> Numbers:
         """Return the address of each piece's first element in its segment's tensor."""
@@ -223,8 +256,11 @@ class SegmentCodec:
 
 
 @lru_cache(64)  # a plan's table is the same object in every step
-def _pieces(table: SegmentTable) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the rows of all pieces, without addresses; each piece's segment, and its first byte there."""
+def _pieces(table: SegmentTable) -> tuple[Numbers, Numbers, Numbers, list[tuple[int, int]]]:
+    """Return the rows of all pieces, without addresses; each piece's segment, and its first byte there.
+
+    Return also the ranges of pieces that different cores handle.
+    """
     large = int(table.begins[-1]) >= 2 * PER_CORE
     pieces = -(-table.elements // _PIECE) if large else np.ones(len(table), np.int64)
     segment_of = np.repeat(np.arange(len(table)), pieces)
@@ -236,55 +272,85 @@ def _pieces(table: SegmentTable) -> tuple[Numbers, Numbers, Numbers]:
     rows[:, _COLUMN.BLOCK_BITS] = np.log2(block).astype(np.int64)
     rows[:, _COLUMN.FIRST_BLOCK] = table.blocks[segment_of] + begin // block
     rows[:, _COLUMN.BLOCKS] = -(-rows[:, _COLUMN.ELEMENTS] // block)
+    rows[:, _COLUMN.FIRST_ELEMENT] = table.begins[segment_of] + begin
     words = np.maximum(table.rows[segment_of] - table.rows[table.dense], 0) + begin // ROW
     rows[:, _COLUMN.FIRST_WORD] = np.where(segment_of >= table.dense, words, 0)
-    return rows, segment_of, 4 * begin
-
-
-def occupied(table: SegmentTable, union: Words, sparse: Integers, selected: Numbers) -> Numbers:
-    """Do what `SegmentCodec.occupied` does, for candidates and their sums on the host."""
-    pieces, ends = _pieces(table)[0].copy(), np.zeros(2, np.int64)
-    lay_out(pieces, np.zeros(len(table), np.int32), frozen(union), ends)
-    out = np.zeros((len(table), BLOCK_SIZES), np.int64)
-    _count_blocks(pieces, frozen(union), frozen(sparse), selected, out)
-    return out
+    return rows, segment_of, 4 * begin, slices(len(rows), int(table.begins[-1]))
 
 
 @compiled
-def write_magnitudes(table: Numbers, first: int, last: int, bitmap: Words, magnitudes: Words) -> None:
+def array_at(address: int, count: int) -> Floats:
+    """Return float32[count] over the memory at an address, which the caller keeps alive."""
+    array: Floats = carray(pointer(address), (count,), np.float32)
+    return array
+
+
+@compiled
+def address(array: NDArray[Any]) -> int:
+    """Return the address of an array's first element."""
+    return array.ctypes.data
+
+
+@compiled
+def write_magnitudes(
+    table: Numbers, first: int, last: int, bitmap: Words, magnitudes: Words, scales: Integers, highest: int,
+    dense: Integers,
+) -> None:  # fmt: skip
     """Write each block's largest magnitude, and the bitmap of the non-zeros of sparse pieces.
 
-    Where the result is written over the values, replace -0.0 by 0.0.
+    Where the result is written over the values, replace -0.0 by 0.0. If there are `scales`, write also the
+    numbers of all elements of dense pieces, by these.
     """
     for p in range(first, last):
         row = table[p]
         elements, size = row[Piece.ELEMENTS], 1 << row[Piece.BLOCK_BITS]
-        bits, words = array_at(row[Piece.VALUES], elements).view(np.uint32), _piece_words(row, bitmap)
-        step, sparse, in_place = min(size, BLOCK), row[Piece.SPARSE], row[Piece.IN_PLACE]
-        for start in range(0, elements, step):
-            end, at = min(start + step, elements), row[Piece.FIRST_BLOCK] + start // size
-            if sparse:
-                largest = write_bitmap(bits, start, end, in_place != 0, words)
-            else:
-                largest = largest_magnitude(bits[start:end])
-            magnitudes[at] = largest if start % size == 0 else max(magnitudes[at], largest)
+        values = array_at(row[Piece.VALUES], elements)
+        bits, words = values.view(np.uint32), _piece_words(row, bitmap)
+        step, sparse, in_place, count = min(size, BLOCK), row[Piece.SPARSE], row[Piece.IN_PLACE], 0
+        for batch in range(0, elements, BLOCK):
+            batch_end, first_block = min(batch + BLOCK, elements), row[Piece.FIRST_BLOCK] + batch // size
+            for start in range(batch, batch_end, step):
+                end, at = min(start + step, elements), row[Piece.FIRST_BLOCK] + start // size
+                if sparse:
+                    largest = write_bitmap(bits, start, end, in_place != 0, words)
+                else:
+                    largest = largest_magnitude(bits[start:end])
+                magnitudes[at] = largest if start % size == 0 else max(magnitudes[at], largest)
+            if scales.size and not sparse:
+                numbers = dense[row[Piece.FIRST_ELEMENT] + batch : row[Piece.FIRST_ELEMENT] + batch_end]
+                quantize_ahead(
+                    values[batch:batch_end], magnitudes[first_block:], scales[first_block:], highest,
+                    row[Piece.BLOCK_BITS], numbers,
+                )  # fmt: skip
+                count += _count_non_zeros(numbers)
+        if not sparse:
+            row[Piece.LOCAL_NON_ZEROS] = count
 
 
 @compiled
-def lay_out(table: Numbers, fields: Integers, union: Words, ends: Numbers) -> None:
-    """Set where each piece's numbers lie among those that are sent; write the dense and the sparse total."""
-    ends[:] = 0
+def lay_out(table: Numbers, fields: Integers, union: Words) -> tuple[int, int]:
+    """Set where each piece's numbers lie among those that are sent; return the dense and the sparse total.
+
+    Clear bits of the union where there is no element.
+    """
+    dense_end = sparse_end = 0
     for p in range(table.shape[0]):
         row = table[p]
-        kind, elements = row[Piece.SPARSE], row[Piece.ELEMENTS]  # 0: dense, 1: sparse
-        row[Piece.FIRST_NUMBER] = ends[kind]
-        row[Piece.COUNT] = 0
+        elements, count = row[Piece.ELEMENTS], 0
+        if row[Piece.SPARSE]:
+            words = _piece_words(row, union)
+            words[-1] = masked_word(words, words.size - 1, elements)
+            count = count_bits(words, elements)
+            row[Piece.FIRST_NUMBER] = sparse_end
+            sparse_end += count
+        else:
+            if fields[row[Piece.SEGMENT]] not in (ZERO, NON_FINITE):
+                count = elements
+            row[Piece.FIRST_NUMBER] = dense_end
+            dense_end += count
+        row[Piece.COUNT] = count
         row[Piece.SUM_NON_ZEROS] = 0
-        if kind:
-            row[Piece.COUNT] = count_bits(_piece_words(row, union), elements)
-        elif fields[row[Piece.SEGMENT]] not in (ZERO, NON_FINITE):
-            row[Piece.COUNT] = elements
-        ends[kind] += row[Piece.COUNT]
+    return dense_end, sparse_end
 
 
 @compiled
@@ -314,9 +380,9 @@ def _piece_words(row: Numbers, bitmap: Words) -> Words:
 
 
 @compiled
-def _piece_factors(row: Numbers, factors: Factors) -> Factors:
-    """Return the factors of a piece's blocks."""
-    return factors[row[Piece.FIRST_BLOCK] : row[Piece.FIRST_BLOCK] + row[Piece.BLOCKS]]
+def _piece_scales(row: Numbers, scales: Integers) -> Integers:
+    """Return the scales of a piece's blocks."""
+    return scales[row[Piece.FIRST_BLOCK] : row[Piece.FIRST_BLOCK] + row[Piece.BLOCKS]]
 
 
 @compiled
@@ -326,7 +392,7 @@ def _piece_numbers(row: Numbers, numbers: Integers) -> Integers:
 
 
 @compiled
-def write_dense(table: Numbers, first: int, last: int, factors: Factors, out: Integers) -> None:
+def write_dense(table: Numbers, first: int, last: int, scales: Integers, out: Integers) -> None:
     """Quantize the values of dense pieces."""
     for p in range(first, last):
         row = table[p]
@@ -334,39 +400,32 @@ def write_dense(table: Numbers, first: int, last: int, factors: Factors, out: In
             continue
         numbers = _piece_numbers(row, out)
         values = array_at(row[Piece.VALUES], row[Piece.ELEMENTS])
-        quantize_values(values, _piece_factors(row, factors), row[Piece.BLOCK_BITS], numbers)
+        quantize_values(values, _piece_scales(row, scales), row[Piece.BLOCK_BITS], numbers)
         row[Piece.LOCAL_NON_ZEROS] = _count_non_zeros(numbers)
 
 
 @compiled
 def write_sparse(
-    table: Numbers, first: int, last: int, union: Words, factors: Factors, out: Integers
+    table: Numbers, first: int, last: int, union: Words, scales: Integers, places: Numbers, out: Integers
 ) -> None:
-    """Quantize the candidates of sparse pieces."""
+    """Write the positions of the candidates of sparse pieces, and quantize their values."""
     for p in range(first, last):
         row = table[p]
         if not row[Piece.SPARSE] or not row[Piece.COUNT]:
             continue
-        numbers = _piece_numbers(row, out)
+        numbers, begin = _piece_numbers(row, out), ROW * row[Piece.FIRST_WORD]
         values, words = array_at(row[Piece.VALUES], row[Piece.ELEMENTS]), _piece_words(row, union)
-        candidates = np.empty(numbers.size, np.int64)
-        positions(words, values.size, 0, candidates)
-        quantize_at(values, candidates, _piece_factors(row, factors), row[Piece.BLOCK_BITS], numbers)
+        candidates = places[row[Piece.FIRST_NUMBER] : row[Piece.FIRST_NUMBER] + row[Piece.COUNT]]
+        positions(words, values.size, begin, candidates)
+        quantize_at(values, candidates, begin, _piece_scales(row, scales), row[Piece.BLOCK_BITS], numbers)
         row[Piece.LOCAL_NON_ZEROS] = _count_non_zeros(numbers)
 
 
 @compiled
 def write_results(
-    table: Numbers,
-    first: int,
-    last: int,
-    fields: Integers,
-    union: Words,
-    inverse: Factors,
-    dense: Integers,
-    sparse: Integers,
-    divisor: float,
-) -> None:
+    table: Numbers, first: int, last: int, fields: Integers, scales: Integers, dense: Integers,
+    sparse: Integers, places: Numbers, divisor: float,
+) -> None:  # fmt: skip
     """Write the results of pieces from their sums: 0 if a segment is zero, and NaN if it is not finite."""
     for p in range(first, last):
         row = table[p]
@@ -375,18 +434,17 @@ def write_results(
         if field in (ZERO, NON_FINITE):
             out[:] = 0.0 if field == ZERO else np.nan
             continue
-        scaling, bits = _piece_factors(row, inverse), row[Piece.BLOCK_BITS]
+        of_blocks, bits = _piece_scales(row, scales), row[Piece.BLOCK_BITS]
         if not row[Piece.SPARSE]:
             numbers = _piece_numbers(row, dense)
-            dequantize_values(numbers, scaling, bits, divisor, out)
+            dequantize_values(numbers, of_blocks, bits, divisor, out)
             row[Piece.SUM_NON_ZEROS] = _count_non_zeros(numbers)
             continue
-        numbers = _piece_numbers(row, sparse)
         if row[Piece.CLEAR] != 0:
             out[:] = 0.0
-        candidates = np.empty(numbers.size, np.int64)
-        positions(_piece_words(row, union), out.size, 0, candidates)
-        dequantize_at(numbers, candidates, scaling, bits, divisor, out)
+        candidates = places[row[Piece.FIRST_NUMBER] : row[Piece.FIRST_NUMBER] + row[Piece.COUNT]]
+        begin = ROW * row[Piece.FIRST_WORD]
+        dequantize_at(_piece_numbers(row, sparse), candidates, begin, of_blocks, bits, divisor, out)
 
 
 @compiled

@@ -17,9 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import buffers
-from peelsum.buffers import frozen
-from peelsum.codec.arrays import Integers, Numbers, Words
+from peelsum.codec.arrays import Cells, Integers, Numbers, Words
 from peelsum.codec.cpu.words import compiled, mixed
 from peelsum.codec.layout import (
     CELL_BITS,
@@ -34,7 +32,8 @@ from peelsum.codec.threads import each
 #: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
 _ELEMENTS_PER_CANDIDATE = 16
 _NO_WORDS = np.empty(0, np.uint32)
-_NO_WORDS.setflags(write=False)
+#: The cells of a sketch of up to so many segments stay in a processor's caches.
+_CACHED_SEGMENTS = 32
 _BATCH = 128  # candidates whose places are computed at once
 _ZERO, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 _S16, _S32 = np.uint64(16), np.uint64(32)
@@ -52,19 +51,16 @@ _SegmentIds = NDArray[np.uint16]
 class CpuSketch:
     """The operations of `CodecDevice` on sketches, see there."""
 
-    def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Words) -> None:
+    def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Cells) -> None:
         """Write the sketch of values[k] at positions[k] into out[layout.cells].
 
         A cell is a sum modulo 2**32, so the sketch is linear in the values.
         """
         out[:] = 0
-        places, numbers, _, begins = _group_by_segment(
-            layout, frozen(positions), frozen(values.view(np.uint32))
-        )
-        _add_values(places, numbers, layout.width, layout.segments, begins, out)
+        encode_sketch(layout, positions, values, out)
 
     def sketch_decode(
-        self, layout: SketchLayout, sketch: Words, positions: Numbers, out: Integers
+        self, layout: SketchLayout, sketch: Cells, positions: Numbers, out: Integers
     ) -> Numbers:
         """Peel: write the values of the candidates positions[k] into out[k]; return the unpeeled candidates.
 
@@ -73,19 +69,21 @@ class CpuSketch:
         MOST_CANDIDATES. Their `out` is 0. They depend only on layout and positions, so they are the same on
         every worker. The candidates must include every element that any worker encoded.
         """
-        positions, sketch, size = frozen(positions), frozen(sketch), layout.segment_cells
+        size, words = layout.segment_cells, sketch.view(np.uint32)
         places, _, segment_ids, begins = _group_by_segment(layout, positions)
         bounds = begins.tolist()
 
         def work(first: int, last: int) -> int:
-            cells, queue, peeled = buffers.empty(size, np.uint64), buffers.empty(size + 1, np.uint32), 0
+            cells, queue, peeled = np.empty(size, np.uint64), np.empty(size + 1, np.uint32), 0
             for s in range(first, last):
-                candidates, segment = places[bounds[s] : bounds[s + 1]], sketch[s * size : (s + 1) * size]
+                candidates, segment = places[bounds[s] : bounds[s + 1]], words[s * size : (s + 1) * size]
                 if candidates.size <= MOST_CANDIDATES:
                     peeled += _peel(candidates, segment, layout.width, cells, queue)
             return peeled
 
-        peeled = sum(each(layout.segments, work, _ELEMENTS_PER_CANDIDATE * positions.size))
+        peeled = work(0, 1) if layout.segments == 1 else 0
+        if layout.segments > 1:
+            peeled = sum(each(layout.segments, work, _ELEMENTS_PER_CANDIDATE * positions.size))
         _collect_values(segment_ids, begins, places, out.view(np.uint32))
         if peeled == positions.size:
             return np.empty(0, np.int64)
@@ -96,6 +94,18 @@ class CpuSketch:
         return np.sort(order[unpeeled])
 
 
+def encode_sketch(layout: SketchLayout, positions: Numbers, values: Integers, out: Cells) -> None:
+    """Add values[k] at positions[k] to a sketch."""
+    words, cells = values.view(np.uint32), out.view(np.uint32)
+    if layout.segments <= _CACHED_SEGMENTS:
+        _add_ungrouped(positions, words, layout.width, layout.segments, np.uint64(layout.seed), cells)
+        return
+    places, grouped, _, begins = _group_by_segment(layout, positions, words)
+    for s in range(layout.segments):
+        part, first = slice(begins[s], begins[s + 1]), s * layout.segment_cells
+        _add_values(places[part], grouped[part], layout.width, cells[first:])
+
+
 def _group_by_segment(
     layout: SketchLayout, positions: Numbers, values: Words = _NO_WORDS
 ) -> tuple[_Places, Words, _SegmentIds, Numbers]:
@@ -103,12 +113,12 @@ def _group_by_segment(
     count, segments, seed = positions.size, layout.segments, np.uint64(layout.seed)
     segment_ids, begins, grouped = np.empty(0, np.uint16), np.array([0, count]), np.empty(0, np.uint32)
     if segments > 1:
-        segment_ids, begins = buffers.empty(count, np.uint16), buffers.empty(segments + 1, np.int64)
-        grouped = buffers.empty(values.size, np.uint32)
+        segment_ids, begins = np.empty(count, np.uint16), np.empty(segments + 1, np.int64)
+        grouped = np.empty(values.size, np.uint32)
         _write_segments(positions, segments, seed, segment_ids, begins)
-    places = buffers.empty(count, np.uint64)
+    places = np.empty(count, np.uint64)
     _write_grouped(positions, values, layout.width, segments, seed, begins, places, grouped)
-    return places, values if segments == 1 else frozen(grouped), segment_ids, begins
+    return places, values if segments == 1 else grouped, segment_ids, begins
 
 
 @compiled
@@ -177,17 +187,32 @@ def _write_grouped(
 
 
 @compiled
-def _add_values(
-    places: _Places, values: Words, width: int, segments: int, begins: Numbers, out: Words
+def _add_values(places: _Places, values: Words, width: int, out: Words) -> None:
+    """Add values, given with their places, to a segment of the sketch."""
+    for k in range(np.uint64(places.size)):
+        _add_value(places[k], np.uint64(values[k]), width, _ZERO, out)
+
+
+@compiled
+def _add_value(places: np.uint64, value: np.uint64, width: int, begin: np.uint64, out: Words) -> None:
+    """Add a value to its cells of a segment, which begins at out[begin]."""
+    for j in range(SUB_TABLES):
+        place = places >> (np.uint64(j) * _S16)
+        out[begin + _cell(place, j, width)] += np.uint32(_signed(value, place))
+
+
+@compiled
+def _add_ungrouped(
+    positions: Numbers, values: Words, width: int, segments: int, seed: np.uint64, out: Words
 ) -> None:
-    """Add values, grouped by segment as their places are, to the sketch `out`."""
-    for s in range(segments):
-        first = np.uint64(SUB_TABLES * width * s)
-        for k in range(np.uint64(begins[s]), np.uint64(begins[s + 1])):
-            value = np.uint64(values[k])
-            for j in range(SUB_TABLES):
-                place = places[k] >> (np.uint64(j) * _S16)
-                out[first + _cell(place, j, width)] += np.uint32(_signed(value, place))
+    """Add values[k] at positions[k] to the sketch."""
+    places, segment_ids = np.empty(_BATCH, np.uint64), np.empty(_BATCH, np.uint16)
+    for first in range(0, positions.size, _BATCH):
+        count = min(_BATCH, positions.size - first)
+        _write_places(positions, first, width, segments, seed, places[:count], segment_ids)
+        for k in range(np.uint64(count)):
+            begin = np.uint64(segment_ids[k]) * np.uint64(SUB_TABLES * width)
+            _add_value(places[k], np.uint64(values[np.uint64(first) + k]), width, begin, out)
 
 
 @compiled

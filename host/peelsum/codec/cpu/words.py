@@ -1,18 +1,13 @@
-"""Decorators and helpers of the compiled loops: bit operations on a word, the hash, arrays by address.
+"""Decorators and helpers of the compiled loops: bit operations on a word, and the hash.
 
 Compiled loops release the GIL. NumPy scalars keep widths that Numba would widen.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import carray  # type: ignore[attr-defined]  # documented, but not exported
-from numpy.typing import NDArray
 
-from peelsum.codec.arrays import Floats, Words
-from peelsum.codec.cpu.vectors import pointer
+from peelsum.codec.arrays import Words
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
 from peelsum.compiling import compiler
 
@@ -26,19 +21,6 @@ _S27, _S30, _S31 = (np.uint64(bits) for bits in (27, 30, 31))
 compiled = compiler({"nogil": True})
 #: Compiles a function that allocates no arrays, without Numba's reference counting.
 leaf = compiler({"nogil": True, "_nrt": False})
-
-
-@compiled
-def array_at(address: int, count: int) -> Floats:
-    """Return float32[count] over the memory at an address, which the caller keeps alive."""
-    array: Floats = carray(pointer(address), (count,), np.float32)
-    return array
-
-
-@compiled
-def address(array: NDArray[Any]) -> int:
-    """Return the address of an array's first element."""
-    return array.ctypes.data
 
 
 @compiled

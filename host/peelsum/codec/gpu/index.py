@@ -119,28 +119,18 @@ def scan_bits(
     return bases
 
 
-def index(numbers: Tensor, bitmap: Tensor) -> None:
-    """Write the bitmap of int32 numbers[n] that are not 0 into bitmap[index_words(n)]."""
-    n = numbers.numel()
-    launch.run(index_kernel, tiles_of(tiles_of(n, ROW), TILE_WORDS), numbers, bitmap, n, TILE_WORDS)
+@triton.jit
+def _inside(word, elements):
+    """Return words in which the bits of elements are set, and those from `elements` on are not."""
+    beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
+    return (tl.full(word.shape, 0xFFFFFFFF, tl.uint32) >> beyond).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def load_bits(bitmap, word, elements):
     """Load words of a bitmap, with the bits from `elements` on cleared; 0 past its end."""
     words = tl.load(bitmap + word, mask=word * WORD_BITS < elements, other=0)
-    beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
-    kept = tl.full(words.shape, 0xFFFFFFFF, tl.uint32) >> beyond
-    return words & kept.to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def index_kernel(numbers, bitmap, n, WORDS: tl.constexpr):
-    """Write the bitmap of numbers[n] that are not 0."""
-    word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
-    element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
-    number = tl.load(numbers + element, mask=element < n, other=0)
-    tl.store(bitmap + word, packed(number != 0), mask=word * WORD_BITS < n)
+    return words & _inside(word, elements)
 
 
 @triton.jit
@@ -225,8 +215,7 @@ def block_decode_kernel(blocks, out, elements, BITS: tl.constexpr, WORDS: tl.con
         block = word >> (BITS - 5)
         held = tl.load(blocks + block // WORD_BITS, mask=inside, other=0).to(tl.uint32, bitcast=True)
         words = 0 - ((held >> (block % WORD_BITS).to(tl.uint32)) & 1).to(tl.int32)
-        beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
-        words &= (tl.full(words.shape, 0xFFFFFFFF, tl.uint32) >> beyond).to(tl.int32, bitcast=True)
+        words &= _inside(word, elements)
     tl.store(out + word, words, mask=inside)
 
 
@@ -268,8 +257,7 @@ def bloom_decode_kernel(filter_, out, seed, elements, first_word, hashes, rows, 
     """Write the bitmap of the elements that pass the filter."""
     program = tl.program_id(0)
     word = one_per_thread(program.to(tl.int64) * BLOCK, BLOCK)
-    beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
-    passed = (tl.full((BLOCK,), 0xFFFFFFFF, tl.uint32) >> beyond).to(tl.int32, bitcast=True)
+    passed = _inside(word, elements)
     start, stride = _bloom_hashes(seed, word, first_word)
     for j in range(hashes):
         row, rotation = _bloom_place(start, stride, j, rows)

@@ -20,6 +20,7 @@ from peelsum.codec.arrays import BFloat16, CodecError
 
 #: Words of several arrays that are copied together begin at multiples of this, as torch aligns memory.
 _ALIGNED = 32
+_NO_CONTEXT = nullcontext()
 
 
 class DeviceMemory:
@@ -73,7 +74,7 @@ class DeviceMemory:
 
     def device_context(self, tensor: Tensor) -> AbstractContextManager[object]:
         """Return a context in which new tensors are allocated on the GPU of `tensor`."""
-        return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+        return torch.cuda.device(tensor.device) if tensor.is_cuda else _NO_CONTEXT
 
     def memory_range(self, tensor: Tensor) -> tuple[int, int]:
         """Return the addresses of a tensor's first byte and of the one after its last."""
@@ -137,10 +138,6 @@ class DeviceMemory:
         """Allocate int32[count]."""
         return self.words(count)
 
-    def as_int32(self, words: Tensor) -> Tensor:
-        """Return the words themselves: on this device they are int32."""
-        return words
-
     def to_host(self, array: Tensor | NDArray[Any]) -> NDArray[Any]:
         """Return an array's content as a NumPy array, words as uint32. Waits for pending writes."""
         if isinstance(array, np.ndarray):
@@ -148,29 +145,15 @@ class DeviceMemory:
         host: NDArray[Any] = array.cpu().numpy()
         return host.view(np.uint32) if array.dtype == torch.int32 else host
 
-    def staging_buffer(self, count: int) -> NDArray[np.uint32] | Tensor:
-        """Allocate words to be sent: in pinned memory of the host, or, if `direct`, on the device."""
-        if self.direct:
-            return self.words(count)
-        pinned = _staging_buffer((count,), torch.int32, self._device)
-        words: NDArray[np.uint32] = pinned.numpy().view(np.uint32)
-        return words
-
-    def copy_async(self, words: Tensor, out: NDArray[np.uint32] | Tensor) -> None:
-        """Start to copy words to an array from `traveling`, without waiting."""
-        if out.shape[0]:
-            into = out if isinstance(out, Tensor) else torch.from_numpy(out.view(np.int32))
-            into.copy_(words, non_blocking=True)
-
-    def fetch(self, words: Tensor, record: Tensor) -> tuple[NDArray[np.uint32] | Tensor, NDArray[np.int64]]:
-        """Return words where they are sent from, and a copy of int64[k] on the host; wait once for both."""
-        staged = words if self.direct else self.staging_buffer(len(words))
-        if staged is not words:
-            self.copy_async(words, staged)
-        numbers = _staging_buffer(record.shape, record.dtype, self._device)
-        numbers.copy_(record, non_blocking=True)
+    def fetch(self, words: Tensor, *arrays: Tensor) -> list[Any]:
+        """Return words where they are sent from, and small arrays on the host; wait once for all."""
+        copies = [words] if self.direct else []
+        for array in arrays if self.direct else (words, *arrays):
+            copies.append(_staging_buffer(array.shape, array.dtype, self._device))
+            copies[-1].copy_(array, non_blocking=True)
         self.synchronize()
-        return staged, numbers.numpy()
+        first, *rest = copies
+        return [first if self.direct else first.numpy().view(np.uint32), *(copy.numpy() for copy in rest)]
 
     def synchronize(self) -> None:
         """Wait for all work on the current stream."""

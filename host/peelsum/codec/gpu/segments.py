@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -24,20 +23,26 @@ from peelsum.codec.arrays import Floats, Integers, Numbers, Words
 from peelsum.codec.cpu.scales import read_scales
 from peelsum.codec.fixed_point import NON_FINITE, ZERO, fixed_point
 from peelsum.codec.gpu import launch
-from peelsum.codec.gpu.index import SCAN_WARPS, count_before, load_bits, write_positions
+from peelsum.codec.gpu.index import SCAN_WARPS, count_before, load_bits, scan_bits, write_positions
 from peelsum.codec.gpu.launch import SCANNED_WORDS, empty
 from peelsum.codec.gpu.memory import copy_to_device, stream_of
-from peelsum.codec.gpu.scales import (
+from peelsum.codec.gpu.sketch import PeelMemory, add_to_sketch, load_candidates, peel
+from peelsum.codec.gpu.words import (
     NON_FINITE_SCALE,
+    WORD_BITS,
     ZERO_SCALE,
+    as_int64,
     block_words,
     fixed_number,
     float_of,
+    one_per_thread,
+    packed,
+    popcount,
+    ranks,
     scales_of,
     segment_word,
+    unpacked,
 )
-from peelsum.codec.gpu.sketch import PeelMemory, add_to_sketch, load_candidates, peel
-from peelsum.codec.gpu.words import WORD_BITS, as_int64, one_per_thread, packed, popcount, ranks, unpacked
 from peelsum.codec.layout import BLOCK_SIZES, MOST_CANDIDATES, SketchLayout
 from peelsum.codec.segments import ROW, Counts, SegmentTable
 
@@ -71,12 +76,8 @@ class Tiles(NamedTuple):
     """How many are of sparse segments."""
 
 
-#: The number of candidates in the last step of each table; and of how many more there is room in the next:
-#: this share of them, and so many.
-_CANDIDATES: WeakKeyDictionary[SegmentTable, int] = WeakKeyDictionary()
+#: Of how many more candidates than in a table's last step there is room: this share of them, and so many.
 _SPARE_SHARE, _SPARE = 4, 64
-#: A plan's table is the same object in every step.
-_TILES: WeakKeyDictionary[SegmentTable, dict[tuple[torch.device, int], Tiles]] = WeakKeyDictionary()
 
 
 class GpuSegments:
@@ -104,8 +105,12 @@ class GpuSegments:
         self._decoded = True
         #: The counts and parts of `_zeros` that are not zero any more.
         self._used: set[int | str] = set()
+        #: The layout of the sketch, and its width and segments for kernels.
         self._sketch: SketchLayout | None = None
+        self._shape = 1, 1
         self._union = self._values
+        #: The candidates' positions, once they are listed.
+        self._positions: Tensor | None = None
         #: The record on the host, once it is complete; and what `decode` returns then.
         self._record: NDArray[np.int64] | None = None
         self._results: Sequence[Tensor] = ()
@@ -122,48 +127,37 @@ class GpuSegments:
         return bitmap
 
     def write_ahead(
-        self,
-        out: Tensor,
-        bitmap: Tensor,
-        scales: Integers,
-        layout: SketchLayout,
-        dense: Tensor,
+        self, out: Tensor, bitmap: Tensor, scales: Integers, layout: SketchLayout, dense: Tensor,
         sketch: Tensor,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Do what `write_scales` does, and write all numbers in the same pass, by `scales` on the host.
 
         dense: for those of all dense segments, int32[elements]. sketch: for the sketch of the sparse ones,
         zero before; empty without any.
         """
         staged = np.empty(1 + (len(scales) + 1) // 2, np.int64)
-        staged[0] = launch.signed(layout.seed)
+        staged[:1].view(np.uint64)[0] = layout.seed
         staged[1:].view(np.int32)[: len(scales)] = scales
         seed, on_device = copy_to_device(staged, self._device).split_with_sizes([1, len(staged) - 1])
-        self._sketch, self._seed = layout if sketch.numel() else None, seed
+        self._seed, self._sketch = seed, layout if sketch.numel() else None
+        self._shape = (layout.width, layout.segments) if sketch.numel() else (1, 1)
         self.set_scales(np.zeros(self._segments, np.int32), scales)
         self._on_device = self._ahead = on_device.view(torch.int32), self._zeros[_SKIPPED]
-        rows, warps = (
-            (_SKETCHED_ROWS, _SKETCH_WARPS) if sketch.numel() else (_MEASURED_ROWS, 2 * _MEASURE_WARPS)
-        )
-        self._encode(out, bitmap, self._on_device[0], dense, sketch, seed, rows, warps)
+        launches = (_SKETCHED_ROWS, _SKETCH_WARPS) if sketch.numel() else (_MEASURED_ROWS, 2 * _MEASURE_WARPS)
+        self._encode(out, bitmap, self._on_device[0], dense, sketch, seed, *launches)
 
     def _encode(
         self, out: Tensor, bitmap: Tensor, scales: Tensor, dense: Tensor, sketch: Tensor, seed: Tensor,
         rows: int, warps: int,
     ) -> None:  # fmt: skip
         """Measure all values, and write numbers unless `seed` is the values themselves."""
-        tiles, ahead, magnitudes = self._tiles, seed is not self._values, self._zeroed(_MAGNITUDES)
-        programs, segments, magnitudes = (
-            tiles.dense + tiles.sparse,
-            self._segments,
-            magnitudes.view(torch.int32),
-        )
+        tiles, ahead, segments = self._tiles, seed is not self._values, self._segments
+        programs, magnitudes = tiles.dense + tiles.sparse, self._zeroed(_MAGNITUDES).view(torch.int32)
         record = self._counted("local", slice(0, self._table.dense)) if ahead else self._zeros[_RECORD]
         launch.run(
             encode_kernel, programs,
             self._values.view(torch.int32), tiles.table, magnitudes, bitmap, scales, dense, sketch, seed,
-            record,
-            *_shape(self._sketch), segments, tiles.dense, ahead, rows, TILE_ROWS, num_warps=warps,
+            record, *self._shape, segments, tiles.dense, ahead, rows, TILE_ROWS, num_warps=warps,
         )  # fmt: skip
         launch.run(words_kernel, programs, magnitudes, tiles.table, out, segments, TILE_ROWS)
 
@@ -189,12 +183,11 @@ class GpuSegments:
 
     def _copied_scales(self) -> Tensor:
         """Return the scales on the device, with marks where no numbers are sent."""
-        scales, blocks = self.scales, self._table.blocks
+        scales = self.scales
         if self._absent.any():
-            scales = scales.copy()
-            for s in np.flatnonzero(self._absent):
-                scale = NON_FINITE_SCALE if self.fields[s] == NON_FINITE else ZERO_SCALE
-                scales[blocks[s] : blocks[s + 1]] = scale
+            marks = np.where(self.fields == NON_FINITE, NON_FINITE_SCALE, ZERO_SCALE).astype(np.int32)
+            blocks = np.diff(self._table.blocks)
+            scales = np.where(np.repeat(self._absent, blocks), np.repeat(marks, blocks), scales)
         return copy_to_device(scales, self._device)
 
     def _skipped(self) -> Tensor:
@@ -216,27 +209,23 @@ class GpuSegments:
         """
         dense = self._table.dense
         if self._segments > dense:
-            self._scan(union, 0)
+            self._scan(union)
             self.sent[dense:] = self._read_record()[1][_SENT.value, dense:]
         return int(np.add.reduce(self.sent[:dense])), int(np.add.reduce(self.sent[dense:]))
 
-    def _scan(self, union: Tensor, room: int, memory: PeelMemory | None = None) -> tuple[Tensor, Tensor]:
-        """Count the candidates of a bitmap. memory: into which up to `room` of them are loaded.
-
-        Return their positions, and their numbers, which are 0.
-        """
+    def _scan(
+        self, union: Tensor, memory: PeelMemory | None = None, positions: Tensor | None = None, room: int = 0
+    ) -> None:
+        """Count the candidates of a bitmap; with `memory`, list up to `room` of them, and load them."""
+        self._positions = None
         self._union, tiles, record = union, self._tiles, self._counted("sent", slice(None))
-        positions, numbers = empty(room, union, torch.int64), empty(room, union)
-        state, held, waiting, seed = (union,) * 4
-        if memory is not None:
-            state, held, waiting, seed = memory.state, memory.held, memory.waiting, self._seed
+        loaded = (union,) * 6 if memory is None else (positions, *memory[:4], self._seed)
         launch.run(
             candidates_kernel, tiles.sparse,
-            union, tiles.table, self._zeroed(_PROGRESS), self._zeros[_BASES], record, positions, state, held,
-            waiting, numbers, seed, room, *_shape(self._sketch), self._segments, tiles.dense,
-            memory is not None, room > MOST_CANDIDATES, _LOADED, TILE_ROWS, num_warps=SCAN_WARPS,
+            union, tiles.table, self._zeroed(_PROGRESS), self._zeros[_BASES], record, *loaded, room,
+            *self._shape, self._segments, tiles.dense, memory is not None,
+            room > MOST_CANDIDATES, _LOADED, TILE_ROWS, num_warps=SCAN_WARPS,
         )  # fmt: skip
-        return positions, numbers
 
     def write_dense(self, out: Tensor) -> None:
         """Write the integers of the dense segments, end to end."""
@@ -246,26 +235,35 @@ class GpuSegments:
         """Write the integers of the candidates, in order."""
         self._write(out, out, self._tiles.dense, self._tiles.sparse, slice(self._table.dense, None))
 
+    def positions(self) -> Tensor:
+        """Return the candidates' positions in the sparse vector: int64[k]."""
+        if self._positions is None:
+            count = int(np.add.reduce(self.sent[self._table.dense :]))
+            self._positions = empty(count, self._values, torch.int64)
+            if count:
+                scan_bits(self._union, out=self._positions)
+        return self._positions
+
     def write_numbers(self, union: Tensor, dense: Tensor, sparse: Tensor) -> None:
         """Set the candidates to those of a bitmap, as `set_candidates` does, but without waiting for counts.
 
         Write all numbers of dense segments, and those of as many candidates as `sparse` has room for.
         """
         if self._tiles.sparse:
-            self._scan(union, 0)
+            self._scan(union)
         self._write(dense, sparse, 0, self._tiles.dense + self._tiles.sparse, slice(None))
 
     @property
     def room(self) -> int:
         """How many candidates to make room for: somewhat more than the last step of these tensors had."""
-        last = _CANDIDATES.get(self._table, 0)
+        last: int = self._table.derived.get("candidates", 0)
         return last + last // _SPARE_SHARE + (_SPARE if last else 0)
 
     def read_counts(self, record: NDArray[np.int64]) -> int:
         """Set `sent` from a copy of `record`; return the number of candidates."""
         dense = self._table.dense
         self.sent[dense:] = record.reshape(_RECORD_ROWS, -1)[_SENT.value, dense:]
-        candidates = _CANDIDATES[self._table] = int(np.add.reduce(self.sent[dense:]))
+        candidates = self._table.derived["candidates"] = int(np.add.reduce(self.sent[dense:]))
         return candidates
 
     @property
@@ -298,10 +296,12 @@ class GpuSegments:
         if NON_FINITE in self.fields:
             self._on_device = self._copied_scales(), self._ahead[1]
         if self._sketch is not None:
-            memory = PeelMemory.of(self._sketch, self._zeros[_PEELING], room)
-            positions, sums = self._scan(union, room, memory)
-            count, local = self._zeros[_PEELED], empty(room, union)
-            peel(self._sketch, self._seed, sketch, positions, memory, count, sums)
+            numbers = torch.empty(2 * room, dtype=torch.int32, device=self._device)
+            sums, local = numbers.split_with_sizes([room, room])
+            positions = torch.empty(room, dtype=torch.int64, device=self._device)
+            memory = PeelMemory.of(self._sketch, self._zeros[_PEELING], room, sums)
+            self._scan(union, memory, positions, room)
+            peel(self._sketch, self._seed, sketch, positions, memory, self._zeros[_PEELED])
         finish = self._decode(dense, sums, divisor, local)
         peeled, record = self._read_record()
         sent = record[_SENT.value, self._table.dense :]
@@ -415,11 +415,6 @@ class GpuSegments:
         return int(numbers[0]), numbers[1:].reshape(_RECORD_ROWS, -1)
 
 
-def _shape(layout: SketchLayout | None) -> tuple[int, int]:
-    """Return the width and the segments of a sketch, for kernels."""
-    return (1, 1) if layout is None else (layout.width, layout.segments)
-
-
 def _concatenated(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """Return the tensors end to end as one, and whether it shares their memory.
 
@@ -438,8 +433,8 @@ def _concatenated(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
 
 
 def _tiles(table: SegmentTable, stream: tuple[torch.device, int]) -> Tiles:
-    """Return a table's tiles on a device, which are cached for each stream as long as the table exists."""
-    cached = _TILES.setdefault(table, {})
+    """Return a table's tiles on a device. They are cached: a plan's table is the same in every step."""
+    cached = table.derived
     if stream not in cached:
         size = ROW * TILE_ROWS
         counts = -(-table.elements // size)
@@ -455,27 +450,23 @@ def _tiles(table: SegmentTable, stream: tuple[torch.device, int]) -> Tiles:
         dense = int(counts[: table.dense].sum())
         on_device = copy_to_device(rows.reshape(-1), stream[0])
         cached[stream] = Tiles(on_device, dense, len(segment) - dense)
-    return cached[stream]
+    tiles: Tiles = cached[stream]
+    return tiles
 
 
 @triton.jit
 def _place(tiles, tile):
-    """Return of a tile the segment, the first element, their number, the first block, and its rows' log2."""
+    """Return of a tile the segment, first element, number of elements, first block, its log2, first word."""
     row = tiles + as_int64(tile) * _COLUMNS
+    segment, element, count = tl.load(row + _SEGMENT), tl.load(row + _ELEMENT), tl.load(row + _COUNT)
     bits = tl.load(row + _BLOCK_BITS).to(tl.int32)
-    return (
-        tl.load(row + _SEGMENT),
-        tl.load(row + _ELEMENT),
-        tl.load(row + _COUNT),
-        tl.load(row + _BLOCK),
-        bits,
-    )
+    return segment, element, count, tl.load(row + _BLOCK), bits, tl.load(row + _WORD)
 
 
 @triton.jit
-def _word_of(tiles, tile):
-    """Return a tile's first word in the bitmap of the sparse vector."""
-    return tl.load(tiles + as_int64(tile) * _COLUMNS + _WORD)
+def _non_zeros(numbers):
+    """Count the numbers of a tile that are not 0."""
+    return tl.sum(tl.sum((numbers != 0).to(tl.int32), axis=1), axis=0)
 
 
 @triton.jit
@@ -495,8 +486,8 @@ def encode_kernel(
     count those that are not 0, and add the numbers of sparse ones to `sketch`.
     """
     tile = tl.program_id(0)
-    segment, element, count, first_block, bits = _place(tiles, tile)
-    word, largest, local = _word_of(tiles, tile), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+    segment, element, count, first_block, bits, word = _place(tiles, tile)
+    largest, local = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
     for start in range(0, (count + WORD_BITS - 1) // WORD_BITS, ROWS):
         row = start + tl.arange(0, ROWS)
         at = row[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
@@ -514,7 +505,7 @@ def encode_kernel(
             number = tl.where(inside, number, 0)
             if tile < dense_tiles:
                 tl.store(dense + element + at, number, mask=inside)
-                local += tl.sum(tl.sum((number != 0).to(tl.int32), axis=1), axis=0)
+                local += _non_zeros(number)
             else:
                 position = word * WORD_BITS + at
                 add_to_sketch(sketch, tl.load(seed), position, number, width, sketch_segments)
@@ -529,7 +520,7 @@ def encode_kernel(
 def words_kernel(magnitudes, tiles, out, segments, TILE: tl.constexpr):
     """Write the words that agree on scales, of segments and blocks, from what `encode_kernel` wrote."""
     tile = tl.program_id(0)
-    segment, _, count, first_block, bits = _place(tiles, tile)
+    segment, _, count, first_block, bits, _ = _place(tiles, tile)
     of_segment = tl.load(magnitudes + segment)
     block = tl.arange(0, TILE)
     inside = (block << bits) * WORD_BITS < count
@@ -551,8 +542,7 @@ def candidates_kernel(
     LOADED: list the candidates up to `room`, and load them as `load_kernel` does.
     """
     tile = tl.atomic_add(progress, 1, sem="relaxed").to(tl.int64)
-    segment, _, count, _, _ = _place(tiles, dense_tiles + tile)
-    first = _word_of(tiles, dense_tiles + tile)
+    segment, _, count, _, _, first = _place(tiles, dense_tiles + tile)
     at = tl.arange(0, TILE)
     words = load_bits(bitmap + first, at.to(tl.int64), count)
     tl.store(bitmap + first + at, words, mask=at * WORD_BITS < count)
@@ -594,7 +584,7 @@ def numbers_kernel(
     skipped[segments]: how many elements of earlier dense segments have no numbers.
     """
     tile = first_tile + tl.program_id(0)
-    segment, element, count, first_block, bits = _place(tiles, tile)
+    segment, element, count, first_block, bits, word = _place(tiles, tile)
     row = tl.arange(0, TILE)
     at = row[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     block = tl.where(row * WORD_BITS < count, first_block + (row >> bits), first_block)
@@ -603,12 +593,12 @@ def numbers_kernel(
         chosen, out = (at < count) & has_scale[:, None], dense
         place = element - tl.load(skipped + segment) + at
     else:
-        candidates, place = _candidates(bitmap, bases, _word_of(tiles, tile), count, tile - dense_tiles, TILE)
+        candidates, place = _candidates(bitmap, bases, word, count, tile - dense_tiles, TILE)
         chosen, out = (candidates != 0) & (place < room), sparse
     value = tl.load(values + element + at, mask=chosen, other=0).to(tl.float32, bitcast=True)
     number = tl.where(chosen, fixed_number(value, scale[:, None]).to(tl.int32), 0)
     tl.store(out + place, number, mask=chosen)
-    _add(record + segment, tl.sum(tl.sum((number != 0).to(tl.int32), axis=1), axis=0))
+    _add(record + segment, _non_zeros(number))
 
 
 @triton.jit
@@ -638,7 +628,7 @@ def results_kernel(
     candidates fit into `room` and were peeled; write and count this worker's numbers of the candidates.
     """
     tile = tl.program_id(0)
-    segment, element, count, first_block, bits = _place(tiles, tile)
+    segment, element, count, first_block, bits, word = _place(tiles, tile)
     row = tl.arange(0, TILE)
     at = row[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     if AHEAD:
@@ -650,12 +640,9 @@ def results_kernel(
     if tile < dense_tiles:
         place = element - tl.load(skipped + segment) + at
         number = tl.load(dense + place, mask=inside & has_scale[:, None], other=0)
-        _add(
-            record + _SUMS * segments + segment,
-            tl.sum(tl.sum((number != 0).to(tl.int32), axis=1), axis=0),
-        )
+        _add(record + _SUMS * segments + segment, _non_zeros(number))
     else:
-        chosen, place = _candidates(bitmap, bases, _word_of(tiles, tile), count, tile - dense_tiles, TILE)
+        chosen, place = _candidates(bitmap, bases, word, count, tile - dense_tiles, TILE)
         number = tl.load(sparse + place, mask=chosen != 0, other=0)
         occupied = packed(number != 0)
         _count_occupied(record + _OCCUPIED * segments + segment, segments, occupied, TILE)
@@ -663,6 +650,6 @@ def results_kernel(
             value = tl.load(values + element + at, mask=chosen != 0, other=0).to(tl.float32, bitcast=True)
             own = tl.where(chosen != 0, fixed_number(value, scale[:, None]).to(tl.int32), 0)
             tl.store(local + place, own, mask=chosen != 0)
-            _add(record + segment, tl.sum(tl.sum((own != 0).to(tl.int32), axis=1), axis=0))
+            _add(record + segment, _non_zeros(own))
             tl.debug_barrier()  # all values are read before others' results replace them
     tl.store(out + element + at, float_of(number, scale, not_finite, divisor), mask=inside)

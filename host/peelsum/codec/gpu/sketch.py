@@ -13,6 +13,7 @@ with a barrier of these between two rounds. One launch peels all segments.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -22,10 +23,9 @@ from torch import Tensor
 
 from peelsum.codec import layout
 from peelsum.codec.gpu import launch
-from peelsum.codec.gpu.index import index, scan_bits
-from peelsum.codec.gpu.launch import empty, tiles_of
+from peelsum.codec.gpu.launch import tiles_of
 from peelsum.codec.gpu.words import as_int64, mixed, one_per_thread
-from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout, index_words
+from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout
 
 _CANDIDATES = 512  # of a tile, see `launch.TILE_WORDS`
 #: Programs of a cooperative launch for each SM, of 128 threads. All must run at once.
@@ -68,38 +68,32 @@ class GpuSketch:
         if not k:
             return positions
         zeroed = torch.zeros(PeelMemory.zeros(layout), dtype=torch.int64, device=sketch.device)
-        memory = PeelMemory.of(layout, zeroed, k)
-        peeled, seed = zeroed[-1:], launch.seed_on_device(layout.seed, sketch)
+        memory, seed = PeelMemory.of(layout, zeroed, k, out), launch.seed_on_device(layout.seed, sketch)
         launch.run(
             load_kernel, tiles_of(k, _CANDIDATES),
-            positions, memory.state, memory.held, memory.waiting, out, seed, k, layout.width, layout.segments,
-            k > MOST_CANDIDATES, _CANDIDATES,
+            positions, *memory[:4], seed, k, layout.width, layout.segments, k > MOST_CANDIDATES, _CANDIDATES,
         )  # fmt: skip
-        peel(layout, seed, sketch, positions, memory, peeled, out)
-        count = k - int(peeled)
-        unpeeled = empty(count, sketch, torch.int64)
-        if count:
-            bitmap = empty(index_words(k), sketch)
-            index(memory.waiting, bitmap)
-            scan_bits(bitmap, k, unpeeled)
-        return unpeeled
+        peel(layout, seed, sketch, positions, memory, zeroed[-1:])
+        return memory.waiting.nonzero().view(-1)
 
 
 class PeelMemory(NamedTuple):
-    """The working memory of peeling: 4 bytes for each candidate, and 20 for each cell."""
+    """The working memory of peeling: 4 bytes for each candidate, and 20 for each cell; and its result."""
 
     state: Tensor
     """int64[cells], zero at first: 2**32 times the number of candidates, plus the sum of their numbers."""
-    progress: Tensor
-    """int64[4 * segments], zero at first: of each segment, see `rounds_kernel`."""
     held: Tensor
     """int64[segments], zero at first: how many candidates a segment has, if they are counted."""
+    waiting: Tensor
+    """int32[candidates]: 1 until a candidate is queued."""
+    numbers: Tensor
+    """int32[candidates]: the candidates' values; 0 until they are peeled."""
+    progress: Tensor
+    """int64[4 * segments], zero at first: of each segment, see `rounds_kernel`."""
     changes: Tensor
     """int32[cells], zero at first: what peeling has added to each cell."""
     queue: Tensor
     """int64[cells]."""
-    waiting: Tensor
-    """int32[candidates]: 1 until a candidate is queued."""
 
     @staticmethod
     def zeros(layout: SketchLayout) -> int:
@@ -107,37 +101,32 @@ class PeelMemory(NamedTuple):
         return layout.cells + 5 * layout.segments + (layout.cells + 1) // 2 + 1
 
     @classmethod
-    def of(cls, layout: SketchLayout, zeroed: Tensor, candidates: int) -> PeelMemory:
+    def of(cls, layout: SketchLayout, zeroed: Tensor, candidates: int, numbers: Tensor) -> PeelMemory:
         """Return the memory of a sketch. zeroed: its zeros, which it takes from the begin."""
-        state, held = layout.cells, layout.cells + 4 * layout.segments
-        rest = held + layout.segments
-        return cls(
-            zeroed[:state], zeroed[state:held], zeroed[held:rest], zeroed[rest:].view(torch.int32),
-            empty(layout.cells, zeroed, torch.int64), empty(candidates, zeroed),
-        )  # fmt: skip
+        cells, segments = layout.cells, layout.segments
+        rest = zeroed.numel() - cells - 5 * segments
+        state, held, progress, changes = zeroed.split_with_sizes([cells, segments, 4 * segments, rest])
+        waiting = torch.empty(candidates, dtype=torch.int32, device=zeroed.device)
+        queue = torch.empty(cells, dtype=torch.int64, device=zeroed.device)
+        return cls(state, held, waiting, numbers, progress, changes.view(torch.int32), queue)
 
 
 def peel(
-    layout: SketchLayout,
-    seed: Tensor,
-    sketch: Tensor,
-    positions: Tensor,
-    memory: PeelMemory,
-    count: Tensor,
-    out: Tensor,
+    layout: SketchLayout, seed: Tensor, sketch: Tensor, positions: Tensor, memory: PeelMemory, count: Tensor
 ) -> None:
     """Launch the peeling of a sketch whose candidates are loaded; add how many are peeled to count[1]."""
     programs = _cooperative_programs(sketch.device)
     groups = min(layout.segments, _SEGMENTS_AT_ONCE, programs)
-    members = min(programs // groups, tiles_of(layout.segment_cells, _CANDIDATES))
-    state, progress, held, changes, queue, waiting = memory
+    members = min(programs // groups, -(-layout.cells // (layout.segments * _CANDIDATES)))
+    state, held, waiting, numbers, progress, changes, queue = memory
     launch.run(
         rounds_kernel, groups * members,
-        positions, state, sketch, changes, queue, progress, held, count, waiting, out, seed, layout.segments,
-        layout.width, members, MOST_CANDIDATES, _CANDIDATES, launch_cooperative_grid=True,
+        positions, state, sketch, changes, queue, progress, held, count, waiting, numbers, seed,
+        layout.segments, layout.width, members, MOST_CANDIDATES, _CANDIDATES, launch_cooperative_grid=True,
     )  # fmt: skip
 
 
+@cache
 def _cooperative_programs(device: torch.device) -> int:
     """Return how many programs a cooperative launch can have, which all run at the same time."""
     if device.type != "cuda":

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from peelsum.codec.arrays import Floats, Integers, Numbers, Words
+from peelsum.codec.arrays import Cells, Floats, Integers, Numbers, Words
 from peelsum.codec.fixed_point import (
     DEPTH,
     LARGEST_FINITE,
@@ -22,9 +22,10 @@ from peelsum.codec.fixed_point import (
     ZERO,
     fixed_point,
 )
-from peelsum.codec.layout import BLOCK_SIZES
+from peelsum.codec.layout import BLOCK_SIZES, SketchLayout
 from peelsum.codec.reference.index import bits_of, index, magnitudes_of, occupied
-from peelsum.codec.segments import Counts, SegmentTable
+from peelsum.codec.reference.sketch import ReferenceSketch
+from peelsum.codec.segments import ROW, Counts, SegmentTable
 
 
 class ReferenceSegments:
@@ -46,7 +47,7 @@ class ReferenceSegments:
         """How many numbers of each segment are sent, int64[segments]."""
         return np.array(list(map(len, self._sent)), np.int64)
 
-    def write_scales(self, out: Words) -> Words:
+    def write_scales(self, out: Words, bitmap: Words | None = None) -> Words:
         """Write the words that agree on scales, of segments and of blocks; return the bitmap of non-zeros."""
         magnitudes = [
             np.maximum.reduceat(magnitudes_of(values), np.arange(0, values.size, segment.block))
@@ -54,10 +55,24 @@ class ReferenceSegments:
         ]
         words = encode_scales(np.concatenate(magnitudes), self._table.blocks)
         out[:] = np.concatenate(words)
-        bitmap = np.zeros(self._table.words, np.uint32)
+        if bitmap is None:
+            bitmap = np.empty(self._table.words, np.uint32)
         for s in range(self._table.dense, len(self._table)):
             index(self._values[s], self._words(s, bitmap))
         return bitmap
+
+    def write_ahead(
+        self, out: Words, bitmap: Words, scales: Integers, layout: SketchLayout, dense: Integers,
+        sketch: Cells,
+    ) -> None:  # fmt: skip
+        """Do what `write_scales` does, and write all numbers by other scales."""
+        self.write_scales(out, bitmap)
+        self.set_scales(np.zeros(len(self._table), np.int32), scales)
+        numbers = np.empty(self.set_candidates(bitmap)[1], np.int32)
+        self.write_dense(dense)
+        self.gather(numbers)
+        if len(sketch):
+            ReferenceSketch().sketch_encode(layout, self.positions(), numbers, sketch)
 
     def read_scales(self, words: Words) -> None:
         """Set `fields` and `scales` from the OR of all workers' words."""
@@ -77,11 +92,13 @@ class ReferenceSegments:
     def set_candidates(self, union: Words) -> tuple[int, int]:
         """Set the candidates to those of a bitmap; return how many dense and sparse integers are sent.
 
-        `write_dense` and `gather` write that many. It can be called again, with other candidates.
+        `write_dense` and `gather` write that many. It can be called again, with other candidates. Bits where
+        there is no element are cleared.
         """
         self._sent = []
         for s, segment in enumerate(self._table.segments):
             if segment.sparse:
+                self._words(s, union)[-1] &= 0xFFFFFFFF >> -segment.elements % ROW
                 self._sent.append(np.flatnonzero(bits_of(self._words(s, union), segment.elements)))
             else:
                 sent = self.fields[s] not in (ZERO, NON_FINITE)
@@ -96,6 +113,11 @@ class ReferenceSegments:
     def gather(self, out: Integers) -> None:
         """Write the integers of the candidates, in order."""
         self._write(range(self._table.dense, len(self._table)), out)
+
+    def positions(self) -> Numbers:
+        """Return the candidates' positions in the sparse vector."""
+        sparse = zip(ROW * self._table.first_words[:-1], self._sent[self._table.dense :], strict=True)
+        return np.concatenate([np.empty(0, np.int64), *(first + sent for first, sent in sparse)])
 
     def decode(
         self, dense: Integers, sparse: Integers, divisor: int, overflow: tuple[Numbers, Floats] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from peelsum.codec.arrays import Integers, Numbers, Words
+from peelsum.codec.arrays import Cells, Integers, Numbers, Words
 from peelsum.codec.layout import (
     CELL_BITS,
     DRAWN_BITS,
@@ -19,18 +19,18 @@ from peelsum.codec.reference.index import mixed
 class ReferenceSketch:
     """The operations of `CodecDevice` on sketches."""
 
-    def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Words) -> None:
+    def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Cells) -> None:
         """Write the sketch of values[k] at positions[k]."""
         cells, signs = places(layout, positions)
         out[:] = 0
-        np.add.at(out, cells, signs * values.view(np.uint32)[:, np.newaxis])
+        np.add.at(out.view(np.uint32), cells, signs * values.view(np.uint32)[:, np.newaxis])
 
     def sketch_decode(
-        self, layout: SketchLayout, sketch: Words, positions: Numbers, out: Integers
+        self, layout: SketchLayout, sketch: Cells, positions: Numbers, out: Integers
     ) -> Numbers:
         """Peel a sketch: write the candidates' values into `out`; return the indices of the unpeeled ones."""
         cells, signs = places(layout, positions)
-        remaining = sketch.copy()
+        remaining = sketch.view(np.uint32).copy()
         numbers = out.view(np.uint32)
         load = np.zeros(layout.cells, np.uint32)
         np.add.at(load, cells, np.uint32(1))
