@@ -271,10 +271,7 @@ class FlowHost:
         self._oldest = min(self._oldest, connection.due(self._least))
         for number in lost:
             self._send(connection, number)
-        if lost:
-            connection.resends += len(lost)
-            congestion.on_losses(connection.window, len(lost), connection.base, connection.next)
-            connection.size = congestion.size(connection.window)
+        connection.resends += len(lost)
 
     def _arrived(self, connection: Connection, number: int, marked: bool) -> None:
         """Note a packet of a stream and acknowledge it; release what waited for its transfer."""

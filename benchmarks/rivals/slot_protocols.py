@@ -294,9 +294,7 @@ class AtpWorker(Worker):
         # A chunk that was sent again may be answered for its first packet, which says nothing of later ones.
         clear = message.chunk not in self._again
         late = [chunk for chunk, number in oldest if clear and number + _LATER <= answered]
-        if late:
-            self.resends += len(late)
-            congestion.on_losses(self._window, len(late), min(self._out), self._next)
+        self.resends += len(late)
         return [self._sent(RESEND, chunk, now) for chunk in late] + self.start(now)
 
     def next_timer(self) -> float | None:

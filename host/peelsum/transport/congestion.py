@@ -1,13 +1,12 @@
 """The congestion window of a worker: the number of chunks that may be unanswered, cwnd <= W_max.
 
 It grows by one per result below the threshold, and by one per window above it. An ECN mark cuts it to
-`KEPT_ON_MARK`, or the first time to `KEPT`. Losing more than half of a window at the first try cuts it to
-`KEPT`, if queues may have been full. There is at most one cut per window.
+`KEPT_ON_MARK`, or the first time to `KEPT`, at most once per window.
 
-A single loss does not cut it: a result needs all workers' packets, so each worker would be slowed by every
-worker's noise. But what waits in a queue delays retransmissions, and the oldest lost chunk holds up all
-chunks that are W_max later. So once packets are lost, and until W_max chunks pass without a loss, the window
-is `QUEUE` times what the path holds, or `UNLIMITED` if that is more.
+Losses do not cut it: a result needs all workers' packets, so each worker would be slowed by every worker's
+noise. But what waits in a queue delays retransmissions, and the oldest lost chunk holds up all chunks that
+are W_max later. So once packets are lost, and until W_max chunks pass without a loss, the window is `QUEUE`
+times what the path holds, or what it was at the beginning if that is more.
 
 The path holds what is answered in the shortest round trip, and a batch: a process that waits for a processor
 sends and receives many packets at once, and they are in no queue that a smaller window would shorten (BBR
@@ -28,17 +27,10 @@ LEAST = 16
 #: The factor for an ECN mark if the window has been cut before. Queues mark long before they overflow, and
 #: would run empty if every mark halved the window (RFC 8511).
 KEPT_ON_MARK = 0.8
-#: The factor for the first cut, when the window may be many times too large, and for heavy loss.
+#: The factor for the first cut, when the window may be many times too large.
 KEPT = 0.5
-#: Losing a larger share of a window means sending too fast; a smaller share is taken for noise.
-TOLERATED_LOSS = 0.5
-#: Losses are counted over at least this many chunks, because half of a few may be lost by chance.
-SPAN = 128
-#: Windows in multiples of what the path holds. Above the first, half of the window waits in a queue. Only
-#: above the second, lost packets may have found a full queue.
-QUEUE, FULL_QUEUE = 2.0, 4.0
-#: The share of W_max up to which queues do not limit the window. It leaves room for four tries.
-UNLIMITED = 0.25
+#: Above this multiple of what the path holds, half of the window waits in queues.
+QUEUE = 2.0
 #: The share of the largest batch that is left after a turn with a small one.
 BATCH_KEPT = 1 - 1 / 64
 
@@ -51,11 +43,9 @@ class Number(IntEnum):
     START = 2  # the size up to which queues do not limit it
     THRESHOLD = 3  # above it, the window grows by one per window
     CUT_UNTIL = 4  # no cut before this chunk is the oldest
-    COUNTED_UNTIL = 5  # losses are counted until this chunk is sent
-    TOLERATED = 6  # losses that are still taken for noise
-    CUTS = 7
-    LOSSY_UNTIL = 8  # queues limit the window until this chunk is the oldest
-    BATCH = 9  # the most results that arrived at one turn, of late
+    CUTS = 5
+    LOSSY_UNTIL = 6  # queues limit the window until this chunk is the oldest
+    BATCH = 7  # the most results that arrived at one turn, of late
 
 
 #: A window: float64[Number], which the functions here change.
@@ -65,8 +55,7 @@ Window = NDArray[np.float64]
 def new_window(most: int, start: int) -> Window:
     """Return a window of `start` chunks, at most `most`."""
     window = np.zeros(len(Number))
-    window[Number.SIZE] = min(most, start)
-    window[Number.START] = max(window[Number.SIZE], most * UNLIMITED)
+    window[[Number.SIZE, Number.START]] = min(most, start)
     window[[Number.MOST, Number.THRESHOLD]] = most
     return window
 
@@ -126,18 +115,9 @@ def on_results(window: Window, results: int, marked: bool, base: int, end: int, 
 
 
 @compiled
-def on_losses(window: Window, lost: int, base: int, end: int, full: float = 0.0, late: bool = False) -> None:
-    """Adjust to `lost` chunks lost at their first try; otherwise as `on_results`.
-
-    late: a timer took them for lost, but they may be late. So they do not end the window's growth.
-    """
-    if end >= window[Number.COUNTED_UNTIL]:
-        span = max(size(window), SPAN)
-        window[Number.COUNTED_UNTIL], window[Number.TOLERATED] = end + span, TOLERATED_LOSS * span
-    window[Number.TOLERATED] -= lost
-    if window[Number.TOLERATED] < 0 and not 0 < full <= FULL_QUEUE:
-        _cut(window, KEPT, base, end)
-    if lost and full > 0 and not late:
+def on_losses(window: Window, end: int, full: float) -> None:
+    """Adjust to losses that later results show. Chunks before `end` were sent; full: as for `on_results`."""
+    if full > 0:
         window[Number.LOSSY_UNTIL] = end + window[Number.MOST]
         enough = max(window[Number.START], QUEUE * window[Number.SIZE] / full)
         window[Number.SIZE] = min(window[Number.SIZE], enough)
@@ -151,4 +131,4 @@ def _cut(window: Window, kept: float, base: int, end: int) -> None:
     window[Number.CUTS] += 1
     window[Number.SIZE] = max(window[Number.SIZE] * kept, min(float(LEAST), window[Number.MOST]))
     window[Number.THRESHOLD] = window[Number.SIZE]
-    window[Number.CUT_UNTIL] = window[Number.COUNTED_UNTIL] = end
+    window[Number.CUT_UNTIL] = end

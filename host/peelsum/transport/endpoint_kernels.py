@@ -217,17 +217,12 @@ def take(state: WorkerState, rows: Words, now: float) -> None:
     gained = counts[Count.RESULTS] - results
     if gained:
         base, end = cursors[Cursor.BASE], cursors[Cursor.NEXT]
-        state.clock[Clock.MOVED] = now if base < cursors[Cursor.END] else np.inf
-        full = _fullness(state)
+        clock = state.clock
+        clock[Clock.MOVED] = now if base < cursors[Cursor.END] else np.inf
+        full = congestion.fullness(state.congestion, clock[Clock.RTT_LAST], clock[Clock.RTT_LEAST])
         congestion.on_results(state.congestion, gained, counts[Count.MARKED] > marked, base, end, full)
         if counts[Count.LOST] > lost:
-            congestion.on_losses(state.congestion, counts[Count.LOST] - lost, base, end, full)
-
-
-@compiled
-def _fullness(state: WorkerState) -> float:
-    clock = state.clock
-    return congestion.fullness(state.congestion, clock[Clock.RTT_LAST], clock[Clock.RTT_LEAST])
+            congestion.on_losses(state.congestion, end, full)
 
 
 @compiled
@@ -518,8 +513,8 @@ def expire(state: WorkerState, now: float) -> None:
     results show losses, chunks that were sent long ago are probed, too: of many workers' contributions to a
     chunk, one is nearly always lost, so that no later result reveals it.
     """
-    cursors, clock, pause = state.cursors, state.clock, _pause(state)
-    queued = probes = lost = 0
+    cursors, pause = state.cursors, _pause(state)
+    queued = probes = 0
     lossy = False
     for position in range(cursors[Cursor.BASE], cursors[Cursor.NEXT]):
         row = position % state.answered.shape[0]
@@ -533,13 +528,9 @@ def expire(state: WorkerState, now: float) -> None:
             lossy = position < state.congestion[congestion.Number.LOSSY_UNTIL]
         late = lossy and tries == 0 and now - sent >= LATE_PAUSES * pause
         if due or late or (queued < probes and now - sent >= pause):
-            lost += tries == 0 and clock[Clock.QUIET_SINCE] > sent
             _enqueue(state, position, OWN_DOUBT)
             queued += 1
     state.counts[Count.TIMEOUTS] += queued
-    if lost:
-        base, end = cursors[Cursor.BASE], cursors[Cursor.NEXT]
-        congestion.on_losses(state.congestion, lost, base, end, _fullness(state), True)
 
 
 @compiled
