@@ -141,7 +141,8 @@ def scales_of(scales, segment, block, segments, highest, DECODED: tl.constexpr):
     else:
         of_segment = tl.load(scales + segment).to(tl.uint32, bitcast=True)
         top = _bit_length(of_segment & _FINITE_BITS) - 1
-        level = tl.maximum(tl.minimum(_SPAN * top + _SPAN - 1, _LARGEST_FINITE), 0) >> _LEVEL_BITS
+        # The tensor is on the left: Triton 3.7.1's interpreter takes a constexpr on the left for a constant.
+        level = tl.maximum(tl.minimum(top * _SPAN + (_SPAN - 1), _LARGEST_FINITE), 0) >> _LEVEL_BITS
         turn = ((level & _TOP_LEVEL) ^ _TOP_LEVEL).to(tl.uint64)
         word = tl.load(scales + segments + block).to(tl.uint32, bitcast=True)
         turned = word.to(tl.uint64) << turn
