@@ -112,7 +112,7 @@ def test_need_is_heeded_even_for_an_answered_chunk_but_only_if_it_names_me() -> 
     assert sent(endpoint) == []
     endpoint.receive(np.concatenate([result(-1, kind=Kind.NEED, bitmap=0b010)] * 2), 0.2)
     (packet,) = sent(endpoint)
-    assert (packet["kind"], packet["chunk_id"], packet["sender"]) == (Kind.RESEND, 0xFFFFFFFF, 1)
+    assert (packet["kind"], packet["chunk_id"], packet["sender"]) == (Kind.BYPASS, 0xFFFFFFFF, 1)
     np.testing.assert_array_equal(packet["lanes"], words[LANES : 2 * LANES])
     for chunk in (1, -3, 1 << 31):
         endpoint.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.2)
@@ -361,10 +361,14 @@ def in_a_run() -> tuple[WorkerEndpoint, int]:
 
 def test_a_need_for_the_first_sum_or_for_the_first_chunk_of_the_run_is_heeded() -> None:
     worker, first = in_a_run()
-    for chunk, word in ((0, 77), (first, 88), (first + 1, 88)):
+    for chunk, word, kind in (
+        (0, 77, Kind.BYPASS),
+        (first, 88, Kind.RESEND),
+        (first + 1, 88, Kind.RESEND),
+    ):
         worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
         (packet,) = sent(worker, 0.1)
-        assert (packet["kind"], packet["chunk_id"], packet["lanes"][0]) == (Kind.RESEND, chunk, word)
+        assert (packet["kind"], packet["chunk_id"], packet["lanes"][0]) == (kind, chunk, word)
     for chunk in (1, first - 1, first + 2):
         worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
     assert sent(worker, 0.1) == []

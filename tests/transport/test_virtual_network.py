@@ -42,6 +42,7 @@ def run(
     racks: int = 0,
     jobs: int = 1,
     restarts: bool = False,
+    server_restarts: bool = False,
     collectives: bool = False,
 ) -> VirtualNetwork:
     random = Random(seed)
@@ -55,8 +56,9 @@ def run(
         rounds = drawn_rounds(random, config.workers, collectives=collectives)
         play(network, actors, rounds)
         played.append((actors, rounds))
-    if restarts:
+    if restarts or server_restarts:
         network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER_PORT[1]))
+    if restarts:
         for number in range(1 + racks):
             network.at(random.uniform(0, 0.05), lambda number=number: network.restart_switch(number))
     network.run_until(
@@ -79,6 +81,12 @@ SCENES: dict[str, tuple[range, int, Callable[[int], dict[str, Any]]]] = {
         range(5000, 5050, 10),
         10,
         lambda seed: {"worst": 0.25, "racks": 2, "restarts": True},
+    ),
+    # A leaf keeps a result that another rack, and then the server, have lost.
+    "racks' server restarts": (
+        range(8000, 8160, 40),
+        40,
+        lambda seed: {"worst": 0.25, "racks": 2, "server_restarts": True},
     ),
     "any racks": (
         range(6000, 6010, 10),

@@ -16,7 +16,7 @@ submission. `base` is the oldest chunk without its result, W the most chunks out
 | RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or on CE is cut |
 | chunks were lost at the first try | cwnd is at most twice what the path holds; see `congestion` |
 | RESULT with FIN of a chunk sent without FIN | refuse it, report that a worker left |
-| NEED naming this worker, sent chunk >= base - W | RESEND, even if already answered |
+| NEED naming this worker, sent chunk >= base - W | RESEND, or BYPASS if already answered |
 | joined | go on at `layout.run_start` |
 | always | contributions of [base - W, base + W) are kept |
 | finish() and all results are there | a FIN chunk; leave on its result or after `linger` |

@@ -578,7 +578,9 @@ def resend(state: WorkerState, now: float, out: Words) -> int:
         if state.answered[row] and cause != NEEDED:
             continue
         copy(state.packets[row], out[filled])
-        put(out[filled], KIND, _kind(cursors, position, state.tries[row], cause))
+        # The server lacks what this worker has: a slot that keeps the result would answer a RESEND by it.
+        kind = BYPASS if state.answered[row] else _kind(cursors, position, state.tries[row], cause)
+        put(out[filled], KIND, kind)
         state.tries[row] += 1
         state.sent_at[row] = now
         filled += 1
