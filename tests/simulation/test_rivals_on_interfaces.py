@@ -169,9 +169,9 @@ def check_floats(name, words, results):
     """Compare sums with fractions."""
     values, sums = words.view(np.float32).tolist(), results.view(np.float32).tolist()
     for chunk, bound in enumerate(bounds(name, words)):
-        for lane, found in enumerate(sums[chunk]):
+        for lane, value in enumerate(sums[chunk]):
             exact = sum(Fraction(values[worker][chunk][lane]) for worker in range(WORKERS))
-            assert abs(Fraction(found) - exact) <= bound + abs(exact) / 2**24, (chunk, lane)
+            assert abs(Fraction(value) - exact) <= bound + abs(exact) / 2**24, (chunk, lane)
 
 
 if __name__ == "__main__":

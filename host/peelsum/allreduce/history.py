@@ -156,12 +156,8 @@ class History:
         elements of blocks exceeded the predicted exponent, in the worse of two steps.
         """
         with self._lock:
-            levels, rows, unions = (
-                self._levels.of(keys, table),
-                self._known(keys),
-                np.empty((len(keys), BLOCK_SIZES)),
-            )
-            fields = np.empty(len(levels), np.int32)
+            levels, rows = self._levels.of(keys, table), self._known(keys)
+            fields, unions = np.empty(len(levels), np.int32), np.empty((len(keys), BLOCK_SIZES))
             loops.predict_exponents(levels, table.blocks, fields)
             return fields, unions, loops.expected(self._state, rows, unions)
 

@@ -232,10 +232,10 @@ class StepExecutor:
         while True:
             if (sums := next(earlier, None)) is not None:
                 # The protocol needs what `write` sets. It runs on the host here, not on a device.
-                given = device.words(request.or_words), device.integers(request.add_words)
-                request.write(*given)
+                buffers = device.words(request.or_words), device.integers(request.add_words)
+                request.write(*buffers)
                 if request.complete is not None:
-                    request.complete(*given)
+                    request.complete(*buffers)
             ored, added = sums or self._sum_round(request, device)
             self._enter_phase("decode")
             if device.is_host:
@@ -278,12 +278,12 @@ class StepExecutor:
             words = request.staged
         else:
             words = device.words(begin + request.add_words)
-            given: Any = words[: request.or_words], words[begin:]
+            buffers: Any = words[: request.or_words], words[begin:]
             if device.is_host:
-                given = given[0], given[1].view(np.int32)
-            request.write(*given)
+                buffers = buffers[0], buffers[1].view(np.int32)
+            request.write(*buffers)
             if request.complete is not None and device.direct:
-                request.complete(*given)
+                request.complete(*buffers)
             if sender is not device or not device.direct:
                 (words,) = sender.fetch(words if sender is device else sender.to_device(words))
             if request.complete is not None and not device.direct:

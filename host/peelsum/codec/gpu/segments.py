@@ -90,7 +90,7 @@ class GpuSegments:
     def __init__(
         self, table: SegmentTable, values: Sequence[Tensor], out: Sequence[Tensor | None], workers: int
     ) -> None:
-        self._table, self._given, self._out = table, values, out
+        self._table, self._tensors, self._out = table, values, out
         self._segments = len(table.segments)
         self._device = values[0].device
         self._values, self._shared = _concatenated(values)
@@ -340,9 +340,9 @@ class GpuSegments:
                 out
                 if out is not None
                 else part
-                if part.device == given.device
-                else torch.empty_like(part, device=given.device)
-                for part, out, given in zip(parts, self._out, self._given, strict=True)
+                if part.device == tensor.device
+                else torch.empty_like(part, device=tensor.device)
+                for part, out, tensor in zip(parts, self._out, self._tensors, strict=True)
             ]
             copied = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b]
         tiles, record = self._tiles, self._counted("results", slice(None))
@@ -365,7 +365,7 @@ class GpuSegments:
                     if copied:
                         torch._foreach_copy_([result for result, _ in copied], [part for _, part in copied])
             # A caller may keep results for long, and them alone.
-            self._values, self._given, self._results = empty(0, flat), (), results
+            self._values, self._tensors, self._results = empty(0, flat), (), results
 
         return finish
 
@@ -648,8 +648,8 @@ def results_kernel(
         _count_occupied(record + _OCCUPIED * segments + segment, segments, occupied, TILE)
         if AHEAD:
             value = tl.load(values + element + at, mask=chosen != 0, other=0).to(tl.float32, bitcast=True)
-            own = tl.where(chosen != 0, fixed_number(value, scale[:, None]).to(tl.int32), 0)
-            tl.store(local + place, own, mask=chosen != 0)
-            _add(record + segment, _non_zeros(own))
+            local_number = tl.where(chosen != 0, fixed_number(value, scale[:, None]).to(tl.int32), 0)
+            tl.store(local + place, local_number, mask=chosen != 0)
+            _add(record + segment, _non_zeros(local_number))
             tl.debug_barrier()  # all values are read before others' results replace them
     tl.store(out + element + at, float_of(number, scale, not_finite, divisor), mask=inside)

@@ -170,12 +170,12 @@ class Arbiter:
     def close(self, stream: ControllerStream) -> None:
         """Remove a stream that has ended."""
         with self._lock:
-            self._lock.notify_all()
             role = self._roles.pop(stream, None)
             if role is None:
                 return
             election = self._elections[role]
             election.bids.pop(stream, None)
+            self._lock.notify_all()
             if election.primary is stream:
                 election.primary = None
                 self._notify(role, election.bids)
