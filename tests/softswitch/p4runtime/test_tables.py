@@ -242,12 +242,6 @@ def test_a_batch_reports_every_update_and_does_the_good_ones(client, schema):
     assert client.read(table_entry=p4r.TableEntry(table_id=good.table_id)) == [good]
 
 
-def test_only_the_default_atomicity(client):
-    with pytest.raises(grpc.RpcError) as error:
-        client.write(atomicity=p4r.WriteRequest.ROLLBACK_ON_ERROR)
-    assert error.value.code().name == "UNIMPLEMENTED"
-
-
 def test_direct_counters_come_and_go_with_their_entries(client, schema, device):
     entry = changed(schema, ROUTE, counter_data=p4r.CounterData(packet_count=3, byte_count=300))
     client.update("INSERT", table_entry=entry)

@@ -6,6 +6,7 @@ An entity of a kind that the softswitch does not support is refused, with the na
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from time import monotonic_ns
 from typing import Any, Literal, TypeAlias
 
@@ -60,6 +61,7 @@ class Entities:
         clock: Callable[[], int] = monotonic_ns,
     ) -> None:
         """ports, secret_ports: as for `Device`. clock: returns nanoseconds, for time-outs."""
+        self._switch = switch
         profiles, groups = ProfileEntries(info, switch, ports), ReplicationEntries(switch, ports)
         self.tables = tables = TableEntries(info, switch, profiles, clock)
         self.digests = digests = DigestEntries(info.digests, switch.messages.digests, clock)
@@ -92,22 +94,70 @@ class Entities:
         results: list[RequestError | None] = []
         for update in updates:
             if not active():
-                raise RequestError(
-                    Code.CANCELLED,
-                    f"{len(results)} of {len(updates)} updates were attempted; read what is there",
+                raise _cancelled(
+                    f"{len(results)} of {len(updates)} updates were attempted; read what is there"
                 )
             try:
-                if update.type not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
-                    known = "use INSERT, MODIFY or DELETE"
-                    raise invalid(f"type: update type {update.type} is unknown; {known}")
-                name, (write, _) = self._handlers_of(update.entity)
-                write(update.type, getattr(update.entity, name))
+                self._write_one(update)
             except Exception as error:
                 results.append(request_error(error))
             else:
                 results.append(None)
         if any(results):
             raise BatchError(results)
+
+    def write_all_or_none(
+        self, updates: Sequence[p4r.Update], active: Callable[[], bool] = lambda: True, *, at_once: bool
+    ) -> None:
+        """Attempt every update in order. If one fails, undo those before it, and raise BatchError.
+
+        at_once: whether no packet may be processed in between. Raises RequestError (CANCELLED), with nothing
+        changed, as soon as `active` returns False.
+        """
+        undo: list[p4r.Update] = []
+        with self._switch.lock if at_once else nullcontext():
+            try:
+                for update in updates:
+                    if not active():
+                        raise _cancelled("nothing was changed")
+                    inverse = self._inverse(update)
+                    self._write_one(update)
+                    undo.append(inverse)
+            except Exception as error:
+                for inverse in reversed(undo):
+                    self._write_one(inverse)
+                failure = request_error(error)
+                if failure.code is Code.CANCELLED:
+                    raise
+                aborted = RequestError(
+                    Code.ABORTED, f"update {len(undo)} of this batch failed: nothing was changed"
+                )
+                raise BatchError(
+                    [failure if i == len(undo) else aborted for i in range(len(updates))]
+                ) from None
+
+    def _write_one(self, update: p4r.Update) -> None:
+        """Carry out an update. Raises RequestError or SoftswitchError, with no change."""
+        if update.type not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
+            raise invalid(f"type: update type {update.type} is unknown; use INSERT, MODIFY or DELETE")
+        name, (write, _) = self._handlers_of(update.entity)
+        write(update.type, getattr(update.entity, name))
+
+    def _inverse(self, update: p4r.Update) -> p4r.Update:
+        """Return the update that undoes another one, which has not been carried out yet.
+
+        Raises RequestError for an entity that cannot be read.
+        """
+        name, (_, read) = self._handlers_of(update.entity)
+        if name == "extern_entry":
+            raise unimplemented(f"{name}: rolling back what cannot be read")
+        entity = getattr(update.entity, name)
+        before = next((entry for entry in read(_selector(name, entity)) if _has_key_of(entry, entity)), None)
+        change = p4r.Update.DELETE
+        if before is not None:
+            change = p4r.Update.INSERT if update.type == p4r.Update.DELETE else p4r.Update.MODIFY
+        entity_class: Any = p4r.Entity
+        return p4r.Update(type=change, entity=entity_class(**{name: entity if before is None else before}))
 
     def read(self, selector: p4r.Entity) -> Iterator[p4r.Entity]:
         """Return the entities that `selector` selects now, encoded when consumed. Raises RequestError."""
@@ -123,6 +173,39 @@ class Entities:
         if name not in self._handlers:
             raise unimplemented(name)
         return name, self._handlers[name]
+
+
+def _cancelled(what: str) -> RequestError:
+    return RequestError(Code.CANCELLED, what)
+
+
+def _selector(name: str, entity: Any) -> Any:
+    """Return what a read of an entity of a kind takes: its key, without what is written."""
+    match name:
+        case "table_entry":
+            return p4r.TableEntry(
+                table_id=entity.table_id,
+                match=entity.match,
+                priority=entity.priority,
+                is_default_action=entity.is_default_action,
+                counter_data=p4r.CounterData(),
+                meter_config=p4r.MeterConfig(),
+            )
+        case "direct_counter_entry" | "direct_meter_entry":
+            return type(entity)(table_entry=_selector("table_entry", entity.table_entry))
+        case "value_set_entry":
+            return p4r.ValueSetEntry(value_set_id=entity.value_set_id)
+        case _:
+            return entity
+
+
+def _has_key_of(entry: Any, entity: Any) -> bool:
+    """Return whether an entry that was selected has an entity's key.
+
+    A table entry without matches selects all entries of its priority.
+    """
+    entry, entity = getattr(entry, "table_entry", entry), getattr(entity, "table_entry", entity)
+    return not isinstance(entry, p4r.TableEntry) or bool(entry.match) == bool(entity.match)
 
 
 class CellEntries:

@@ -94,16 +94,21 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
-        """Attempt every update of the batch in order, even if others fail; stop if the client cancels."""
+        """Attempt the updates of the batch in order, all or none if the client wants; stop if it cancels."""
         with _abort_on_error(context):
             self._check(context, _WRITERS, "write", request.device_id)
             self._arbiter.require_primary(request)
-            if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
-                raise status.unimplemented("atomicity other than CONTINUE_ON_ERROR")
+            if request.atomicity not in p4r.WriteRequest.Atomicity.values():
+                raise status.invalid(f"atomicity: {request.atomicity} is not in the specification")
             with self._state_requests.turn(context, len(request.updates)):
                 # Another client may have become the primary while this call waited.
                 self._arbiter.require_primary(request)
-                self._pipeline().entities.write(request.updates, context.is_active)
+                entities = self._pipeline().entities
+                if request.atomicity == p4r.WriteRequest.CONTINUE_ON_ERROR:
+                    entities.write(request.updates, context.is_active)
+                else:
+                    at_once = request.atomicity == p4r.WriteRequest.DATAPLANE_ATOMIC
+                    entities.write_all_or_none(request.updates, context.is_active, at_once=at_once)
         return p4r.WriteResponse()
 
     def Read(  # noqa: N802
