@@ -97,10 +97,37 @@ def for_bmv2(document: dict[str, Any]) -> dict[str, Any]:
     An action's parameters within an expression, which BMv2 knows as "local" only. The element of a stack
     that is selected at run time, as an operand (p4lang/behavioral-model#1125), and its validity.
     BMv2 lets the last default transition of a parser's state count, also where an earlier one always matches.
+    It counts a prefix's bits from the padding of a key whose width is not a multiple of 8 bits.
     """
     fields = {kind["name"]: len(kind["fields"]) for kind in document["header_types"]}
     stacks = {stack["name"]: fields[stack["header_type"]] for stack in document["header_stacks"]}
-    return cast(dict[str, Any], _for_bmv2(document, stacks))
+    program = cast(dict[str, Any], _for_bmv2(document, stacks))
+    types = {
+        kind["name"]: {name: bits for name, bits, *_ in kind["fields"]} for kind in document["header_types"]
+    }
+    widths = {header["name"]: types[header["header_type"]] for header in document["headers"]}
+    for table in (table for pipeline in program["pipelines"] for table in pipeline["tables"]):
+        _replace_prefixes(table, [widths[key["target"][0]].get(key["target"][1], 1) for key in table["key"]])
+    return program
+
+
+def _replace_prefixes(table: dict[str, Any], widths: Iterable[int]) -> None:
+    """Give a table masks instead of prefixes. widths: of its keys, in bits."""
+    entries = table.get("entries", [])
+    for n, (key, bits) in enumerate(zip(table["key"], widths, strict=True)):
+        if key["match_type"] != "lpm":
+            continue
+        key["match_type"] = "ternary"
+        for entry in entries:
+            match = entry["match_key"][n]
+            length = match.pop("prefix_length")
+            if table["match_type"] == "lpm":
+                entry["priority"] = 1 + bits - length  # the lowest comes first
+            digits = len(match["key"])
+            mask = f"0x{(1 << bits) - (1 << bits - length):0{digits - 2}x}"
+            entry["match_key"][n] = match | {"match_type": "ternary", "mask": mask}
+    if table["match_type"] == "lpm":
+        table["match_type"] = "ternary"
 
 
 def _for_bmv2(value: Any, stacks: dict[str, int], inside: bool = False) -> Any:
