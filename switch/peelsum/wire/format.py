@@ -135,7 +135,7 @@ def packet_bytes(lanes: int) -> int:
 
 def count_lanes(registers: Iterable[str]) -> int:
     """Return a pipeline's number of lanes, by its registers called `lane_<i>`."""
-    return sum(1 for name in registers if _LANE_REGISTER.search(name))
+    return sum(map(bool, map(_LANE_REGISTER.search, registers)))
 
 
 def slot_index(salt: int, chunk_id: int, slots: int) -> int:

@@ -30,6 +30,8 @@ def words_of(bits: int) -> int:
 
 def limbs(value: int, bits: int) -> list[int]:
     """Split `value` into 64-bit words, most significant first."""
+    if bits <= 64:
+        return [value & (1 << 64) - 1]
     count = words_of(bits)
     return [value >> 64 * (count - 1 - i) & (1 << 64) - 1 for i in range(count)]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from finsy.proto import p4d, p4i, p4r
@@ -208,7 +208,7 @@ class TableInfo:
     profile: ProfileInfo | None = None
     idle_timeout: bool = False
 
-    @property
+    @cached_property
     def needs_priority(self) -> bool:
         """Whether entries can overlap and therefore need a priority."""
         return any(field.kind in ("ternary", "range", "optional") for field in self.fields)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -31,6 +32,7 @@ from peelsum.softswitch.runtime.state import FairLock
 Match: TypeAlias = tuple[KeyValue, ...]
 
 _WORD = (1 << 64) - 1
+_RANK = attrgetter("rank")
 
 
 @dataclass(slots=True, eq=False)
@@ -251,13 +253,15 @@ class Table:
         number = self._free_numbers.pop() if self._free_numbers else len(self._stored)
         # Entries are tried by priority, then by prefix length, then by age.
         self._serial += 1
-        prefixes = (pair for pair, key in zip(entry.keys, self.keys, strict=True) if key.kind == "lpm")
-        prefix_bits = sum(pair[1] for pair in prefixes if isinstance(pair, tuple))
+        prefix_bits = 0
+        for pair, key in zip(entry.keys, self.keys, strict=True):
+            if key.kind == "lpm" and isinstance(pair, tuple):
+                prefix_bits += pair[1]
         rank = (-entry.priority if self._has_priorities else 0, -prefix_bits, self._serial)
         words = [code, number, *params, *self._match_words(entry.keys)]
         self._stored[identity] = stored = _StoredEntry(entry, number, rank, words)
         self._by_number[number] = stored
-        insort(self._ranked, stored, key=lambda other: other.rank)
+        insort(self._ranked, stored, key=_RANK)
         if self._counts is not None:
             self._counts[2 * number : 2 * number + 2] = 0
         if self._meter is not None:
@@ -378,7 +382,7 @@ class Table:
         memory[row : row + step] = 0
 
     def _position(self, stored: _StoredEntry) -> int:
-        return bisect_left(self._ranked, stored.rank, key=lambda other: other.rank)
+        return bisect_left(self._ranked, stored.rank, key=_RANK)
 
     def _row(self, position: int) -> int:
         return self._plan.region + 1 + position * self._plan.row_words
