@@ -73,9 +73,12 @@ def test_the_others_hear_of_a_closed_connection(members):
     assert not any(heard(members).values())
 
 
-def test_who_leaves_is_not_lost(members, survives):
+@pytest.mark.parametrize("closed", [False, True])
+def test_who_leaves_is_not_lost(members, survives, closed):
+    """Also if the connection's end is noticed together with the message."""
     say(members, 2, "leave")
-    members.update(0.0)
+    members.clients[2].closed = closed
+    assert members.update(0.0) == []
     assert [said for said in heard(members).values() if said] == [[{"lost": [], "change": 1}]] * 3 * survives
     assert set(members.clients) == {0, 1, 3}
 

@@ -114,19 +114,18 @@ class Members:
 
     def update(self, now: float) -> list[str]:
         """Handle messages, and closed connections; return a text about each rank that was lost."""
-        departed: dict[int, ConnectedClient] = {}
+        left: set[int] = set()
         for rank, client in self.clients.items():
             while client.inbox:
-                self._handle(rank, client.inbox.popleft(), departed)
-        departed |= {rank: client for rank, client in self.clients.items() if client.closed}
+                self._handle(rank, client.inbox.popleft(), left)
         lost = [
             {"rank": rank, "process": client.request["process"], "host": client.host}
-            for rank, client in departed.items()
-            if client.closed
+            for rank, client in self.clients.items()
+            if client.closed and rank not in left  # `leave` may have come just before the end
         ]
-        for rank in departed:
+        for rank in (*left, *(item["rank"] for item in lost)):
             del self.clients[rank]
-        if departed and (self.survives or lost):
+        if lost or (left and self.survives):
             self._begin_change(lost, now)
         self._update_entering(now)
         if self._reports is not None and now >= self._deadline:
@@ -181,10 +180,10 @@ class Members:
         for client in self.clients.values():
             client.outbox.append({**message, "change": self.change})
 
-    def _handle(self, rank: int, message: dict[str, Any], departed: dict[int, ConnectedClient]) -> None:
+    def _handle(self, rank: int, message: dict[str, Any], left: set[int]) -> None:
         match message["call"]:
             case "leave":
-                departed[rank] = self.clients[rank]
+                left.add(rank)
             case "completed":
                 if self._reports is not None and message["change"] == self.change:
                     self._reports[rank] = MemberReport(message["sums"], message["chunk"])
