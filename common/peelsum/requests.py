@@ -38,6 +38,7 @@ MESSAGE_FIELDS: Mapping[str, Mapping[str, type]] = {
     "ready": {},
     "leave": {},
     "step": {"change": int, "step": int},
+    "waiting": {"change": int},
     "completed": {"change": int, "sums": int, "chunk": int},
     "stalled": {"silent": list},
 }

@@ -139,16 +139,26 @@ def test_another_loss_begins_again():
     assert sums_of(run.agreed()) == {1: 7, 3: 7}
 
 
+def said_ends(run):
+    """Return the ranks that have been told that they are no longer members."""
+    return {rank for rank, said in heard(run).items() if any("end" in message for message in said)}
+
+
 def test_who_does_not_report_is_closed():
+    """The others have waited for it since the first of them has reported; before, all may compute."""
     run = made(survives=True)
     run.clients[0].closed = True
     run.update(0.0)
-    report(run, {1: 7, 2: 6}, change=1)
-    run.update(PATIENCE_S - 0.1)
-    assert not any("end" in message for message in run.clients[3].outbox)
-    run.update(PATIENCE_S)
-    assert "no report within 30 s" in run.clients[3].outbox[-1]["end"]
-    assert not any("end" in message for rank in (1, 2) for message in run.clients[rank].outbox)
+    run.update(2 * PATIENCE_S)
+    assert not said_ends(run)
+    report(run, {1: 7}, change=1)
+    run.update(2 * PATIENCE_S)
+    report(run, {2: 6}, change=1)
+    run.update(3 * PATIENCE_S - 0.1)
+    assert not said_ends(run)
+    run.update(3 * PATIENCE_S)
+    assert "others have waited for it for 30 s" in run.clients[3].outbox[-1]["end"]
+    assert said_ends(run) == {3}
 
 
 def test_who_makes_no_progress_is_closed_if_the_run_survives_that(members, survives):
@@ -190,6 +200,39 @@ def test_a_rank_enters_before_the_step_after_the_last_that_any_is_in():
     assert run.clients[2] is late
     run.update(5.0)
     assert not any(heard(run).values())
+
+
+def test_who_does_not_say_its_step_is_closed_once_others_wait():
+    run = with_a_free_seat()
+    run.enter(ready_client(2))
+    run.update(0.0)
+    say(run, 0, "step", change=2, step=7)  # in a sum, and then it computes
+    run.update(PATIENCE_S)
+    run.update(2 * PATIENCE_S)
+    assert not said_ends(run)
+    for change in (1, 2):
+        say(run, 0, "waiting", change=change)
+        run.update(change * 2 * PATIENCE_S)
+    run.update(5 * PATIENCE_S - 0.1)
+    assert not said_ends(run)
+    run.update(5 * PATIENCE_S)
+    assert said_ends(run) == {1}
+
+
+def test_patience_for_reports_does_not_include_that_for_steps():
+    run = with_a_free_seat()
+    run.enter(ready_client(2))
+    run.update(0.0)
+    for rank in (0, 1):
+        say(run, rank, "step", change=2, step=7)
+        say(run, rank, "waiting", change=2)
+    run.update(0.0)
+    run.update(2 * PATIENCE_S)  # they compute the step
+    assert not said_ends(run)
+    report(run, {0: 9}, change=2)
+    run.update(2 * PATIENCE_S)
+    run.update(3 * PATIENCE_S)
+    assert said_ends(run) == {1}
 
 
 def test_a_loss_comes_before_an_entry():

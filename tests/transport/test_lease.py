@@ -174,6 +174,16 @@ def test_a_loss_cancels_an_entry(pair):
     assert isinstance(error_of(lease), RankLostError)
 
 
+def test_a_rank_says_that_it_waits_for_the_steps_of_others(pair):
+    lease, end = pair
+    say(end, entering=[2], change=3)
+    with pytest.raises(TransportError, match="when a rank entered"):
+        until(lambda: lease.begin_step(5, 0.1))
+    step, waiting = heard(end, 2)
+    assert step == {"call": "step", "change": 3, "step": -1}
+    assert waiting == {"call": "waiting", "change": 3}
+
+
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),

@@ -208,6 +208,8 @@ class Lease:
             if self._arrived.poll(0):
                 self._receive(0.0)
             deadline = time.monotonic() + patience_s
+            if self._step_is_due:
+                self.send(call="waiting", change=self._entry_change)
             while self._step_is_due and not any("lost" in message for message in self._messages):
                 self._require_connection()
                 if (left_s := deadline - time.monotonic()) <= 0:
