@@ -140,8 +140,10 @@ def test_another_loss_begins_again():
 
 
 def said_ends(run):
-    """Return the ranks that have been told that they are no longer members."""
-    return {rank for rank, said in heard(run).items() if any("end" in message for message in said)}
+    """Return the ranks that have been told why they are no longer members, and what to do."""
+    ends = {rank: message["end"] for rank, said in heard(run).items() for message in said if "end" in message}
+    assert all(end.endswith("; start it again") for end in ends.values())
+    return set(ends)
 
 
 def test_who_does_not_report_is_closed():
@@ -164,7 +166,7 @@ def test_who_does_not_report_is_closed():
 def test_who_makes_no_progress_is_closed_if_the_run_survives_that(members, survives):
     say(members, 1, "stalled", silent=[1, 3, 9, "x", [], True])
     members.update(0.0)
-    assert {rank for rank, said in heard(members).items() if said} == ({3} if survives else set())
+    assert said_ends(members) == ({3} if survives else set())
 
 
 def with_a_free_seat():

@@ -121,7 +121,7 @@ def test_a_rank_that_leaves_hears_once_that_another_enters(pair):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (b'{"end": "too slow"}\n', "this rank is no longer a member of its run: too slow"),
+        (b'{"end": "too slow; rest"}\n', "this rank is no longer a member of its run: too slow; rest"),
         (b"", "has closed the connection of this rank"),
         (b"hello\n", "has closed the connection of this rank"),
         (b'{"lost": [{}]}\n', "sent a malformed message"),

@@ -327,9 +327,7 @@ class Lease:
         """Raise TransportError if the controller has closed the connection, with the reason it gave."""
         reasons = [str(message["end"]) for message in self._messages if "end" in message]
         if reasons:
-            raise TransportError(
-                f"member: this rank is no longer a member of its run: {reasons[0]}; start it again"
-            )
+            raise TransportError(f"member: this rank is no longer a member of its run: {reasons[0]}")
         if self._ended:
             raise TransportError(
                 "controller: has closed the connection of this rank, so the run has ended; see whether "

@@ -134,7 +134,7 @@ class Members:
         if self._reports is not None and now >= self._deadline:
             heard = self._reports if self._steps is None else self._steps
             waited = f"others have waited for it for {self._patience_s:g} s in a change of the members"
-            self._expel(self.clients.keys() - heard.keys(), waited)
+            self._expel(self.clients.keys() - heard.keys(), f"{waited}; start it again")
         return ["rank {rank}: process {process} of {host} was lost".format_map(item) for item in lost]
 
     def agreed(self) -> dict[int, MemberReport] | None:
@@ -202,7 +202,9 @@ class Members:
                 silent = {
                     member for member in message["silent"] if type(member) is int
                 } & self.clients.keys() - {rank}
-                self._expel(silent, f"a sum of rank {rank} made no progress without this rank")
+                self._expel(
+                    silent, f"a sum of rank {rank} made no progress without this rank; start it again"
+                )
 
     def _begin_change(self, lost: list[dict[str, Any]]) -> None:
         """Tell all members who was lost, and ask them for reports if the run survives."""
