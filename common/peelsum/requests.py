@@ -21,6 +21,8 @@ from peelsum.tls.identity import CLOSED_EARLY, closed_early
 
 #: Size limits of a request and of a response, including the line end.
 MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES = 1 << 20, 16 << 20
+#: How much of a response is read at once, in bytes.
+_READ_BYTES = 1 << 20
 #: The fields of each call's request beside `call`, with their types. Those in _OPTIONAL may be missing.
 REQUEST_FIELDS: Mapping[str, Mapping[str, type]] = {
     "start": {"process": int, "ranks": int, "on_lost": str, "token": str},
@@ -36,6 +38,7 @@ MESSAGE_FIELDS: Mapping[str, Mapping[str, type]] = {
     "ready": {},
     "leave": {},
     "step": {"change": int, "step": int},
+    "waiting": {"change": int},
     "completed": {"change": int, "sums": int, "chunk": int},
     "stalled": {"silent": list},
 }
@@ -81,10 +84,11 @@ def ask(
     connect_s: float,
     answer_s: float,
     identity: TlsIdentity | None,
-) -> tuple[socket.socket, bytes]:
+) -> tuple[socket.socket, bytes, bytes]:
     """Connect to a controller and send a request; return the open connection and the line of the response.
 
-    The line is empty if the controller closed the connection without a response.
+    The line is empty if the controller closed the connection without a response. The last item is what has
+    already arrived of the lines after it.
     connect_s, answer_s: time limits in seconds of the connection, and of the TLS handshake and the response.
     identity: the client's certificate; None for a connection without TLS.
     Raises OSError if the connection fails, a time limit passes, or one end rejects the other's certificate.
@@ -101,18 +105,25 @@ def ask(
                     raise
                 raise ConnectionAbortedError(errno.ECONNABORTED, CLOSED_EARLY) from None
         close_in_forked_children(connection)
-        return connection, _exchange(connection, encode_line(values), secured=identity is not None)
+        return connection, *_exchange(connection, encode_line(values), secured=identity is not None)
     except BaseException:
         connection.close()
         raise
 
 
-def _exchange(connection: socket.socket, request: bytes, *, secured: bool) -> bytes:
-    """Send a request, and return the line of the response; empty if a plain connection was closed."""
+def _exchange(connection: socket.socket, request: bytes, *, secured: bool) -> tuple[bytes, bytes]:
+    """Send a request; return the line of the response, and what has already arrived after it.
+
+    The line is empty if a plain connection was closed.
+    """
+    response, rest = b"", b""
     try:
         connection.sendall(request)
-        with connection.makefile("rb") as lines:
-            response = lines.readline(MAX_RESPONSE_BYTES)
+        while not response.endswith(b"\n") and len(response) < MAX_RESPONSE_BYTES:
+            if not (data := connection.recv(_READ_BYTES)):
+                break
+            line, end, rest = data.partition(b"\n")
+            response += line + end
     except ConnectionError:
         if not secured:
             raise
@@ -120,4 +131,4 @@ def _exchange(connection: socket.socket, request: bytes, *, secured: bool) -> by
     if secured and not response:
         # A server that rejects the certificate closes the connection; a reset may overtake its TLS alert.
         raise ssl.SSLZeroReturnError
-    return response
+    return response, rest

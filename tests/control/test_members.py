@@ -73,9 +73,12 @@ def test_the_others_hear_of_a_closed_connection(members):
     assert not any(heard(members).values())
 
 
-def test_who_leaves_is_not_lost(members, survives):
+@pytest.mark.parametrize("closed", [False, True])
+def test_who_leaves_is_not_lost(members, survives, closed):
+    """Also if the connection's end is noticed together with the message."""
     say(members, 2, "leave")
-    members.update(0.0)
+    members.clients[2].closed = closed
+    assert members.update(0.0) == []
     assert [said for said in heard(members).values() if said] == [[{"lost": [], "change": 1}]] * 3 * survives
     assert set(members.clients) == {0, 1, 3}
 
@@ -136,22 +139,34 @@ def test_another_loss_begins_again():
     assert sums_of(run.agreed()) == {1: 7, 3: 7}
 
 
+def said_ends(run):
+    """Return the ranks that have been told why they are no longer members, and what to do."""
+    ends = {rank: message["end"] for rank, said in heard(run).items() for message in said if "end" in message}
+    assert all(end.endswith("; start it again") for end in ends.values())
+    return set(ends)
+
+
 def test_who_does_not_report_is_closed():
+    """The others have waited for it since the first of them has reported; before, all may compute."""
     run = made(survives=True)
     run.clients[0].closed = True
     run.update(0.0)
-    report(run, {1: 7, 2: 6}, change=1)
-    run.update(PATIENCE_S - 0.1)
-    assert not any("end" in message for message in run.clients[3].outbox)
-    run.update(PATIENCE_S)
-    assert "no report within 30 s" in run.clients[3].outbox[-1]["end"]
-    assert not any("end" in message for rank in (1, 2) for message in run.clients[rank].outbox)
+    run.update(2 * PATIENCE_S)
+    assert not said_ends(run)
+    report(run, {1: 7}, change=1)
+    run.update(2 * PATIENCE_S)
+    report(run, {2: 6}, change=1)
+    run.update(3 * PATIENCE_S - 0.1)
+    assert not said_ends(run)
+    run.update(3 * PATIENCE_S)
+    assert "others have waited for it for 30 s" in run.clients[3].outbox[-1]["end"]
+    assert said_ends(run) == {3}
 
 
 def test_who_makes_no_progress_is_closed_if_the_run_survives_that(members, survives):
     say(members, 1, "stalled", silent=[1, 3, 9, "x", [], True])
     members.update(0.0)
-    assert {rank for rank, said in heard(members).items() if said} == ({3} if survives else set())
+    assert said_ends(members) == ({3} if survives else set())
 
 
 def with_a_free_seat():
@@ -187,6 +202,39 @@ def test_a_rank_enters_before_the_step_after_the_last_that_any_is_in():
     assert run.clients[2] is late
     run.update(5.0)
     assert not any(heard(run).values())
+
+
+def test_who_does_not_say_its_step_is_closed_once_others_wait():
+    run = with_a_free_seat()
+    run.enter(ready_client(2))
+    run.update(0.0)
+    say(run, 0, "step", change=2, step=7)  # in a sum, and then it computes
+    run.update(PATIENCE_S)
+    run.update(2 * PATIENCE_S)
+    assert not said_ends(run)
+    for change in (1, 2):
+        say(run, 0, "waiting", change=change)
+        run.update(change * 2 * PATIENCE_S)
+    run.update(5 * PATIENCE_S - 0.1)
+    assert not said_ends(run)
+    run.update(5 * PATIENCE_S)
+    assert said_ends(run) == {1}
+
+
+def test_patience_for_reports_does_not_include_that_for_steps():
+    run = with_a_free_seat()
+    run.enter(ready_client(2))
+    run.update(0.0)
+    for rank in (0, 1):
+        say(run, rank, "step", change=2, step=7)
+        say(run, rank, "waiting", change=2)
+    run.update(0.0)
+    run.update(2 * PATIENCE_S)  # they compute the step
+    assert not said_ends(run)
+    report(run, {0: 9}, change=2)
+    run.update(2 * PATIENCE_S)
+    run.update(3 * PATIENCE_S)
+    assert said_ends(run) == {1}
 
 
 def test_a_loss_comes_before_an_entry():

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,9 +24,9 @@ GENERATION = {
 }
 
 
-@pytest.fixture
-def pair():
-    """Return a lease, and the controller's end of its connection."""
+@contextmanager
+def leased(more=b""):
+    """Yield a lease, and the controller's end of its connection; `more` arrives with the response."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         ends = []
 
@@ -34,7 +34,7 @@ def pair():
             end, _ = listening.accept()
             ends.append(end)
             end.recv(1000)
-            end.sendall(b'{"joined": 1}\n')
+            end.sendall(b'{"joined": 1}\n' + more)
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -42,6 +42,12 @@ def pair():
             thread.join()
             with closing(ends[0]):
                 yield lease, ends[0]
+
+
+@pytest.fixture
+def pair():
+    with leased() as pair:
+        yield pair
 
 
 def say(end, **message):
@@ -81,6 +87,17 @@ def test_a_loss_names_rank_process_and_host(pair):
     assert str(error.during("step 3")).startswith(f"job 1, step 3: {who}; see in the output")
 
 
+@pytest.mark.parametrize("read_with_response", [True, False])
+def test_a_loss_that_is_told_right_after_the_response_is_not_missed(read_with_response):
+    """As when another rank ends while this one waits for a processor to read the response."""
+    line = json.dumps({"lost": [LOST], "change": 1}).encode() + b"\n"
+    cut = len(line) if read_with_response else 7
+    with leased(line[:cut]) as (lease, end):
+        assert json.loads(lease.response) == {"joined": 1}
+        end.sendall(line[cut:])
+        assert isinstance(error_of(lease), RankLostError)
+
+
 def test_a_rank_that_leaves_is_no_loss_to_one_that_leaves(pair):
     lease, end = pair
     say(end, lost=[], change=1)
@@ -104,7 +121,7 @@ def test_a_rank_that_leaves_hears_once_that_another_enters(pair):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (b'{"end": "too slow"}\n', "this rank is no longer a member of its run: too slow"),
+        (b'{"end": "too slow; rest"}\n', "this rank is no longer a member of its run: too slow; rest"),
         (b"", "has closed the connection of this rank"),
         (b"hello\n", "has closed the connection of this rank"),
         (b'{"lost": [{}]}\n', "sent a malformed message"),
@@ -155,6 +172,16 @@ def test_a_loss_cancels_an_entry(pair):
     say(end, lost=[LOST], change=4)
     assert not lease.begin_step(5, PATIENCE_S)
     assert isinstance(error_of(lease), RankLostError)
+
+
+def test_a_rank_says_that_it_waits_for_the_steps_of_others(pair):
+    lease, end = pair
+    say(end, entering=[2], change=3)
+    with pytest.raises(TransportError, match="when a rank entered"):
+        until(lambda: lease.begin_step(5, 0.1))
+    step, waiting = heard(end, 2)
+    assert step == {"call": "step", "change": 3, "step": -1}
+    assert waiting == {"call": "waiting", "change": 3}
 
 
 _VALUES = st.recursive(

@@ -143,7 +143,7 @@ class Lease:
         waiting_timer.daemon = True
         waiting_timer.start()
         try:
-            self._link, response = ask(
+            self._link, response, received = ask(
                 controller, values, connect_s=connect_s, answer_s=patience_s, identity=identity
             )
         finally:
@@ -161,6 +161,7 @@ class Lease:
         self._lock = threading.RLock()
         self._arrived = select.poll()
         self._arrived.register(self._link, select.POLLIN)
+        self._take(received)
 
     def check(self, waiting: str, *, leaving: bool = False) -> None:
         """Raise RankLostError if the controller has reported a loss, or TransportError if it has gone.
@@ -207,6 +208,8 @@ class Lease:
             if self._arrived.poll(0):
                 self._receive(0.0)
             deadline = time.monotonic() + patience_s
+            if self._step_is_due:
+                self.send(call="waiting", change=self._entry_change)
             while self._step_is_due and not any("lost" in message for message in self._messages):
                 self._require_connection()
                 if (left_s := deadline - time.monotonic()) <= 0:
@@ -295,13 +298,18 @@ class Lease:
             data = b""
         finally:
             self._link.settimeout(CONNECT_S)
+        self._ended |= not data
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Handle the messages that are complete with these bytes; end the lease if one is none."""
         *lines, self._received = (self._received + data).split(b"\n")
         try:
             for line in lines:
                 self._handle(decode_line(line))
         except (KeyError, TypeError, ValueError):
-            data = b""
-        self._ended |= not data or len(self._received) > _MAX_MESSAGE_BYTES
+            self._ended = True
+        self._ended |= len(self._received) > _MAX_MESSAGE_BYTES
 
     def _handle(self, message: dict[str, Any]) -> None:
         """Answer a message about a rank that enters; store any other."""
@@ -319,9 +327,7 @@ class Lease:
         """Raise TransportError if the controller has closed the connection, with the reason it gave."""
         reasons = [str(message["end"]) for message in self._messages if "end" in message]
         if reasons:
-            raise TransportError(
-                f"member: this rank is no longer a member of its run: {reasons[0]}; start it again"
-            )
+            raise TransportError(f"member: this rank is no longer a member of its run: {reasons[0]}")
         if self._ended:
             raise TransportError(
                 "controller: has closed the connection of this rank, so the run has ended; see whether "

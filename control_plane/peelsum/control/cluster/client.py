@@ -80,7 +80,7 @@ class ControllerClient:
             )
         try:
             require_tls("controller", host, self._identity)
-            connection, line = ask(
+            connection, line, _ = ask(
                 (host, int(port)),
                 values,
                 connect_s=_CONNECT_S,

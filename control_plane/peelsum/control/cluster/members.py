@@ -45,17 +45,19 @@ class Members:
     | change k        | `completed` of change k             | store the number of sums                       |
     | change k        | a rank is lost, or has left         | begin change k + 1; earlier reports are void   |
     | change k        | all members have reported           | `agreed` returns their reports                 |
-    | change k        | a member takes longer than patience | send it the reason, and close: it is lost      |
+    | change k        | others wait longer than patience    | send those that have not sent their step, or   |
+    |                 |                                     | report, the reason, and close: they are lost   |
 
     A survivor reports how many sums it has completed, which complete in the same order everywhere, and the id
-    of the first chunk that it has not submitted.
+    of the first chunk that it has not submitted. Patience begins with the first report, or with the first
+    `waiting` for steps: ranks hear of a change in sums and before steps only, and may compute for longer.
     """
 
     def __init__(self, rank_0: ConnectedClient, workers: int, *, survives: bool, patience_s: float) -> None:
         """rank_0: the client that has requested the run. workers: the number of ranks at its start.
 
-        survives: whether the run goes on when ranks are lost. patience_s: seconds that a rank may take to
-        report.
+        survives: whether the run goes on when ranks are lost. patience_s: seconds that the others wait
+        for a rank in a change.
         """
         self.survives = survives
         #: What the ranks that join must present. They have it from rank 0.
@@ -68,7 +70,8 @@ class Members:
         #: The number of the last change, and the reports of the one that goes on; None if none does.
         self.change = 0
         self._reports: dict[int, MemberReport] | None = None
-        self._deadline = 0.0
+        #: When the patience of this change ends; it has not begun before a member waits.
+        self._deadline = math.inf
         #: The ranks that want to enter, and those of them that are ready to sum.
         self.entering: dict[int, ConnectedClient] = {}
         self._ready: set[int] = set()
@@ -114,24 +117,24 @@ class Members:
 
     def update(self, now: float) -> list[str]:
         """Handle messages, and closed connections; return a text about each rank that was lost."""
-        departed: dict[int, ConnectedClient] = {}
+        left: set[int] = set()
         for rank, client in self.clients.items():
             while client.inbox:
-                self._handle(rank, client.inbox.popleft(), departed)
-        departed |= {rank: client for rank, client in self.clients.items() if client.closed}
+                self._handle(rank, client.inbox.popleft(), left, now)
         lost = [
             {"rank": rank, "process": client.request["process"], "host": client.host}
-            for rank, client in departed.items()
-            if client.closed
+            for rank, client in self.clients.items()
+            if client.closed and rank not in left  # `leave` may have come just before the end
         ]
-        for rank in departed:
+        for rank in (*left, *(item["rank"] for item in lost)):
             del self.clients[rank]
-        if departed and (self.survives or lost):
-            self._begin_change(lost, now)
-        self._update_entering(now)
+        if lost or (left and self.survives):
+            self._begin_change(lost)
+        self._update_entering()
         if self._reports is not None and now >= self._deadline:
-            waited = f"no report within {self._patience_s:g} s of a change of the members"
-            self._expel(self.clients.keys() - self._reports.keys(), waited)
+            heard = self._reports if self._steps is None else self._steps
+            waited = f"others have waited for it for {self._patience_s:g} s in a change of the members"
+            self._expel(self.clients.keys() - heard.keys(), f"{waited}; start it again")
         return ["rank {rank}: process {process} of {host} was lost".format_map(item) for item in lost]
 
     def agreed(self) -> dict[int, MemberReport] | None:
@@ -152,7 +155,7 @@ class Members:
         self._ready = set()
         return ranks
 
-    def _update_entering(self, now: float) -> None:
+    def _update_entering(self) -> None:
         """Begin a change for ranks that enter, if none goes on; end the first part of such a change."""
         self.entering = {rank: client for rank, client in self.entering.items() if not client.closed}
         self._ready &= self.entering.keys()
@@ -168,7 +171,7 @@ class Members:
             self.notify({"entering": sorted(self._ready)})
         elif self._steps is not None and self._steps.keys() == self.clients.keys():
             self.notify({"before_step": max(self._steps.values()) + 1})
-            self._steps, self._admits, self._deadline = None, True, now + self._patience_s
+            self._steps, self._admits, self._deadline = None, True, math.inf
 
     def end(self, reason: str) -> None:
         """Send the reason for the run's end to its members, and to the ranks that wait to enter."""
@@ -181,29 +184,35 @@ class Members:
         for client in self.clients.values():
             client.outbox.append({**message, "change": self.change})
 
-    def _handle(self, rank: int, message: dict[str, Any], departed: dict[int, ConnectedClient]) -> None:
+    def _handle(self, rank: int, message: dict[str, Any], left: set[int], now: float) -> None:
         match message["call"]:
             case "leave":
-                departed[rank] = self.clients[rank]
+                left.add(rank)
             case "completed":
                 if self._reports is not None and message["change"] == self.change:
                     self._reports[rank] = MemberReport(message["sums"], message["chunk"])
+                    self._deadline = min(self._deadline, now + self._patience_s)
             case "step":
                 if self._steps is not None and message["change"] == self.change:
                     self._steps[rank] = message["step"]
+            case "waiting":
+                if self._steps is not None and message["change"] == self.change:
+                    self._deadline = min(self._deadline, now + self._patience_s)
             case "stalled" if self.survives:
                 silent = {
                     member for member in message["silent"] if type(member) is int
                 } & self.clients.keys() - {rank}
-                self._expel(silent, f"a sum of rank {rank} made no progress without this rank")
+                self._expel(
+                    silent, f"a sum of rank {rank} made no progress without this rank; start it again"
+                )
 
-    def _begin_change(self, lost: list[dict[str, Any]], now: float) -> None:
+    def _begin_change(self, lost: list[dict[str, Any]]) -> None:
         """Tell all members who was lost, and ask them for reports if the run survives."""
         self.change += 1
         self._lost += lost
         if self.survives:
             self._reports, self._steps, self._admits = {}, None, False
-            self._deadline = now + self._patience_s
+            self._deadline = math.inf
         self.notify({"lost": lost})
 
     def _expel(self, ranks: set[int], reason: str) -> None:

@@ -133,7 +133,8 @@ class JobRun:
             self._continue_with(ranks, reports.values())
         except (ControlError, ProcessError) as error:
             self._controller.tell(Event("error", str(error), self.job.job.id))
-            self.members.notify({"end": f"those that are left could not be admitted ({error})"})
+            reason = f"those that are left could not be admitted ({error}); start all ranks again"
+            self.members.notify({"end": reason})
             return
         most = max(report.sums for report in reports.values())
         completed = [reports[rank].sums if rank in reports else most for rank in ranks]
