@@ -568,7 +568,7 @@ class RandomProgram:
         inputs = [self._expr(self._type(("bit",)), 1) for _ in range(self.rng.randrange(1, 4))]
         name, bits = self.rng.choice(["crc16", "crc32", "csum16"]), target.type.bits
         # BMv2 adds the base to the hash in 64 bits.
-        base, most = self._number(target.type) % (1 << 64), self.rng.choice([1, 7, 256, 65535, 1 << 31])
+        base, most = self._number(target.type) % (1 << 63), self.rng.choice([1, 7, 256, 65535, 1 << 31])
         p4, py = ", ".join(e.p4 for e in inputs), ", ".join(f"({e.py}, {e.type.bits})" for e in inputs)
         self._line(
             f"hash({target.p4}, HashAlgorithm.{name}, {bits}w{base}, {{ {p4} }}, 32w{most});",
