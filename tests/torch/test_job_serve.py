@@ -18,7 +18,9 @@ from peelsum.allreduce import Part
 from peelsum.cli.app import app
 from peelsum.compress import CompressedSum, StarTopK
 from peelsum.control import JobDescription
+from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.runs import JobRun, JobRuns
+from peelsum.processes.user_errors import ProcessError
 from peelsum.tls.identity import tls_reason
 from peelsum.topology import TopologyError
 from peelsum.transport import SwitchSummation, job_config
@@ -280,6 +282,28 @@ def test_a_server_is_not_started_again_without_its_switch():
     for jobs.up in (False, True):
         run.check()
         assert run._server.restart.called is jobs.up
+
+
+def test_a_run_whose_next_server_ends_at_its_start_is_over_and_another_can_start(monkeypatch):
+    """The controller remains; the ended server is not looked at again."""
+    run = JobRun(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
+    jobs.admit_job = Mock(return_value={"generation": 2, "secret": "", "window": 8})
+    jobs.evict = Mock(return_value={"waiting": []})
+    ended = Mock(running=False, status=-signal.SIGKILL, next_message=Mock(return_value=None))
+    ended.exit_report.side_effect = ["server: ended by SIGKILL", ValueError("of closed file")]
+    start = Mock(side_effect=[ended, ProcessError("server: ended by SIGKILL"), Mock(status=None)])
+    monkeypatch.setattr(JobRun, "_start_server", lambda self: start())
+    request = {"call": "start", "process": 7, "on_lost": "continue"}
+    ranks = [ConnectedClient(None, "h", 0.0, request=request) for _ in range(2)]
+    run.start(ranks[0])
+    assert run.members.join(1, ranks[1]) == ""
+    ranks[0].closed = True
+    run.update(0.0)
+    ranks[1].inbox.append({"call": "completed", "change": 1, "sums": 3, "chunk": 9})
+    run.update(0.0)
+    assert "could not be admitted (server: ended by SIGKILL)" in ranks[1].outbox[-1]["end"]
+    run.check()
+    assert "run" in run.start(ConnectedClient(None, "h", 0.0, request=request))
 
 
 class Tenant:

@@ -133,8 +133,7 @@ class JobRun:
             self._continue_with(ranks, reports.values())
         except (ControlError, ProcessError) as error:
             self._controller.tell(Event("error", str(error), self.job.job.id))
-            reason = f"those that are left could not be admitted ({error}); start all ranks again"
-            self.members.notify({"end": reason})
+            self.end(f"those that are left could not be admitted ({error}); start all ranks again")
             return
         most = max(report.sums for report in reports.values())
         completed = [reports[rank].sums if rank in reports else most for rank in ranks]
@@ -185,12 +184,12 @@ class JobRun:
                 os.kill(child.pid, SIGKILL)
             self._controller.tell(Event("server", self._server.restart(), self.job.job.id))
 
-    def end(self) -> None:
+    def end(self, reason: str = "the controller has ended the run; start all ranks again") -> None:
         """End the current run, if there is one: tell its members, stop the server, then evict the job."""
         server, self._server = self._server, None
         if server is not None:
             if self.members is not None:
-                self.members.end("the controller has ended the run; start all ranks again")
+                self.members.end(reason)
             server.stop()
             self._evict()
 
