@@ -95,4 +95,6 @@ def _usage_message(error: Any) -> str:
     kind = {"int_parsing": "a whole number", "float_parsing": "a number"}.get(reason["type"])
     if kind is not None:
         return f"{name}: {reason['input']!r} is not {kind}; give one"
-    return f"{name}: {reason['msg'].removeprefix('Value error, ').removesuffix('.')}"
+    if reason["type"] == "value_error":  # Typer's, of a choice; it has the value
+        return f"{name}: {reason['msg'].removeprefix('Value error, ').removesuffix('.')}"
+    return f"{name}: {reason['input']!r}: {reason['msg'][0].lower()}{reason['msg'][1:]}"
