@@ -159,6 +159,13 @@ def test_methods_are_compared_and_dense_is_advised_where_it_wins(
     ]
 
 
+def test_no_compression_is_advised_where_an_exact_form_is_faster() -> None:
+    planned = plan(Point(65536, 0.01, 1, 0.001, 4, "uniform"))
+    assert planned["choice"]["total_ms"] < planned["methods"][0]["total_ms"]
+    assert planned["advice"].startswith("Do not compress: sketch with bloom (")
+    assert " sends all non-zero elements in " in planned["advice"]
+
+
 def test_one_worker_has_nothing_to_sum() -> None:
     planned = plan(Point(1 << 10, 0.1, 1, 1e-3, 1, "uniform"))
     assert (planned["methods"], planned["crossovers"]) == ([], [])

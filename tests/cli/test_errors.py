@@ -158,12 +158,28 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
         ("demo --workers 9", "--workers: 9 is out of range; use 2 to 8"),
         (
             "demo --form bloom",
-            "Invalid value for '--form': Value error, 'bloom' is not one of 'sketch', 'compact', 'auto'.",
+            "--form: 'bloom' is not one of 'sketch', 'compact', 'auto'",
         ),
         ("bench allreduce --lanes=7", LANES),
         ("bench switch --lanes=7", LANES),
         ("bench switch --seconds=nan", "--seconds: nan is out of range; use 0.1 to 3600"),
         (f"status --device-id={10**22}", DEVICE_ID.format(10**22)),
+        ("status --device-id=x", "--device-id: 'x' is not a whole number; give one"),
+        (
+            "status --p4runtime=localhost",
+            "--p4runtime: localhost: give the switch as host:port, for example 127.0.0.1:9559",
+        ),
+        (
+            "status --p4runtime=localhost:99999",
+            "--p4runtime: localhost:99999: give the switch as host:port, for example 127.0.0.1:9559",
+        ),
+        ("job evict", "Missing argument 'job_id'; see `peelsum job evict --help`"),
+        (
+            "switch trace --packet=00 --port=999",
+            "--port: 999: input should be less than or equal to 510",
+        ),
+        ("job evict x", "job_id: 'x' is not a whole number; give one"),
+        ("demo --loss=high", "--loss: 'high' is not a number; give one"),
         ("job evict 1 --device-id=-1", DEVICE_ID.format(-1)),
         (
             "switch run --port-rate=fast",

@@ -23,7 +23,7 @@ from peelsum.compress import AXES, DENSE, LinkModel, Workload, costs, crossovers
 Row = Mapping[str, Any]
 #: Exponent field of floats from 1 to 2, for which rounding errors are given.
 _EXPONENT_FIELD = 127
-#: A dense sum is recommended if it takes at most this many times as long as a sparse one.
+#: Sending everything is recommended if it takes at most this many times as long as to select elements.
 _DENSE_TOLERANCE = 1.05
 
 
@@ -60,7 +60,7 @@ def plan(request: Point, *, check: bool = False) -> dict[str, Any]:
         "forms": [asdict(form) for form in (simulate_forms if check else predict_forms)(request)],
         "methods": methods,
         "crossovers": [asdict(change) for axis in AXES if step for change in crossovers(step, axis)],
-        "advice": advice(methods),
+        "advice": advice(methods, choice),
     }
 
 
@@ -140,24 +140,28 @@ def method_rows(step: Workload) -> list[dict[str, Any]]:
     ]
 
 
-def advice(rows: Sequence[Row]) -> str:
-    """Return a sentence that recommends one of the collectives `rows`, which are sorted by time.
+def advice(methods: Sequence[Row], choice: Row) -> str:
+    """Return a sentence that says whether to select elements, with the fastest way to do so and not to.
 
-    It recommends a dense sum where that takes at most 5 % longer than a sparse one.
+    methods: the collectives, sorted by time. choice: the fastest way to sum all non-zero elements through the
+    switch. Selecting is recommended if sending everything takes more than 5 % longer.
     """
-    if not rows:
+    if not methods:
         return "One worker has nothing to sum."
-    dense = next(row for row in rows if row["method"] in DENSE)
-    sparse = next(row for row in rows if row["method"] not in DENSE)
-    dense_ms, sparse_ms = dense["total_ms"], sparse["total_ms"]
-    if dense_ms <= _DENSE_TOLERANCE * sparse_ms:
+    dense = next(row for row in methods if row["method"] in DENSE)
+    selecting = next(row for row in methods if row["method"] not in DENSE)
+    complete, all_ms = f"{dense['method']} sends everything in", dense["total_ms"]
+    if choice["form"] != "dense" and choice["total_ms"] < all_ms:
+        complete, all_ms = f"{_name(choice)} sends all non-zero elements in", choice["total_ms"]
+    selecting_ms = selecting["total_ms"]
+    if all_ms <= _DENSE_TOLERANCE * selecting_ms:
         return (
-            f"Do not compress: {dense['method']} sends everything in {dense_ms:.3g} ms; "
-            f"{sparse['method']}, the fastest that selects, takes {sparse_ms:.3g} ms."
+            f"Do not compress: {complete} {all_ms:.3g} ms; "
+            f"{selecting['method']}, the fastest that selects, takes {selecting_ms:.3g} ms."
         )
     return (
-        f"Compress: {sparse['method']} takes {sparse_ms:.3g} ms; {dense['method']}, the fastest that sends "
-        f"everything, takes {dense_ms:.3g} ms, {dense_ms / sparse_ms:.3g} times as long."
+        f"Compress: {selecting['method']} takes {selecting_ms:.3g} ms; {complete} {all_ms:.3g} ms, "
+        f"{all_ms / selecting_ms:.3g} times as long."
     )
 
 

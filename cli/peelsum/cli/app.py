@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -77,8 +77,24 @@ def run() -> None:
             if type(error).__name__ == "NoArgsIsHelpError":
                 error.show()  # type: ignore[attr-defined]
             elif hasattr(error, "format_message"):
-                message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
-                print(f"peelsum: {message}", file=sys.stderr)
+                print(f"peelsum: {_usage_message(error)}", file=sys.stderr)
             else:
                 raise
             sys.exit(USER_ERROR)
+
+
+def _usage_message(error: Any) -> str:
+    """Return the message of one of Typer's usage errors: the parameter, its value and the remedy."""
+    message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
+    if type(error).__name__ == "MissingParameter":
+        return f"{message.removesuffix('.')}; see `{error.ctx.command_path} --help`"
+    if not hasattr(error.__cause__, "errors"):
+        return message
+    (reason, *_) = error.__cause__.errors()  # Typer converts values with Pydantic
+    name = message.removeprefix("Invalid value for ").partition(": ")[0].replace("'", "")
+    kind = {"int_parsing": "a whole number", "float_parsing": "a number"}.get(reason["type"])
+    if kind is not None:
+        return f"{name}: {reason['input']!r} is not {kind}; give one"
+    if reason["type"] == "value_error":  # Typer's, of a choice; it has the value
+        return f"{name}: {reason['msg'].removeprefix('Value error, ').removesuffix('.')}"
+    return f"{name}: {reason['input']!r}: {reason['msg'][0].lower()}{reason['msg'][1:]}"

@@ -78,7 +78,11 @@ class BenchGroup(TyperGroup):
         raise typer.BadParameter(f"{word}: is none of {commands}; in a checkout of peelsum, write: {command}")
 
 
-app = typer.Typer(cls=BenchGroup, help="Measure this machine: sums, switch, endpoint, codec, training.")
+app = typer.Typer(
+    cls=BenchGroup,
+    help="Measure this machine: sums, switch, endpoint, codec, training.",
+    no_args_is_help=True,
+)
 
 
 @dataclass(frozen=True)

@@ -41,4 +41,4 @@ def token(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> N
     """Make a job's token, for `peelsum job serve --token` and for its workers' PEELSUM_TOKEN."""
     with exit_on_errors(TlsError):
         make_token(path)
-    print(f"{path}: copy it to the job's rank 0")
+    print(f"{path}: copy it to the nodes of all ranks")

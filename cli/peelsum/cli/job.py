@@ -54,7 +54,9 @@ JobId = Annotated[int, typer.Argument(help="The job's number.")]
 class _SwitchAddress(CommandSettings):
     """The P4Runtime server of a switch."""
 
-    p4runtime: Annotated[str, Option("The switch's P4Runtime address.")] = "127.0.0.1:9559"
+    p4runtime: Annotated[str, Option("The switch's P4Runtime address.", parse=address("the switch"))] = (
+        "127.0.0.1:9559"
+    )
     device_id: Annotated[int, Option("P4Runtime's device_id.", 0, 2**64 - 1)] = 1
 
     def connect(self, tls: Path | None) -> Session:
@@ -120,7 +122,7 @@ def admit(description: Description, settings: _Admission, service: Service) -> N
 
         jobs = stack.enter_context(JobController(identity=service.identity, tell=on_event))
         switches = _connecting(*(plan.switch.p4runtime for plan in job.plans()))
-        with reporting_progress(f"{switches}, loading a pipeline that it does not run yet", tell):
+        with reporting_progress(f"{switches}, loading the pipeline unless it runs there", tell):
             jobs.acquire_lease(job)
         with reporting_progress("freeing the job's slots, filling tables", tell):
             admission = jobs.admit_job(job)

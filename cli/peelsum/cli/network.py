@@ -258,7 +258,8 @@ def _announce(network: Network, json: bool) -> None:
         )
         return
     for name, address in network.p4runtime.items():
-        print(f"{name}: {network.switch}, P4Runtime at {address}")
+        kind = "BMv2" if network.switch == "bmv2" else "softswitch"
+        print(f"{name}: {kind}; see its packet counts with `peelsum status --p4runtime {address}`")
     job = network.topology.job
     if job is not None:
         print(f"job {job.id}: workers {', '.join(job.workers)}; server {job.server}")

@@ -56,7 +56,7 @@ def empty_table(headings: Iterable[str], *, text_columns: Iterable[str] = (), **
 
     table = Table(**{"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), **options})
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in text_columns else "right")
+        table.add_column(heading, justify="left" if heading in text_columns else "right", overflow="fold")
     return table
 
 
@@ -71,7 +71,7 @@ def progress_bar(console: Console) -> Progress:
 def print_tables(*parts: str | tuple[Sequence[str], Iterable[Sequence[str]]]) -> None:
     """Print texts and tables, each of which has headings and rows of texts, which may have rich's markup."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console()
     for part in parts:
@@ -79,7 +79,8 @@ def print_tables(*parts: str | tuple[Sequence[str], Iterable[Sequence[str]]]) ->
             console.print(part)
             continue
         headings, rows = part
-        table = Table(*headings)
+        # A narrow terminal wraps long words, such as paths; by default they would be cut off.
+        table = Table(*(Column(heading, overflow="fold") for heading in headings))
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -43,7 +43,13 @@ _METHODS = {
     "total ms": ("total_ms", ".3f"),
 }
 _TEXT_COLUMNS = ("form", "index", "layout", "method")
-_UNITS = {"gbps": "Gbit/s", "latency_s": "s of latency", "ratio": "of all elements", "elements": "elements"}
+#: The unit of each axis of the crossovers, how many are 1 of the axis, and the format.
+_UNITS = {
+    "gbps": (" Gbit/s", 1, ".3g"),
+    "latency_s": (" ms of latency", 1e3, ".3g"),
+    "ratio": ("% of all elements", 1e2, ".3g"),
+    "elements": (" elements", 1, ",.0f"),
+}
 _HEADINGS = ("job", "workers", "sums", "us", "Gbit/s", "in switch", "resends", "marked", "rtt us", "wrong")
 
 
@@ -83,8 +89,9 @@ def plan(
         if planned["methods"]:
             lines += [*_table(planned["methods"], _METHODS), ""]
         for change in planned["crossovers"]:
-            axis, (above, below) = _UNITS[change["axis"]], (change["above"], change["below"])
-            lines.append(f"At {change['at']:.3g} {axis}, {above} becomes faster than {below}.")
+            unit, factor, spec = _UNITS[change["axis"]]
+            value = f"{change['at'] * factor:{spec}}{unit}"
+            lines.append(f"At {value}, {change['above']} becomes faster than {change['below']}.")
         print(*lines, planned["advice"], sep="\n")
 
 

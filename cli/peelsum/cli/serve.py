@@ -152,7 +152,8 @@ def _switch_addresses(
         if len(udp) == len(job.plans()):
             return udp
         raise OptionError(
-            f"udp: {len(udp)} for {len(job.plans())} switches; give --udp once for each, or --ethernet"
+            f"--udp: gives {len(udp)} addresses, but the job has {len(job.plans())} switches; "
+            "give --udp once for each, or --ethernet"
         )
     if udp:
         raise OptionError("udp: is for ports that are UDP sockets; leave it or --ethernet out")

@@ -176,7 +176,7 @@ class Placement:
         if refused:
             ports, reason = ", ".join(map(str, refused)), next(iter(refused.values()))
             raise DescriptionError(
-                f"{plan.prefix}ports: {ports}: {plan.switch.p4runtime} refuses them ({reason}); use its own"
+                f"{plan.prefix}ports: {ports}: {plan.switch.p4runtime} refuses them ({reason}); use others"
             )
 
 
