@@ -353,7 +353,7 @@ def serve(
             address, identity, threads=threads, calls=_THREADS, message_bytes=_MOST_REQUEST_BYTES
         )
     except OSError:
-        reason = f"grpc address: {address} is in use; end the process that has it, or choose another"
+        reason = f"grpc address: cannot listen on {address}; free it or choose another"
         raise OSError(errno.EADDRINUSE, reason) from None
     service = P4RuntimeService(device, secured=identity is not None)
     p4r_grpc.add_P4RuntimeServicer_to_server(service, server.grpc)
