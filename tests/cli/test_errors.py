@@ -176,7 +176,7 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
         ("job evict", "Missing argument 'job_id'; see `peelsum job evict --help`"),
         (
             "switch trace --packet=00 --port=999",
-            "--port: 999: input should be less than or equal to 510",
+            "--port: '999': input should be less than or equal to 510",
         ),
         ("job evict x", "job_id: 'x' is not a whole number; give one"),
         ("demo --loss=high", "--loss: 'high' is not a number; give one"),
