@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rival_frames import THC_LEVELS
 
 from benchmarks.rivals.collectives import COLLECTIVES, ring
 from benchmarks.rivals.flows import run_collective
-from benchmarks.rivals.program_bench import RESEND, Message, RivalRow, SlotJob, Worker, run_protocol
+from benchmarks.rivals.program_bench import (
+    RESEND,
+    Message,
+    RivalRow,
+    SlotJob,
+    SlotProtocol,
+    Worker,
+    run_protocol,
+)
 from benchmarks.rivals.slot_protocols import (
     PROGRAMS,
     PROTOCOLS,
@@ -19,7 +31,6 @@ from benchmarks.rivals.slot_protocols import (
     THC,
     BlockWorker,
     FloatPoolWorker,
-    ThcWorker,
 )
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, TimersSection
 from peelsum.simulation.scenario import Straggler
@@ -103,19 +114,24 @@ def test_omnireduce_sends_the_lanes_of_first_blocks_and_of_those_that_are_not_ze
     assert row.octets == 4 * LANES * (full + 4 * requests) + 58 * 8 * requests
 
 
+def remembering(protocol: SlotProtocol, results: list[dict[int, np.ndarray]]) -> SlotProtocol:
+    """Return a protocol whose workers leave their results, by chunk, in a list."""
+
+    def remembered(job: SlotJob, number: int) -> Worker:
+        worker = protocol.worker(job, number)
+        results.append(worker.results)
+        return worker
+
+    return replace(protocol, worker=remembered)
+
+
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize(("elements", "blocks"), [(1, 1.0), (5_003, 0.0), (20_001, 0.05), (20_001, 0.7)])
 def test_sums_of_real_words_are_exact(name: str, elements: int, blocks: float) -> None:
     words = sparse_words(5, elements, blocks)
     found: list[dict[int, np.ndarray]] = []
-
-    def remembered(job: SlotJob, number: int) -> Worker:
-        worker = PROTOCOLS[name].worker(job, number)
-        found.append(worker.results)
-        return worker
-
     one = scenario(5, elements).model_copy(update={"slots": 256})
-    row = run_protocol(one, name, replace(PROTOCOLS[name], worker=remembered), [words])
+    row = run_protocol(one, name, remembering(PROTOCOLS[name], found), [words])
     # Python's integers share no code with the model's sums.
     expected = [sum(column) % (1 << 32) for column in zip(*words.tolist(), strict=True)]
     for results in found:
@@ -136,6 +152,28 @@ def test_the_check_of_words_finds_one_wrong_bit() -> None:
     assert run_protocol(one, "wrong", protocol, [sparse_words(3, LANES * 10, 1.0)]).wrong == 3
 
 
+def check_floats(
+    results: list[dict[int, np.ndarray]],
+    values: np.ndarray,
+    chunk_size: int,
+    bound_of_largest: Callable[..., Any],
+) -> np.ndarray:
+    """Return the errors of sums, which must be within a chunk's bound by its largest value, on all workers.
+
+    bound_of_largest: of float64, so that sums, which are of few values, have no error that counts.
+    """
+    workers, elements = values.shape
+    exact = values.astype(np.float64).sum(0)
+    begins = np.arange(0, elements, chunk_size)
+    largest = np.maximum.reduceat(np.abs(values).max(0), begins).astype(np.float64)
+    bounds = np.repeat(bound_of_largest(largest), chunk_size)[:elements]
+    assert len(results) == workers
+    for one in results:
+        sums = np.concatenate([one[chunk].view(np.float32) for chunk in range(len(begins))])[:elements]
+        assert (np.abs(sums - exact) <= bounds + np.abs(exact) / 2**24).all()
+    return np.asarray(sums - exact)
+
+
 @pytest.mark.parametrize(("workers", "loss"), [(2, 0.0), (3, 0.01), (8, 0.01)])
 def test_switchml_sums_floats_within_its_bound(workers: int, loss: float) -> None:
     random = np.random.default_rng(4)
@@ -144,10 +182,18 @@ def test_switchml_sums_floats_within_its_bound(workers: int, loss: float) -> Non
     values = random.normal(size=(workers, exponents.size)) * 2**exponents
     values[:, LANES : 2 * LANES] = 0
     values[:, :LANES] = np.finfo(np.float32).smallest_subnormal
-    words = values.astype(np.float32).view(np.uint32)
-    one = scenario(workers, words.shape[1], loss=loss).model_copy(update={"slots": 256})
-    row = run_protocol(one, "switchml", SWITCHML_FLOATS, [words])
+    values = values.astype(np.float32)
+    one = scenario(workers, values.shape[1], loss=loss).model_copy(update={"slots": 256})
+    results: list[dict[int, np.ndarray]] = []
+    row = run_protocol(one, "switchml", remembering(SWITCHML_FLOATS, results), [values.view(np.uint32)])
     assert row.wrong == 0
+
+    def bound(largest: np.ndarray) -> np.ndarray:
+        """Values are below 2**k, and are scaled so that the sum of all workers' fits in 32 bits."""
+        exponents = np.where(largest > 0, np.maximum(np.frexp(largest)[1], -126), -126)
+        return workers * workers * np.ldexp(1.0, exponents) / (2**31 - workers)
+
+    check_floats(results, values, LANES, bound)
     # Each of 128 streams has one round more than there are chunks.
     assert row.packets - row.resends == workers * (301 + 128)
 
@@ -159,19 +205,14 @@ def test_thc_sums_floats_within_its_bound_in_half_of_a_float_s_bits(workers: int
     values[:, 8 * LANES : 16 * LANES] = 0
     one = scenario(workers, values.shape[1], loss=loss).model_copy(update={"slots": 128})
     results: list[dict[int, np.ndarray]] = []
-
-    class Remembered(ThcWorker):
-        def __init__(self, job: SlotJob, number: int) -> None:
-            super().__init__(job, number)
-            results.append(self.results)
-
-    row = run_protocol(one, "thc", replace(THC, worker=Remembered), [values.view(np.uint32)])
+    row = run_protocol(one, "thc", remembering(THC, results), [values.view(np.uint32)])
     assert row.wrong == 0
     # 64 streams have a round more than there are chunks; values take 4 bits there, and 8 back.
     assert row.packets - row.resends == workers * (151 + 64)
     assert row.words == pytest.approx(row.packets * LANES, rel=0.01)
-    sums = np.concatenate([results[0][chunk].view(np.float32) for chunk in range(151)])[: values.shape[1]]
-    errors = sums - values.astype(np.float64).sum(0)
+    # A value is somewhere between two levels, which divide the range from -largest to largest.
+    gap = max(high - low for low, high in pairwise(THC_LEVELS)) / THC_LEVELS[-1]
+    errors = check_floats(results, values, 8 * LANES, lambda largest: workers * 2 * largest * gap)
     # Levels are chosen at random, so that errors are much smaller than the bound, and zero in the mean.
     assert abs(errors.mean()) < 0.01 * workers
     assert errors.std() < 0.5 * workers**0.5

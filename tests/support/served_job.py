@@ -33,6 +33,31 @@ spare = {list(range(server + 1, server + 1 + spare))}
 """
 
 
+def described_racks(*switches, workers=((1,), (2,)), timeout_s=30.0):
+    """A description of a job at a spine and racks, given by address, with workers at these ports."""
+    spine, *racks = switches
+    text = f"""
+[job]
+id = 1
+workers = {sum(map(len, workers))}
+timeout_s = {timeout_s}
+[spine]
+server = 3
+p4runtime = "{spine}"
+pipeline_lanes = 32
+"""
+    for number, (rack, ports) in enumerate(zip(racks, workers, strict=True), 1):
+        text += f"""
+[[racks]]
+uplink = 3
+spine_port = {number}
+workers = {list(ports)}
+p4runtime = "{rack}"
+pipeline_lanes = 32
+"""
+    return text
+
+
 class Switch:
     """A switch process of some ports, which can be restarted where it was. `more` are options."""
 
