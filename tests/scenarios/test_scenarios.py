@@ -61,18 +61,6 @@ def go_on(worker) -> None:
     worker.stdin.flush()
 
 
-@pytest.mark.parametrize("part", ["s1", "server"])
-def test_a_switch_or_a_server_is_restarted_in_the_middle(tmp_path, switch, part) -> None:
-    """While worker 0 pauses, worker 1 goes on alone: its words are in the slots, and are lost with them."""
-    with up(star(tmp_path), "veth", switch, "--restart") as network:
-        workers = [worker_at("h1", pauses=[PAUSE]), worker_at("h2")]
-        await_pause(workers[0], PAUSE)
-        network.kill_part(part)
-        go_on(workers[0])
-        assert network.hear()["news"].startswith(f"{part}: ended by SIGKILL")
-        assert [said(worker) for worker in workers] == ["exact", "exact"]
-
-
 def test_a_worker_starts_again_and_the_job_goes_on_where_it_was(tmp_path, switch) -> None:
     with up(star(tmp_path, timeout_s=5.0), "veth", switch):
         workers = [worker_at("h1", pauses=[1, PAUSE]), worker_at("h2", pauses=[1])]
