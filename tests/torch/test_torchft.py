@@ -14,14 +14,14 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("torchft", reason="torchft is not installed")
+pytest.importorskip("parameterized", reason="torchft's tests need parameterized, which is not installed")
 
 import torch
 import torch.distributed as dist
 import torchft_replicas as replicas
 from patience import PATIENCE_S, until, with_longer_timeouts
 from served_job import Controlling, Switch, described
-from torch._C._distributed_c10d import AllgatherOptions
-from torchft.process_group import ProcessGroupGloo
+from torchft import process_group_test as torchfts_own
 
 from peelsum.torch import HookConfigError, HookError
 from peelsum.torch.torchft import ProcessGroupPeelsum
@@ -74,52 +74,20 @@ def quorums(served, monkeypatch):
 
 
 def collectives(group, rank):
-    """What each call writes, of numbers whose float sums are exact, and whether it succeeded."""
-    ranks, results = group.size(), {}
-
-    def done(name, work, *tensors):
-        assert work.wait(), name
-        if name != "send" or isinstance(group, ProcessGroupPeelsum):  # gloo's have no future
-            work.get_future().wait()
-        results[name] = [tensor.tolist() for tensor in tensors]
-
-    for dtype in (torch.float32, torch.int64):
-        mine = torch.arange(12, dtype=dtype) + 10 * rank
-        for op in ("SUM", "MAX"):
-            options = dist.AllreduceOptions()
-            options.reduceOp = getattr(dist.ReduceOp, op)
-            tensor = mine.clone()
-            done(f"allreduce {op} {dtype}", group.allreduce([tensor], options), tensor)
-        tensor = mine.clone()
-        done(f"operation {dtype}", group.allreduce([tensor], dist.ReduceOp.SUM), tensor)
-        tensors = [mine.clone(), mine + 1]
-        work = group.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions())
-        done(f"coalesced {dtype}", work, *tensors)
-        tensors = [torch.zeros_like(mine) for _ in range(ranks)]
-        done(f"allgather {dtype}", group.allgather([tensors], [mine], AllgatherOptions()), *tensors)
-        tensors = [torch.zeros(12 * ranks, dtype=dtype) for _ in range(2)]
-        work = group.allgather_into_tensor_coalesced(tensors, [mine, mine + 1], AllgatherOptions())
-        done(f"gathered {dtype}", work, *tensors)
-        output, parts = torch.zeros_like(mine), [12 // ranks] * ranks
-        work = group.alltoall_base(output, mine, parts, parts, dist.AllToAllOptions())
-        done(f"alltoall {dtype}", work, output)
-        tensor = mine.clone()
-        done(f"broadcast {dtype}", group.broadcast_one(tensor, ranks - 1), tensor)
-    done("barrier", group.barrier(dist.BarrierOptions()))
-    tensor = torch.arange(3.0)
-    if ranks > 1 and rank < 2:
-        work = group.send([tensor], 1, 0) if rank == 0 else group.recv([tensor.zero_()], 0, 0)
-        done("send", work, tensor)
-    return results
+    """Require of every call what torchft's own tests of it require, and of others what they leave out."""
+    for require in torchfts_own._COLLECTIVE_TO_FUNC.values():
+        require(group, rank, torch.tensor([rank + 1]))
+    options, largest = dist.AllreduceOptions(), torch.tensor([2**60 + rank, -rank])
+    options.reduceOp = dist.ReduceOp.MAX
+    group.allreduce([largest], options).get_future().wait()
+    assert largest.tolist() == [2**60 + group.size() - 1, 0]
+    return True
 
 
-def test_calls_have_the_results_of_torchfts_gloo_group(quorums, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    gloo = Quorums([ProcessGroupGloo(timedelta(seconds=PATIENCE_S)) for _ in range(RANKS)])
+def test_calls_have_the_results_that_torchfts_tests_require(quorums):
     for ranks in (RANKS, 1):
-        for made in (quorums, gloo):
-            made.configure(ranks)
-        assert quorums.on_all(ranks, collectives) == gloo.on_all(ranks, collectives)
+        quorums.configure(ranks)
+        assert quorums.on_all(ranks, collectives) == [True] * ranks
     assert [group.errored() for group in quorums.groups] == [None] * RANKS
     assert {group.getBackendName() for group in quorums.groups} == {"torchft-peelsum"}
 
@@ -176,10 +144,8 @@ def test_what_a_quorum_had_is_free_after_the_next_ones(served, quorums, times):
 @pytest.fixture(scope="module")
 def own_tests(served):
     """torchft's tests of several process groups, with ours. Errors may have our words."""
-    pytest.importorskip("parameterized", reason="torchft's tests need parameterized, which is not installed")
-    from torchft.process_group_test import MultiPgBaseTest
 
-    class OwnTests(MultiPgBaseTest):
+    class OwnTests(torchfts_own.MultiPgBaseTest):
         WORLD_SIZE = RANKS
 
         @classmethod
@@ -197,27 +163,9 @@ def own_tests(served):
         OwnTests.tearDownClass()
 
 
-COLLECTIVES = [
-    *("allgather", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall_base"),
-    *("barrier", "broadcast", "broadcast_one", "reduce_scatter", "reduce_scatter_tensor_coalesced"),
-    "send/recv",
-]
-
-
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_torchfts_own_tests_of_a_collective_pass(own_tests, collective):
-    own_tests._run_parallel(collective)
-
-
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", torchfts_own._ALL_COLLECTIVES)
 def test_torchfts_own_tests_of_a_collective_that_loses_a_rank_pass(own_tests, collective):
     own_tests._run_with_resiliency(collective)
-
-
-def test_all_of_torchfts_collectives_are_tested(own_tests):
-    from torchft.process_group_test import _ALL_COLLECTIVES
-
-    assert sorted(_ALL_COLLECTIVES) == sorted(COLLECTIVES)
 
 
 # errors
