@@ -1,15 +1,9 @@
 """Training over links that change: counts of the hook, a modelled clock, and the same rows again."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-if find_spec("sklearn") is None:  # its import takes seconds, of every process that collects tests
-    pytest.skip("scikit-learn is not installed", allow_module_level=True)
-
 
 from benchmarks.accuracy.training import TrainingSetting, train
 from benchmarks.experiments.adapting import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over

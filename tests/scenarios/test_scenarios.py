@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from networks import PEELSUM, ROOT, exec_in, needs, needs_nftables, own_folder, said, up
+from networks import PEELSUM, ROOT, exec_in, needs_nftables, own_folder, said, switch, up
 from patience import PATIENCE_S
 
-__all__ = ["own_folder"]
+__all__ = ["own_folder", "switch"]
 
 WORKER = str(Path(__file__).parents[1] / "support" / "scenario_worker.py")
 #: Rounds of sums, and chunks in each.
@@ -21,12 +21,6 @@ ROUNDS, CHUNKS = 20, 100
 PAUSE = 5
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.system]
-
-
-@pytest.fixture(params=["embedded", "bmv2"])
-def switch(request) -> str:
-    needs("veth", request.param)
-    return request.param
 
 
 def star(tmp_path, *, hosts=3, loss=0.0, job=True, timeout_s=PATIENCE_S) -> str:

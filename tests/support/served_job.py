@@ -121,12 +121,17 @@ class Controlling:
 
 
 @contextmanager
-def served_to_four(folder, *more, spare=12, timeout_s=200.0):
-    """Yield a switch, the controller of a job of four workers there, and the ranks' environment.
+def served_to(workers, folder, *more, spare=12, timeout_s=200.0):
+    """Yield a switch, the controller of a job of so many workers there, and the ranks' environment.
 
     spare: ports for further groups. more: the switch's options.
     """
-    with closing(Switch(*more, ports=5 + spare)) as switch:
-        job = described(switch, 4, job_id=255, spare=spare, timeout_s=timeout_s)
+    with closing(Switch(*more, ports=workers + 1 + spare)) as switch:
+        job = described(switch, workers, job_id=255, spare=spare, timeout_s=timeout_s)
         with closing(Controlling(folder, job, switch)) as controller:
             yield switch, controller, {"PEELSUM_JOB": controller.job}
+
+
+def served_to_four(folder, *more, **options):
+    """See `served_to`."""
+    return served_to(4, folder, *more, **options)

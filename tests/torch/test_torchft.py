@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("torchft", reason="torchft is not installed")
 pytest.importorskip("parameterized", reason="torchft's tests need parameterized, which is not installed")
 
@@ -20,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torchft_replicas as replicas
 from patience import PATIENCE_S, until, with_longer_timeouts
-from served_job import Controlling, Switch, described
+from served_job import served_to
 from torchft import process_group_test as torchfts_own
 
 from peelsum.torch import HookConfigError, HookError
@@ -34,10 +33,8 @@ RANKS = 3
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A switch, and the controller of a job of three workers there, with spare ports for two groups."""
-    with closing(Switch(ports=4 + 12)) as switch:
-        job = described(switch, RANKS, spare=12, timeout_s=PATIENCE_S)
-        with closing(Controlling(tmp_path_factory.mktemp("served"), job, switch)) as controller:
-            yield switch, controller
+    with served_to(RANKS, tmp_path_factory.mktemp("served"), timeout_s=PATIENCE_S) as (switch, controller, _):
+        yield switch, controller
 
 
 class Quorums:

@@ -8,10 +8,6 @@ from itertools import pairwise
 from types import FrameType
 from typing import NamedTuple
 
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed")
-
 import torch
 from torch_alone import group_of_one
 
