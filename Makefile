@@ -50,7 +50,7 @@ test-torch:
 TRAINERS := build/trainers
 test-trainers:
 	test -d $(TRAINERS) || $(PYTHON) -m venv $(TRAINERS)
-	$(TRAINERS)/bin/pip install --quiet -c constraints.txt -e '.[dev]' deepspeed==0.19.8 torchtitan==0.2.2 torchft==0.2.0
+	$(TRAINERS)/bin/pip install --quiet -c constraints.txt -e '.[dev]' deepspeed==0.19.8 torchtitan==0.2.2 torchft==0.2.0 parameterized==0.9.0
 	@echo "DeepSpeed compiles an operator the first time, for minutes"
 	PATH=$(abspath $(TRAINERS)/bin):$$PATH DS_ACCELERATOR=cpu $(TRAINERS)/bin/python -c 'from deepspeed.accelerator import get_accelerator as a; a().create_op_builder("ShareMemCommBuilder").load()'
 	PATH=$(abspath $(TRAINERS)/bin):$$PATH DS_ACCELERATOR=cpu $(TRAINERS)/bin/pytest -q tests/torch/test_trainers.py tests/torch/test_torchft.py

@@ -2,15 +2,9 @@
 
 import json
 from dataclasses import asdict
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-if find_spec("sklearn") is None:  # its import takes seconds, of every process that collects tests
-    pytest.skip("scikit-learn is not installed", allow_module_level=True)
-
 import torch
 from torch_accuracy import flat, trained
 from torch_ranks import run_ranks

@@ -3,19 +3,13 @@
 import json
 import math
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import benchmarks
-
-pytest.importorskip("torch")
-if find_spec("sklearn") is None:  # its import takes seconds, of every process that collects tests
-    pytest.skip("scikit-learn is not installed", allow_module_level=True)
-
 import torch
+from command_line import benchmarks
 
 from benchmarks.accuracy.in_process import Traffic, WorkerThreads
 from benchmarks.accuracy.methods import METHODS, MethodError, parse

@@ -1,21 +1,13 @@
 """Training over links that change: counts of the hook, a modelled clock, and the same rows again."""
 
-import itertools
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-if find_spec("sklearn") is None:  # its import takes seconds, of every process that collects tests
-    pytest.skip("scikit-learn is not installed", allow_module_level=True)
-
-from compressors import Books
-
 from benchmarks.accuracy.training import TrainingSetting, train
 from benchmarks.experiments.adapting import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over
-from peelsum.compress import METHODS, Flexible, LinkModel, StepPlan, Workload, cost
+from peelsum.compress import Flexible, LinkModel, Workload, cost
 
 SETTING = TrainingSetting("digits", "top-k", workers=3, seed=2, steps=12)
 ELEMENTS = 38_282
@@ -60,20 +52,6 @@ def test_a_strategy_changes_with_the_network_and_decides_the_same_again() -> Non
     first = run.curve[0][2]
     assert run.reached(first) == (0, 0.0)
     assert run.reached(2.0) is None
-
-
-@pytest.mark.slow
-def test_books_close_from_method_to_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After every step, all that was sent and what is kept come to all gradients."""
-    monkeypatch.setattr("benchmarks.accuracy.training.Memory", Books)
-    script = itertools.cycle(METHODS)
-    with ChangingTraining(TrainingSetting("digits", "top-k", 2), steady, ("dense_ring", 1.0)) as training:
-        for method in itertools.islice(script, len(METHODS)):
-            training._fixed = StepPlan(method, 1.0 if method.startswith("dense") else 0.01, False, {})
-            training.step()
-    for memory in training._memories:
-        memory.balance()
-        assert any(residual.numbers.any() for residual in memory.residuals.values())
 
 
 def test_the_networks_change_as_they_say() -> None:

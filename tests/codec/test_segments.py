@@ -158,4 +158,3 @@ def test_a_table_has_the_begins_of_rows_and_blocks() -> None:
     assert table.first_words.tolist() == [0, 1, 3]
     assert table.segment_of_row.tolist() == [0, 0, 0, 1, 2, 2]
     assert table.begin_of_row.tolist() == [0, 32, 64, 70, 71, 103, 104]
-    assert table.block_of_row.tolist() == [0, 0, 1, 2, 3, 4]

@@ -65,6 +65,15 @@ def report(run, sums, change):
         say(run, rank, "completed", change=change, sums=count, chunk=rank)
 
 
+def that_waits_for_rank_3():
+    """Return a run that has lost rank 0, and whose ranks 1 and 2 have reported."""
+    run = made(survives=True)
+    run.clients[0].closed = True
+    run.update(0.0)
+    report(run, {1: 7, 2: 6}, change=1)
+    return run
+
+
 def test_the_others_hear_of_a_closed_connection(members):
     members.clients[2].closed = True
     assert members.update(0.0) == ["rank 2: process 102 of 10.0.0.1 was lost"]
@@ -108,10 +117,7 @@ def test_the_lease_goes_to_the_first_that_is_connected(members):
 
 
 def test_those_that_are_left_agree_when_all_have_reported():
-    run = made(survives=True)
-    run.clients[0].closed = True
-    run.update(0.0)
-    report(run, {1: 7, 2: 6}, change=1)
+    run = that_waits_for_rank_3()
     run.update(1.0)
     assert run.agreed() is None
     report(run, {3: 7}, change=1)
@@ -121,10 +127,7 @@ def test_those_that_are_left_agree_when_all_have_reported():
 
 
 def test_another_loss_begins_again():
-    run = made(survives=True)
-    run.clients[0].closed = True
-    run.update(0.0)
-    report(run, {1: 7, 2: 6}, change=1)
+    run = that_waits_for_rank_3()
     run.update(1.0)
     run.clients[2].closed = True
     report(run, {3: 7}, change=1)

@@ -4,7 +4,6 @@ import os
 from contextlib import closing
 
 import pytest
-from bmv2_process import running_bmv2
 from device_state import rows
 from patience import PATIENCE_S
 from primary import Primary
@@ -15,7 +14,6 @@ from peelsum.control.admission import Placement
 from peelsum.control.cluster import JobController
 from peelsum.control.errors import DescriptionError, LeaseHeldError
 from peelsum.control.session import pipeline_schema
-from peelsum.control.tables import read_jobs
 from peelsum.pipelines import pipeline
 
 
@@ -215,16 +213,3 @@ def test_a_pipeline_with_other_jobs_is_not_replaced(held, switch, description, j
             DescriptionError, match=r"pipeline_lanes: 64: .* another program, of 32 lanes, with jobs 3; evict"
         ):
             jobs.acquire_lease(wide)
-
-
-def test_bmv2_gets_its_tables_back_too(tmp_path, description):
-    with running_bmv2(tmp_path / "first.log") as address:
-        held = Holder(described(description, address))
-        assert held.poll() == []
-        with open_session(address) as observer:
-            before = read_jobs(observer)
-    with running_bmv2(tmp_path / "second.log", address), closing(held):
-        assert held.poll()[0] == "restored"
-        with open_session(address) as observer:
-            assert read_jobs(observer) == before
-        assert held.poll() == []

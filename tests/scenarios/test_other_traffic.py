@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from networks import PEELSUM, exec_in, needs, own_folder, said, up
+from networks import PEELSUM, exec_in, own_folder, said, switch, up
 
-__all__ = ["own_folder"]
+__all__ = ["own_folder", "switch"]
 
 SCENARIOS = Path(__file__).parent
 WORKER = str(SCENARIOS.parent / "support" / "scenario_worker.py")
@@ -47,12 +47,6 @@ print(reply[0], reply[4:] == words[4:])
 """
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.system]
-
-
-@pytest.fixture(params=["embedded", "bmv2"])
-def switch(request) -> str:
-    needs("veth", request.param)
-    return request.param
 
 
 def asked(host: str, other: str, address: str) -> None:

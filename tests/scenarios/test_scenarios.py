@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from networks import PEELSUM, ROOT, exec_in, needs, needs_nftables, own_folder, said, up
+from networks import PEELSUM, ROOT, exec_in, needs_nftables, own_folder, said, switch, up
 from patience import PATIENCE_S
 
-__all__ = ["own_folder"]
+__all__ = ["own_folder", "switch"]
 
 WORKER = str(Path(__file__).parents[1] / "support" / "scenario_worker.py")
 #: Rounds of sums, and chunks in each.
@@ -21,12 +21,6 @@ ROUNDS, CHUNKS = 20, 100
 PAUSE = 5
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.system]
-
-
-@pytest.fixture(params=["embedded", "bmv2"])
-def switch(request) -> str:
-    needs("veth", request.param)
-    return request.param
 
 
 def star(tmp_path, *, hosts=3, loss=0.0, job=True, timeout_s=PATIENCE_S) -> str:
@@ -59,18 +53,6 @@ def await_pause(worker, round_):
 def go_on(worker) -> None:
     worker.stdin.write("\n")
     worker.stdin.flush()
-
-
-@pytest.mark.parametrize("part", ["s1", "server"])
-def test_a_switch_or_a_server_is_restarted_in_the_middle(tmp_path, switch, part) -> None:
-    """While worker 0 pauses, worker 1 goes on alone: its words are in the slots, and are lost with them."""
-    with up(star(tmp_path), "veth", switch, "--restart") as network:
-        workers = [worker_at("h1", pauses=[PAUSE]), worker_at("h2")]
-        await_pause(workers[0], PAUSE)
-        network.kill_part(part)
-        go_on(workers[0])
-        assert network.hear()["news"].startswith(f"{part}: ended by SIGKILL")
-        assert [said(worker) for worker in workers] == ["exact", "exact"]
 
 
 def test_a_worker_starts_again_and_the_job_goes_on_where_it_was(tmp_path, switch) -> None:

@@ -55,9 +55,10 @@ def _die_soon(rank: int, delay_s: float, folder: Path) -> None:
     die()
 
 
-def stop(seconds: float) -> None:
-    """Stop this process by SIGSTOP, as a debugger does, until another process continues it."""
-    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+def stop(until: float | Path) -> None:
+    """Stop this process by SIGSTOP, as a debugger does, for some seconds, or until a file exists."""
+    wait = f"while [ ! -e '{until}' ]; do sleep 0.1; done" if isinstance(until, Path) else f"sleep {until}"
+    subprocess.Popen(["sh", "-c", f"{wait}; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
 
 

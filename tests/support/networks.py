@@ -56,6 +56,13 @@ def needs(links: str, switch: str) -> None:
         pytest.skip("simple_switch_grpc is not on PATH")
 
 
+@pytest.fixture(params=["embedded", "bmv2"])
+def switch(request) -> str:
+    """Return each of the switches that are here, for networks of namespaces."""
+    needs("veth", request.param)
+    return request.param
+
+
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch) -> None:
     """Keep the records of this test's networks in a folder of its own."""

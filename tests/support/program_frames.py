@@ -19,11 +19,16 @@ SESSIONS = {100: [(4, 11), (5, 12)], 101: [(6, 0)]}
 def switch_of(name: str, mode: str) -> Switch:
     """Return a switch that runs a program, with groups and sessions."""
     switch = Switch(load(P4 / f"{name}.json"), mode)
+    set_groups(switch)
+    return switch
+
+
+def set_groups(switch: Switch) -> None:
+    """Give a switch groups and sessions."""
     for number, replicas in GROUPS.items():
         switch.groups.set(number, replicas)
     for number, replicas in SESSIONS.items():
         switch.sessions.set(number, replicas)
-    return switch
 
 
 def stack_frames(rng: random.Random) -> Iterator[bytes]:

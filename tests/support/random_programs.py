@@ -123,6 +123,7 @@ def packed(*values: tuple[int, int]) -> bytes:
 
 
 def crc16(data: bytes) -> int:
+    """Return CRC-16/ARC, by its definition: the bits of each byte from the lowest."""
     value = 0
     for bit in (byte >> place & 1 for byte in data for place in range(8)):
         value = value >> 1 ^ 0xA001 * ((value ^ bit) & 1)

@@ -33,6 +33,31 @@ spare = {list(range(server + 1, server + 1 + spare))}
 """
 
 
+def described_racks(*switches, workers=((1,), (2,)), timeout_s=30.0):
+    """A description of a job at a spine and racks, given by address, with workers at these ports."""
+    spine, *racks = switches
+    text = f"""
+[job]
+id = 1
+workers = {sum(map(len, workers))}
+timeout_s = {timeout_s}
+[spine]
+server = 3
+p4runtime = "{spine}"
+pipeline_lanes = 32
+"""
+    for number, (rack, ports) in enumerate(zip(racks, workers, strict=True), 1):
+        text += f"""
+[[racks]]
+uplink = 3
+spine_port = {number}
+workers = {list(ports)}
+p4runtime = "{rack}"
+pipeline_lanes = 32
+"""
+    return text
+
+
 class Switch:
     """A switch process of some ports, which can be restarted where it was. `more` are options."""
 
@@ -96,12 +121,17 @@ class Controlling:
 
 
 @contextmanager
-def served_to_four(folder, *more, spare=12, timeout_s=200.0):
-    """Yield a switch, the controller of a job of four workers there, and the ranks' environment.
+def served_to(workers, folder, *more, spare=12, timeout_s=200.0):
+    """Yield a switch, the controller of a job of so many workers there, and the ranks' environment.
 
     spare: ports for further groups. more: the switch's options.
     """
-    with closing(Switch(*more, ports=5 + spare)) as switch:
-        job = described(switch, 4, job_id=255, spare=spare, timeout_s=timeout_s)
+    with closing(Switch(*more, ports=workers + 1 + spare)) as switch:
+        job = described(switch, workers, job_id=255, spare=spare, timeout_s=timeout_s)
         with closing(Controlling(folder, job, switch)) as controller:
             yield switch, controller, {"PEELSUM_JOB": controller.job}
+
+
+def served_to_four(folder, *more, **options):
+    """See `served_to`."""
+    return served_to(4, folder, *more, **options)

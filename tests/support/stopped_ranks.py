@@ -1,14 +1,12 @@
 """Ranks of `lost_ranks.train` that are stopped by SIGSTOP, as by a debugger, and continue later."""
 
-import os
-import signal
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lost_ranks
+from lost_ranks import stop
 
 from peelsum.torch import SwitchAllreduceState
 from peelsum.transport.lease import Lease
@@ -59,10 +57,3 @@ def _stop_once(moment: Moment, until: float | Path) -> None:
     }
     where, patch = patches.get(moment, (SwitchAllreduceState, submit))
     setattr(where, patch.__name__, patch)
-
-
-def stop(until: float | Path) -> None:
-    """Stop this process for some seconds, or until a file exists."""
-    wait = f"while [ ! -e '{until}' ]; do sleep 0.1; done" if isinstance(until, Path) else f"sleep {until}"
-    subprocess.Popen(["sh", "-c", f"{wait}; kill -CONT {os.getpid()}"])
-    os.kill(os.getpid(), signal.SIGSTOP)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from logging.handlers import BufferingHandler
 from typing import Any
 from unittest.mock import patch
 
@@ -70,18 +71,16 @@ def audited(rank: int, over: str, script: Script, steps: int, restart_at: int) -
 
 def trained(rank: int, over: Any, script: Script | None, steps: int, **settings: Any) -> dict[str, Any]:
     """Parameters, decisions and log lines of a training."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("peelsum.torch")
-    logger.addHandler(handler)
+    said, logger = BufferingHandler(1000), logging.getLogger("peelsum.torch")
+    logger.addHandler(said)
     logger.setLevel(logging.INFO)
     with scripted(script):
         ddp, state, optimizer = hooked(over, **settings)
         losses = (step_loss(ddp, rank, step) for step in range(steps))
         trained = descend(ddp, None, losses, optimizer=optimizer)
+        lines = [record.getMessage() for record in said.buffer]
         outcome = {"parameters": trained, "stats": state.stats(), "log": lines}
-        logger.removeHandler(handler)  # this process may train again
+        logger.removeHandler(said)  # this process may train again
         state.close()
     return outcome
 

@@ -1,13 +1,11 @@
 """The ranks' part in tests of sparse gradients: tables of which a batch touches a few rows."""
 
-import resource
 import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import error_of
@@ -107,21 +105,6 @@ def in_float64(rank: int) -> tuple[str, str, float]:
     ddp = DistributedDataParallel(Clicks(torch.float64))
     ddp.register_comm_hook(SwitchAllreduceState(over="gloo"), hook)
     return error_of(ddp(clicks(rank, 0)).backward)
-
-
-def of_a_long_table(rank: int, rows: int, width: int) -> tuple[list[int], int]:
-    """Touched rows of a sum, of which three are this rank's, and by how many bytes the process grew."""
-    dist.all_reduce(torch.ones(5, width).to_sparse(1))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    indices = torch.tensor([[1, rows - 1 - rank, rows // 2]])
-    gradient = torch.sparse_coo_tensor(indices, torch.ones(3, width), (rows, width), check_invariants=False)
-    work = dist.all_reduce(gradient, async_op=True)
-    assert work is not None
-    work.wait()
-    assert gradient.values().sum() == 3 * width * dist.get_world_size()
-    return gradient.indices()[0].tolist(), 1024 * (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    )
 
 
 def example(rank: int) -> tuple[list[float], list[np.ndarray], float]:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from logging.handlers import BufferingHandler
 from typing import Any
 from unittest.mock import patch
 
@@ -612,10 +613,9 @@ def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int],
     from peelsum.control import open_session
     from peelsum.control.tables import read_jobs
 
-    warnings: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("peelsum").addHandler(handler)
+    said = BufferingHandler(1000)
+    said.setLevel(logging.WARNING)
+    logging.getLogger("peelsum").addHandler(said)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("column", "row"))
     groups = [mesh.get_group("row"), mesh.get_group("column"), dist.group.WORLD]
     for _ in range(20):
@@ -634,4 +634,5 @@ def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int],
             time.sleep(0.01)
     dist.barrier()
     dist.destroy_process_group()
+    warnings = [record.getMessage() for record in said.buffer]
     return sums, numbers, left, [warning for warning in warnings if warning.startswith("group of")]

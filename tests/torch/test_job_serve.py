@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from patience import until
-from served_job import ASK_S, Controlling, Switch, described
+from served_job import ASK_S, Controlling, Switch, described, described_racks
 from typer.testing import CliRunner
 
 from peelsum.allreduce import Part
@@ -28,28 +28,6 @@ from peelsum.wire import PROOF_BYTES, packet_bytes
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
-RACKS = """
-[job]
-id = 1
-workers = 2
-[spine]
-server = 3
-p4runtime = "{0}"
-pipeline_lanes = 32
-[[racks]]
-uplink = 3
-spine_port = 1
-workers = [1]
-p4runtime = "{1}"
-pipeline_lanes = 32
-[[racks]]
-uplink = 3
-spine_port = 2
-workers = [2]
-p4runtime = "{2}"
-pipeline_lanes = 32
-"""
-
 
 @pytest.fixture
 def refused():
@@ -65,7 +43,7 @@ def refused():
 
 def test_racks_of_which_one_has_no_address(refused, tmp_path):
     path = tmp_path / "job.toml"
-    path.write_text(RACKS.format("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+    path.write_text(described_racks("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
     said = refused(str(path), "--udp", "h:1")
     said = " ".join(said.replace("│", " ").split())
     assert "--udp: gives 1 addresses, but the job has 3 switches; give --udp once for each" in said
@@ -223,7 +201,7 @@ def test_racks_below_a_spine(tmp_path):
             for port in (1, 2)
         ]
         switches = (spine, *racks)
-        job = RACKS.format(*(one.p4runtime for one in switches))
+        job = described_racks(*(one.p4runtime for one in switches))
         served = stack.enter_context(closing(Controlling(tmp_path, job, *switches)))
         with served.asked() as answer, closing(Workers(answer)) as workers:
             workers.check_sum()

@@ -20,7 +20,7 @@ import stopped_ranks
 import torch
 from free_ports import KeptPort
 from patience import PATIENCE_S, until
-from served_job import Controlling, Switch, described, served_to_four
+from served_job import Controlling, Switch, described, described_racks, served_to_four
 from torch_ranks import run_ranks
 
 from peelsum.allreduce import LocalSummation
@@ -77,30 +77,6 @@ def job_of_eight(tmp_path_factory):
         yield {"PEELSUM_JOB": controller.job}
 
 
-RACKS = """
-[job]
-id = 1
-workers = 4
-timeout_s = 900.0
-[spine]
-server = 3
-p4runtime = "{0}"
-pipeline_lanes = 32
-[[racks]]
-uplink = 3
-spine_port = 1
-workers = [1, 2]
-p4runtime = "{1}"
-pipeline_lanes = 32
-[[racks]]
-uplink = 3
-spine_port = 2
-workers = [1, 2]
-p4runtime = "{2}"
-pipeline_lanes = 32
-"""
-
-
 @pytest.fixture(scope="module")
 def job_over_racks(tmp_path_factory):
     """The three switches of a job of two racks of two ranks, and the ranks' environment."""
@@ -109,7 +85,8 @@ def job_over_racks(tmp_path_factory):
         for port in (1, 2):
             join = f"3@127.0.0.1:{switches[0].base + port}"
             switches.append(stack.enter_context(closing(Switch("--join", join))))
-        description = RACKS.format(*(switch.p4runtime for switch in switches))
+        addresses = (switch.p4runtime for switch in switches)
+        description = described_racks(*addresses, workers=((1, 2), (1, 2)), timeout_s=900.0)
         folder = tmp_path_factory.mktemp("served")
         controller = stack.enter_context(closing(Controlling(folder, description, *switches)))
         yield switches, {"PEELSUM_JOB": controller.job}

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -124,49 +125,25 @@ def test_processes_of_earlier_worlds_make_groups_with_new_ones(tmp_path):
     assert run_ranks(3, sums_in_two_worlds, tmp_path) == [[[3, 3]] * worlds for worlds in (2, 1, 1)]
 
 
-class FrozenStore:
-    """A store whose process is stopped: writes are buffered, and reads never return."""
-
-    def __init__(self) -> None:
-        self.end = threading.Event()
-
-    def set(self, key: str, value: str) -> None:
-        pass
-
-    def get(self, key: str) -> bytes:
-        self.end.wait()
-        raise RuntimeError("closed")
-
-
-class LateStore:
-    """A store at which worker `n` reports after n intervals."""
-
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s, self._began = interval_s, time.monotonic()
-
-    def set(self, key: str, value: str) -> None:
-        pass
-
-    def get(self, key: str) -> bytes:
-        return b""
-
-    def check(self, keys: list[str]) -> bool:
-        worker = int(keys[0].rpartition("/")[2])
-        return time.monotonic() - self._began >= worker * self._interval_s
-
-
 def test_a_frozen_store_is_given_up(monkeypatch):
+    """Its process is stopped: writes are buffered, and reads never return."""
     monkeypatch.setattr(summed, "_STORE_S", 0.2)
-    store: Any = FrozenStore()
+    end = threading.Event()
+    store = Mock(get=lambda key: end.wait())
     try:
         assert not summed._FailureReports(store, 1, 3, 60.0).collect()
     finally:
-        store.end.set()
+        end.set()
 
 
 def test_each_report_restarts_the_timeout():
-    store: Any = LateStore(0.5)
-    roll = summed._FailureReports(store, 0, 5, 1.0)
+    """Worker n reports after n times half the timeout."""
+    began = time.monotonic()
+
+    def check(keys):
+        return time.monotonic() - began >= 0.5 * int(keys[0].rpartition("/")[2])
+
+    roll = summed._FailureReports(Mock(check=check), 0, 5, 1.0)
     assert roll.collect()
     assert (roll.missing, roll.store_lost) == (set(), False)
 

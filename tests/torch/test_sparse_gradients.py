@@ -93,17 +93,6 @@ def test_the_switch_gives_the_same_bits_whatever_is_lost():
 
 
 @pytest.mark.system
-def test_three_rows_of_ten_million_cost_three_rows():
-    """Not the 2.56 GB of the table."""
-    rows = 10_000_000
-    sums, star = run_at_switch(2, sparse.of_a_long_table, rows, 64, backend="cpu:peelsum")
-    for touched, grown in sums:
-        assert touched == [1, rows // 2, rows - 2, rows - 1]
-        assert grown < 2**24
-    assert star.report.server["results"] < 40
-
-
-@pytest.mark.system
 def test_the_example_learns():
     by_rank = run_ranks(2, sparse.example)
     alike([parameters for _, parameters, _ in by_rank])

@@ -4,6 +4,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch_training as training
@@ -80,20 +81,9 @@ def test_a_rank_that_never_comes_is_named(monkeypatch):
         run_on_all_ranks(store, 0, RANKS, lambda: None)
 
 
-class Group:
-    """A group of two, of which this process is rank 1."""
-
-    def __init__(self):
-        self.store = HashStore()
-
-    def size(self):
-        return 2
-
-    def rank(self):
-        return 1
-
-    def get_group_store(self):
-        return self.store
+def group_with(store):
+    """Return a group of two, of which this process is rank 1."""
+    return SimpleNamespace(size=lambda: 2, rank=lambda: 1, get_group_store=lambda: store)
 
 
 class Exit:
@@ -134,17 +124,17 @@ def waited_for(store):
 
 
 def test_a_rank_that_has_ended_before_its_start_is_not_waited_for(at_exit):
-    group = Group()
-    starts.announce_early_exit(group)
+    store = HashStore()
+    starts.announce_early_exit(group_with(store))
     at_exit.run()
-    assert waited_for(group.store) == ENDED
+    assert waited_for(store) == ENDED
 
 
 @pytest.mark.parametrize("case", ["has started", "is a forked child", "ended before a restart"])
 def test_who_has_not_ended_before_its_start_is_waited_for(monkeypatch, at_exit, case):
     monkeypatch.setenv("PEELSUM_JOIN_S", "0.2")
-    group = Group()
-    starts.announce_early_exit(group)
+    store = HashStore()
+    starts.announce_early_exit(group_with(store))
     if case == "has started":
         run_on_all_ranks(HashStore(), 0, 1, lambda: None)
     with monkeypatch.context() as patch:
@@ -153,15 +143,14 @@ def test_who_has_not_ended_before_its_start_is_waited_for(monkeypatch, at_exit, 
         at_exit.run()
     if case == "ended before a restart":
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert "rank 1 is not ready after 0.2 s" in waited_for(group.store)
+    assert "rank 1 is not ready after 0.2 s" in waited_for(store)
 
 
 def test_a_store_that_is_gone_does_not_keep_a_process(at_exit, tmp_path):
     """A FileStore waits for its folder."""
-    group = Group()
-    group.store = FileStore(str(tmp_path / "store"), 2)
-    group.store.set_timeout(timedelta(seconds=2 * PATIENCE_S))
-    starts.announce_early_exit(group)
+    store = FileStore(str(tmp_path / "store"), 2)
+    store.set_timeout(timedelta(seconds=2 * PATIENCE_S))
+    starts.announce_early_exit(group_with(store))
     shutil.rmtree(tmp_path)
     in_time(at_exit.run)
 

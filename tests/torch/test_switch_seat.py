@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 from patience import PATIENCE_S
+from torch.distributed import HashStore
 
 from peelsum.requests import parsed_request
 from peelsum.torch import HookConfigError, starts, switch_seat
@@ -151,7 +152,7 @@ def test_as_many_ranks_as_workers(plugged, job, held, ranks, monkeypatch):
     hosts = ["10.0.0.1:5", "10.0.0.2:9"]
     said = f"over: the job has 2 workers, but {ranks} ranks train; start 2, or admit a job of {ranks} workers"
     with closing(Controller({"admission": ADMISSION, "switch": hosts})) as controller:
-        store = Shared()
+        store = shared()
         sources = [job({"admission": ADMISSION, "switch": hosts}), f"//{controller.address}", ""]
         monkeypatch.setenv(switch_seat.SEAT, json.dumps(SEAT))
         for source in sources:
@@ -250,7 +251,7 @@ def test_a_start_that_fails_leaves_its_seat(plugged, job, monkeypatch):
 def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
     """All ranks get the error; the others would otherwise wait for rank 0."""
     monkeypatch.setattr(starts, "_RELEASE_S", 0.0)
-    store = Shared()
+    store = shared()
     with (
         starts.hold_seat("rank 0 of the job of controller h:9"),
         pytest.raises(HookConfigError, match="this process is rank 0 of the job of controller h:9") as raised,
@@ -261,22 +262,9 @@ def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
         plugged("//h:9", 1, store)
 
 
-class Shared(dict):
-    """A store, as far as jobs need it."""
-
-    def set(self, key, value):
-        self[key] = value.encode()
-
-    def get(self, key):
-        return self[key]
-
-    def wait(self, keys, timeout):
-        assert set(keys) <= self.keys()
-        self.timeout = timeout
-
-    def add(self, key, amount):
-        self[key] = self.get(key) + amount if key in self else amount
-        return self[key]
+def shared():
+    """Return a store, which notes its calls."""
+    return Mock(wraps=HashStore())
 
 
 class Controller:
@@ -307,7 +295,7 @@ class Controller:
 
 def test_a_controller_is_asked_by_rank_0_for_all(plugged, held):
     """Rank 0 holds on to the connection until it leaves the job."""
-    store, switch = Shared(), ["10.0.0.1:5", "10.0.0.2:9"]
+    store, switch = shared(), ["10.0.0.1:5", "10.0.0.2:9"]
     with closing(Controller({"admission": ADMISSION, "switch": switch})) as controller:
         source = f"//{controller.address}"
         assert plugged(source, 0, store)[:2] == (0, ("10.0.0.1", 5))
@@ -321,18 +309,18 @@ def test_a_controller_is_asked_by_rank_0_for_all(plugged, held):
 def test_a_controller_has_as_long_as_ranks_wait_for_each_other(plugged, monkeypatch):
     """Its server may have to compile, and the other ranks wait for rank 0 as long."""
     answer = json.dumps({"admission": ADMISSION, "switch": "h:5"})
-    lease, store = Mock(return_value=Mock(response=answer)), Shared()
+    lease, store = Mock(return_value=Mock(response=answer)), shared()
     monkeypatch.setattr(switch_seat, "Lease", lease)
     monkeypatch.setenv("PEELSUM_JOIN_S", "900")
     for rank in (0, 1):
         plugged("//h:9", rank, store)
-        assert store.timeout.total_seconds() > 900
+        assert store.wait.call_args.args[1].total_seconds() > 900
     assert lease.call_args.args == (("h", 9), 900.0)
 
 
 def all_are_told(plugged, source, said):
     """No rank waits for another: each raises the same error."""
-    store = Shared()
+    store = shared()
     for rank in (0, 1):
         with pytest.raises(HookConfigError, match=said):
             plugged(source, rank, store)
@@ -368,7 +356,7 @@ def test_ports_of_later_ranks_beyond_the_last_one_are_refused(plugged, job):
 
 def test_ranks_in_different_numbers_of_groups_get_the_same_job(plugged, held):
     """Rank 0 has asked for another group's job before, and for this one's earlier start."""
-    alone, everybody = Shared(), Shared()
+    alone, everybody = shared(), shared()
     for _ in range(2):
         with pytest.raises(HookConfigError, match="Connection refused"):
             plugged(refusing(), 0, alone, ranks=1)
@@ -379,7 +367,8 @@ def test_ranks_in_different_numbers_of_groups_get_the_same_job(plugged, held):
                 plugged(f"//{controller.address}", rank, everybody)
             for seat in held:
                 seat.close()
-    assert len([key for key in everybody if key.startswith("peelsum/job/")]) == 2
+    keys = {call.args[0] for call in everybody.set.call_args_list}
+    assert len([key for key in keys if key.startswith("peelsum/job/")]) == 2
 
 
 def refusing():

@@ -12,8 +12,6 @@ import tempfile
 import time
 import unittest
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +26,11 @@ from peelsum.transport import warming
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from patience import PATIENCE_S
-from served_job import Controlling, Switch, described
+from served_job import served_to
 
 LANES = 32
-#: Ports of the switch: of the ranks and the server, and spare ones for further groups.
-PORTS = 47
+#: Spare ports of the switch, for further groups.
+SPARE = 42
 
 
 class AsGloo(str):
@@ -73,15 +71,6 @@ def tests_of(backend: str, ranks: int) -> Any:
     return DistributedTest
 
 
-@contextmanager
-def served_job(folder: Path, ranks: int) -> Iterator[str]:
-    """Yield the address of a controller that admits a job at a switch of its own, and further groups."""
-    with closing(Switch(ports=PORTS)) as switch:
-        job = described(switch, ranks, lanes=LANES, spare=PORTS - ranks - 1, timeout_s=100.0)
-        with closing(Controlling(folder, job, switch)) as controller:
-            yield controller.job
-
-
 class Told(unittest.TextTestResult):
     """A result that prints each test's time."""
 
@@ -116,12 +105,13 @@ def main() -> int:
         if not asked.names or any(one in name for one in asked.names)
     ]
     suite = unittest.TestSuite(map(made, names))
-    with tempfile.TemporaryDirectory() as folder, served_job(Path(folder), asked.ranks) as address:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served_to(asked.ranks, Path(folder), spare=SPARE, timeout_s=100.0) as (_, _, environment),
+    ):
         (Path(folder) / "barrier").touch()
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.update(
-            BACKEND=asked.backend, WORLD_SIZE=str(asked.ranks), TEMP_DIR=folder, PEELSUM_JOB=address
-        )
+        os.environ.update(BACKEND=asked.backend, WORLD_SIZE=str(asked.ranks), TEMP_DIR=folder, **environment)
         result: Any = unittest.TextTestRunner(verbosity=2, resultclass=Told).run(suite)
     failed = result.failures + result.errors
     print(f"passed: {result.passed}")

@@ -79,14 +79,6 @@ class SegmentTable:
         begins = self.begins[segment] + ROW * (np.arange(segment.size) - self.rows[segment])
         return np.append(begins, self.begins[-1])
 
-    @cached_property
-    def block_of_row(self) -> Numbers:
-        """The number of each row's block: int64[rows]."""
-        segment = self.segment_of_row
-        rows = np.arange(segment.size) - self.rows[segment]
-        blocks: Numbers = self.blocks[segment] + rows // (self.block[segment] // ROW)
-        return blocks
-
     def locate_elements(self, flags: NDArray[np.bool_]) -> ElementLocations:
         """Return the elements of the flagged blocks, in order. flags: bool[blocks]."""
         arrays = scales.locate_elements(flags, self.begins, self.rows, self.blocks, self.block)

@@ -10,7 +10,7 @@ import pytest
 from frames import frame
 from json_places import places
 from peelsum_packets import Job, pattern
-from program_frames import GROUPS, SESSIONS
+from program_frames import set_groups
 from random_frames import Generator
 from rigs import SoftswitchRig
 
@@ -46,10 +46,7 @@ STEPS = {
 
 def fill(switch):
     """Give a switch groups, sessions, and a route if it routes."""
-    for number, replicas in GROUPS.items():
-        switch.groups.set(number, replicas)
-    for number, replicas in SESSIONS.items():
-        switch.sessions.set(number, replicas)
+    set_groups(switch)
     if "RouterIngress.routes" in switch.tables:
         switch.tables["RouterIngress.routes"].insert(((0, 0),), "RouterIngress.route", (3, 0x020000000099))
 

@@ -406,7 +406,11 @@ def test_the_primary_receives_digests(client, device, ids):
     assert (digest.digest_id, list(digest.data)) == (ids["sighting_t"], [sighting(7, port=255)])
     client.primary.send(digest_ack=p4r.DigestListAck(digest_id=ids["sighting_t"], list_id=digest.list_id))
     client.primary.send(digest_ack=p4r.DigestListAck(digest_id=3))
-    assert client.primary.receive().error.canonical_code == rpc_code.INVALID_ARGUMENT
+    error = client.primary.receive().error
+    assert (error.canonical_code, error.WhichOneof("details")) == (
+        rpc_code.INVALID_ARGUMENT,
+        "digest_list_ack",
+    )
     process(device, [packet(DIGEST, 0, 7)])
     assert list(client.primary.receive().digest.data) == [sighting(7, port=255)]
 

@@ -97,20 +97,17 @@ def test_connections_beyond_the_limit_are_closed_and_open_ones_go_on(device, mon
     server.stop()
 
 
-def test_a_flood_of_errors_is_a_few_lines():
+def test_a_flood_of_errors_is_a_few_lines(caplog):
     now = 0.0
     rate_limit, logger = RateLimit(lambda: now), logging.Logger("here")
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger.addHandler(handler)
+    logger.addHandler(caplog.handler)
     logger.addFilter(rate_limit)
     for number in range(1000):
         logger.warning("error %d", number)
-    assert lines == [f"error {number}" for number in range(MOST_RECORDS)]
+    assert caplog.messages == [f"error {number}" for number in range(MOST_RECORDS)]
     now = INTERVAL_S
     logger.warning("error %d", 1000)
-    assert lines[-1] == "error 1000 (before it, 980 lines were not logged)"
+    assert caplog.messages[-1] == "error 1000 (before it, 980 lines were not logged)"
 
 
 class WatchedCall(FakeCall):

@@ -34,7 +34,7 @@ LONG = 40_000
 SWITCH = """
 from peelsum.softswitch.process import run
 from peelsum.switch_settings import SwitchSettings
-show = lambda at: print(at.grpc_port, flush=True)
+show = lambda at: print('{"grpc_port": %d}' % at.grpc_port, flush=True)
 print(sorted(run(SwitchSettings(2, "127.0.0.1:0", mode="python"), announce=show).ports))
 """
 
@@ -192,14 +192,13 @@ def test_a_failed_batch_of_any_length_says_so(client, large, count, detailed):
 
 
 @contextmanager
-def switch_process(schema):
-    """Yield a running switch and its primary."""
-    command = [sys.executable, "-c", SWITCH]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def switch_process(*arguments, **options):
+    """Yield a running switch, by Python with these arguments, and its primary."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    running = subprocess.Popen([sys.executable, *arguments], text=True, **pipes, **options)
     try:
-        client = Client(f"127.0.0.1:{int(running.stdout.readline())}")
+        client = Client(f"127.0.0.1:{json.loads(running.stdout.readline())['grpc_port']}")
         client.become_primary()
-        client.set_pipeline(schema.get_pipeline_config())
         yield running, client
         client.channel.close()
     finally:
@@ -219,7 +218,8 @@ def long_write(large):
 
 @pytest.mark.system
 def test_an_interrupt_ends_the_switch_whatever_is_queued(large, long_write):
-    with switch_process(large) as (running, client):
+    with switch_process("-c", SWITCH) as (running, client):
+        client.set_pipeline(large.get_pipeline_config())
         client.update("INSERT", table_entry=entry(large, "route", 0))
         used = psutil.Process(running.pid).cpu_times().user
         client.stub.Write(long_write)
@@ -244,17 +244,9 @@ def test_an_interrupt_does_not_wait_for_a_compilation(tmp_path):
     shutil.copytree(cache.folder(), loops, ignore=shutil.ignore_patterns(program))
     files = pipeline(256)
     schema = P4Schema(files.p4info_path, files.json_path.read_bytes())
-    command = [sys.executable, "-m", "peelsum.cli", "switch", "run", "--p4runtime", "127.0.0.1:0", "--json"]
-    running = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={"XDG_CACHE_HOME": str(tmp_path), "PATH": ""},
-    )
-    try:
-        client = Client(f"127.0.0.1:{json.loads(running.stdout.readline())['grpc_port']}")
-        client.become_primary()
+    command = ("-m", "peelsum.cli", "switch", "run", "--p4runtime", "127.0.0.1:0", "--json")
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": ""}
+    with switch_process(*command, env=environment) as (running, client):
         waiting = threading.Thread(target=_load, args=(client, schema.get_pipeline_config()))
         waiting.start()
         until(lambda: list(loops.glob(f"{program}.lock")), "no compilation began")
@@ -263,9 +255,6 @@ def test_an_interrupt_does_not_wait_for_a_compilation(tmp_path):
         waiting.join(WAIT_S)
         assert (running.returncode, err) == (0, "")
         assert not list(loops.glob(f"{program}.nbc")), "it waited for the compiler"
-    finally:
-        running.kill()
-        running.communicate()
 
 
 def _load(client, config):

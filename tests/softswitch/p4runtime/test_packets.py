@@ -77,13 +77,6 @@ def test_a_full_queue_is_reported(client, device):
     assert len(device.take_injected()) == INJECTED_LIMIT
 
 
-def test_an_acknowledgement_of_an_unknown_digest_is_an_error(client):
-    client.primary.send(digest_ack=p4r.DigestListAck(digest_id=1))
-    error = client.primary.receive().error
-    assert error.canonical_code == rpc_code.INVALID_ARGUMENT
-    assert error.WhichOneof("details") == "digest_list_ack"
-
-
 def test_packets_need_a_pipeline(connect, device):
     client = connect()
     client.become_primary()

@@ -231,8 +231,3 @@ def test_reconcile_fails_whole_if_the_new_program_lacks_a_table(client, schema, 
     assert "no table" in details
     assert device.switch is running
     assert client.get_pipeline() == config
-
-
-def test_another_device_is_not_here(connect):
-    request = p4r.GetForwardingPipelineConfigRequest(device_id=2)
-    assert code_of(lambda: connect().stub.GetForwardingPipelineConfig(request))[0] == "NOT_FOUND"

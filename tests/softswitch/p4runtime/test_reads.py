@@ -114,8 +114,9 @@ def test_only_the_primary_of_a_role_writes_in_it_but_all_read(client):
         lambda stub: list(stub.Read(p4r.ReadRequest(device_id=2))),
         lambda stub: stub.Write(p4r.WriteRequest(device_id=2)),
         lambda stub: stub.SetForwardingPipelineConfig(p4r.SetForwardingPipelineConfigRequest(device_id=2)),
+        lambda stub: stub.GetForwardingPipelineConfig(p4r.GetForwardingPipelineConfigRequest(device_id=2)),
     ],
-    ids=["Read", "Write", "SetForwardingPipelineConfig"],
+    ids=["Read", "Write", "SetForwardingPipelineConfig", "GetForwardingPipelineConfig"],
 )
 def test_requests_for_another_device_are_refused(client, call):
     with pytest.raises(grpc.RpcError) as error:

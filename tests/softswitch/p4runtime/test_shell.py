@@ -5,7 +5,6 @@ cache folder.
 """
 
 import fcntl
-import json
 import os
 import re
 import subprocess
@@ -13,11 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bmv2_process import running_bmv2
-from patience import PATIENCE_S
 from snippets import play
-
-from peelsum.pipelines import pipeline
 
 REQUIREMENTS = ("p4runtime-shell==0.0.6", "p4runtime==1.4.1", "protobuf==3.20.3")
 INSTALL_LIMIT_S = 300
@@ -61,47 +56,6 @@ def shell_python(tmp_path_factory):
                 pytest.skip(f"p4runtime-shell could not be installed from PyPI: {problem}")
             complete.touch()
     return python
-
-
-def session(python, address):
-    """Return the shell's report of a session with the switch at `address`."""
-    files = pipeline(32)
-    script = Path(__file__).parent / "shell_session.py"
-    command = [python, script, address, files.p4info_path, files.json_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def check(said):
-    assert {name.rsplit(".", 1)[-1] for name in said["tables"]} >= {
-        "jobs",
-        "members",
-        "return_paths",
-        "limits",
-    }
-    assert said["entries"] == 1
-    assert said["match"] == {"job_id": "07", "sender": "03"}
-    assert said["port"] == "04"
-    assert said["replicas"] == [[1, 1], [2, 1], [4, 1]]
-    assert "ALREADY_EXISTS" in said["again"]
-    assert said["counted"] == [0]
-
-
-def test_the_shell_loads_writes_and_reads(shell_python, server, device):
-    check(session(shell_python, server.address))
-
-    # The switch itself agrees.
-    tables = {name.rsplit(".", 1)[-1]: table for name, table in device.switch.tables.items()}
-    (row,) = tables["return_paths"].entries()
-    assert (row.keys, row.params) == ((7, 3), (4,))
-    assert list(device.switch.groups.get(7)) == [(1, 1), (2, 1), (4, 1)]
-    assert tables["limits"].default[1] == (1000,)
-
-
-def test_bmv2_answers_the_shell_alike(shell_python, tmp_path):
-    with running_bmv2(tmp_path / "bmv2.log") as address:
-        check(session(shell_python, address))
 
 
 def exchanges(shown):

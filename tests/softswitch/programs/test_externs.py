@@ -7,6 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from random_programs import crc16
 
 from peelsum.softswitch import Frames, Switch, load
 from peelsum.softswitch.compiler.loading import parse
@@ -186,15 +187,6 @@ def test_a_packet_is_cut_to_the_length_that_the_program_says(switch, length):
 
 
 # --- action profiles ------------------------------------------------------------------------------
-
-
-def crc16(data):
-    """CRC-16/ARC, by its definition: the bits of each byte from the lowest."""
-    value = 0
-    for byte in data:
-        for bit in range(8):
-            value = value >> 1 ^ (0xA001 if (value ^ byte >> bit) & 1 else 0)
-    return value
 
 
 def egress(switch, flow, key=1):

@@ -22,13 +22,19 @@ def reflected(value, bits):
     return int(f"{value:0{bits}b}"[::-1], 2)
 
 
-def crc16(data):
-    """Return CRC-16/ARC by division: bytes least significant bit first, polynomial 0x8005."""
-    rest = int.from_bytes(bytes(reflected(byte, 8) for byte in data), "big") << 16
-    for position in range(rest.bit_length() - 1, 15, -1):
+def remainder(data, bits, polynomial, start=0, is_reflected=False):
+    """Return a CRC by long division; the start value goes into the first bits of the data."""
+    octets = bytes(reflected(byte, 8) for byte in data) if is_reflected else data
+    rest = int.from_bytes(octets, "big") << bits
+    rest ^= start << 8 * len(data)
+    for position in range(rest.bit_length() - 1, bits - 1, -1):
         if rest >> position & 1:
-            rest ^= 0x18005 << position - 16
-    return reflected(rest, 16)
+            rest ^= (1 << bits | polynomial) << position - bits
+    return reflected(rest, bits) if is_reflected else rest
+
+
+def crc16(data):
+    return remainder(data, 16, 0x8005, is_reflected=True)
 
 
 def words(data):
@@ -127,17 +133,6 @@ def test_copies_do_not_see_each_others_hashes(switch_of):
     switch.groups.set(3, [(1, 21), (2, 22)])
     first, second = ask(8, a=7, b=crc16(bytes(5) + b"\7")), ask(8, a=7, b=1)
     assert answers(switch, ask(8, a=7, b=1)) == [bytes(10) + first, bytes(10) + second]
-
-
-def remainder(data, bits, polynomial, start=0, is_reflected=False):
-    """Return a CRC by long division; the start value goes into the first bits of the data."""
-    octets = bytes(reflected(byte, 8) for byte in data) if is_reflected else data
-    rest = int.from_bytes(octets, "big") << bits
-    rest ^= start << 8 * len(data)
-    for position in range(rest.bit_length() - 1, bits - 1, -1):
-        if rest >> position & 1:
-            rest ^= (1 << bits | polynomial) << position - bits
-    return reflected(rest, bits) if is_reflected else rest
 
 
 def xor32(data):
