@@ -11,19 +11,20 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
+from numba import typeof
 from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.pacing_kernels import NEVER
 from peelsum.softswitch.ports.udp import UdpPorts
-from peelsum.softswitch.runtime.native import CompiledProgram
-from peelsum.softswitch.runtime.switch import OutputBuffers, Switch
+from peelsum.softswitch.runtime.native import SIGNATURE, CompiledProgram, types
+from peelsum.softswitch.runtime.switch import OutputBuffers, ProgramMemory, Switch
 from peelsum.wire.system_calls import INTERRUPTED, errno, nanoseconds, ppoll
 
 _POLLIN, _REVENTS_SHIFT = 1 << 32, 48
@@ -78,6 +79,8 @@ def new_loop_state(descriptors: Sequence[int], ports: int) -> LoopState:
 class CompiledLoop(ABC):
     """A compiled loop over the ports of one running switch, whose program is `entry`."""
 
+    ports: UdpPorts | InterfacePorts
+
     def __init__(
         self,
         ports: UdpPorts | InterfacePorts,
@@ -90,7 +93,7 @@ class CompiledLoop(ABC):
 
         started_ns: when the program's clock was 0, by `time.monotonic_ns`.
         """
-        self.switch, self.entry = switch, entry
+        self.ports, self.switch, self.entry = ports, switch, entry
         sockets = [port.socket.fileno() for port in ports.ports.values()]
         self.loop = new_loop_state([*wakers, *sockets], len(sockets))
         self._batch, self._output, self._cpu_port = ports.received.data, OutputBuffers(), ports.cpu_port
@@ -120,6 +123,39 @@ class CompiledLoop(ABC):
     @abstractmethod
     def run_compiled(self, leaving: OutputFrames, wait_us: int) -> int:
         """Run the compiled loop; return why it ended: a code, or minus an error number."""
+
+
+def compile_loop(run_loop: Any, memory_of: Callable[[ProgramMemory, OutputFrames, LoopState], Any]) -> None:
+    """Compile a loop for the types of its memory; `memory_of` adds that of the ports."""
+    word32, word64 = np.zeros(1, np.uint32), np.zeros(1, np.uint64)
+    number, byte = np.zeros(1, np.int32), np.zeros((1, 1), np.uint8)
+    state = ProgramMemory(word64, word32, word64, word64, word64, word64)
+    memory = memory_of(state, OutputFrames(byte, number, number, word64), new_loop_state([], 0))
+    run_loop.compile((types.FunctionType(SIGNATURE), cast(Any, typeof)(memory), types.int64))
+
+
+@compiled
+def run_program(
+    program: Callable[..., tuple[int, int]],
+    data: NDArray[np.uint8],
+    length: NDArray[np.int32],
+    port: NDArray[np.int32],
+    state: ProgramMemory,
+    output: OutputFrames,
+    loop: LoopState,
+    now_us: int,
+) -> None:
+    """Run the program over received frames, as far as the output has room."""
+    numbers, (rows, stride) = loop.numbers, output.data.shape
+    processed, output_count = program(
+        data.reshape(data.size), np.uint64(data.shape[1]), length, port,
+        np.uint64(numbers[LoopField.NEXT]), np.uint64(numbers[LoopField.COUNT]),
+        np.uint64(now_us & CLOCK_MASK),
+        output.data.reshape(output.data.size), np.uint64(stride), output.length, output.port,
+        output.leave, np.uint64(rows), np.uint64(numbers[LoopField.COPIES]),
+        state.memory, state.regs, state.wide, state.counts, state.groups, state.queues,
+    )  # fmt: skip
+    numbers[LoopField.NEXT], numbers[LoopField.OUTPUT_COUNT] = processed, output_count
 
 
 @compiled

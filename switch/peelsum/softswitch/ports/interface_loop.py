@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
-from numba import typeof
 from numpy.typing import NDArray
 
 from peelsum.compiling import compiled
 from peelsum.softswitch.ports.compiled_loop import (
-    CLOCK_MASK,
     FINISHED,
     FOR_CPU,
     WAKER,
@@ -21,13 +20,13 @@ from peelsum.softswitch.ports.compiled_loop import (
     LoopState,
     OutputFrames,
     clock_us,
-    new_loop_state,
+    compile_loop,
+    run_program,
     wait_for_ports,
 )
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.ring_kernels import InterfaceRings, receive, send, unsent
-from peelsum.softswitch.runtime.native import SIGNATURE, CompiledProgram, types
-from peelsum.softswitch.runtime.switch import ProgramMemory, Switch
+from peelsum.softswitch.runtime.switch import ProgramMemory
 
 #: Microseconds after which the kernel is told again to send what has remained in a ring.
 _RETRY_US = 1000
@@ -45,44 +44,28 @@ class _InterfaceLoopMemory(NamedTuple):
     loop: LoopState
 
 
+def _memory(
+    ports: InterfacePorts, state: ProgramMemory, output: OutputFrames, loop: LoopState
+) -> _InterfaceLoopMemory:
+    frames = ports.received
+    return _InterfaceLoopMemory(ports.wires, frames.data, frames.length, frames.port, state, output, loop)
+
+
 def warm_up(ports: InterfacePorts) -> None:
     """Compile the loop, so that neither the first packet nor a signal waits for the compiler later."""
     ports.send(ports.receive([]))
-    frames, word32, word64 = ports.received, np.zeros(1, np.uint32), np.zeros(1, np.uint64)
-    state = ProgramMemory(
-        memory=word64, regs=word32, wide=word64, counts=word64, groups=word64, queues=word64
-    )
-    output = OutputFrames(frames.data, frames.length, frames.port, word64)
-    memory = _InterfaceLoopMemory(
-        ports.wires, frames.data, frames.length, frames.port, state, output, new_loop_state([], 0)
-    )
-    signature = types.FunctionType(SIGNATURE), cast(Any, typeof)(memory), types.int64
-    cast(Any, run_loop).compile(signature)
+    compile_loop(run_loop, partial(_memory, ports))
 
 
 class InterfaceLoop(CompiledLoop):
     """The compiled loop over ports on interfaces."""
 
-    def __init__(
-        self,
-        ports: InterfacePorts,
-        switch: Switch,
-        entry: CompiledProgram,
-        wakers: Sequence[int],
-        started_ns: int,
-    ) -> None:
-        """Take the switch's program from `entry`; for the others, see `CompiledLoop`."""
-        self._ports = ports
-        super().__init__(ports, switch, entry, wakers, started_ns)
+    ports: InterfacePorts
 
     def run_compiled(self, output: OutputFrames, wait_us: int) -> int:
         """Run the compiled loop; see `CompiledLoop`."""
-        self._ports.check_mtus()
-        frames, state = self._ports.received, self.switch.state
-        memory = _InterfaceLoopMemory(
-            self._ports.wires, frames.data, frames.length, frames.port, state, output, self.loop
-        )
-        return run_loop(self.entry, memory, wait_us)
+        self.ports.check_mtus()
+        return run_loop(self.entry, _memory(self.ports, self.switch.state, output, self.loop), wait_us)
 
 
 @compiled
@@ -121,17 +104,8 @@ def _process_batch(program: Callable[..., tuple[int, int]], memory: _InterfaceLo
     Return how many frames are for the controller, and so must be returned by the loop.
     """
     wires, data, length, port, state, output, loop = memory
-    numbers, (rows, stride) = loop.numbers, output.data.shape
-    processed, output_count = program(
-        data.reshape(data.size), np.uint64(data.shape[1]), length, port,
-        np.uint64(numbers[LoopField.NEXT]), np.uint64(numbers[LoopField.COUNT]),
-        np.uint64(clock_us(loop) & CLOCK_MASK),
-        output.data.reshape(output.data.size), np.uint64(stride), output.length, output.port,
-        output.leave, np.uint64(rows), np.uint64(numbers[LoopField.COPIES]),
-        state.memory, state.regs, state.wide, state.counts, state.groups, state.queues,
-    )  # fmt: skip
-    numbers[LoopField.NEXT], numbers[LoopField.OUTPUT_COUNT] = processed, output_count
-    for_cpu = send(wires, output.data, output.length[: numbers[LoopField.OUTPUT_COUNT]], output.port)
+    run_program(program, data, length, port, state, output, loop, clock_us(loop))
+    for_cpu = send(wires, output.data, output.length[: loop.numbers[LoopField.OUTPUT_COUNT]], output.port)
     if not for_cpu:
-        numbers[LoopField.OUTPUT_COUNT] = 0
+        loop.numbers[LoopField.OUTPUT_COUNT] = 0
     return for_cpu

@@ -7,14 +7,11 @@ to send segments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
-
-import numpy as np
-from numba import typeof
+from functools import partial
+from typing import NamedTuple
 
 from peelsum.compiling import compiled
 from peelsum.softswitch.ports.compiled_loop import (
-    CLOCK_MASK,
     FINISHED,
     FOR_CPU,
     WAKER,
@@ -24,7 +21,8 @@ from peelsum.softswitch.ports.compiled_loop import (
     LoopState,
     OutputFrames,
     clock_us,
-    new_loop_state,
+    compile_loop,
+    run_program,
     wait_for_ports,
 )
 from peelsum.softswitch.ports.pacing_kernels import (
@@ -46,7 +44,7 @@ from peelsum.softswitch.ports.udp_kernels import (
     send,
     sort,
 )
-from peelsum.softswitch.runtime.native import SIGNATURE, CompiledProgram, types
+from peelsum.softswitch.runtime.native import CompiledProgram
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.softswitch.runtime.switch import ProgramMemory, Switch
 
@@ -60,8 +58,8 @@ class _UdpLoopMemory(NamedTuple):
     sockets: Sockets
     batch: ReceiveBuffers
     send_buffers: SendBuffers
-    state: ProgramMemory
     rings: Rings
+    state: ProgramMemory
     output: OutputFrames
     loop: LoopState
 
@@ -69,20 +67,14 @@ class _UdpLoopMemory(NamedTuple):
 def warm_up(ports: UdpPorts) -> None:
     """Compile the loop, so that neither the first packet nor a signal waits for the compiler later."""
     ports.send(ports.receive([]))
-    byte, word32, word64 = np.zeros((1, 1), np.uint8), np.zeros(1, np.uint32), np.zeros(1, np.uint64)
-    output = OutputFrames(byte, ports.received.length, ports.received.port, word64)
-    state = ProgramMemory(
-        memory=word64, regs=word32, wide=word64, counts=word64, groups=word64, queues=word64
-    )
-    rings = new_rings([], 1, 1, ports.sockets)
-    send_buffers, loop = ports.send_buffers_for(0), new_loop_state([], 0)
-    memory = _UdpLoopMemory(ports.sockets, ports.received, send_buffers, state, rings, output, loop)
-    signature = types.FunctionType(SIGNATURE), cast(Any, typeof)(memory), types.int64
-    cast(Any, run_loop).compile(signature)
+    rings, send_buffers = new_rings([], 1, 1, ports.sockets), ports.send_buffers_for(0)
+    compile_loop(run_loop, partial(_UdpLoopMemory, ports.sockets, ports.received, send_buffers, rings))
 
 
 class UdpLoop(CompiledLoop):
     """The compiled loop over UDP ports."""
+
+    ports: UdpPorts
 
     def __init__(
         self,
@@ -94,7 +86,6 @@ class UdpLoop(CompiledLoop):
         started_ns: int,
     ) -> None:
         """Take the ports with a rate from `queues`; for the others, see `CompiledLoop`."""
-        self._ports = ports
         super().__init__(ports, switch, entry, wakers, started_ns)
         paced_ports, limit = (queues.ports, queues.limit) if queues else ([], 1)
         self._rings = new_rings(paced_ports, limit, int(ports.received.iovecs[0, 1]), ports.sockets)
@@ -102,11 +93,10 @@ class UdpLoop(CompiledLoop):
 
     def run_compiled(self, output: OutputFrames, wait_us: int) -> int:
         """Run the compiled loop; see `CompiledLoop`."""
-        ports = self._ports
+        ports = self.ports
         send_buffers = ports.send_buffers_for(max(len(output.data), self._ring_rows))
-        state = self.switch.state
         memory = _UdpLoopMemory(
-            ports.sockets, ports.received, send_buffers, state, self._rings, output, self.loop
+            ports.sockets, ports.received, send_buffers, self._rings, self.switch.state, output, self.loop
         )
         reason = run_loop(self.entry, memory, wait_us)
         if reason < _SEGMENTS_REFUSED:
@@ -154,22 +144,14 @@ def _process_batch(program: Callable[..., tuple[int, int]], memory: _UdpLoopMemo
 
     Return 0, or why the loop must return.
     """
-    sockets, batch, send_buffers, state, rings, output, loop = memory
-    numbers, (rows, stride) = loop.numbers, output.data.shape
+    sockets, batch, send_buffers, rings, state, output, loop = memory
+    numbers = loop.numbers
     now_us = clock_us(loop)
     if may_overflow(rings, (numbers[LoopField.COUNT] - numbers[LoopField.NEXT]) * numbers[LoopField.COPIES]):
         row = release(rings, sockets, send_buffers, now_us)
         if row >= 0:
             return _SEGMENTS_REFUSED + row
-    processed, output_count = program(
-        batch.data.reshape(batch.data.size), np.uint64(batch.data.shape[1]), batch.length, batch.port,
-        np.uint64(numbers[LoopField.NEXT]), np.uint64(numbers[LoopField.COUNT]),
-        np.uint64(now_us & CLOCK_MASK),
-        output.data.reshape(output.data.size), np.uint64(stride), output.length, output.port,
-        output.leave, np.uint64(rows), np.uint64(numbers[LoopField.COPIES]),
-        state.memory, state.regs, state.wide, state.counts, state.groups, state.queues,
-    )  # fmt: skip
-    numbers[LoopField.NEXT], numbers[LoopField.OUTPUT_COUNT] = processed, output_count
+    run_program(program, batch.data, batch.length, batch.port, state, output, loop, now_us)
     length = output.length[: numbers[LoopField.OUTPUT_COUNT]]
     lose_sent(sockets, output.port[: length.shape[0]])
     hold(rings, sockets, output.data, length, output.port, output.leave)
