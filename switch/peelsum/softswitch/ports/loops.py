@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from peelsum.compiling import compiled
 from peelsum.softswitch.ports import ring_kernels, udp_kernels
 from peelsum.softswitch.ports.interfaces import InterfacePorts
-from peelsum.softswitch.ports.pacing_kernels import (
+from peelsum.softswitch.ports.pacing import (
     NEVER,
     Rings,
     due_in,
