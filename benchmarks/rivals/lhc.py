@@ -156,10 +156,6 @@ class LhcLayout:
         loops.place(*self._arguments, positions, places)
         return peel(places, self.cells)
 
-    def heaviest_lane(self, positions: NDArray[np.int64]) -> int:
-        """Return the largest number of candidates in one lane. To recover all, it needs as many rows."""
-        return int(np.bincount(positions % self.lanes, minlength=1).max())
-
     @property
     def _arguments(self) -> tuple[int, int, np.uint64]:
         return self.lanes, self.rows, np.uint64(self.seed)
@@ -187,7 +183,7 @@ def smallest_lhc(
     The search begins with as many rows as the heaviest lane has candidates, and ends at one cell per element.
     """
     layout = LhcLayout(1, seed, lanes, index_bits)
-    rows = max(layout.heaviest_lane(positions), 1)
+    rows = max(int(np.bincount(positions % lanes, minlength=1).max()), 1)
     while (layout := replace(layout, rows=rows)).cells <= max(elements, lanes):
         if not layout.peeled(positions).left_over:
             return layout
@@ -195,20 +191,16 @@ def smallest_lhc(
     return None
 
 
-def published_lhc(non_zeros: int) -> LhcLayout:
-    """Return LHC's layout of the published size, with the published index."""
-    return _sized(non_zeros, PUBLISHED)
-
-
 def lhc_variants(non_zeros: int, smallest: LhcLayout | None) -> list[LhcLayout]:
     """Return the layouts to try: PUBLISHED, SIZES and MULTIPLES of the smallest, each with both indexes."""
-    tables = [_sized(non_zeros, cells) for cells in (PUBLISHED, *SIZES)]
+    tables = [sized_lhc(non_zeros, cells) for cells in (PUBLISHED, *SIZES)]
     if smallest is not None:
         tables += (replace(smallest, rows=int(smallest.rows * multiple)) for multiple in MULTIPLES)
     return [replace(layout, index_bits=bits) for layout in dict.fromkeys(tables) for bits in (4, 1)]
 
 
-def _sized(non_zeros: int, cells_per_non_zero: float) -> LhcLayout:
+def sized_lhc(non_zeros: int, cells_per_non_zero: float = PUBLISHED) -> LhcLayout:
+    """Return LHC's layout of the published size, or of another one, with the published index."""
     return LhcLayout(max(round(non_zeros * cells_per_non_zero / LhcLayout(1).lanes), 1))
 
 
@@ -249,7 +241,7 @@ def lhc_step(
         lhc.complete(decoded, positions, codec.to_device(arrived), fixed)
         codec.synchronize()
         decode_s += clock() - started
-    require_exact([values], codec.to_host(decoded), fixed)
+    require_exact(values, codec.to_host(decoded), fixed)
     return Measured(layout.words(values.size) + unpeeled, encode_s, decode_s, None, unpeeled)
 
 
