@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
-from peelsum.processes import Child, ProcessError, print_message, receive_from_parent
+from peelsum.processes import Child, print_message, receive_from_parent
+from peelsum.processes.children import gather_reports
 from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 from peelsum.transport import TransportError
@@ -43,27 +44,14 @@ def started(stack: ExitStack, seats: Iterable[Mapping[str, Any]], *, elements: i
     return workers
 
 
-def one_sum(workers: Sequence[Child], late_s: float = 0.0) -> list[dict[str, Any]]:
-    """Begin a sum at all workers, at the last one later; return the seconds and wrong words of each."""
-    for worker in workers[:-1]:
-        worker.send(again=True)
-    time.sleep(late_s)
-    workers[-1].send(again=True)
-    return [_line(worker) for worker in workers]
+def one_sum(workers: Sequence[Child], *, again: bool = True) -> list[dict[str, Any]]:
+    """Have all workers do a sum; return the seconds and wrong words of each.
 
-
-def ended(workers: Sequence[Child]) -> list[dict[str, Any]]:
-    """Let the workers leave their job; return each one's counters."""
+    again: False lets them leave their job instead; returned are each one's counters.
+    """
     for worker in workers:
-        worker.send(again=False)
-    return [_line(worker) for worker in workers]
-
-
-def _line(worker: Child) -> dict[str, Any]:
-    line = worker.next_message(_PATIENCE_S)
-    if line is None:
-        raise ProcessError(f"{worker.name}: ended before it finished; run again, it may have been stopped")
-    return line
+        worker.send(again=again)
+    return gather_reports(workers, timeout_s=_PATIENCE_S)
 
 
 def words_of(elements: int, seed: int, worker_id: int) -> NDArray[np.uint32]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import Experiment, Size
-from benchmarks.rivals.lhc import LhcLayout, lhc_step, lhc_variants, published_lhc, smallest_lhc
+from benchmarks.rivals.lhc import LhcLayout, lhc_step, lhc_variants, sized_lhc, smallest_lhc
 from peelsum.bench.codec.rows import WAYS, RandomTensor, codec_row, measure_form, random_tensor
 from peelsum.bench.codec.timing import SUPPORTS, Measured, fastest
 from peelsum.bench.point import Support
@@ -68,11 +68,11 @@ def lhc_rows(drawn: RandomTensor) -> Iterator[dict[str, Any]]:
 
     count = drawn.positions.size
     smallest = smallest_lhc(drawn.positions, drawn.values.size)
-    measured = {"lhc_published": _timed_lhc(published_lhc(count), step)}
+    measured = {"lhc_published": _timed_lhc(sized_lhc(count), step)}
     if smallest is not None:
         measured["lhc"] = _timed_lhc(smallest, step)
     if drawn.device.name == "cuda":
-        measured["lhc_cuda"] = _timed_lhc(replace(published_lhc(count), index_bits=1), step)
+        measured["lhc_cuda"] = _timed_lhc(replace(sized_lhc(count), index_bits=1), step)
     measured["lhc_best"] = best_lhc(lhc_variants(count, smallest), step, *measured.values())
     for form, (layout, timed) in measured.items():
         rounds = layout.peeled(drawn.positions).rounds

@@ -38,7 +38,7 @@ from peelsum.processes.children import Child
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.topology import namespaces
-from peelsum.topology.bmv2 import reserved_tcp_port
+from peelsum.topology.bmv2 import reserved_tcp_port, wait_until_listening
 
 _PORTS = range(1, 5)
 _IPV4, _TCP, _UDP, _UDP_PORT = 0x800, 6, 17, 20563
@@ -179,7 +179,8 @@ def _measure_switch(name: str, program: str, runtime: str, seconds: float) -> di
         switch = Child(name, [*_COMMANDS[name], *options, "--", "--grpc-server-addr", address], foreign=True)
         hosts = InterfacePorts({port: f"host{port}" for port in _PORTS}, method="packet")
         try:
-            _write_entries(address, runtime, switch)
+            wait_until_listening(switch, program, address, _PATIENCE_S)
+            _write_entries(address, runtime)
             output = _first_output(hosts, PROGRAMS[program])
             driven = [_drive(hosts, PROGRAMS[program], window, seconds, switch.pid) for window in _WINDOWS]
             fastest = max(driven, key=lambda figures: figures["frames_per_s"])
@@ -189,20 +190,8 @@ def _measure_switch(name: str, program: str, runtime: str, seconds: float) -> di
             hosts.close()
 
 
-def _write_entries(address: str, runtime: str, switch: Child) -> None:
-    """Load the program and its entries by the tutorials' controller, once the switch listens."""
-    deadline = time.monotonic() + _PATIENCE_S
-    host, port = address.split(":")
-    while True:
-        try:
-            socket.create_connection((host, int(port)), 1).close()
-            break
-        except OSError:
-            if not switch.running or time.monotonic() > deadline:
-                raise ExperimentError(
-                    f"{address}: the switch does not listen\n{switch.output_tail()}"
-                ) from None
-            time.sleep(0.05)
+def _write_entries(address: str, runtime: str) -> None:
+    """Load the program and its entries by the tutorials' controller."""
     command = [os.environ["P4LANG_PYTHON"], "-c", _WRITE_ENTRIES, os.environ["P4LANG_TUTORIALS"], address]
     subprocess.run([*command, runtime], check=True, stdout=subprocess.DEVNULL)
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 
 from benchmarks import Experiment, Size, Value
-from benchmarks.summing_workers import ended, one_sum, started
+from benchmarks.summing_workers import one_sum, started
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
 from peelsum.topology import Star
 
@@ -24,7 +24,7 @@ def measure(seed: int, workers: int, mbit: float, elements: int, window: int) ->
     with Star(workers, window=window, rate_mbit=mbit) as star, ExitStack() as stack:
         children = started(stack, map(asdict, star.seats), elements=elements, seed=seed)
         sums = [one_sum(children) for _ in range(1 + _SUMS)]
-        ended(children)
+        one_sum(children, again=False)
     emulated_s = min(max(line["seconds"] for line in lines) for lines in sums[1:])
     # Loopback has hardly a delay; the switch's process takes about this time for a packet.
     network = NetworkSection(gbps=mbit / 1000, delay_us=50.0)

@@ -156,10 +156,6 @@ class LhcLayout:
         loops.place(*self._arguments, positions, places)
         return peel(places, self.cells)
 
-    def heaviest_lane(self, positions: NDArray[np.int64]) -> int:
-        """Return the largest number of candidates in one lane. To recover all, it needs as many rows."""
-        return int(np.bincount(positions % self.lanes, minlength=1).max())
-
     @property
     def _arguments(self) -> tuple[int, int, np.uint64]:
         return self.lanes, self.rows, np.uint64(self.seed)
@@ -177,7 +173,6 @@ class LhcLayout:
 def smallest_lhc(
     positions: NDArray[np.int64],
     elements: int,
-    seed: int = 0,
     *,
     lanes: int = LHC_LANES,
     index_bits: Literal[1, 4] = 4,
@@ -186,8 +181,8 @@ def smallest_lhc(
 
     The search begins with as many rows as the heaviest lane has candidates, and ends at one cell per element.
     """
-    layout = LhcLayout(1, seed, lanes, index_bits)
-    rows = max(layout.heaviest_lane(positions), 1)
+    layout = LhcLayout(1, lanes=lanes, index_bits=index_bits)
+    rows = max(int(np.bincount(positions % lanes, minlength=1).max()), 1)
     while (layout := replace(layout, rows=rows)).cells <= max(elements, lanes):
         if not layout.peeled(positions).left_over:
             return layout
@@ -195,20 +190,16 @@ def smallest_lhc(
     return None
 
 
-def published_lhc(non_zeros: int) -> LhcLayout:
-    """Return LHC's layout of the published size, with the published index."""
-    return _sized(non_zeros, PUBLISHED)
-
-
 def lhc_variants(non_zeros: int, smallest: LhcLayout | None) -> list[LhcLayout]:
     """Return the layouts to try: PUBLISHED, SIZES and MULTIPLES of the smallest, each with both indexes."""
-    tables = [_sized(non_zeros, cells) for cells in (PUBLISHED, *SIZES)]
+    tables = [sized_lhc(non_zeros, cells) for cells in (PUBLISHED, *SIZES)]
     if smallest is not None:
         tables += (replace(smallest, rows=int(smallest.rows * multiple)) for multiple in MULTIPLES)
     return [replace(layout, index_bits=bits) for layout in dict.fromkeys(tables) for bits in (4, 1)]
 
 
-def _sized(non_zeros: int, cells_per_non_zero: float) -> LhcLayout:
+def sized_lhc(non_zeros: int, cells_per_non_zero: float = PUBLISHED) -> LhcLayout:
+    """Return LHC's layout of the published size, or of another one, with the published index."""
     return LhcLayout(max(round(non_zeros * cells_per_non_zero / LhcLayout(1).lanes), 1))
 
 
@@ -249,7 +240,7 @@ def lhc_step(
         lhc.complete(decoded, positions, codec.to_device(arrived), fixed)
         codec.synchronize()
         decode_s += clock() - started
-    require_exact([values], codec.to_host(decoded), fixed)
+    require_exact(values, codec.to_host(decoded), fixed)
     return Measured(layout.words(values.size) + unpeeled, encode_s, decode_s, None, unpeeled)
 
 
@@ -277,15 +268,15 @@ class FewestWords:
         return self.index_words + self.layout.cells
 
 
-def fewest_words(positions: NDArray[np.int64], elements: int, seed: int = 0) -> FewestWords | None:
+def fewest_words(positions: NDArray[np.int64], elements: int) -> FewestWords | None:
     """Return the way with the fewest words for these non-zeros; None if no table recovers them."""
-    return min(_ways(positions, elements, seed), key=lambda table: table.words, default=None)
+    return min(_ways(positions, elements), key=lambda table: table.words, default=None)
 
 
-def _ways(positions: NDArray[np.int64], elements: int, seed: int) -> Iterator[FewestWords]:
+def _ways(positions: NDArray[np.int64], elements: int) -> Iterator[FewestWords]:
     """Yield each batch's table with a bitmap and, if the formula prefers it, with a Bloom filter."""
     for lanes in BATCHES:
-        table = smallest_lhc(positions, elements, seed, lanes=lanes, index_bits=1)
+        table = smallest_lhc(positions, elements, lanes=lanes, index_bits=1)
         if table is None:
             continue
         yield FewestWords(table, -(-elements // 32), positions)
@@ -293,8 +284,8 @@ def _ways(positions: NDArray[np.int64], elements: int, seed: int) -> Iterator[Fe
         if not hashes:
             continue
         words = filter_words(positions.size, hashes)
-        candidates = passing(positions, elements, words, hashes, seed)
-        table = smallest_lhc(candidates, elements, seed, lanes=lanes, index_bits=1)
+        candidates = passing(positions, elements, words, hashes)
+        table = smallest_lhc(candidates, elements, lanes=lanes, index_bits=1)
         if table is not None:
             yield FewestWords(table, words, candidates)
 
@@ -316,22 +307,20 @@ def filter_words(non_zeros: int, hashes: int) -> int:
     return max(math.ceil(non_zeros * hashes / math.log(2) / 32), 1)
 
 
-def passing(
-    positions: NDArray[np.int64], elements: int, words: int, hashes: int, seed: int = 0
-) -> NDArray[np.int64]:
+def passing(positions: NDArray[np.int64], elements: int, words: int, hashes: int) -> NDArray[np.int64]:
     """Return the elements that pass a Bloom filter of these positions, ascending."""
     bits = np.zeros(32 * words, bool)
     for number in range(hashes):
-        bits[_hashed(positions, number, seed) % bits.size] = True
+        bits[_hashed(positions, number) % bits.size] = True
     candidates = np.arange(elements)
     for number in range(hashes):
-        candidates = candidates[bits[_hashed(candidates, number, seed) % bits.size]]
+        candidates = candidates[bits[_hashed(candidates, number) % bits.size]]
     return candidates
 
 
-def _hashed(positions: NDArray[np.int64], number: int, seed: int) -> NDArray[np.uint64]:
+def _hashed(positions: NDArray[np.int64], number: int) -> NDArray[np.uint64]:
     """Return a hash of each position that behaves as random (splitmix64's finalizer)."""
-    salt = (seed * _MOST_HASHES + number + 1) * 0x9E3779B97F4A7C15 % 2**64
+    salt = (number + 1) * 0x9E3779B97F4A7C15 % 2**64
     x = positions.astype(np.uint64) + np.uint64(salt)
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

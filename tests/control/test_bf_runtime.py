@@ -26,7 +26,7 @@ from peelsum.control.errors import DescriptionError, NotPrimaryError, UpdateRefu
 from peelsum.control.session import pipeline_schema
 from peelsum.control.tables import read_jobs
 from peelsum.control.tofino import ARCHITECTURES
-from peelsum.pipelines.stratum import Profile, pipeline_config
+from peelsum.pipelines.tofino import Profile, pipeline_config
 from peelsum.wire import Verdict
 
 DESCRIPTION = """

@@ -13,13 +13,14 @@ from tofino_program import FOLDER, needed
 
 from peelsum.pipelines import tofino
 from peelsum.pipelines.artifacts import PipelineError
-from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.pipelines.tofino import (
     ASSEMBLER,
     COMPILER,
+    Profile,
     check_parsers,
     compile_for,
     fingerprint,
+    pipeline_config,
     report,
     report_path,
 )

@@ -28,12 +28,7 @@ class SpecHosts:
         self.copies = 0
 
     def send(self, worker: int, batch: Batch) -> None:
-        self._send(worker + 1, batch)
-
-    def send_results(self, batch: Batch) -> None:
-        self._send(SERVER, batch)
-
-    def _send(self, port: int, batch: Batch) -> None:
+        port = SERVER if worker < 0 else worker + 1
         for packet in batch:
             for out, payload in self.switch.process(port, packet.tobytes(), 0):
                 if out != SERVER:

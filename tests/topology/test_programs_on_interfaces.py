@@ -12,8 +12,8 @@ from patience import PATIENCE_S
 from program_frames import MADE, PORTS, TAIL, by_port, switch_of
 
 from peelsum.softswitch import Frames
-from peelsum.softswitch.ports.interface_loop import InterfaceLoop
 from peelsum.softswitch.ports.interfaces import InterfacePorts
+from peelsum.softswitch.ports.loops import InterfaceLoop
 from peelsum.softswitch.runtime.switch import Switch
 from peelsum.topology import namespaces
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from finsy.p4entity import P4Entity, P4TableEntry, P4TableMatch
@@ -45,6 +46,7 @@ _OPTIONS = (
 )
 _Get = p4r.GetForwardingPipelineConfigRequest
 _Set = p4r.SetForwardingPipelineConfigRequest
+_Stream = TypeVar("_Stream")
 
 
 class Session:
@@ -168,17 +170,17 @@ class Session:
         bid: sends a bid on a stream, and raises NotPrimaryError if another stream is the primary. The error
         is raised if that is still so after `patience_s` seconds; other errors are raised immediately.
         """
-        deadline = monotonic() + patience_s
-        while True:
+
+        def attempt() -> StreamChannel:
             stream = StreamChannel(self._stub, self.address, self._device_id, role)
             try:
                 bid(stream)
-                return stream
-            except BaseException as error:
+            except BaseException:
                 stream.close()
-                if not isinstance(error, NotPrimaryError) or monotonic() >= deadline:
-                    raise
-            sleep(_BID_INTERVAL_S)
+                raise
+            return stream
+
+        return elected(attempt, patience_s)
 
     # Leases on jobs
 
@@ -275,13 +277,11 @@ class Session:
         is invalid for the switch's program.
         """
         schema = self.running_schema()
-        try:
+        with schema_errors():
             encoded = [
                 update if isinstance(update, p4r.Update) else update.encode_update(schema)
                 for update in updates
             ]
-        except ValueError as error:
-            raise schema_error(error) from error
         self.write_raw(encoded)
 
     def write_raw(self, updates: Sequence[Any]) -> None:
@@ -306,13 +306,11 @@ class Session:
     def read(self, *selectors: P4Entity | p4r.Entity) -> list[p4r.Entity]:
         """Return the entities that `selectors` selects. Raises SwitchError."""
         schema = self.running_schema()
-        try:
+        with schema_errors():
             entities = [
                 selector if isinstance(selector, p4r.Entity) else selector.encode(schema)
                 for selector in selectors
             ]
-        except ValueError as error:
-            raise schema_error(error) from error
         request = p4r.ReadRequest(device_id=self._device_id, entities=entities)
         matches: list[p4r.Entity] = []
         try:
@@ -335,12 +333,28 @@ class Session:
         ) from None
 
 
-def schema_error(error: ValueError) -> SwitchError:
+def elected(bid: Callable[[], _Stream], patience_s: float) -> _Stream:
+    """Call `bid` until it raises no NotPrimaryError, or until it still does after `patience_s` seconds."""
+    deadline = monotonic() + patience_s
+    while True:
+        try:
+            return bid()
+        except NotPrimaryError:
+            if monotonic() >= deadline:
+                raise
+        sleep(_BID_INTERVAL_S)
+
+
+@contextmanager
+def schema_errors() -> Iterator[None]:
     """Translate an error of finsy: an entity does not fit the switch's program."""
-    return SwitchError(
-        f"switch: its program does not accept this: {error}; correct the value, or load this version's "
-        "pipeline"
-    )
+    try:
+        yield
+    except ValueError as error:
+        raise SwitchError(
+            f"switch: its program does not accept this: {error}; correct the value, or load this version's "
+            "pipeline"
+        ) from error
 
 
 def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:

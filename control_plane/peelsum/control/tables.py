@@ -16,7 +16,7 @@ from finsy.p4entity import P4CounterEntry, P4MulticastGroupEntry, P4TableAction,
 from peelsum.control.description import SwitchPlan
 from peelsum.control.drivers import driver_of
 from peelsum.control.sections import NextHop, Prefix
-from peelsum.control.session import Session, lanes_and_slots, schema_error
+from peelsum.control.session import Session, lanes_and_slots, schema_errors
 from peelsum.wire import MAX_WORKERS, Level, Verdict
 
 _bytes = methodcaller("SerializeToString")
@@ -225,10 +225,8 @@ def rows_by_key(
     """
     schema, encoded_rows = session.running_schema(), {}
     for row in rows:
-        try:
+        with schema_errors():
             entry = row.encode_entry(schema)
-        except ValueError as error:
-            raise schema_error(error) from error
         action = entry.action.action
         key = (entry.table_id, *sorted(map(_bytes, entry.match)))
         encoded_rows[key] = row, (action.action_id, *sorted(map(_bytes, action.params)))

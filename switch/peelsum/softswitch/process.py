@@ -19,11 +19,10 @@ from peelsum.softswitch.compiler.loading import load
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.p4runtime.notifications import poll_regularly
-from peelsum.softswitch.ports import interface_loop, udp_loop
 from peelsum.softswitch.ports.capture import Capture
-from peelsum.softswitch.ports.compiled_loop import CLOCK_MASK, CompiledLoop
 from peelsum.softswitch.ports.interfaces import InterfaceCounts, InterfacePorts
 from peelsum.softswitch.ports.links import Links, load_schedule
+from peelsum.softswitch.ports.loops import CLOCK_MASK, CompiledLoop, InterfaceLoop, UdpLoop, warm_up
 from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
 from peelsum.softswitch.program.model import Program
@@ -42,14 +41,6 @@ _STOPPING, _DEVICE = -1, -2
 #: Batches after which a compiled loop returns: never, but for other reasons.
 _UNLIMITED = 1 << 62
 _logger = logging.getLogger("peelsum.switch")
-
-
-def warm_up(ports: Ports) -> None:
-    """Compile the loop over these ports, so that neither the first packet nor a signal waits for it later."""
-    if isinstance(ports, UdpPorts):
-        udp_loop.warm_up(ports)
-    else:
-        interface_loop.warm_up(ports)
 
 
 class DataPlane:
@@ -190,21 +181,14 @@ class DataPlane:
             return None
         if switch.entry is None or self._capture is not None:
             return None
+        if isinstance(self._ports, InterfacePorts) and self._device.queues is not None:
+            return None
         wakers = [self._wake_reader.fileno(), self._device.fileno()]
-        compiled_loop: CompiledLoop
-        match self._ports:
-            case UdpPorts() as ports:
-                compiled_loop = udp_loop.UdpLoop(
-                    ports, switch, switch.entry, self._device.queues, wakers, self._started
-                )
-            case InterfacePorts() as ports if self._device.queues is None:
-                compiled_loop = interface_loop.InterfaceLoop(
-                    ports, switch, switch.entry, wakers, self._started
-                )
-            case _:
-                return None
         switch.lock.on_wait = self._wake
-        return compiled_loop
+        if isinstance(self._ports, UdpPorts):
+            queues = self._device.queues
+            return UdpLoop(self._ports, switch, switch.entry, queues, wakers, self._started)
+        return InterfaceLoop(self._ports, switch, switch.entry, wakers, self._started)
 
     def _new_pacers(self) -> tuple[Pacer, Pacer]:
         if self._links is None:

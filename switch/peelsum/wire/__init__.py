@@ -9,6 +9,7 @@ from peelsum.wire.format import (
     DROP_PORT,
     EVERYONE,
     FIELDS,
+    FRAME_HEADER_BYTES,
     HEADER_BYTES,
     MAX_WORKERS,
     PROOF_BYTES,
@@ -20,15 +21,16 @@ from peelsum.wire.format import (
     UDP_PORT,
     VERSION,
     Flag,
+    FrameAddress,
     Kind,
     Level,
     Verdict,
     count_lanes,
+    encapsulation,
     packet_bytes,
     slot_index,
     slot_tag,
 )
-from peelsum.wire.frames import FRAME_HEADER_BYTES, FrameAddress, encapsulation
 
 __all__ = [
     "ALL_FLAGS",

@@ -19,8 +19,7 @@ from softswitch_frames import host_at, received
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Switch, load
-from peelsum.softswitch.ports.pacing import PAUSE_US
-from peelsum.softswitch.ports.pacing_kernels import NEVER, due_in, hold, new_rings, release
+from peelsum.softswitch.ports.pacing import NEVER, PAUSE_US, due_in, hold, new_rings, release
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.ports.udp_kernels import UdpColumn
 from peelsum.softswitch.process import DataPlane

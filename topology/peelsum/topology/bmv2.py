@@ -44,24 +44,33 @@ def start(
             command += ["--thrift-port", str(thrift_port)]  # the default, 9090, would be the same for all
         command += ["--", "--grpc-server-addr", address, "--cpu-port", str(CPU_PORT)]
         child = Child(name, command, foreign=True)
-        host, listening_port = address.split(":")
-        deadline = time.monotonic() + _START_TIMEOUT_S
         try:
-            while time.monotonic() < deadline:
-                if not child.running:
-                    raise TopologyError(child.exit_report())
-                try:
-                    socket.create_connection((host, int(listening_port)), timeout=1).close()
-                    return address, child
-                except OSError:
-                    time.sleep(0.02)
-            raise TopologyError(
-                f"{name}: {BINARY} does not listen on {address} after {_START_TIMEOUT_S:g} s"
-                f"{child.output_tail()}; check whether another program uses one of its ports"
-            )
+            wait_until_listening(child, BINARY, address, _START_TIMEOUT_S)
         except BaseException:
             child.stop()
             raise
+        return address, child
+
+
+def wait_until_listening(switch: Child, program: str, address: str, timeout_s: float) -> None:
+    """Wait until a switch accepts connections at host:port. Raises TopologyError if it does not.
+
+    program: what the switch is called in errors.
+    """
+    host, port = address.split(":")
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not switch.running:
+            raise TopologyError(switch.exit_report())
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.02)
+    raise TopologyError(
+        f"{switch.name}: {program} does not listen on {address} after {timeout_s:g} s{switch.output_tail()}; "
+        "check whether another program uses one of its ports"
+    )
 
 
 @contextmanager

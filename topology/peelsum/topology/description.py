@@ -236,21 +236,15 @@ def star(workers: int = 4) -> Topology:
     )
 
 
-def two_racks(workers_per_rack: int = 2) -> Topology:
-    """Return two racks of workers, each with a switch, below a spine switch with the server."""
-    racks = [[f"h{rack * workers_per_rack + n + 1}" for n in range(workers_per_rack)] for rack in range(2)]
-    top = f"h{2 * workers_per_rack + 1}"
-    links = [
-        Link(ends=(name, f"s{rack}-p{port}"))
-        for rack, names in enumerate(racks, 1)
-        for port, name in enumerate(names, 1)
-    ]
-    links += [Link(ends=(f"s{rack}-p{workers_per_rack + 1}", f"s3-p{rack}")) for rack in (1, 2)]
+def two_racks() -> Topology:
+    """Return two racks of two workers, each with a switch, below a spine switch with the server."""
+    workers = {"h1": "s1-p1", "h2": "s1-p2", "h3": "s2-p1", "h4": "s2-p2"}
+    links = (*workers.items(), ("s1-p3", "s3-p1"), ("s2-p3", "s3-p2"), ("h5", "s3-p3"))
     return Topology(
-        hosts={name: HostNode() for name in (*racks[0], *racks[1], top)},
+        hosts={name: HostNode() for name in (*workers, "h5")},
         switches={name: SwitchNode() for name in ("s1", "s2", "s3")},
-        links=(*links, Link(ends=(top, "s3-p3"))),
-        job=JobNode(workers=(*racks[0], *racks[1]), server=top),
+        links=tuple(Link(ends=ends) for ends in links),
+        job=JobNode(workers=tuple(workers), server="h5"),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
@@ -132,9 +132,9 @@ class NotEnoughMemoryError(ValueError):
     """A tensor is too large to be measured on this machine. The message says by how much."""
 
 
-def require_memory(elements: int, density: float, workers: int = 1) -> None:
-    """Raise NotEnoughMemoryError unless every worker's tensor of `elements` elements fits in memory."""
-    element_bytes = workers * (_BYTES_PER_ELEMENT + _BYTES_PER_CANDIDATE * density)
+def require_memory(elements: int, density: float) -> None:
+    """Raise NotEnoughMemoryError unless a tensor of `elements` elements fits in memory."""
+    element_bytes = _BYTES_PER_ELEMENT + _BYTES_PER_CANDIDATE * density
     needed, free = elements * element_bytes, free_bytes()
     if free is not None and needed > free:
         raise NotEnoughMemoryError(
@@ -257,7 +257,7 @@ def measure_step(
     (decoded,) = protocol.codec.decode(protocol.dense, protocol.sparse, 1)
     codec.synchronize()
     decode_s += clock() - started
-    require_exact([values], codec.to_host(decoded), fixed_point_format(protocol))
+    require_exact(values, codec.to_host(decoded), fixed_point_format(protocol))
     positions = None
     if choice.index is not None:
         union = codec.to_host(protocol.union).view(np.uint32)
@@ -304,17 +304,12 @@ def words_on_host(words: Any, codec: CodecDevice) -> Words:
     return cast(Words, codec.fetch(words)[0])
 
 
-def require_exact(
-    tensors: Sequence[NDArray[np.float32]], decoded: NDArray[np.float32], fixed: FixedPoint
-) -> None:
-    """Raise NotExactError unless decoded[n] is the sum of the workers' tensors in fixed point, by NumPy."""
+def require_exact(values: NDArray[np.float32], decoded: NDArray[np.float32], fixed: FixedPoint) -> None:
+    """Raise NotExactError unless decoded[n] are the values in fixed point, by NumPy."""
     for start in range(0, decoded.size, _CHECK_BATCH):
         end = min(start + _CHECK_BATCH, decoded.size)
         factor = np.ldexp(1.0, fixed.scales_at(np.arange(start, end)))
-        total = np.zeros(end - start)  # of integers below 2**31, which float64 adds exactly
-        for values in tensors:
-            total += np.rint(values[start:end] * factor)
-        expected = (total / factor).astype(np.float32)
+        expected = (np.rint(values[start:end] * factor) / factor).astype(np.float32)
         wrong = np.flatnonzero(expected != decoded[start:end])
         if wrong.size:
             i = int(wrong[0])

@@ -32,6 +32,10 @@ _HELLO_S = 5.0
 _RING_BATCH = 4096
 
 
+#: The server, in place of a worker's number.
+SERVER = -1
+
+
 class UdpHosts:
     """Workers behind switch ports 1 to n, and the server behind port n + 1, all over UDP."""
 
@@ -54,12 +58,11 @@ class UdpHosts:
         self._links.close()
 
     def send(self, worker: int, batch: Batch) -> None:
-        """Send packets from a worker into the switch. Those that do not fit the kernel's buffer are lost."""
-        self._sockets[worker].send(batch)
+        """Send packets from a worker, or from SERVER, into the switch.
 
-    def send_results(self, batch: Batch) -> None:
-        """Send packets from the server into the switch."""
-        self._sockets[-1].send(batch)
+        Those that do not fit the kernel's buffer are lost.
+        """
+        self._sockets[worker].send(batch)
 
     def receive_sums(self, timeout: float) -> Batch | None:
         """Return the server's received packets, or None after `timeout` seconds of silence.
@@ -113,12 +116,8 @@ class RingHosts:
         frames = self._frames[worker][: len(batch)]
         frames[:, FRAME_HEADER_BYTES:] = batch
         length = np.full(len(batch), self._size, np.int32)
-        port = self._server if worker < 0 else worker + 1
+        port = self._server if worker == SERVER else worker + 1
         self._ports.send(Frames(frames, length, np.full_like(length, port)))
-
-    def send_results(self, batch: Batch) -> None:
-        """See `UdpHosts.send_results`."""
-        self.send(-1, batch)
 
     def receive_sums(self, timeout: float) -> Batch | None:
         """See `UdpHosts.receive_sums`. Frame headers are removed."""
@@ -156,12 +155,10 @@ class Load:
     """uint32[window, lanes]: the sum over workers, modulo 2**32."""
 
     @classmethod
-    def random(
-        cls, *, workers: int, window: int, lanes: int, job_id: int = 1, generation: int, seed: int = 0
-    ) -> Load:
-        """Return a load of uniformly distributed 32-bit lanes, whose sums overflow."""
-        values = np.random.default_rng(seed).integers(0, 1 << 32, (workers, window, lanes), np.uint32)
-        return cls(job_id, generation, values, values.sum(axis=0, dtype=np.uint32))
+    def random(cls, *, workers: int, window: int, lanes: int, generation: int) -> Load:
+        """Return a load of job 1, of uniformly distributed 32-bit lanes, whose sums overflow."""
+        values = np.random.default_rng(0).integers(0, 1 << 32, (workers, window, lanes), np.uint32)
+        return cls(1, generation, values, values.sum(axis=0, dtype=np.uint32))
 
     @property
     def workers(self) -> int:
@@ -245,7 +242,7 @@ def drive(
         complete = _complete(load, sums)
         if done < _CHECKED:
             load.check(complete)
-        hosts.send_results(as_results(complete, load.lanes.shape[2]))
+        hosts.send(SERVER, as_results(complete, load.lanes.shape[2]))
         done += len(complete)
         outstanding = max(0, outstanding - len(complete))
     return LoadResult(done, now - started, lost)
@@ -287,7 +284,7 @@ def time_slots(
             continue
         load.check(complete)
         latencies.append(received - sent)
-        hosts.send_results(as_results(complete, load.lanes.shape[2]))
+        hosts.send(SERVER, as_results(complete, load.lanes.shape[2]))
         hosts.receive_results(load.workers, _TIMEOUT_S)
     return ChunkLatencies(np.array(latencies) * 1e6, lost)
 

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Thread
-from time import monotonic, sleep
 from typing import Any, NoReturn
 
 import grpc
@@ -38,7 +37,7 @@ from peelsum.control.bfruntime.rows import (
     table_update,
 )
 from peelsum.control.errors import NotPrimaryError, SwitchError, UnsupportedError
-from peelsum.control.session import Session, schema_error
+from peelsum.control.session import Session, elected, schema_errors
 from peelsum.control.stream import StreamChannel
 from peelsum.tls import TlsIdentity
 
@@ -47,8 +46,8 @@ _PROGRAM_TIMEOUT_S = 600.0
 #: bf_switchd's name of the pseudo-program with the tables that every switch has.
 _SHARED_TABLES = "$SHARED"
 _BATCH = 256
-#: Seconds that the switch may take to notice that this client's last stream has ended; the retry interval.
-_UNBIND_S, _RETRY_S = 2.0, 0.1
+#: Seconds that the switch may take to notice that this client's last stream has ended.
+_UNBIND_S = 2.0
 
 
 class BfRuntimeSession(Session):
@@ -80,7 +79,7 @@ class BfRuntimeSession(Session):
         self.tables = Schema()
         #: The name of the running program; empty if there is none.
         self.program_name = ""
-        self._client_id = _new_client_id()
+        self._client_id = 0
         self._calls: Any = None
         self._outgoing: queue.SimpleQueue[object] = queue.SimpleQueue()
         super().__init__(address, device_id, timeout_s=timeout_s, connect_s=connect_s, identity=identity)
@@ -104,19 +103,18 @@ class BfRuntimeSession(Session):
 
         election_id: not used, because the first client that binds the program is the primary.
         """
+        elected(self._bid, patience_s)
+
+    def _bid(self) -> None:
+        """Bind the running program once, as a new client. Raises NotPrimaryError."""
         self.become_backup()
-        deadline = monotonic() + patience_s
-        while True:
-            self._subscribe()
-            try:
-                self.refresh()
-                self._bind()
-                return
-            except BaseException as error:
-                self.become_backup()
-                if not isinstance(error, NotPrimaryError) or monotonic() >= deadline:
-                    raise
-            sleep(_RETRY_S)
+        self._subscribe()
+        try:
+            self.refresh()
+            self._bind()
+        except BaseException:
+            self.become_backup()
+            raise
 
     def become_backup(self) -> None:
         """End the stream, which unbinds the program."""
@@ -148,7 +146,7 @@ class BfRuntimeSession(Session):
         """Open a stream and subscribe, as a new client. Raises SwitchError."""
         responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # A new client id, because the switch may not have noticed yet that the last stream has ended.
-        self._outgoing, self._client_id = queue.SimpleQueue(), _new_client_id()
+        self._outgoing, self._client_id = queue.SimpleQueue(), secrets.randbits(31) | 1
         request = StreamRequest(client_id=self._client_id)
         request.subscribe.device_id = self._device_id
         self._outgoing.put(request)
@@ -228,10 +226,8 @@ class BfRuntimeSession(Session):
             if isinstance(update, Update):
                 messages.append(update)
                 continue
-            try:
+            with schema_errors():
                 encoded = update.encode_update(schema)
-            except ValueError as error:
-                raise schema_error(error) from error
             if isinstance(update, P4MulticastGroupEntry):
                 messages += group_updates(encoded, self.tables)
             else:
@@ -252,10 +248,8 @@ class BfRuntimeSession(Session):
         schema, entities = self.running_schema(), []
         for selector in selectors:
             if isinstance(selector, P4TableEntry):
-                try:
+                with schema_errors():
                     selected = selector.encode(schema).table_entry
-                except ValueError as error:
-                    raise schema_error(error) from error
                 query = entity_of(selected, self.tables, with_key=bool(selected.match))
                 rows = self.read_raw(query)  # the response always includes the default row
                 entities += [row_of(row, self.tables) for row in rows if not row.table_entry.is_default_entry]
@@ -325,13 +319,7 @@ class BfRuntimeSession(Session):
         request.target.direction = request.target.prsr_id = 0xFF
 
     def _call(
-        self,
-        name: str,
-        request: Any,
-        doing: str,
-        *,
-        timeout_s: float | None = None,
-        updates: Sequence[Any] = (),
+        self, name: str, request: Any, doing: str, *, timeout_s: float = 0.0, updates: Sequence[Any] = ()
     ) -> Any:
         """Call a method; return the response. Raises SwitchError, which says what failed: `doing`."""
         try:
@@ -341,10 +329,6 @@ class BfRuntimeSession(Session):
 
     def _raise(self, error: grpc.RpcError, doing: str, updates: Sequence[Any] = ()) -> NoReturn:
         raise switch_error_of(error, self.address, doing, updates) from None
-
-
-def _new_client_id() -> int:
-    return secrets.randbits(31) | 1
 
 
 def _receive(calls: Any, responses: queue.SimpleQueue[Any]) -> None:
