@@ -8,12 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rival_floats import SWITCHML_FLOATS, THC, FloatPoolWorker, ThcWorker
 
 from benchmarks.rivals.collectives import COLLECTIVES, ring
 from benchmarks.rivals.flows import run_collective
 from benchmarks.rivals.program_bench import RESEND, Message, RivalRow, SlotJob, Worker, run_protocol
-from benchmarks.rivals.slot_protocols import PROGRAMS, PROTOCOLS, BlockWorker
+from benchmarks.rivals.slot_protocols import (
+    PROGRAMS,
+    PROTOCOLS,
+    SWITCHML_FLOATS,
+    THC,
+    BlockWorker,
+    FloatPoolWorker,
+    ThcWorker,
+)
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, TimersSection
 from peelsum.simulation.scenario import Straggler
 

@@ -25,11 +25,10 @@ from finsy.proto import p4r
 from p4runtime_client import Client
 from patience import PATIENCE_S
 from program_frames import for_bmv2
-from rival_floats import SWITCHML_FLOATS, THC
 from rival_frames import THC_LEVELS, frame
 
 from benchmarks.rivals.program_bench import SlotJob, SlotProtocol, unpack
-from benchmarks.rivals.slot_protocols import PROTOCOLS
+from benchmarks.rivals.slot_protocols import PROTOCOLS, SWITCHML_FLOATS, THC
 from peelsum.simulation import Job, TimersSection
 from peelsum.topology import namespaces
 from peelsum.topology.bmv2 import reserved_tcp_port
