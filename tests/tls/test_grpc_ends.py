@@ -10,7 +10,7 @@ from finsy.proto import U128, p4r, p4r_grpc
 from patience import PATIENCE_S
 from primary import Primary
 
-from peelsum.control import SwitchError, open_session, read_status
+from peelsum.control import LeaseHeldError, SwitchError, open_session, read_status
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.process import StartError, run
@@ -121,6 +121,16 @@ def test_a_ca_that_the_switch_does_not_trust(server, folders, identity, tmp_path
     shutil.copy(folders["operator"] / "ca.pem", tmp_path / "mixed")
     with pytest.raises(SwitchError, match="the other end refuses this certificate"):
         Primary(server.address, identity=type(identity("operator")).read(tmp_path / "mixed"))
+
+
+def test_a_client_is_named_by_its_address_behind_tls(server, identity):
+    with (
+        open_session(server.address, identity=identity("operator")) as holder,
+        open_session(server.address, identity=identity("operator")) as other,
+    ):
+        holder.acquire_lease(3)
+        with pytest.raises(LeaseHeldError, match=r"process \d+ at 127\.0\.0\.1:\d+ holds this job"):
+            other.acquire_lease(3)
 
 
 def test_no_certificate(server, identity):

@@ -16,7 +16,6 @@ from functools import partial
 from itertools import chain, count, islice
 from threading import BoundedSemaphore, Condition, Thread, Timer
 from time import monotonic
-from urllib.parse import unquote
 
 import grpc
 from finsy.proto import p4r, p4r_grpc
@@ -28,7 +27,7 @@ from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.stream import Arbiter, ControllerStream
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.messages import RateLimit
-from peelsum.tls import Role, TlsIdentity, caller_role, require_tls
+from peelsum.tls import Role, TlsIdentity, caller_address, caller_role, require_tls
 from peelsum.tls.grpc_ends import LimitedServer
 
 API_VERSION = "1.4.0"
@@ -287,7 +286,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 
 def _client_name(context: grpc.ServicerContext) -> str:
     """Return a client's address, and its process id if it gives that."""
-    address = unquote(context.peer()).partition(":")[2]
+    address = caller_address(context.peer())
     process = dict(context.invocation_metadata()).get("process")
     has_process = isinstance(process, str) and process.isdecimal()
     return f"process {process!s} at {address}" if has_process else address
