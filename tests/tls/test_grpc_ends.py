@@ -157,7 +157,7 @@ def test_who_poses_as_a_switch_is_refused(device, identity, name):
 def test_plain_is_for_loopback_only(device, identity):
     with pytest.raises(ValueError, match=r"0\.0\.0\.0 is beyond loopback.*give --tls FOLDER"):
         serve(device, "0.0.0.0:0")
-    with pytest.raises(StartError, match=r"grpc address: 0.0.0.0 is beyond loopback"):
+    with pytest.raises(StartError, match=r"P4Runtime address: 0.0.0.0 is beyond loopback"):
         run(SwitchSettings(1, "0.0.0.0:0", mode="python"))
     with pytest.raises(SwitchError, match=r"switch: 192\.0\.2\.1 is beyond loopback"):
         open_session("192.0.2.1:9559")

@@ -342,9 +342,9 @@ def serve(
     """
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:
-        raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
+        raise ValueError(f"P4Runtime address: {address!r} is not host:port; try 127.0.0.1:9559")
     if not any_address:
-        require_tls("grpc address", host, identity)
+        require_tls("P4Runtime address", host, identity)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
     logging.getLogger("grpc._server").addFilter(RateLimit())
     try:
@@ -352,7 +352,7 @@ def serve(
             address, identity, threads=threads, calls=_THREADS, message_bytes=_MOST_REQUEST_BYTES
         )
     except OSError:
-        reason = f"grpc address: {address} is in use; end the process that has it, or choose another"
+        reason = f"P4Runtime address: {address} is in use; end the process that has it, or choose another"
         raise OSError(errno.EADDRINUSE, reason) from None
     service = P4RuntimeService(device, secured=identity is not None)
     p4r_grpc.add_P4RuntimeServicer_to_server(service, server.grpc)
