@@ -48,7 +48,9 @@ class Option:
             value = tuple(value.values())
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not self.least <= number <= self.most:
-                limits = f"{_number_text(self.least)} to {_number_text(self.most)}"
+                limits = _number_text(self.least)
+                if self.most > self.least:
+                    limits += f" to {_number_text(self.most)}"
                 raise OptionError(f"{name}: {_number_text(number)} is out of range; use {limits}")
 
     def shown(self, default: object) -> Any:

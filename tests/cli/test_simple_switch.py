@@ -84,7 +84,7 @@ def test_what_is_without_effect_is_said_once_if_a_user_would_miss_it(translate):
         ("--no-p4 --use-files 1", "No such option: --use-files"),
         ("", "the program is missing; give its JSON file, or --no-p4"),
         ("--no-p4 -i s1-eth1", "--interface: s1-eth1: give PORT@VALUE, for example 1@eth0"),
-        ("--no-p4 --drop-port 5", "--drop-port: 5 is out of range; use 511 to 511"),
+        ("--no-p4 --drop-port 5", "--drop-port: 5 is out of range; use 511"),
         (
             "--no-p4 -i 9@s1-eth1 -- --cpu-port 9",
             "--cpu-port: 9: is a port of the switch; choose another number",

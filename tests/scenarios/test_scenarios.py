@@ -154,7 +154,7 @@ def test_a_second_job_beside_a_held_one_and_a_restart_under_both(tmp_path, switc
         assert [said(worker) for worker in workers] == ["exact"] * 4
         said(server)
         holder.terminate()
-        assert "put back on" in said(holder)
+        assert "restored on" in said(holder)
 
 
 @needs_nftables

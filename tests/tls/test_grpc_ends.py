@@ -10,7 +10,7 @@ from finsy.proto import U128, p4r, p4r_grpc
 from patience import PATIENCE_S
 from primary import Primary
 
-from peelsum.control import SwitchError, open_session, read_status
+from peelsum.control import LeaseHeldError, SwitchError, open_session, read_status
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.process import StartError, run
@@ -123,6 +123,16 @@ def test_a_ca_that_the_switch_does_not_trust(server, folders, identity, tmp_path
         Primary(server.address, identity=type(identity("operator")).read(tmp_path / "mixed"))
 
 
+def test_a_client_is_named_by_its_address_behind_tls(server, identity):
+    with (
+        open_session(server.address, identity=identity("operator")) as holder,
+        open_session(server.address, identity=identity("operator")) as other,
+    ):
+        holder.acquire_lease(3)
+        with pytest.raises(LeaseHeldError, match=r"process \d+ at 127\.0\.0\.1:\d+ holds this job"):
+            other.acquire_lease(3)
+
+
 def test_no_certificate(server, identity):
     with grpc.insecure_channel(server.address) as plain:
         assert refusal(calls(p4r_grpc.P4RuntimeStub(plain))["get"])[0] == grpc.StatusCode.UNAVAILABLE
@@ -147,7 +157,7 @@ def test_who_poses_as_a_switch_is_refused(device, identity, name):
 def test_plain_is_for_loopback_only(device, identity):
     with pytest.raises(ValueError, match=r"0\.0\.0\.0 is beyond loopback.*give --tls FOLDER"):
         serve(device, "0.0.0.0:0")
-    with pytest.raises(StartError, match=r"grpc address: 0.0.0.0 is beyond loopback"):
+    with pytest.raises(StartError, match=r"P4Runtime address: 0.0.0.0 is beyond loopback"):
         run(SwitchSettings(1, "0.0.0.0:0", mode="python"))
     with pytest.raises(SwitchError, match=r"switch: 192\.0\.2\.1 is beyond loopback"):
         open_session("192.0.2.1:9559")

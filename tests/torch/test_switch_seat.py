@@ -336,6 +336,14 @@ def test_no_controller_is_told_to_all(plugged):
     all_are_told(plugged, refusing(), "Connection refused; check that")
 
 
+def test_a_controller_with_tls_is_told_to_ranks_without(plugged, monkeypatch):
+    """Such a controller closes the connection without an answer."""
+    lease = Mock(return_value=Mock(response=""))
+    monkeypatch.setattr(switch_seat, "Lease", lease)
+    all_are_told(plugged, "//h:9", "rank 0: it does not answer without TLS; set PEELSUM_TLS to a folder")
+    lease.return_value.close.assert_called_once()
+
+
 @pytest.mark.parametrize("address", ["here", "h:0", "h:65536", "h:99999"])
 def test_every_rank_refuses_an_invalid_address(plugged, address):
     all_are_told(plugged, f"//{address}", f"'{address}' is not HOST:PORT; give .*, up to 65535")

@@ -31,8 +31,8 @@ MAX_CONNECTIONS = 512
 #: The time limit of a send to either end of a relayed connection.
 _SEND_S = 30.0
 #: The longest name of the folder for temporary files. The name of a Unix socket has at most 107 bytes: 17 for
-#: a new folder there, and the rest for a role and a number.
-_MAX_TEMPORARY_BYTES = 60
+#: a new folder there, and the rest for a role, a number and an IPv6 address with its port.
+_MAX_TEMPORARY_BYTES = 20
 _OPTIONS = (
     # Otherwise a second server could bind the same port, and would receive half of the connections.
     ("grpc.so_reuseport", 0),
@@ -114,8 +114,13 @@ class LimitedServer:
 
     def _relay(self, connection: socket.socket) -> None:
         assert isinstance(connection, ssl.SSLSocket)
-        # `caller_role` reads the role from the name of the relaying socket.
-        name = self._folder / f"{role_of_peer(connection)}-{next(self._counter)}"
+        try:
+            host, port, *_ = connection.getpeername()
+        except OSError:  # the client has gone
+            connection.close()
+            return
+        # `caller_role` and `caller_address` read the name of the relaying socket.
+        name = self._folder / f"{role_of_peer(connection)}-{next(self._counter)}-{host}:{port}"
         Thread(target=_relay, args=(connection, name, self._folder / "grpc"), daemon=True).start()
 
 

@@ -20,6 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Self
+from urllib.parse import unquote
 
 from peelsum.reading import read_bytes, read_text
 
@@ -223,8 +224,18 @@ def caller_role(peer: str) -> Role | None:
     peer: what the call's `peer()` returns: the name of a relaying socket, to which `LimitedServer` added the
     role.
     """
-    name = peer.rpartition("/")[2].rpartition("-")[0]
+    name = peer.rpartition("/")[2].partition("-")[0]
     return next((role for role in Role if role == name), None)
+
+
+def caller_address(peer: str) -> str:
+    """Return the address of a gRPC call's client, host:port.
+
+    peer: what the call's `peer()` returns: the address, or the name of a relaying socket, to which
+    `LimitedServer` added it.
+    """
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition("/")[2].split("-", 2)[-1] if kind == "unix" else address
 
 
 def make_token(path: Path) -> None:

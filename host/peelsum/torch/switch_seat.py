@@ -396,13 +396,19 @@ def _lease_failure(error: Exception) -> str:
 def _request_lease(controller: tuple[str, int], **request: Any) -> Lease:
     """Request a lease from a controller, with the identity and the token that the environment names."""
     folder, token = os.environ.get(TLS), os.environ.get(TOKEN)
-    return Lease(
+    lease = Lease(
         controller,
         join_limit_s(),
         identity=TlsIdentity.read(Path(folder)) if folder else None,
         token=read_token(Path(token)) if token else "",
         **request,
     )
+    if not folder and not lease.response.startswith("{"):
+        lease.close()
+        raise HookConfigError(
+            f"over: it does not answer without TLS; set {TLS} to a folder with a certificate"
+        )
+    return lease
 
 
 def _address_of_rank(addresses: str | list[str], rank: int) -> dict[str, Any]:

@@ -270,7 +270,7 @@ class SharedSwitch:
                         "admit the job again to replace it"
                     )
                 if job_id in self._partly_restored or not self._has_job(session, job_id, job):
-                    # A job that was only half put back looks like an evicted one.
+                    # A job that was only half restored looks like an evicted one.
                     self._partly_restored.add(job_id)
                     yield self._restore_job(session, job_id, job)
                 self._partly_restored.discard(job_id)
@@ -302,7 +302,7 @@ class SharedSwitch:
 
     def _report_regained(self, restored: int) -> Iterator[Event]:
         if self.problem:
-            yield Event("regained", f"switch: {self.name}: is up; {restored} jobs put back")
+            yield Event("regained", f"switch: {self.name}: is up; {restored} jobs restored")
         self.problem, self._loss_reported = "", False
 
     def _connected(self, connect_s: float = _CONNECT_S) -> Session:
@@ -320,7 +320,7 @@ class SharedSwitch:
     def _restore_job(self, session: Session, job_id: int, job: DesiredJob, *, free: bool = True) -> Event:
         admission.restore(Placement(session, job.plan), job.generation, job.secret, free=free)
         self.refused.pop(job_id, None)
-        return Event("restored", f"job: {job_id}: put back on {self.name}", job_id, job.generation)
+        return Event("restored", f"job: {job_id}: restored on {self.name}", job_id, job.generation)
 
 
 class OwnedSwitch(SharedSwitch):

@@ -54,7 +54,9 @@ def tracer_of_switch(address: str, device_id: int, identity: TlsIdentity | None)
             source = SimpleNamespace(read=read, initial_defaults=pipeline.initial_defaults)
             pipeline.copy_state(cast(Any, source))
     except grpc.RpcError as error:
-        raise SoftswitchError(f"{address}: {error.details()}; is it a switch with a program?") from None
+        unavailable = error.code() == grpc.StatusCode.UNAVAILABLE  # whose details are gRPC's, and long
+        reason = "nothing answers P4Runtime there" if unavailable else error.details()
+        raise SoftswitchError(f"{address}: {reason}; is it a switch with a program?") from None
     except RequestError as error:
         raise SoftswitchError(f"{address}: {error.message}") from None
     return tracers[0]

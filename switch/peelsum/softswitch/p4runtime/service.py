@@ -16,7 +16,6 @@ from functools import partial
 from itertools import chain, count, islice
 from threading import BoundedSemaphore, Condition, Thread, Timer
 from time import monotonic
-from urllib.parse import unquote
 
 import grpc
 from finsy.proto import p4r, p4r_grpc
@@ -28,7 +27,7 @@ from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.stream import Arbiter, ControllerStream
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.messages import RateLimit
-from peelsum.tls import Role, TlsIdentity, caller_role, require_tls
+from peelsum.tls import Role, TlsIdentity, caller_address, caller_role, require_tls
 from peelsum.tls.grpc_ends import LimitedServer
 
 API_VERSION = "1.4.0"
@@ -287,7 +286,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 
 def _client_name(context: grpc.ServicerContext) -> str:
     """Return a client's address, and its process id if it gives that."""
-    address = unquote(context.peer()).partition(":")[2]
+    address = caller_address(context.peer())
     process = dict(context.invocation_metadata()).get("process")
     has_process = isinstance(process, str) and process.isdecimal()
     return f"process {process!s} at {address}" if has_process else address
@@ -343,9 +342,9 @@ def serve(
     """
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:
-        raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
+        raise ValueError(f"P4Runtime address: {address!r} is not host:port; try 127.0.0.1:9559")
     if not any_address:
-        require_tls("grpc address", host, identity)
+        require_tls("P4Runtime address", host, identity)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
     logging.getLogger("grpc._server").addFilter(RateLimit())
     try:
@@ -353,7 +352,7 @@ def serve(
             address, identity, threads=threads, calls=_THREADS, message_bytes=_MOST_REQUEST_BYTES
         )
     except OSError:
-        reason = f"grpc address: cannot listen on {address}; free it or choose another"
+        reason = f"P4Runtime address: cannot listen on {address}; free it or choose another"
         raise OSError(errno.EADDRINUSE, reason) from None
     service = P4RuntimeService(device, secured=identity is not None)
     p4r_grpc.add_P4RuntimeServicer_to_server(service, server.grpc)
