@@ -196,6 +196,10 @@ def _checked(experiment: Experiment, name: str, cell: str, usual: Sequence[Value
     ):
         usable = f"{limits[0]} to {limits[1]}" if limits else ", ".join(map(text, choices))
         raise ExperimentError(f"{pages.option_of(name)}: {cell!r} cannot be used; use {usable}")
+    kinds = {type(other) for other in usual if other is not None}
+    if value is not None and kinds and type(value) not in kinds:
+        kind = " or ".join(sorted(kind.__name__ for kind in kinds))
+        raise ExperimentError(f"{pages.option_of(name)}: {cell!r} is not of type {kind}; give such a value")
     return value
 
 

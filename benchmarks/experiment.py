@@ -277,7 +277,7 @@ def digest(file: Path) -> str:
 
 
 def load(file: Path) -> Experiment:
-    """Return the experiment that a file defines as EXPERIMENT. Raises ExperimentError if there is none."""
+    """Return the experiment that a file defines as EXPERIMENT. Raises ExperimentError if it does not."""
     return _loaded(file, digest(file))
 
 
@@ -290,7 +290,11 @@ def _loaded(file: Path, version: str) -> Experiment:
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[spec.name] = module_from_spec(spec)  # dataclasses look for their module there
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except SyntaxError as error:
+            where = f"{file.name}, line {error.lineno}"
+            raise ExperimentError(f"{where}: {error.msg}; correct the line") from None
     experiment = vars(module).get("EXPERIMENT")
     if not isinstance(experiment, Experiment):
         raise ExperimentError(f"{file.name}: EXPERIMENT: is {experiment!r}; set it to an Experiment")

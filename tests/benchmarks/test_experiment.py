@@ -18,6 +18,7 @@ CHANGES = {
     "modelled": ('modelled={"way"', 'modelled={"ways"', "name: 'ways' is unknown"),
     "missing": ("EXPERIMENT = Experiment(", "OTHER = Experiment(", "mine.py: EXPERIMENT: is None; set it"),
     "column": ('"area": width', '"volume": width', "measure: area, volume: is only in"),
+    "syntax": ("EXPERIMENT = Experiment(", "EXPERIMENT = Experiment((", "mine.py, line "),
     "row": ("return figures |", "return [] and figures |", "measure: returned list; return a dict"),
 }
 OPTIONS = {
@@ -27,6 +28,7 @@ OPTIONS = {
     ("slots", "--slots", "0"): "--slots: '0' cannot be used; use 256 to 1048576",
     ("slots", "--slot", "512"): "--slot: is no parameter of slots; use one of --slots, --jobs",
     ("slots", "--slots", "many"): "--slots: 'many' cannot be used; use 256 to",
+    ("scale", "--elements", "1.5"): "--elements: '1.5' is not of type int; give such a value",
     ("codec", "--support", "cube"): "--support: 'cube' cannot be used; use uniform, rows, columns",
     ("slots", "--slots", "300", "--jobs", "1", "--links", "long", "--quick"): "300 is not a power of two",
     ("draw", "slots"): "slots/rows.csv: No such file or directory; pass a file of rows",
