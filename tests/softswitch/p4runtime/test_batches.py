@@ -152,6 +152,41 @@ def test_a_batch_that_fails_changes_nothing(program, entities_of, at_once):
     assert {str(entity) for entity in entities} == {entity for _, entity in written}
 
 
+def test_an_entry_that_comes_back_is_in_its_place():
+    """Of entries of one priority, packets hit the oldest."""
+    pipeline, ids = installed("every_match_kind")
+    match = [{"field_id": 1, "ternary": {"value": b"\1\0\0\0", "mask": b"\1\0\0\0"}}]
+    first, second = (p4r.TableEntry(table_id=ids["filter"], priority=1, match=key) for key in ([], match))
+    for entry in (first, second):
+        entry.action.action.CopyFrom(action(ids, "drop"))
+        pipeline.entities.write([update("INSERT", table_entry=entry)])
+    batch = [update("DELETE", table_entry=first), update("INSERT", table_entry=second)]
+    with pytest.raises(BatchError):
+        pipeline.entities.write_all_or_none(batch, at_once=False)
+    selector = p4r.Entity(table_entry={"table_id": ids["filter"]})
+    assert [entity.table_entry for entity in pipeline.read(selector)] == [first, second]
+
+
+def test_packets_of_the_meantime_stay_counted():
+    pipeline, ids = installed("every_match_kind")
+    match = [{"field_id": 1, "lpm": {"value": b"\1", "prefix_len": 32}}]
+    entry = p4r.TableEntry(table_id=ids["route"], match=match)
+    entry.action.action.CopyFrom(action(ids, "forward", 1))
+    pipeline.entities.write([update("INSERT", table_entry=entry)])
+
+    def active():
+        table = pipeline.switch.tables["MatchEverything.route"]
+        table.write_counter(((1, 32),), table.read_counter(((1, 32),))[0] + 1, 0)
+        return True
+
+    batch = [update("MODIFY", table_entry=entry), update("INSERT", table_entry=entry)]
+    with pytest.raises(BatchError):
+        pipeline.entities.write_all_or_none(batch, active, at_once=False)
+    selector = p4r.TableEntry(table_id=ids["route"], counter_data={})
+    (read,) = pipeline.read(p4r.Entity(table_entry=selector))
+    assert read.table_entry.counter_data.packet_count == 2
+
+
 def test_the_failed_update_has_its_code_and_the_others_are_aborted(client):
     group = p4r.PacketReplicationEngineEntry(multicast_group_entry={"multicast_group_id": 7})
     batch = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from time import monotonic_ns
 from typing import Any, Literal, TypeAlias
 
@@ -114,18 +115,18 @@ class Entities:
         at_once: whether no packet may be processed in between. Raises RequestError (CANCELLED), with nothing
         changed, as soon as `active` returns False.
         """
-        undo: list[p4r.Update] = []
+        undo: list[Callable[[], None]] = []
         with self._switch.lock if at_once else nullcontext():
             try:
                 for update in updates:
                     if not active():
                         raise _cancelled("nothing was changed")
-                    inverse = self._inverse(update)
+                    undo_update = self._undo(update)
                     self._write_one(update)
-                    undo.append(inverse)
+                    undo.append(undo_update)
             except Exception as error:
-                for inverse in reversed(undo):
-                    self._write_one(inverse)
+                for undo_update in reversed(undo):
+                    undo_update()
                 failure = request_error(error)
                 if failure.code is Code.CANCELLED:
                     raise
@@ -143,21 +144,26 @@ class Entities:
         name, (write, _) = self._handlers_of(update.entity)
         write(update.type, getattr(update.entity, name))
 
-    def _inverse(self, update: p4r.Update) -> p4r.Update:
-        """Return the update that undoes another one, which has not been carried out yet.
+    def _undo(self, update: p4r.Update) -> Callable[[], None]:
+        """Return a function that undoes an update, which has not been carried out yet.
 
         Raises RequestError for an entity that cannot be read.
         """
-        name, (_, read) = self._handlers_of(update.entity)
+        name, (write, read) = self._handlers_of(update.entity)
         if name == "extern_entry":
             raise unimplemented(f"{name}: rolling back what cannot be read")
         entity = getattr(update.entity, name)
         before = next((entry for entry in read(_selector(name, entity)) if _has_key_of(entry, entity)), None)
-        change = p4r.Update.DELETE
-        if before is not None:
-            change = p4r.Update.INSERT if update.type == p4r.Update.DELETE else p4r.Update.MODIFY
-        entity_class: Any = p4r.Entity
-        return p4r.Update(type=change, entity=entity_class(**{name: entity if before is None else before}))
+        if before is None:
+            return partial(write, p4r.Update.DELETE, entity)
+        if update.type != p4r.Update.DELETE:
+            if name == "table_entry" and not entity.HasField("counter_data"):
+                before.ClearField("counter_data")  # packets may be counted until then
+            return partial(write, p4r.Update.MODIFY, before)
+        if name == "table_entry" and not entity.is_default_action:
+            # In its place among the entries of its priority, of which packets hit the oldest.
+            return partial(self.tables.write, p4r.Update.INSERT, before, self.tables.serial(before))
+        return partial(write, p4r.Update.INSERT, before)
 
     def read(self, selector: p4r.Entity) -> Iterator[p4r.Entity]:
         """Return the entities that `selector` selects now, encoded when consumed. Raises RequestError."""

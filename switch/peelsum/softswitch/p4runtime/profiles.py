@@ -108,8 +108,11 @@ class ProfileEntries:
         """Return the entries of a profile, or of all for 0, that have a number, or all for 0."""
         if profile_id:
             self._profile(profile_id)
-        keys = sorted(key for key in entries if profile_id in (0, key[0]) and number in (0, key[1]))
-        return iter([entries[key] for key in keys])
+        if profile_id and number:
+            keys = [(profile_id, number)]
+        else:
+            keys = sorted(key for key in entries if profile_id in (0, key[0]) and number in (0, key[1]))
+        return iter([entries[key] for key in keys if key in entries])
 
     # Choices of table entries
 

@@ -144,8 +144,11 @@ class TableEntries:
 
     # Writing
 
-    def write(self, change: Change, entry: p4r.TableEntry) -> None:
-        """Insert, modify or delete an entry. Raises RequestError or SoftswitchError, with no change."""
+    def write(self, change: Change, entry: p4r.TableEntry, serial: int | None = None) -> None:
+        """Insert, modify or delete an entry. Raises RequestError or SoftswitchError, with no change.
+
+        serial: for an insertion, as for `Table.insert`.
+        """
         table = self._table(entry.table_id)
         _check_extras(entry, table)
         if table.is_const:
@@ -162,8 +165,10 @@ class TableEntries:
             self._idle.remove(entry_key)
             return
         action, params = self._action(entry, table, table.entry_actions, "an entry")
-        write_entry = state.insert if change == p4r.Update.INSERT else state.modify
-        write_entry(key, action, params, priority)
+        if change == p4r.Update.INSERT:
+            state.insert(key, action, params, priority, serial=serial)
+        else:
+            state.modify(key, action, params, priority)
         self._store_metadata(entry_key, entry)
         if table.idle_timeout:
             self._idle.start(entry_key, entry.idle_timeout_ns)
@@ -171,6 +176,11 @@ class TableEntries:
             state.write_meter(key, decode_rates(entry, "meter_config"), priority)
         if entry.HasField("counter_data"):
             state.write_counter(key, *counter_values(entry.counter_data, table.name), priority)
+
+    def serial(self, entry: p4r.TableEntry) -> int:
+        """Return the serial number of an entry that exists. Raises RequestError or SoftswitchError."""
+        name, key, priority = self._entry_key(entry, self._table(entry.table_id))
+        return self._switch.tables[name].serial(key, priority)
 
     def _write_default(self, change: Change, entry: p4r.TableEntry, table: TableInfo) -> None:
         """Set a table's default action, or reset it to the program's if the entry has no action."""

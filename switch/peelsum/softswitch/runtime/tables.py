@@ -95,16 +95,27 @@ class Table:
     # --- control ----------------------------------------------------------------------------------
 
     def insert(
-        self, keys: Match, action: ActionChoice, params: Sequence[int] = (), priority: int = 0
+        self,
+        keys: Match,
+        action: ActionChoice,
+        params: Sequence[int] = (),
+        priority: int = 0,
+        *,
+        serial: int | None = None,
     ) -> None:
         """Add an entry. Raises InvalidEntry, DuplicateEntry or TableFull; NoSuchEntry for an unknown member.
 
         `keys` has one item per key field: an int (exact), (value, mask) (ternary), (value, prefix length)
-        (lpm) or (low, high) (range).
+        (lpm) or (low, high) (range). serial: that of an entry that was deleted and comes back in its place.
         """
         with self._lock:
             self._check_mutable()
-            self._insert(TableEntry(tuple(keys), action, tuple(params), priority))
+            self._insert(TableEntry(tuple(keys), action, tuple(params), priority), serial)
+
+    def serial(self, keys: Match, priority: int = 0) -> int:
+        """Return the number by which an entry is tried after older ones. Raises as `entry` does."""
+        with self._lock:
+            return self._find(tuple(keys), priority).rank[2]
 
     def modify(
         self, keys: Match, action: ActionChoice, params: Sequence[int] = (), priority: int = 0
@@ -238,7 +249,7 @@ class Table:
                 f"table {self.name}: has no key and so no entries; set its default action instead"
             )
 
-    def _insert(self, entry: TableEntry) -> None:
+    def _insert(self, entry: TableEntry, serial: int | None = None) -> None:
         """Add an entry, of the program or of the control plane."""
         self._check_keys(entry.keys)
         identity = self._identity(entry.keys, entry.priority)
@@ -252,12 +263,13 @@ class Table:
         code, params = self._entry_words(entry.action, entry.params)
         number = self._free_numbers.pop() if self._free_numbers else len(self._stored)
         # Entries are tried by priority, then by prefix length, then by age.
-        self._serial += 1
+        if serial is None:
+            self._serial = serial = self._serial + 1
         prefix_bits = 0
         for pair, key in zip(entry.keys, self.keys, strict=True):
             if key.kind == "lpm" and isinstance(pair, tuple):
                 prefix_bits += pair[1]
-        rank = (-entry.priority if self._has_priorities else 0, -prefix_bits, self._serial)
+        rank = (-entry.priority if self._has_priorities else 0, -prefix_bits, serial)
         words = [code, number, *params, *self._match_words(entry.keys)]
         self._stored[identity] = stored = _StoredEntry(entry, number, rank, words)
         self._by_number[number] = stored
