@@ -169,3 +169,13 @@ def descend(ddp):
 def test_a_connection_of_the_users_is_not_copied():
     with pytest.raises(HookConfigError, match=r"over: a Summation cannot be copied; copy ddp\.module"):
         copy.deepcopy(SwitchAllreduceState(over=Sums()))
+
+
+@pytest.mark.parametrize("kept", [0, 100, -100])
+def test_a_damaged_file_is_named(at, tmp_path, kept):
+    at(0, 2).save(tmp_path)
+    (path,) = checkpoint.saved_files(tmp_path).values()
+    path.write_bytes(path.read_bytes()[:kept])
+    for rank in (0, 1):
+        with pytest.raises(HookConfigError, match=f"folder: {path} is damaged"):
+            at(rank, 2).load(tmp_path, redistribute=True)

@@ -3,6 +3,7 @@
 import signal
 import socket
 import ssl
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from unittest.mock import Mock
@@ -18,9 +19,10 @@ from peelsum.allreduce import Part
 from peelsum.cli.app import app
 from peelsum.compress import CompressedSum, StarTopK
 from peelsum.control import JobDescription
+from peelsum.control.cluster import runs as runs_module
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.runs import JobRun, JobRuns
-from peelsum.processes.user_errors import ProcessError
+from peelsum.processes import Child, ProcessError
 from peelsum.tls.identity import tls_reason
 from peelsum.topology import TopologyError
 from peelsum.transport import SwitchSummation, job_config
@@ -271,7 +273,7 @@ def test_a_run_whose_next_server_ends_at_its_start_is_over_and_another_can_start
     ended = Mock(running=False, status=-signal.SIGKILL, next_message=Mock(return_value=None))
     ended.exit_report.side_effect = ["server: ended by SIGKILL", ValueError("of closed file")]
     start = Mock(side_effect=[ended, ProcessError("server: ended by SIGKILL"), Mock(status=None)])
-    monkeypatch.setattr(JobRun, "_start_server", lambda self: start())
+    monkeypatch.setattr(JobRun, "_start_server", lambda self, wait=True: start())
     request = {"call": "start", "process": 7, "on_lost": "continue"}
     ranks = [ConnectedClient(None, "h", 0.0, request=request) for _ in range(2)]
     run.start(ranks[0])
@@ -283,6 +285,32 @@ def test_a_run_whose_next_server_ends_at_its_start_is_over_and_another_can_start
     assert "could not be admitted (server: ended by SIGKILL)" in ranks[1].outbox[-1]["end"]
     run.check()
     assert "run" in run.start(ConnectedClient(None, "h", 0.0, request=request))
+
+
+def test_a_server_that_is_started_again_is_not_waited_for(monkeypatch):
+    """If it is stopped, it is killed and another is started; the ranks are served meanwhile."""
+    run = JobRun(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
+    jobs.evict = Mock(return_value={"waiting": []})
+    servers, starts = [Mock(status=None)], []
+    command = [sys.executable, "-c", "input(); print('{}', flush=True); input()"]
+
+    def start(self, wait=True):
+        starts.append(wait)
+        servers.append(Child("server", command) if not wait else servers[0])
+        return servers[-1]
+
+    monkeypatch.setattr(JobRun, "_start_server", start)
+    monkeypatch.setattr(runs_module, "_START_PATIENCE_S", 0.5)
+    request = {"call": "start", "process": 7, "on_lost": "continue"}
+    run.start(ConnectedClient(None, "h", 0.0, request=request))
+    servers[0].status = -signal.SIGKILL
+    run.check()
+    silent = servers[-1]
+    until(lambda: run.check() or servers[-1] is not silent)
+    servers[-1].send()
+    until(lambda: run.check() or run._restarted_at is None)
+    assert starts == [True, False, False]
+    run.end()
 
 
 class Tenant:

@@ -52,7 +52,8 @@ class Scripted:
     def sum_words(self, parts):
         if self.stalls:
             self.stalls -= 1
-            raise StalledError("worker 1 is missing", (1,))
+            missing = min(1, self.config.workers - 1)
+            raise StalledError(f"worker {missing} is missing", (missing,))
         return [part.words for part in parts]
 
     def finish(self, *, check_leases):
@@ -69,6 +70,17 @@ def test_a_rank_that_is_missing_while_others_enter_is_lost(stalls):
     changes.admit()
     assert backend.sent == [{"call": "stalled", "silent": [rank]} for rank in range(1, 1 + stalls)]
     assert changes.members == tuple(rank for rank in range(4) if rank == 0 or rank > stalls)
+
+
+def test_a_rank_that_is_left_alone_and_missing_itself_fails_at_once():
+    """The controller would not answer: nobody is left to agree on a change with."""
+    changes = MemberChanges(backend := Scripted(3))
+    changes.admit()
+    assert changes.members == (0,)
+    sent, agreed, backend.stalls = len(backend.sent), len(backend.agreed), 1
+    with pytest.raises(StalledError, match="worker 0 is missing"):
+        changes.sum_words([Part(np.zeros(1, np.uint32), "or")])
+    assert (len(backend.sent), len(backend.agreed)) == (sent, agreed)
 
 
 class LastExchangeLost(Scripted):

@@ -113,18 +113,31 @@ def read_checkpoint(folder: str | os.PathLike[str], place: RankAndSize, *, redis
     """Return this rank's state from a folder, or a list of the states in all files there.
 
     The list is returned if this rank has no file, but `redistribute` allows another number of ranks.
-    Raises HookConfigError if neither is possible.
+    Raises HookConfigError if neither is possible, or if a file is damaged.
     """
     paths = saved_files(folder)
     if place in paths:
-        return torch.load(paths[place], map_location="cpu", mmap=True)
+        return _loaded(paths[place])
     if not paths or not redistribute:
         counts = " and ".join(map(str, sorted({ranks for _, ranks in paths}))) or "no"
         raise HookConfigError(
             f"folder: {folder} has no state of rank {place[0]} of {place[1]}, but that of {counts} ranks; "
             "save it on every rank, and load that of other ranks by load(folder, redistribute=True)"
         )
-    return [torch.load(path, map_location="cpu", mmap=True) for path in paths.values()]
+    return [_loaded(path) for path in paths.values()]
+
+
+def _loaded(path: Path) -> Any:
+    """Return the values in a file. Raises HookConfigError if it is damaged, or OSError."""
+    try:
+        return torch.load(path, map_location="cpu", mmap=True)
+    except OSError:
+        raise
+    except Exception as error:  # torch and pickle raise errors of many types, none with the file's name
+        raise HookConfigError(
+            f"folder: {path} is damaged ({type(error).__name__}), as when the disk was full; load another "
+            "checkpoint"
+        ) from error
 
 
 def saved_files(folder: str | os.PathLike[str]) -> dict[RankAndSize, Path]:

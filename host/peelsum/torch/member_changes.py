@@ -123,10 +123,10 @@ class MemberChanges:
         """
         while True:
             if isinstance(error, StalledError):
-                if not error.missing_workers:
-                    raise error
                 places = self._backend.config.worker_ids
                 missing = [self.members[places.index(worker)] for worker in error.missing_workers]
+                if not missing or self.members == (self._rank,):
+                    raise error  # no change of the members will come
                 self._lease.send(call="stalled", silent=missing)
             next_chunk = self._backend.next_chunk
             generation = self._lease.agree(self._completed, next_chunk, join_limit_s())

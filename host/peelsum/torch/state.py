@@ -321,8 +321,8 @@ class SwitchAllreduceState:
         """Continue where `save` was called.
 
         redistribute: whether another number of ranks may have saved the residuals, which are then divided
-        among these ranks. Raises HookConfigError if this rank has no file there, or as `load_state_dict`
-        does.
+        among these ranks. Raises HookConfigError if this rank has no file there, if one is damaged, or as
+        `load_state_dict` does.
         """
         redistribute = redistribute or not self._reducer.keeps_residuals
         self.load_state_dict(read_checkpoint(folder, self._place(None), redistribute=redistribute))

@@ -32,6 +32,8 @@ from peelsum.wire.datagrams import Address
 _JOINING_CHUNKS = 64
 #: Seconds that a job's server may take to begin a new generation.
 _SERVER_PATIENCE_S = 10.0
+#: Seconds that a server which was started again may be silent before it is ready.
+_START_PATIENCE_S = 30.0
 
 
 class ServerStarter:
@@ -47,22 +49,26 @@ class ServerStarter:
         self._lanes = lanes
         self._loaded = Child("server", [sys.executable, "-m", "peelsum.cli.ahead", str(lanes)])
 
-    def start(self, *arguments: str, environment: Mapping[str, str]) -> Child:
+    def start(self, *arguments: str, environment: Mapping[str, str], wait: bool = True) -> Child:
         """Start `peelsum` with these arguments, in the process that was loaded ahead if there is one.
 
-        Raises ProcessError.
+        wait: whether to wait until it is ready. Raises ProcessError.
         """
         child, self._loaded = self._loaded, None
+        arguments = (*arguments, "--json", "--child")
         if child is None:
-            return Child.start_ready("server", *arguments, environment=environment)[0]
+            child = Child.peelsum("server", *arguments, environment=environment)
+        else:
+            child.send(arguments=arguments, environment=dict(environment))
         try:
-            child.send(arguments=[*arguments, "--json", "--child"], environment=dict(environment))
-            child.ready()
+            if wait:
+                child.ready()
         except BaseException:
             child.stop()
             raise
         finally:
-            self.load_ahead(self._lanes)
+            if self._lanes:
+                self.load_ahead(self._lanes)
         return child
 
     def close(self) -> None:
@@ -95,6 +101,8 @@ class JobRun:
         self._admission: dict[str, Any] = {}
         self._admitted_job = job
         self._server: RestartableProcess | None = None
+        #: When the server was started again, by `time.monotonic`; None once it is ready.
+        self._restarted_at: float | None = None
         #: The members of the current run; None before the first one.
         self.members: Members | None = None
 
@@ -110,7 +118,8 @@ class JobRun:
             self._admitted_job = self.job
             self._admission = self._controller.admit_job(self.job, is_new=is_new)
             run.callback(self._evict)
-            self._server = RestartableProcess(self._start_server(), self._start_server)
+            self._server = RestartableProcess(self._start_server(), lambda: self._start_server(wait=False))
+            self._restarted_at = None
             run.pop_all()
         described = self.job.job
         self.members = Members(client, described.workers, survives=survives, patience_s=described.timeout_s)
@@ -179,10 +188,21 @@ class JobRun:
             # A server that ends, as it has heard nothing since a rank left in order, prints its statistics.
             while not has_begun and (message := child.next_message(_SERVER_PATIENCE_S)) is not None:
                 has_begun = message.get("generation") == admission["generation"]
-        if not has_begun:
+        if has_begun:
+            self._restarted_at = None
+        else:
             if child.running:
                 os.kill(child.pid, SIGKILL)
-            self._controller.tell(Event("server", self._server.restart(), self.job.job.id))
+            self._restart_server(self._server)
+
+    def _restart_server(self, server: RestartableProcess) -> None:
+        """Start a server that has ended again, without waiting until it is ready.
+
+        The ranks of all groups need this thread meanwhile. `check` kills the server if it does not get ready.
+        Raises ProcessError.
+        """
+        self._controller.tell(Event("server", server.restart(), self.job.job.id))
+        self._restarted_at = time.monotonic()
 
     def end(self, reason: str = "the controller has ended the run; start all ranks again") -> None:
         """End the current run, if there is one: tell its members, stop the server, then evict the job."""
@@ -200,12 +220,21 @@ class JobRun:
         try:
             # Without its switch, a restarted server would end immediately, and the run with it.
             if self._server.child.status and self._controller.is_up(self._admitted_job):
-                self._controller.tell(Event("server", self._server.restart(), self.job.job.id))
+                self._restart_server(self._server)
+            elif self._restarted_at is not None and self._server.child.running:
+                self._await_ready(self._server.child, self._restarted_at)
         except ProcessError as error:
             self._controller.tell(Event("error", str(error), self.job.job.id))
             self.end()
         if self._controller.generation(self.job.job.id) is None:
             self.end()
+
+    def _await_ready(self, child: Child, restarted_at: float) -> None:
+        """Note that a server is ready, or kill it if it is silent for too long: then another is started."""
+        if child.has_message(0.0):
+            self._restarted_at = None
+        elif time.monotonic() >= max(restarted_at, child.last_output_at) + _START_PATIENCE_S:
+            os.kill(child.pid, SIGKILL)
 
     def _evict(self) -> None:
         """Evict the job, if nobody else has ended it. Do not wait for switches that do not answer."""
@@ -215,11 +244,12 @@ class JobRun:
                 text = f"job: {job_id}: is still on {switch}, which is away, or which another controller uses"
                 self._controller.tell(Event("error", text, job_id))
 
-    def _start_server(self) -> Child:
+    def _start_server(self, *, wait: bool = True) -> Child:
         address = self._port_address(self._bases[0], self.job.server_port)
         wire = ["--ethernet"] if self._ethernet else []
         command = ("server", "run", "--switch", address, *wire)
-        return self._servers.start(*command, environment={ADMISSION: json.dumps(self._admission)})
+        environment = {ADMISSION: json.dumps(self._admission)}
+        return self._servers.start(*command, environment=environment, wait=wait)
 
     def _port_address(self, base: Address, port: int) -> str:
         return f"{base[0]}:{base[1] if self._ethernet else base[1] + port}"
