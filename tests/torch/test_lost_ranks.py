@@ -149,11 +149,15 @@ def planned(random, world):
 
 
 def repair_times(kills, left, killed_at):
-    """Return the seconds from the last kill of each step to its end on all ranks that are left."""
+    """Return the seconds from the last kill to the end of each step in which ranks were killed, on all left.
+
+    Others, which were to be killed in an earlier step, may hold up this one until they are killed, too.
+    """
     times = []
     for step in sorted({step for step, _ in kills.values()}):
         dead_at = max(killed_at[rank] for rank in kills if kills[rank][0] == step)
-        times.append(max(min(at for _, _, at, _ in records if at > dead_at) - dead_at for records, _ in left))
+        end = max(min(at for _, _, at, _ in records if at > dead_at) for records, _ in left)
+        times.append(end - max(at for at in killed_at.values() if at < end))
     return times
 
 
