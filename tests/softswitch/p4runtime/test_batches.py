@@ -43,8 +43,8 @@ def installed(name):
 
 
 def state(entities):
-    """Return all that can be read. The order of entries does not count."""
-    return sorted(str(entity) for what in ALL for entity in entities.read(what))
+    """Return all that can be read. Of entries of one priority, packets hit the first."""
+    return [str(entity) for what in ALL for entity in entities.read(what)]
 
 
 def exact(number):

@@ -117,18 +117,18 @@ class Members:
 
     def update(self, now: float) -> list[str]:
         """Handle messages, and closed connections; return a text about each rank that was lost."""
-        left: set[int] = set()
+        departed_ranks: set[int] = set()
         for rank, client in self.clients.items():
             while client.inbox:
-                self._handle(rank, client.inbox.popleft(), left, now)
+                self._handle(rank, client.inbox.popleft(), departed_ranks, now)
         lost = [
             {"rank": rank, "process": client.request["process"], "host": client.host}
             for rank, client in self.clients.items()
-            if client.closed and rank not in left  # `leave` may have come just before the end
+            if client.closed and rank not in departed_ranks  # `leave` may have come just before the end
         ]
-        for rank in (*left, *(item["rank"] for item in lost)):
+        for rank in (*departed_ranks, *(item["rank"] for item in lost)):
             del self.clients[rank]
-        if lost or (left and self.survives):
+        if lost or (departed_ranks and self.survives):
             self._begin_change(lost)
         self._update_entering()
         if self._reports is not None and now >= self._deadline:
@@ -184,10 +184,10 @@ class Members:
         for client in self.clients.values():
             client.outbox.append({**message, "change": self.change})
 
-    def _handle(self, rank: int, message: dict[str, Any], left: set[int], now: float) -> None:
+    def _handle(self, rank: int, message: dict[str, Any], departed_ranks: set[int], now: float) -> None:
         match message["call"]:
             case "leave":
-                left.add(rank)
+                departed_ranks.add(rank)
             case "completed":
                 if self._reports is not None and message["change"] == self.change:
                     self._reports[rank] = MemberReport(message["sums"], message["chunk"])

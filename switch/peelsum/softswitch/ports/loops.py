@@ -76,7 +76,7 @@ class OutputFrames(NamedTuple):
 class LoopState(NamedTuple):
     """The state of a loop, which it keeps from one call to the next."""
 
-    numbers: NDArray[np.int64]  # [At]
+    numbers: NDArray[np.int64]  # [LoopField]
     polled: NDArray[np.int64]  # [wakers + ports]: struct pollfd
     ready: NDArray[np.int32]  # [ports]: rows of ports that are readable
     clock: NDArray[np.int64]  # [2]: struct timespec
