@@ -186,7 +186,10 @@ def _cancelled(what: str) -> RequestError:
 
 
 def _selector(name: str, entity: Any) -> Any:
-    """Return what a read of an entity of a kind takes: its key, without what is written."""
+    """Return the selector with which a Read finds an entity. It has the entity's key only.
+
+    name: the kind of the entity.
+    """
     match name:
         case "table_entry":
             return p4r.TableEntry(
