@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 ProgressCallback = Callable[[str], None]
 #: A series is all messages with the same text before their last colon. Seconds until the first message of a
-#: series is shown, and then between two messages; the interval doubles each time.
-FIRST_AFTER_S, INTERVAL_S = 1.0, 10.0
+#: series is shown, the fewest seconds between two, and the share of the seconds since the series began.
+FIRST_AFTER_S, INTERVAL_S, INTERVAL_SHARE = 1.0, 2.0, 0.25
 
 
 def throttled(show: ProgressCallback) -> ProgressCallback:
     """Return a function that forwards progress messages to `show`, less and less often."""
-    due: dict[str, tuple[float, float]] = {}
+    series_times: dict[str, tuple[float, float]] = {}
 
     def show_if_due(text: str) -> None:
         series, now = text.rpartition(":")[0], time.monotonic()
-        due_at, interval = due.setdefault(series, (now + FIRST_AFTER_S, INTERVAL_S))
-        if now >= due_at:
-            due[series] = now + interval, 2 * interval
+        started, due = series_times.setdefault(series, (now, now + FIRST_AFTER_S))
+        if now >= due:
+            series_times[series] = started, now + max(INTERVAL_S, INTERVAL_SHARE * (now - started))
             show(text)
 
     return show_if_due

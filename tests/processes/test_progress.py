@@ -76,12 +76,14 @@ def test_a_child_that_is_silent_is_not_and_its_last_word_is_told(child):
 
 
 def test_messages_that_are_alike_are_shown_once_in_a_while(capsys, monkeypatch):
-    now = iter([0.0, 0.5, 0.9, 1.0, 1.5, 10.9, 11.0, 30.9, 31.0])
+    shown_at = [1.0, 3.0, 5.0, 7.0, 9.0, 11.25, 14.0625]  # two seconds apart, later a quarter of the time so far
+    now = iter([0.0, 0.5, 0.9, *(at + offset for at in shown_at for offset in (0.0, 0.5)), 20.0])
     monkeypatch.setattr(compiling.time, "monotonic", lambda: next(now))
     show = shown_on_stderr()
-    for text in "a: 2", "b: 2", "a: 4", "a: 5", "b: 6", "a: 15", "a: 16", "a: 35", "a: 36":
+    for text in "a: first", "b: first", "a: early", *(f"a: {at}{soon}" for at in shown_at for soon in ("", "+")):
         show(text)
-    assert capsys.readouterr().err.splitlines() == ["a: 5", "b: 6", "a: 16", "a: 36"]
+    show("b: second")
+    assert capsys.readouterr().err.splitlines() == [*(f"a: {at}" for at in shown_at), "b: second"]
 
 
 def test_what_takes_two_seconds_is_shown(capsys):

@@ -244,7 +244,8 @@ def down() -> None:
         if record is None:
             print("no network is up")
             return
-        records.end(record)
+        with reporting_progress("ending the network", progress_reporter()):
+            records.end(record)
 
 
 def _announce(network: Network, json: bool) -> None:
