@@ -53,7 +53,7 @@ class ProcessSwitch(Switch):
         super().stop(*args, **kwargs)
 
 
-class EmbeddedSwitch(ProcessSwitch):
+class SoftSwitch(ProcessSwitch):
     """The softswitch on raw sockets."""
 
     def command(self, interfaces):
@@ -174,7 +174,7 @@ def work(net, python, window):
 def main():
     """Build the network, sum, and remove the network."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--switch", choices=["embedded", "bmv2"], default="embedded")
+    parser.add_argument("--switch", choices=["softswitch", "bmv2"], default="softswitch")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--python", required=True, help="the Python that has peelsum")
     parser.add_argument(
@@ -183,7 +183,7 @@ def main():
     options = parser.parse_args()
     ProcessSwitch.python = str(Path(options.python).absolute())
     # Chunks in flight: BMv2's queues hold 64 packets a port, and drop more.
-    switch, window = (EmbeddedSwitch, 512) if options.switch == "embedded" else (Bmv2Switch, 64)
+    switch, window = (SoftSwitch, 512) if options.switch == "softswitch" else (Bmv2Switch, 64)
     net = Mininet(Star(workers=options.workers), switch=switch, controller=None)
     try:
         net.start()

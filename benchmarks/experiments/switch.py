@@ -27,8 +27,8 @@ RATES: dict[str, Any] = {
     "log": "xy",
     "ylabel": "Contributions per second, of complete sums",
     "names": {
-        "embedded, memory": Series("softswitch, in memory", "teal", ours=True),
-        "embedded, udp": Series("softswitch, UDP", "blue", ours=True),
+        "softswitch, memory": Series("softswitch, in memory", "teal", ours=True),
+        "softswitch, udp": Series("softswitch, UDP", "blue", ours=True),
         "bmv2, veth": Series("BMv2, veth", "orange"),
     },
 }
@@ -36,7 +36,7 @@ RATES: dict[str, Any] = {
 
 def by_udp(medians: Any) -> str:
     """Return the least rates over ports, and how many times BMv2's the softswitch's are."""
-    ours, bmv2 = medians.of("embedded, udp"), medians.of("bmv2, veth")
+    ours, bmv2 = medians.of("softswitch, udp"), medians.of("bmv2, veth")
     ratios = [rate / slower for rate, slower in zip(ours, bmv2, strict=True)]
     return f"""By UDP the softswitch takes {min(ours) / 1e6:.1f} million contributions a second or more,
         {min(ratios):.0f} to {max(ratios):.0f} times as many as BMv2 from virtual Ethernet"""
@@ -45,7 +45,7 @@ def by_udp(medians: Any) -> str:
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "target": "the switch: `embedded` for the softswitch, or `bmv2`",
+        "target": "the switch: `softswitch` or `bmv2`",
         "ports": "what its ports are: `memory`, `udp`, or on veth `xdp` and `packet`",
         "packets_per_s": "contributions per second that went into complete sums",
         "packets_per_cpu_s": "the same per second of the switch process's processor time",

@@ -10,7 +10,7 @@ from peelsum.control.session import Session
 from peelsum.wire import Verdict
 
 
-@pytest.fixture(params=["embedded", "bmv2"])
+@pytest.fixture(params=["softswitch", "bmv2"])
 def address(request, tmp_path):
     if request.param == "bmv2":
         with running_bmv2(tmp_path / "bmv2.log") as address:

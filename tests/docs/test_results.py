@@ -96,7 +96,7 @@ table_of("performance.md", "target | ports | workers")(lambda: _switch("ports", 
 @table_of("performance.md", "ports | lanes | workers")
 def interfaces() -> Iterator[Sequence[Cell]]:
     names = "packets_per_s rate_to_bmv2 latency_p50_us latency_p99_us packets_per_cpu_s"
-    for row in select("interfaces", target="embedded"):
+    for row in select("interfaces", target="softswitch"):
         if row["ports"] != "udp":
             yield figures(row, f"ports lanes workers {names}")
 
@@ -330,7 +330,7 @@ def test_the_values_that_a_core_sums_are_those_of_the_rows() -> None:
     for lanes, *cells in printed:
         for ports, cell in zip(("udp", "xdp", "packet"), cells, strict=True):
             many = int(lanes.replace(",", ""))
-            row = only("interfaces", target="embedded", ports=ports, lanes=many, workers=4)
+            row = only("interfaces", target="softswitch", ports=ports, lanes=many, workers=4)
             assert shows(cell, row["packets_per_cpu_s"] * row["lanes"] * 32 / 1e9)
 
 

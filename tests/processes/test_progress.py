@@ -76,11 +76,24 @@ def test_a_child_that_is_silent_is_not_and_its_last_word_is_told(child):
 
 
 def test_messages_that_are_alike_are_shown_once_in_a_while(capsys, monkeypatch):
-    shown_at = [1.0, 3.0, 5.0, 7.0, 9.0, 11.25, 14.0625]  # two seconds apart, later a quarter of the time so far
+    shown_at = [
+        1.0,
+        3.0,
+        5.0,
+        7.0,
+        9.0,
+        11.25,
+        14.0625,
+    ]  # two seconds apart, later a quarter of the time so far
     now = iter([0.0, 0.5, 0.9, *(at + offset for at in shown_at for offset in (0.0, 0.5)), 20.0])
     monkeypatch.setattr(compiling.time, "monotonic", lambda: next(now))
     show = shown_on_stderr()
-    for text in "a: first", "b: first", "a: early", *(f"a: {at}{soon}" for at in shown_at for soon in ("", "+")):
+    for text in (
+        "a: first",
+        "b: first",
+        "a: early",
+        *(f"a: {at}{soon}" for at in shown_at for soon in ("", "+")),
+    ):
         show(text)
     show("b: second")
     assert capsys.readouterr().err.splitlines() == [*(f"a: {at}" for at in shown_at), "b: second"]

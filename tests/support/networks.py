@@ -56,7 +56,7 @@ def needs(links: str, switch: str) -> None:
         pytest.skip("simple_switch_grpc is not on PATH")
 
 
-@pytest.fixture(params=["embedded", "bmv2"])
+@pytest.fixture(params=["softswitch", "bmv2"])
 def switch(request) -> str:
     """Return each of the switches that are here, for networks of namespaces."""
     needs("veth", request.param)
@@ -95,7 +95,7 @@ class Up(subprocess.Popen):
 
 
 @contextlib.contextmanager
-def up(topology: str, links: str, switch: str = "embedded", *options: str):
+def up(topology: str, links: str, switch: str = "softswitch", *options: str):
     """A network that is ready."""
     command = [*PEELSUM, "up", topology, "--links", links, "--switch", switch, "--json", *options]
     # Unbuffered, so that `select` tells what `readline` has not taken.

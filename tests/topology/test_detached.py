@@ -73,7 +73,7 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) ->
     with pytest.raises(SystemExit):
         network.up(
             topology=pair,
-            switch="embedded",
+            switch="softswitch",
             links="udp",
             restart=False,
             detach=False,

@@ -21,7 +21,7 @@ def interfaces() -> set[str]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("switch", ["embedded", "bmv2"])
+@pytest.mark.parametrize("switch", ["softswitch", "bmv2"])
 def test_workers_in_mininet_get_exact_sums(switch: str) -> None:
     if missing := mininet_missing():
         pytest.skip(missing)

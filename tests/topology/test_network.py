@@ -35,7 +35,7 @@ from peelsum.topology.records import MARKER, Record, files_of
 
 __all__ = ["own_folder"]
 
-KINDS = [("udp", "embedded"), ("veth", "embedded"), ("veth", "bmv2")]
+KINDS = [("udp", "softswitch"), ("veth", "softswitch"), ("veth", "bmv2")]
 
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -85,7 +85,7 @@ def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: st
 @pytest.mark.parametrize("lanes", [512, 2048])
 @pytest.mark.parametrize(("links", "loss"), [("udp", 0.01), ("veth", 0.0)])
 def test_sums_of_packets_in_jumbo_frames_are_exact(tmp_path, links: str, loss: float, lanes: int) -> None:
-    needs(links, "embedded")
+    needs(links, "softswitch")
     ends = [[{"ends": link, "loss": loss} for link in PAIR["links"]]] if loss else [PAIR["links"]]
     with up(described(tmp_path, links=ends[0], job={**PAIR["job"], "lanes": lanes}), links):
         assert summed_at("h1", "h2") == ["worker 0: exact", "worker 1: exact"]
@@ -107,7 +107,7 @@ def test_parts_joined_by_udp_find_each_other_again_after_a_restart(tmp_path) -> 
     network["job"]["timeout_s"] = PATIENCE_S  # also for hosts that start while this machine is busy
     (path := tmp_path / "two_racks.json").write_text(json.dumps(network))
     worker = [sys.executable, str(ROOT / "tests/support/scenario_worker.py"), "1", "8", "20"]
-    with up(str(path), "udp", "embedded", "--restart") as network:
+    with up(str(path), "udp", "softswitch", "--restart") as network:
         workers = [exec_in(f"h{n}", *worker, "4" if n == 1 else "0") for n in range(1, 5)]
         assert workers[0].stdout.readline() == "before 4\n"
         for part, number in (("s1", signal.SIGKILL), ("s3", signal.SIGKILL), ("server", signal.SIGTERM)):
@@ -150,7 +150,7 @@ def test_hosts_have_their_addresses_and_a_namespace_each(tmp_path) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("switch", ["embedded", "bmv2"])
+@pytest.mark.parametrize("switch", ["softswitch", "bmv2"])
 def test_a_killed_up_leaves_only_what_the_user_started_and_down_ends_that(tmp_path, switch: str) -> None:
     needs("veth", switch)
     with up(described(tmp_path, job=None), "veth", switch) as process:

@@ -41,9 +41,9 @@ _START_TIMEOUT_S, _SILENT_S = 5.0, 1.0
 class _NetworkSettings(CommandSettings):
     """The parts of a network, and how `up` runs it."""
 
-    switch: Annotated[
-        Literal["embedded", "bmv2"], Option("The switches: the softswitch (embedded), or BMv2.")
-    ] = "embedded"
+    switch: Annotated[Literal["softswitch", "bmv2"], Option("The switches: the softswitch, or BMv2.")] = (
+        "softswitch"
+    )
     links: Annotated[
         Literal["udp", "veth"], Option("Loopback UDP, or veth between network namespaces (needs root).")
     ] = "udp"

@@ -39,9 +39,9 @@ from peelsum.topology.records import MARKER, ExecContext, Process, files_of
 from peelsum.transport.seats import SEAT
 from peelsum.wire import UDP_PORT
 
-SwitchKind = Literal["embedded", "bmv2"]
+SwitchKind = Literal["softswitch", "bmv2"]
 #: The default window, in chunks. BMv2's queues have room for 64 packets per port.
-_WINDOWS = {"embedded": 512, "bmv2": 64}
+_WINDOWS = {"softswitch": 512, "bmv2": 64}
 _LOOPBACK = "127.0.0.1"
 _SERVER, _CONTROLLER = "server", "controller"
 
@@ -56,7 +56,9 @@ class Network(ABC):
     #: How hosts send packets, as a seat names it.
     wire: Literal["udp-port", "ethernet"]
 
-    def __init__(self, topology: Topology, switch: SwitchKind = "embedded", *, restart: bool = False) -> None:
+    def __init__(
+        self, topology: Topology, switch: SwitchKind = "softswitch", *, restart: bool = False
+    ) -> None:
         """switch: the kind of switches. restart: whether `check` restarts switches and servers that ended."""
         self.topology = topology
         self.switch = switch
@@ -214,7 +216,7 @@ class UdpNetwork(Network):
 
     def _start(self) -> None:
         self._udp_ports: dict[str, dict[int, int]] = {}
-        if self.switch != "embedded":
+        if self.switch != "softswitch":
             raise TopologyError(f"switch: {self.switch}: has no UDP ports; use --links veth with it")
         for number, name in enumerate(self.topology.switches, 1):
             self._udp_ports[name] = self._start_switch(name, number)
@@ -276,7 +278,7 @@ class VethNetwork(Network):
 
     def _start(self) -> None:
         if self.switch == "bmv2" and not bmv2.available():
-            raise TopologyError(f"switch: {bmv2.BINARY}: not found on PATH; install BMv2, or use embedded")
+            raise TopologyError(f"switch: {bmv2.BINARY}: not found on PATH; install BMv2, or use softswitch")
         for tool in ("nsenter", "sleep"):
             if shutil.which(tool) is None:
                 raise TopologyError(f"{tool}: not found on PATH; install util-linux and coreutils")

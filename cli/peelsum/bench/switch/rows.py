@@ -290,7 +290,7 @@ def measure_switch(name: str, lanes: int, workers: int, seconds: float) -> dict[
     Raises TopologyError, or OSError if this process may not have such ports.
     """
     figures = in_process(MEASURES[name], lanes, workers, seconds)
-    target, ports = ("bmv2", "packet") if name == "bmv2" else ("embedded", name)
+    target, ports = ("bmv2", "packet") if name == "bmv2" else ("softswitch", name)
     return {"target": target, "ports": ports, "bmv2": "measured", **dict.fromkeys(_OPTIONAL), **figures}
 
 
