@@ -156,7 +156,14 @@ def switch(settings: _SwitchLoad, runs: _Runs) -> None:
     from peelsum.topology import TopologyError
 
     columns = (
-        *("packets_per_s", "packets_per_cpu_s", "latency_p50_us", "latency_p99_us", "rate_to_bmv2"),
+        *(
+            "packets_per_s",
+            "packets_per_cpu_s",
+            "latency_p50_us",
+            "latency_p99_us",
+            "lost_chunks",
+            "rate_to_bmv2",
+        ),
         "bmv2",
     )
     points = [{**asdict(settings), "lanes": lanes} for lanes in settings.lanes]
