@@ -143,15 +143,19 @@ def test_what_is_answered_before_it_is_resent_is_resent_only_if_it_is_needed(nee
     assert chunks_of(sent(worker, due)) == [0]
 
 
-@pytest.mark.parametrize(("after", "again"), [(0.0004, []), (0.0007, [5])])
-def test_a_resend_is_lost_when_later_packets_are_answered_after_half_a_round_trip(
-    after: float, again: list[int]
+@pytest.mark.parametrize(
+    ("next_sent", "answered", "again"),
+    [(0.00122, 0.0014, []), (0.00121, 0.0017, []), (0.00122, 0.0017, [5])],
+)
+def test_a_resend_is_lost_when_much_later_packets_are_answered_after_half_a_round_trip(
+    next_sent: float, answered: float, again: list[int]
 ) -> None:
-    worker = lossy_start([5])  # resent at 1 ms; a round trip is 1 ms
+    """Much later is a quarter of a usual round trip, which is 0.85 ms after the third answer."""
+    worker = lossy_start([5])  # resent at 1 ms
     worker.receive(result(32), 0.0012)
-    (latest, *_) = sent(worker, 0.00121)
-    worker.receive(result(int(latest["chunk_id"])), 0.001 + after)
-    resent = chunks_of(sent(worker, 0.001 + after), Kind.RETRY, Kind.RESEND)
+    (latest, *_) = sent(worker, next_sent)
+    worker.receive(result(int(latest["chunk_id"])), answered)
+    resent = chunks_of(sent(worker, answered), Kind.RETRY, Kind.RESEND)
     assert [chunk for chunk in resent if chunk == 5] == again
 
 

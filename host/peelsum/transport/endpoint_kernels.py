@@ -60,6 +60,9 @@ SENDERS = 8
 #: Usual round-trip times that the answer to a retransmission takes at least. A sooner one answers an
 #: earlier packet.
 SOONEST = 0.5
+#: Usual round-trip times by which a packet must be younger than a retransmission to overtake it. Others
+#: retransmit the chunk a little later, and may send later chunks before (RFC 8985 waits a quarter, too).
+OVERTAKING = 0.25
 #: Why a chunk is queued, in `WorkerState.queued`.
 OWN_DOUBT, NEEDED = 1, 2
 
@@ -407,7 +410,8 @@ def _enqueue(state: WorkerState, position: int, cause: int) -> None:
 def _advance(state: WorkerState, now: float) -> None:
     """Move the window past answered chunks, and queue chunks that later results show to be lost.
 
-    A contribution is overtaken by later chunks, a retransmission by any packet sent after it (RFC 8985).
+    A contribution is overtaken by later chunks, a retransmission by any packet sent long enough after it
+    (RFC 8985).
     """
     cursors, clock, rows = state.cursors, state.clock, state.answered.shape[0]
     while cursors[Cursor.BASE] < cursors[Cursor.NEXT] and state.answered[cursors[Cursor.BASE] % rows]:
@@ -417,7 +421,8 @@ def _advance(state: WorkerState, now: float) -> None:
         if state.answered[row] or state.queued[row]:
             continue
         sent, first = state.sent_at[row], state.tries[row] == 0
-        overtaken = sent < clock[Clock.ANSWERED] and now - sent > SOONEST * clock[Clock.USUAL]
+        usual = clock[Clock.USUAL]
+        overtaken = sent + OVERTAKING * usual < clock[Clock.ANSWERED] and now - sent > SOONEST * usual
         if first or (state.tries[row] == 1 and overtaken):
             _enqueue(state, position, OWN_DOUBT)
             state.counts[Count.LOST] += first
