@@ -18,8 +18,7 @@ from peelsum.softswitch.p4runtime.info import (
 )
 from peelsum.softswitch.p4runtime.status import (
     Change,
-    check_port,
-    declared,
+    check_ports,
     exhausted,
     invalid,
     unimplemented,
@@ -170,7 +169,7 @@ class ProfileEntries:
         if item.watch_port:
             port = to_int(item.watch_port, 32, "watch_port")
             item.watch_port = to_bytes(port)
-            check_port(port, self._ports, "watch_port: ")
+            check_ports([port], self._ports, "watch_port: ")
         if item.weight < 1:
             raise invalid(f"{profile.name}: weight {item.weight} must be positive")
         return item.weight
@@ -179,7 +178,7 @@ class ProfileEntries:
         """Return an action profile. Raises RequestError for an unknown id, or if `number` is 0."""
         if number == 0:
             raise invalid("member_id or group_id: 0 selects all when reading; use another")
-        return declared("action profile", profile_id, self._profiles)
+        return self._profiles[profile_id]
 
 
 def _watched_port(item: p4r.ActionProfileAction | _GroupMember) -> int | None:

@@ -102,12 +102,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             with self._state_requests.turn(context, len(request.updates)):
                 # Another client may have become the primary while this call waited.
                 self._arbiter.require_primary(request)
-                entities = self._pipeline().entities
-                if request.atomicity == p4r.WriteRequest.CONTINUE_ON_ERROR:
-                    entities.write(request.updates, context.is_active)
-                else:
-                    at_once = request.atomicity == p4r.WriteRequest.DATAPLANE_ATOMIC
-                    entities.write_all_or_none(request.updates, context.is_active, at_once=at_once)
+                self._pipeline().entities.write(request.updates, context.is_active, request.atomicity)
         return p4r.WriteResponse()
 
     def Read(  # noqa: N802
@@ -118,9 +113,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._check(context, _READERS, "read", request.device_id)
             with self._state_requests.turn(context):
                 entities = self._pipeline().entities
-                entities_read = chain.from_iterable(
-                    [entities.read(selector) for selector in request.entities]
-                )
+                entities_read = chain.from_iterable(list(map(entities.read, request.entities)))
             yield from self._responses(entities_read, context)
 
     def _responses(
