@@ -129,7 +129,7 @@ class Entities:
                         results.append(None)
                         if undo_update is not None:
                             undo.append(undo_update)
-            except RequestError:
+            except Exception:
                 for undo_update in reversed(undo):
                     undo_update()
                 raise
@@ -222,7 +222,7 @@ class CellEntries:
 
     def write(self, change: Change, entry: Any) -> None:
         """Set one cell. Raises RequestError."""
-        cells = self._find(getattr(entry, f"{self._kind}_id"))
+        cells = self._state[self._names[getattr(entry, f"{self._kind}_id")]]
         check_modifies(change, f"a cell of {cells.name}")
         if not entry.HasField("index"):
             raise invalid(f"{cells.name}: index is missing; give the cell's index")
@@ -247,7 +247,7 @@ class CellEntries:
         array_id = getattr(selector, f"{self._kind}_id")
         arrays = []
         for cells_id in [array_id] if array_id else self._names:
-            cells = self._find(cells_id)
+            cells = self._state[self._names[cells_id]]
             first, end = 0, cells.size
             if selector.HasField("index"):
                 first = _checked_index(selector.index.index, cells)
@@ -270,9 +270,6 @@ class CellEntries:
             return p4r.CounterEntry(counter_id=cells_id, index=index, data=counts)
         data = p4d.P4Data(bitstring=to_bytes(value))
         return p4r.RegisterEntry(register_id=cells_id, index=index, data=data)
-
-    def _find(self, cells_id: int) -> Any:
-        return self._state[self._names[cells_id]]
 
 
 def _checked_index(index: int, cells: Any) -> int:

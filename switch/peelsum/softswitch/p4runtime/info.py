@@ -150,12 +150,21 @@ def encode_rates(rates: Rates | None) -> p4r.MeterConfig | None:
 
 
 @dataclass(frozen=True)
+class ActionInfo:
+    """An action, by its P4Info name."""
+
+    id: int
+    name: str
+    params: tuple[FieldInfo, ...]
+
+
+@dataclass(frozen=True)
 class ProfileInfo:
     """An action profile, the actions that its members may have, and the largest size of groups; 0 is any."""
 
     id: int
     name: str
-    actions: frozenset[int]
+    actions: Mapping[int, ActionInfo]
     max_group_size: int
 
 
@@ -179,21 +188,13 @@ class DigestInfo:
 
 
 @dataclass(frozen=True)
-class ActionInfo:
-    """An action, by its P4Info name."""
-
-    id: int
-    name: str
-    params: tuple[FieldInfo, ...]
-
-
-@dataclass(frozen=True)
 class TableInfo:
-    """A table: its key in declaration order, and the actions that its entries and its default may use."""
+    """A table: its key in declaration order, its actions, and which its entries and its default may use."""
 
     id: int
     name: str
     fields: tuple[FieldInfo, ...]
+    actions: Mapping[int, ActionInfo]
     entry_actions: frozenset[int]
     default_actions: frozenset[int]
     is_const: bool
@@ -255,7 +256,7 @@ class PipelineInfo:
         )
         counters = {counter.direct_table_id: counter.preamble.name for counter in p4info.direct_counters}
         meters = {meter.direct_table_id: meter.preamble.name for meter in p4info.direct_meters}
-        profiles = _by_id("action profile", p4info.action_profiles, partial(_profile, p4info))
+        profiles = _by_id("action profile", p4info.action_profiles, partial(_profile, p4info, actions))
         return cls(
             tables=_by_id("table", p4info.tables, partial(_table, actions, counters, meters, profiles)),
             actions=actions,
@@ -295,13 +296,19 @@ def _by_id(
     return indexed
 
 
-def _profile(p4info: p4i.P4Info, number: int, name: str, profile: p4i.ActionProfile) -> ProfileInfo:
+def _profile(
+    p4info: p4i.P4Info,
+    actions: Mapping[int, ActionInfo],
+    number: int,
+    name: str,
+    profile: p4i.ActionProfile,
+) -> ProfileInfo:
     if profile.HasField("sum_of_members") or profile.weights_disallowed:
         raise unimplemented(f"sizes that are no sums of weights, of action profile {name}")
     tables = [table for table in p4info.tables if table.implementation_id == number]
     references = [item for table in tables for item in table.action_refs]
-    actions = frozenset(item.id for item in references if item.scope != p4i.ActionRef.DEFAULT_ONLY)
-    return ProfileInfo(number, name, actions, profile.max_group_size)
+    ids = {item.id for item in references if item.scope != p4i.ActionRef.DEFAULT_ONLY} & actions.keys()
+    return ProfileInfo(number, name, {i: actions[i] for i in ids}, profile.max_group_size)
 
 
 #: By type of a number, the field of `p4d.P4Data` for it.
@@ -341,11 +348,11 @@ def encode_digest(digest: DigestInfo, values: Sequence[int]) -> p4d.P4Data:
 
 
 def decode_action(
-    action: p4r.Action, actions: Mapping[int, ActionInfo], known: frozenset[int], owner: str
+    action: p4r.Action, known: Mapping[int, ActionInfo], owner: str
 ) -> tuple[ActionInfo, tuple[int, ...]]:
     """Return an action and its arguments. Raises RequestError if it is not `known` to its owner."""
-    declared = actions.get(action.action_id)
-    if declared is None or declared.id not in known:
+    declared = known.get(action.action_id)
+    if declared is None:
         raise invalid(f"{owner}: has no action {action.action_id:#x}; use one of its own")
     values_by_id = {param.param_id: param.value for param in action.params}
     if len(values_by_id) != len(action.params):
@@ -363,7 +370,6 @@ def decode_action(
 def decode_entry_action(
     entry: p4r.TableEntry,
     table: TableInfo,
-    actions: Mapping[int, ActionInfo],
     decode_choice: Callable[[p4r.TableAction, ProfileInfo], ActionChoice],
 ) -> tuple[ActionChoice, tuple[int, ...]]:
     """Return the action of an entry or default action, and its arguments. Raises RequestError.
@@ -375,8 +381,7 @@ def decode_entry_action(
     kind = entry.action.WhichOneof("type")
     if kind != "action":
         raise invalid(f"table {table.name}: the action is {kind or 'missing'}; it must be a direct action")
-    known = table.entry_actions | table.default_actions
-    action, params = decode_action(entry.action.action, actions, known, f"table {table.name}")
+    action, params = decode_action(entry.action.action, table.actions, f"table {table.name}")
     if action.id not in (table.default_actions if entry.is_default_action else table.entry_actions):
         owner = "the default" if entry.is_default_action else "an entry"
         raise denied(f"table {table.name}: {action.name} cannot be {owner}'s action")
@@ -456,6 +461,7 @@ def _table(
         id=table_id,
         name=name,
         fields=fields,
+        actions={number: actions[number] for number in scopes},
         entry_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.DEFAULT_ONLY),
         default_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.TABLE_ONLY),
         is_const=table.is_const_table,

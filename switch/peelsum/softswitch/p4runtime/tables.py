@@ -160,7 +160,7 @@ class TableEntries:
             self._metadata.pop(entry_key, None)
             self._idle.remove(entry_key)
             return
-        action, params = decode_entry_action(entry, table, self._info.actions, self._profiles.decode_choice)
+        action, params = decode_entry_action(entry, table, self._profiles.decode_choice)
         if change == p4r.Update.INSERT:
             state.insert(key, action, params, priority, serial=serial)
         else:
@@ -189,8 +189,7 @@ class TableEntries:
             raise denied(f"table {table.name}: the default action is const; change the program")
         state = self._switch.tables[table.name]
         if entry.HasField("action"):
-            choice = self._profiles.decode_choice
-            action, params = decode_entry_action(entry, table, self._info.actions, choice)
+            action, params = decode_entry_action(entry, table, self._profiles.decode_choice)
             state.set_default(action if isinstance(action, str) else "", params)
         else:
             state.set_default(*self._initial_defaults[table.name])
