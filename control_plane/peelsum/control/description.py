@@ -108,35 +108,7 @@ class PortsSection(Section):
     """Ports for further groups of workers. A group takes one for each of its ranks and one for its server."""
 
 
-class _Described(Section):
-    """What descriptions of both kinds have."""
-
-    def plans(self) -> tuple[SwitchPlan, ...]:
-        """Return the plan of each switch, the spine's first."""
-        raise NotImplementedError
-
-    def with_workers(self, places: Collection[int]) -> Self:
-        """Return the job with only the workers at these places among all."""
-        raise NotImplementedError
-
-    @property
-    def rack_sizes(self) -> tuple[int, ...]:
-        """Workers per rack; empty for one switch."""
-        return tuple(len(plan.members) for plan in self.plans()[1:])
-
-    @property
-    def server_port(self) -> int:
-        """The port of the aggregation server, at the only switch or at the spine."""
-        return self.plans()[0].up_port
-
-    @property
-    def worker_ports(self) -> tuple[int, ...]:
-        """The workers' ports at their switches, in the order of the workers' numbers."""
-        members = (member for plan in self.plans() for member in plan.members)
-        return tuple(member.port for member in members if not member.is_rack)
-
-
-class JobDescription(_Described):
+class JobDescription(Section):
     """A job on one switch."""
 
     job: JobSection
@@ -167,8 +139,23 @@ class JobDescription(_Described):
 
     def plans(self) -> tuple[SwitchPlan, ...]:
         """Return the plan of the only switch, in a tuple."""
-        ports = self.ports.server, self.ports.workers
+        ports = self.server_port, self.worker_ports
         return (_plan(self.job, self.switch, self.hosts, Level.ONLY, *ports),)
+
+    @property
+    def server_port(self) -> int:
+        """The port of the aggregation server."""
+        return self.ports.server
+
+    @property
+    def worker_ports(self) -> tuple[int, ...]:
+        """The workers' ports, in the order of the workers' numbers."""
+        return self.ports.workers
+
+    @property
+    def rack_sizes(self) -> tuple[int, ...]:
+        """Workers per rack: none."""
+        return ()
 
 
 class RacksJobSection(JobSection):
@@ -199,7 +186,7 @@ class RackSection(SwitchSection):
     """Addresses of hosts, by the number of the port that leads to them."""
 
 
-class RacksDescription(_Described):
+class RacksDescription(Section):
     """A job on racks below a spine. A worker's number is rack * 32 + its index in the rack's `workers`.
 
     >>> description = parse_description('''
@@ -300,6 +287,21 @@ class RacksDescription(_Described):
             first += len(rack.workers)
         job = self.job.model_copy(update={"workers": len(places)})
         return self.model_copy(update={"job": job, "racks": tuple(racks)})
+
+    @property
+    def server_port(self) -> int:
+        """The spine's port to the aggregation server."""
+        return self.spine.server
+
+    @property
+    def worker_ports(self) -> tuple[int, ...]:
+        """The workers' ports at their racks' switches, in the order of the workers' numbers."""
+        return tuple(port for rack in self.racks for port in rack.workers)
+
+    @property
+    def rack_sizes(self) -> tuple[int, ...]:
+        """Workers per rack."""
+        return tuple(len(rack.workers) for rack in self.racks)
 
     @property
     def _spine_ports(self) -> tuple[int, ...]:

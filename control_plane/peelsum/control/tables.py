@@ -224,12 +224,12 @@ def rows_by_key(
     Raises SwitchError for rows that are invalid for the switch's program.
     """
     schema, encoded_rows = session.running_schema(), {}
-    for row in rows:
-        with schema_errors():
+    with schema_errors():
+        for row in rows:
             entry = row.encode_entry(schema)
-        action = entry.action.action
-        key = (entry.table_id, *sorted(map(_bytes, entry.match)))
-        encoded_rows[key] = row, (action.action_id, *sorted(map(_bytes, action.params)))
+            action = entry.action.action
+            key = (entry.table_id, *sorted(map(_bytes, entry.match)))
+            encoded_rows[key] = row, (action.action_id, *sorted(map(_bytes, action.params)))
     return encoded_rows
 
 

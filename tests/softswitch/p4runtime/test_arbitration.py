@@ -19,7 +19,7 @@ LEAVES = None
 class Stream:
     """A client that records its notifications."""
 
-    client = "process 7 at 10.0.0.1:5"
+    client_name = staticmethod(lambda: "process 7 at 10.0.0.1:5")
 
     def __init__(self, arbiter):
         self.told = []

@@ -17,6 +17,7 @@ from peelsum.softswitch.p4runtime.status import BatchError, Code, RequestError
 from peelsum.softswitch.runtime.device import Device
 
 P4 = Path(__file__).parent / "p4"
+ROLLBACK, ATOMIC = p4r.WriteRequest.ROLLBACK_ON_ERROR, p4r.WriteRequest.DATAPLANE_ATOMIC
 ALL = (
     p4r.Entity(table_entry=p4r.TableEntry(counter_data={}, meter_config={})),
     p4r.Entity(table_entry=p4r.TableEntry(is_default_action=True)),
@@ -122,22 +123,22 @@ def entities_of_every_match_kind(ids):
     return [p4r.Entity(**entity) for entity in entities]
 
 
-@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("atomicity", [ROLLBACK, ATOMIC])
 @pytest.mark.parametrize(
     ("program", "entities_of"),
     [("externs", entities_of_externs), ("every_match_kind", entities_of_every_match_kind)],
 )
-def test_a_batch_that_fails_changes_nothing(program, entities_of, at_once):
+def test_a_batch_that_fails_changes_nothing(program, entities_of, atomicity):
     """Random batches, beside a second switch to which the good ones are written in the usual way."""
     (pipeline, ids), (other, _) = installed(program), installed(program)
-    drawn, entities, written, failures = random.Random(at_once), entities_of(ids), set(), []
+    drawn, entities, written, failures = random.Random(atomicity), entities_of(ids), set(), []
     for _ in range(5000):
         batch = [
             p4r.Update(type=drawn.choice([1, 2, 3]), entity=drawn.choice(entities))
             for _ in range(drawn.randint(1, 4))
         ]
         try:
-            pipeline.entities.write_all_or_none(batch, at_once=at_once)
+            pipeline.entities.write(batch, atomicity=atomicity)
         except BatchError as error:
             failures.append(error)
         else:
@@ -162,7 +163,7 @@ def test_an_entry_that_comes_back_is_in_its_place():
         pipeline.entities.write([update("INSERT", table_entry=entry)])
     batch = [update("DELETE", table_entry=first), update("INSERT", table_entry=second)]
     with pytest.raises(BatchError):
-        pipeline.entities.write_all_or_none(batch, at_once=False)
+        pipeline.entities.write(batch, atomicity=ROLLBACK)
     selector = p4r.Entity(table_entry={"table_id": ids["filter"]})
     assert [entity.table_entry for entity in pipeline.read(selector)] == [first, second]
 
@@ -181,7 +182,7 @@ def test_packets_of_the_meantime_stay_counted():
 
     batch = [update("MODIFY", table_entry=entry), update("INSERT", table_entry=entry)]
     with pytest.raises(BatchError):
-        pipeline.entities.write_all_or_none(batch, active, at_once=False)
+        pipeline.entities.write(batch, active, ROLLBACK)
     selector = p4r.TableEntry(table_id=ids["route"], counter_data={})
     (read,) = pipeline.read(p4r.Entity(table_entry=selector))
     assert read.table_entry.counter_data.packet_count == 2
@@ -211,9 +212,7 @@ def test_a_client_that_cancels_changes_nothing():
     entry = p4r.DigestEntry(digest_id=ids["sighting_t"])
     answers = iter([True, False])
     with pytest.raises(RequestError) as error:
-        pipeline.entities.write_all_or_none(
-            [update("INSERT", digest_entry=entry)] * 2, lambda: next(answers), at_once=False
-        )
+        pipeline.entities.write([update("INSERT", digest_entry=entry)] * 2, lambda: next(answers), ROLLBACK)
     assert error.value.code is Code.CANCELLED
     assert list(pipeline.entities.read(p4r.Entity(digest_entry=p4r.DigestEntry()))) == []
 
@@ -238,7 +237,7 @@ def test_packets_see_all_of_an_atomic_batch_or_none(at_once):
         threads[-1].join(0.2)
         return True
 
-    pipeline.entities.write_all_or_none([delete, insert] * 2, active, at_once=at_once)
+    pipeline.entities.write([delete, insert] * 2, active, ATOMIC if at_once else ROLLBACK)
     for thread in threads:
         thread.join()
     assert ports == ([2] * 4 if at_once else [2, 1, 2, 1])

@@ -8,7 +8,7 @@ import pytest
 
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
-from peelsum.softswitch.runtime.plain import hash_words
+from peelsum.softswitch.runtime.tables import hash_words
 
 ROUTES, ACL, BY_PORT = "RouterIngress.routes", "RouterIngress.acl", "RouterIngress.by_port"
 ROUTE, DROP, PERMIT = "RouterIngress.route", "RouterIngress.drop", "RouterIngress.permit"

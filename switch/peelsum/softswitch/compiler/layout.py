@@ -30,18 +30,20 @@ def words_of(bits: int) -> int:
 
 def limbs(value: int, bits: int) -> list[int]:
     """Split `value` into 64-bit words, most significant first."""
-    if bits <= 64:
-        return [value & (1 << 64) - 1]
     count = words_of(bits)
     return [value >> 64 * (count - 1 - i) & (1 << 64) - 1 for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """A part of a key word: limb number `limb`, from the top, of key field `key`, shifted left by `shift`."""
+    """A part of a key word: limb number `limb`, from the top, of key field `key`, shifted left by `shift`.
+
+    The field has `bits_below` bits below the limb.
+    """
 
     key: int
     limb: int
+    bits_below: int
     shift: int
 
 
@@ -52,12 +54,12 @@ class TablePlan:
     `default_row` is the index of the default action's row, which has no key. The entries start at `region`.
     An exact table is a hash table of `capacity` rows with open addressing. Any other table has the number of
     rows and then the rows, in the order in which they are tried. A row has `row_words` words: action, entry
-    number, parameters, key. An exact key has one word per item of `words`. Any other key has value and mask
-    per item of `words`, then low and high per item of `ranges`.
+    number, parameters, and from word `key_offset` on the key. An exact key has one word per item of `words`.
+    Any other key has value and mask per item of `words`, then low and high per item of `ranges`.
     """
 
     table: TableDeclaration
-    param_words: int
+    key_offset: int
     words: tuple[tuple[KeyPart, ...], ...]
     ranges: tuple[int, ...]
     exact: bool
@@ -66,22 +68,6 @@ class TablePlan:
     default_row: int
     region: int
     end: int
-
-    @property
-    def key_offset(self) -> int:
-        """The number of words before a row's key."""
-        return ROW_PARAMS + self.param_words
-
-    def key_words(self, values: Sequence[int]) -> list[int]:
-        """Pack key values, one per table key, as generated code packs a packet's."""
-        packed = []
-        for parts in self.words:
-            word = 0
-            for part in parts:
-                bits = self.table.keys[part.key].bits
-                word |= limbs(values[part.key], bits)[part.limb] << part.shift
-            packed.append(word)
-        return packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +107,14 @@ def pack_keys(keys: Sequence[TableKey]) -> tuple[tuple[KeyPart, ...], ...]:
         if key.kind == "range":
             continue
         if key.bits > 64:
-            words += [(KeyPart(number, limb, 0),) for limb in range(words_of(key.bits))]
+            last = words_of(key.bits) - 1
+            words += [(KeyPart(number, limb, 64 * (last - limb), 0),) for limb in range(last + 1)]
             continue
         if key.bits > free_bits:
             words.append(tuple(current))
             current, free_bits = [], 64
         free_bits -= key.bits
-        current.append(KeyPart(number, 0, free_bits))
+        current.append(KeyPart(number, 0, 0, free_bits))
     return (*words, tuple(current)) if current else tuple(words)
 
 
@@ -154,14 +141,15 @@ def plan_table(table: TableDeclaration, param_words: int, start: int) -> TablePl
     words = pack_keys(table.keys)
     ranges = tuple(number for number, key in enumerate(table.keys) if key.kind == "range")
     exact = all(key.kind == "exact" for key in table.keys)
-    row_words = ROW_PARAMS + param_words + (1 if exact else 2) * (len(words) + len(ranges))
+    key_offset = ROW_PARAMS + param_words
+    row_words = key_offset + (1 if exact else 2) * (len(words) + len(ranges))
     capacity = 1 << max(1, (2 * table.capacity - 1).bit_length()) if exact else table.capacity
     if not table.keys:
         capacity = 0
-    region = start + ROW_PARAMS + param_words
+    region = start + key_offset
     # Before the rows of a table that is searched in order is their number.
     end = region + capacity * row_words + (0 if exact else 1)
-    return TablePlan(table, param_words, words, ranges, exact, row_words, capacity, start, region, end)
+    return TablePlan(table, key_offset, words, ranges, exact, row_words, capacity, start, region, end)
 
 
 def plan_registers(program: Program, banks: Iterable[Sequence[str]]) -> dict[str, RegisterPlan]:

@@ -15,7 +15,7 @@ from time import time_ns
 from finsy.proto import p4r
 
 from peelsum.softswitch.p4runtime.info import DigestInfo, encode_digest
-from peelsum.softswitch.p4runtime.status import Change, check_change, declared, invalid
+from peelsum.softswitch.p4runtime.status import Change, check_change, invalid
 from peelsum.softswitch.runtime.messages import Digest
 
 #: Most digests in a list, and most of one kind that wait for acknowledgements, beyond which the oldest lists
@@ -76,7 +76,7 @@ class DigestEntries:
 
     def write(self, change: Change, entry: p4r.DigestEntry) -> None:
         """Enable, configure or disable a digest. Raises RequestError."""
-        name = declared("digest", entry.digest_id, self._digests).name
+        name = self._digests[entry.digest_id].name
         if min(entry.config.max_timeout_ns, entry.config.max_list_size, entry.config.ack_timeout_ns) < 0:
             raise invalid(f"digest {name}: times and sizes must not be negative")
         check_change(change, entry.digest_id in self._streams, f"digest {name}: its configuration")
@@ -90,17 +90,16 @@ class DigestEntries:
 
     def read(self, selector: p4r.DigestEntry) -> Iterator[p4r.DigestEntry]:
         """Return the configuration of the selected digest, if it is enabled; id 0 selects all."""
-        if selector.digest_id:
-            declared("digest", selector.digest_id, self._digests)
-        selected = [number for number in sorted(self._streams) if selector.digest_id in (0, number)]
+        ids = [self._digests[selector.digest_id].id] if selector.digest_id else sorted(self._digests)
+        selected = [number for number in ids if number in self._streams]
         return iter([p4r.DigestEntry(digest_id=n, config=self._streams[n].config) for n in selected])
 
     def acknowledge(self, ack: p4r.DigestListAck) -> None:
         """Forget the digests of a list, so that the same data may be sent again. Raises RequestError."""
-        declared("digest", ack.digest_id, self._digests)
+        number = self._digests[ack.digest_id].id
         with self._lock:
-            if ack.digest_id in self._streams:
-                self._streams[ack.digest_id].acknowledge(ack.list_id)
+            if number in self._streams:
+                self._streams[number].acknowledge(ack.list_id)
 
     def lists(self) -> list[p4r.DigestList]:
         """Take the digests that the data plane has sent; return the lists that are due."""

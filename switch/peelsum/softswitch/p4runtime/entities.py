@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from time import monotonic_ns
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, cast
 
 from finsy.proto import p4d, p4r
 from google.protobuf.wrappers_pb2 import BytesValue
@@ -35,8 +35,7 @@ from peelsum.softswitch.p4runtime.status import (
     RequestError,
     check_change,
     check_modifies,
-    check_port,
-    declared,
+    check_ports,
     invalid,
     request_error,
     unimplemented,
@@ -46,8 +45,12 @@ from peelsum.softswitch.program.model import KeyValue
 from peelsum.softswitch.runtime.device import SecretPort
 from peelsum.wire import SECRET_BYTES, SECRETS_EXTERN
 
-#: The functions that write and read a kind of entity.
-_Handlers: TypeAlias = tuple[Callable[[Change, Any], None], Callable[[Any], Iterator[Any]]]
+
+class _Handlers(dict[str, tuple[Callable[[Change, Any], None], Callable[[Any], Iterator[Any]]]]):
+    """The functions that write and read each kind of entity. Another kind raises RequestError."""
+
+    def __missing__(self, kind: str) -> NoReturn:
+        raise unimplemented(kind) if kind else invalid("entity: is empty; give one")
 
 
 class Entities:
@@ -70,86 +73,76 @@ class Entities:
         meters = CellEntries("meter", info.meters, switch.meters)
         counters = CellEntries("counter", info.counters, switch.counters)
         registers = CellEntries("register", info.registers, switch.registers)
-        self._handlers: dict[str, _Handlers] = {
-            "table_entry": (tables.write, tables.read),
-            "direct_counter_entry": (tables.write_counter, tables.read_counters),
-            "counter_entry": (counters.write, counters.read),
-            "register_entry": (registers.write, registers.read),
-            "packet_replication_engine_entry": (groups.write, groups.read),
-            "meter_entry": (meters.write, meters.read),
-            "direct_meter_entry": (tables.write_meter, tables.read_meters),
-            "action_profile_member": (profiles.write_member, profiles.read_members),
-            "action_profile_group": (profiles.write_group, profiles.read_groups),
-            "value_set_entry": (value_sets.write, value_sets.read),
-            "digest_entry": (digests.write, digests.read),
-        }
+        self._handlers = _Handlers(
+            {
+                "table_entry": (tables.write, tables.read),
+                "direct_counter_entry": (tables.write_counter, tables.read_counters),
+                "counter_entry": (counters.write, counters.read),
+                "register_entry": (registers.write, registers.read),
+                "packet_replication_engine_entry": (groups.write, groups.read),
+                "meter_entry": (meters.write, meters.read),
+                "direct_meter_entry": (tables.write_meter, tables.read_meters),
+                "action_profile_member": (profiles.write_member, profiles.read_members),
+                "action_profile_group": (profiles.write_group, profiles.read_groups),
+                "value_set_entry": (value_sets.write, value_sets.read),
+                "digest_entry": (digests.write, digests.read),
+            }
+        )
         if secret_ports is not None:
             secrets = SecretEntries(switch, secret_ports)
             self._handlers["extern_entry"] = (secrets.write, secrets.read)
 
-    def write(self, updates: Sequence[p4r.Update], active: Callable[[], bool] = lambda: True) -> None:
+    def write(
+        self,
+        updates: Sequence[p4r.Update],
+        active: Callable[[], bool] = lambda: True,
+        atomicity: p4r.WriteRequest.Atomicity.ValueType = p4r.WriteRequest.CONTINUE_ON_ERROR,
+    ) -> None:
         """Attempt every update in order. Raises BatchError, with the result of each, if any failed.
 
-        Raises RequestError (CANCELLED) as soon as `active` returns False. Earlier updates stay in force.
+        Unless `atomicity` is CONTINUE_ON_ERROR, the first update that fails ends the batch, and those before
+        it are undone. With DATAPLANE_ATOMIC, no packet is processed in between.
+        Raises RequestError (CANCELLED) as soon as `active` returns False, which ends the batch likewise.
         """
+        all_or_none = atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR
         results: list[RequestError | None] = []
-        for update in updates:
-            if not active():
-                raise _cancelled(
-                    f"{len(results)} of {len(updates)} updates were attempted; read what is there"
-                )
-            try:
-                self._write_one(update)
-            except Exception as error:
-                results.append(request_error(error))
-            else:
-                results.append(None)
-        if any(results):
-            raise BatchError(results)
-
-    def write_all_or_none(
-        self, updates: Sequence[p4r.Update], active: Callable[[], bool] = lambda: True, *, at_once: bool
-    ) -> None:
-        """Attempt every update in order. If one fails, undo those before it, and raise BatchError.
-
-        at_once: whether no packet may be processed in between. Raises RequestError (CANCELLED), with nothing
-        changed, as soon as `active` returns False.
-        """
         undo: list[Callable[[], None]] = []
-        with self._switch.lock if at_once else nullcontext():
+        with self._switch.lock if atomicity == p4r.WriteRequest.DATAPLANE_ATOMIC else nullcontext():
             try:
                 for update in updates:
                     if not active():
-                        raise _cancelled("nothing was changed")
-                    undo_update = self._undo(update)
-                    self._write_one(update)
-                    undo.append(undo_update)
-            except Exception as error:
+                        done = f"{len(results)} of {len(updates)} updates were attempted; read what is there"
+                        raise RequestError(Code.CANCELLED, "nothing was changed" if all_or_none else done)
+                    try:
+                        undo_update = self._undo(update) if all_or_none else None
+                        if update.type not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
+                            raise invalid(
+                                f"type: update type {update.type} is unknown; use INSERT, MODIFY or DELETE"
+                            )
+                        kind = update.entity.WhichOneof("entity") or ""
+                        self._handlers[kind][0](update.type, getattr(update.entity, kind))
+                    except Exception as error:
+                        results.append(request_error(error))
+                        if all_or_none:
+                            raise _first_failure(results, len(updates)) from None
+                    else:
+                        results.append(None)
+                        if undo_update is not None:
+                            undo.append(undo_update)
+            except Exception:
                 for undo_update in reversed(undo):
                     undo_update()
-                failure = request_error(error)
-                if failure.code is Code.CANCELLED:
-                    raise
-                aborted = RequestError(
-                    Code.ABORTED, f"update {len(undo)} of this batch failed: nothing was changed"
-                )
-                raise BatchError(
-                    [failure if i == len(undo) else aborted for i in range(len(updates))]
-                ) from None
-
-    def _write_one(self, update: p4r.Update) -> None:
-        """Carry out an update. Raises RequestError or SoftswitchError, with no change."""
-        if update.type not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
-            raise invalid(f"type: update type {update.type} is unknown; use INSERT, MODIFY or DELETE")
-        name, (write, _) = self._handlers_of(update.entity)
-        write(update.type, getattr(update.entity, name))
+                raise
+        if any(results):
+            raise BatchError(results)
 
     def _undo(self, update: p4r.Update) -> Callable[[], None]:
         """Return a function that undoes an update, which has not been carried out yet.
 
         Raises RequestError for an entity that cannot be read.
         """
-        name, (write, read) = self._handlers_of(update.entity)
+        name = update.entity.WhichOneof("entity") or ""
+        write, read = self._handlers[name]
         if name == "extern_entry":
             raise unimplemented(f"{name}: rolling back what cannot be read")
         entity = getattr(update.entity, name)
@@ -167,22 +160,20 @@ class Entities:
 
     def read(self, selector: p4r.Entity) -> Iterator[p4r.Entity]:
         """Return the entities that `selector` selects now, encoded when consumed. Raises RequestError."""
-        name, (_, read) = self._handlers_of(selector)
-        entity_class: Any = p4r.Entity
-        return (entity_class(**{name: entry}) for entry in read(getattr(selector, name)))
+        name, entity_class = selector.WhichOneof("entity") or "", cast(Any, p4r.Entity)
 
-    def _handlers_of(self, entity: p4r.Entity) -> tuple[str, _Handlers]:
-        """Return the name of an entity's kind, and the functions that write and read it."""
-        name = entity.WhichOneof("entity")
-        if name is None:
-            raise invalid("entity: is empty; give one")
-        if name not in self._handlers:
-            raise unimplemented(name)
-        return name, self._handlers[name]
+        def encode(entry: Any) -> p4r.Entity:
+            entity: p4r.Entity = entity_class(**{name: entry})
+            return entity
+
+        return map(encode, self._handlers[name][1](getattr(selector, name)))
 
 
-def _cancelled(what: str) -> RequestError:
-    return RequestError(Code.CANCELLED, what)
+def _first_failure(results: Sequence[RequestError | None], updates: int) -> BatchError:
+    """Return the error of a batch that ended with the last of `results`. The others are undone."""
+    *done, failure = results
+    aborted = RequestError(Code.ABORTED, f"update {len(done)} of this batch failed: nothing was changed")
+    return BatchError([failure if i == len(done) else aborted for i in range(updates)])
 
 
 def _selector(name: str, entity: Any) -> Any:
@@ -231,7 +222,7 @@ class CellEntries:
 
     def write(self, change: Change, entry: Any) -> None:
         """Set one cell. Raises RequestError."""
-        cells = self._find(getattr(entry, f"{self._kind}_id"))
+        cells = self._state[self._names[getattr(entry, f"{self._kind}_id")]]
         check_modifies(change, f"a cell of {cells.name}")
         if not entry.HasField("index"):
             raise invalid(f"{cells.name}: index is missing; give the cell's index")
@@ -256,7 +247,7 @@ class CellEntries:
         array_id = getattr(selector, f"{self._kind}_id")
         arrays = []
         for cells_id in [array_id] if array_id else self._names:
-            cells = self._find(cells_id)
+            cells = self._state[self._names[cells_id]]
             first, end = 0, cells.size
             if selector.HasField("index"):
                 first = _checked_index(selector.index.index, cells)
@@ -280,9 +271,6 @@ class CellEntries:
         data = p4d.P4Data(bitstring=to_bytes(value))
         return p4r.RegisterEntry(register_id=cells_id, index=index, data=data)
 
-    def _find(self, cells_id: int) -> Any:
-        return self._state[declared(self._kind, cells_id, self._names)]
-
 
 def _checked_index(index: int, cells: Any) -> int:
     if not 0 <= index < cells.size:
@@ -301,7 +289,7 @@ class ValueSetEntries:
 
     def write(self, change: Change, entry: p4r.ValueSetEntry) -> None:
         """Replace the members of a value set. Raises RequestError or SoftswitchError, with no change."""
-        value_set = declared("value set", entry.value_set_id, self._value_sets)
+        value_set = self._value_sets[entry.value_set_id]
         check_modifies(change, f"value set {value_set.name}")
         keys = [decode_key(member.match, value_set) for member in entry.members]
         if len(set(keys)) != len(keys):
@@ -319,7 +307,7 @@ class ValueSetEntries:
         if selector.members:
             raise invalid("members: have no meaning in a read; leave them out")
         number = selector.value_set_id
-        ids = [declared("value set", number, self._value_sets).id] if number else list(self._value_sets)
+        ids = [self._value_sets[number].id] if number else list(self._value_sets)
         return iter([self._written.get(n, p4r.ValueSetEntry(value_set_id=n)) for n in ids])
 
 
@@ -361,8 +349,7 @@ class ReplicationEntries:
             groups.delete(number)
             return  # the next INSERT replaces its metadata and its form
         replicas = _replicas_of(group, what)
-        for port, _ in replicas:
-            check_port(port, self._ports)
+        check_ports([port for port, _ in replicas], self._ports)
         groups.set(number, replicas)
         if name == "multicast_group_entry":
             self._metadata[number] = group.metadata
@@ -454,5 +441,5 @@ class SecretEntries:
         """Return the port that an entry names. Raises RequestError if there is none."""
         if entry.extern_type_id != SECRETS_EXTERN:
             raise unimplemented(f"extern_type_id {entry.extern_type_id}")
-        check_port(entry.extern_id, self._ports, "extern_id: ")
+        check_ports([entry.extern_id], self._ports, "extern_id: ")
         return self._ports[entry.extern_id]

@@ -9,29 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
-from functools import cached_property, partial
-from typing import Any, Literal, TypeVar, cast, get_args
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from finsy.proto import p4d, p4i, p4r
 
-from peelsum.softswitch.p4runtime.status import invalid, unimplemented
-from peelsum.softswitch.program.model import KeyValue
+from peelsum.softswitch.p4runtime.status import denied, invalid, unimplemented
+from peelsum.softswitch.program.model import ActionChoice, KeyValue
 from peelsum.softswitch.runtime.meters import Rates
 
 _T = TypeVar("_T")
 MatchKind = Literal["exact", "lpm", "ternary", "range", "optional"]
+#: What identifies an entry: table, key, priority.
+EntryKey: TypeAlias = tuple[str, tuple[KeyValue, ...], int]
 
 _KIND_NAMES = {number: name.lower() for name, number in p4i.MatchField.MatchType.items()}
 
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """A number of `bits` bits: a key field of a table, or a parameter or metadata field, without a `kind`."""
+    """A number of `bits` bits: a key field of a table, or a parameter or metadata field, without a `kind`.
+
+    wildcard: the key part that matches everything; None for exact fields, which must not be omitted.
+    """
 
     id: int
     name: str
     bits: int
     kind: MatchKind | None = None
+    wildcard: KeyValue | None = None
 
     @property
     def all_ones(self) -> int:
@@ -52,17 +58,6 @@ def to_int(value: bytes, bits: int, what: str) -> int:
 def to_bytes(number: int) -> bytes:
     """Return the canonical byte string: the shortest one, at least one byte."""
     return number.to_bytes(max(1, (number.bit_length() + 7) // 8), "big")
-
-
-def wildcard(field: FieldInfo) -> KeyValue | None:
-    """Return the key part that matches everything; None for exact fields, which must not be omitted."""
-    match field.kind:
-        case "exact":
-            return None
-        case "range":
-            return (0, field.all_ones)
-        case _:
-            return (0, 0)
 
 
 def decode_match(match: p4r.FieldMatch, field: FieldInfo) -> KeyValue:
@@ -96,7 +91,7 @@ def decode_match(match: p4r.FieldMatch, field: FieldInfo) -> KeyValue:
             if low > high:
                 raise invalid(f"{name}: the range {low}..{high} is empty; swap its ends")
             part = low, high
-    if part == wildcard(field):
+    if part == field.wildcard:
         raise invalid(f"{name}: leave the field out to match anything")
     return part
 
@@ -109,7 +104,7 @@ def _masked(value: int, mask: int, name: str) -> int:
 
 def encode_match(part: KeyValue, field: FieldInfo) -> p4r.FieldMatch | None:
     """Return the FieldMatch of a key part; None if the canonical form omits the field."""
-    if part == wildcard(field):
+    if part == field.wildcard:
         return None
     match = p4r.FieldMatch(field_id=field.id)
     if isinstance(part, int):
@@ -155,12 +150,21 @@ def encode_rates(rates: Rates | None) -> p4r.MeterConfig | None:
 
 
 @dataclass(frozen=True)
+class ActionInfo:
+    """An action, by its P4Info name."""
+
+    id: int
+    name: str
+    params: tuple[FieldInfo, ...]
+
+
+@dataclass(frozen=True)
 class ProfileInfo:
     """An action profile, the actions that its members may have, and the largest size of groups; 0 is any."""
 
     id: int
     name: str
-    actions: frozenset[int]
+    actions: Mapping[int, ActionInfo]
     max_group_size: int
 
 
@@ -184,21 +188,13 @@ class DigestInfo:
 
 
 @dataclass(frozen=True)
-class ActionInfo:
-    """An action, by its P4Info name."""
-
-    id: int
-    name: str
-    params: tuple[FieldInfo, ...]
-
-
-@dataclass(frozen=True)
 class TableInfo:
-    """A table: its key in declaration order, and the actions that its entries and its default may use."""
+    """A table: its key in declaration order, its actions, and which its entries and its default may use."""
 
     id: int
     name: str
     fields: tuple[FieldInfo, ...]
+    actions: Mapping[int, ActionInfo]
     entry_actions: frozenset[int]
     default_actions: frozenset[int]
     is_const: bool
@@ -207,11 +203,21 @@ class TableInfo:
     direct_meter: str | None = None
     profile: ProfileInfo | None = None
     idle_timeout: bool = False
+    needs_priority: bool = False
+    """Whether entries can overlap and therefore need a priority."""
 
-    @cached_property
-    def needs_priority(self) -> bool:
-        """Whether entries can overlap and therefore need a priority."""
-        return any(field.kind in ("ternary", "range", "optional") for field in self.fields)
+
+class Declarations(dict[int, _T]):
+    """What a P4Info declares of one kind, by id. An id that it does not declare raises RequestError."""
+
+    def __init__(self, kind: str) -> None:
+        """kind: such as "action profile"."""
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, number: int) -> _T:
+        field = f"{self._kind.replace(' ', '_')}_id"
+        raise invalid(f"{field}: no {self._kind} {number:#x} in the P4Info; use one of its ids")
 
 
 @dataclass(frozen=True)
@@ -228,8 +234,8 @@ class PipelineInfo:
     meters: Mapping[int, str] = attribute(default_factory=dict)
     """Names of indirect meters."""
     profiles: Mapping[int, ProfileInfo] = attribute(default_factory=dict)
-    value_sets: Mapping[int, ValueSetInfo] = attribute(default_factory=dict)
-    digests: Mapping[int, DigestInfo] = attribute(default_factory=dict)
+    value_sets: dict[int, ValueSetInfo] = attribute(default_factory=dict)
+    digests: dict[int, DigestInfo] = attribute(default_factory=dict)
 
     @classmethod
     def of(cls, p4info: p4i.P4Info) -> PipelineInfo:
@@ -244,27 +250,30 @@ class PipelineInfo:
             if new_type.WhichOneof("representation") == "translated_type":
                 raise unimplemented(f"translated type {name}")
         actions = _by_id(
-            p4info.actions, lambda number, name, action: ActionInfo(number, name, _numbers(action.params))
+            "action",
+            p4info.actions,
+            lambda number, name, action: ActionInfo(number, name, _numbers(action.params)),
         )
         counters = {counter.direct_table_id: counter.preamble.name for counter in p4info.direct_counters}
         meters = {meter.direct_table_id: meter.preamble.name for meter in p4info.direct_meters}
-        profiles = _by_id(p4info.action_profiles, partial(_profile, p4info))
+        profiles = _by_id("action profile", p4info.action_profiles, partial(_profile, p4info, actions))
         return cls(
-            tables=_by_id(p4info.tables, partial(_table, actions, counters, meters, profiles)),
+            tables=_by_id("table", p4info.tables, partial(_table, actions, counters, meters, profiles)),
             actions=actions,
-            counters=_by_id(p4info.counters, lambda _, name, counter: name),
-            registers=_by_id(p4info.registers, _register),
+            counters=_by_id("counter", p4info.counters, lambda _, name, counter: name),
+            registers=_by_id("register", p4info.registers, _register),
             packet_headers={
                 header.preamble.name: _numbers(header.metadata)
                 for header in p4info.controller_packet_metadata
             },
-            meters=_by_id(p4info.meters, lambda _, name, meter: name),
+            meters=_by_id("meter", p4info.meters, lambda _, name, meter: name),
             profiles=profiles,
             value_sets=_by_id(
+                "value set",
                 p4info.value_sets,
                 lambda number, name, item: ValueSetInfo(number, name, _key_fields(name, item.match)),
             ),
-            digests=_by_id(p4info.digests, partial(_digest, p4info.type_info)),
+            digests=_by_id("digest", p4info.digests, partial(_digest, p4info.type_info)),
         )
 
 
@@ -272,9 +281,11 @@ def _numbers(declarations: Iterable[Any]) -> tuple[FieldInfo, ...]:
     return tuple(FieldInfo(item.id, item.name, item.bitwidth) for item in declarations)
 
 
-def _by_id(declarations: Iterable[Any], convert: Callable[[int, str, Any], _T]) -> dict[int, _T]:
+def _by_id(
+    kind: str, declarations: Iterable[Any], convert: Callable[[int, str, Any], _T]
+) -> Declarations[_T]:
     """Return what `convert` makes of each id, name and declaration. Raises RequestError for bad ids."""
-    indexed: dict[int, _T] = {}
+    indexed: Declarations[_T] = Declarations(kind)
     for item in declarations:
         number, name = item.preamble.id, item.preamble.name
         if not number:
@@ -285,13 +296,19 @@ def _by_id(declarations: Iterable[Any], convert: Callable[[int, str, Any], _T]) 
     return indexed
 
 
-def _profile(p4info: p4i.P4Info, number: int, name: str, profile: p4i.ActionProfile) -> ProfileInfo:
+def _profile(
+    p4info: p4i.P4Info,
+    actions: Mapping[int, ActionInfo],
+    number: int,
+    name: str,
+    profile: p4i.ActionProfile,
+) -> ProfileInfo:
     if profile.HasField("sum_of_members") or profile.weights_disallowed:
         raise unimplemented(f"sizes that are no sums of weights, of action profile {name}")
     tables = [table for table in p4info.tables if table.implementation_id == number]
     references = [item for table in tables for item in table.action_refs]
-    actions = frozenset(item.id for item in references if item.scope != p4i.ActionRef.DEFAULT_ONLY)
-    return ProfileInfo(number, name, actions, profile.max_group_size)
+    ids = {item.id for item in references if item.scope != p4i.ActionRef.DEFAULT_ONLY} & actions.keys()
+    return ProfileInfo(number, name, {i: actions[i] for i in ids}, profile.max_group_size)
 
 
 #: By type of a number, the field of `p4d.P4Data` for it.
@@ -331,11 +348,11 @@ def encode_digest(digest: DigestInfo, values: Sequence[int]) -> p4d.P4Data:
 
 
 def decode_action(
-    action: p4r.Action, actions: Mapping[int, ActionInfo], known: frozenset[int], owner: str
+    action: p4r.Action, known: Mapping[int, ActionInfo], owner: str
 ) -> tuple[ActionInfo, tuple[int, ...]]:
     """Return an action and its arguments. Raises RequestError if it is not `known` to its owner."""
-    declared = actions.get(action.action_id)
-    if declared is None or declared.id not in known:
+    declared = known.get(action.action_id)
+    if declared is None:
         raise invalid(f"{owner}: has no action {action.action_id:#x}; use one of its own")
     values_by_id = {param.param_id: param.value for param in action.params}
     if len(values_by_id) != len(action.params):
@@ -350,6 +367,27 @@ def decode_action(
     return declared, tuple(values)
 
 
+def decode_entry_action(
+    entry: p4r.TableEntry,
+    table: TableInfo,
+    decode_choice: Callable[[p4r.TableAction, ProfileInfo], ActionChoice],
+) -> tuple[ActionChoice, tuple[int, ...]]:
+    """Return the action of an entry or default action, and its arguments. Raises RequestError.
+
+    decode_choice: returns the choice of an entry in an action profile.
+    """
+    if table.profile is not None:
+        return decode_choice(entry.action, table.profile), ()
+    kind = entry.action.WhichOneof("type")
+    if kind != "action":
+        raise invalid(f"table {table.name}: the action is {kind or 'missing'}; it must be a direct action")
+    action, params = decode_action(entry.action.action, table.actions, f"table {table.name}")
+    if action.id not in (table.default_actions if entry.is_default_action else table.entry_actions):
+        owner = "the default" if entry.is_default_action else "an entry"
+        raise denied(f"table {table.name}: {action.name} cannot be {owner}'s action")
+    return action.name, params
+
+
 def encode_action(action: ActionInfo, params: Sequence[int]) -> p4r.Action:
     """Return an action with arguments."""
     values = [
@@ -357,6 +395,15 @@ def encode_action(action: ActionInfo, params: Sequence[int]) -> p4r.Action:
         for param, value in zip(action.params, params, strict=True)
     ]
     return p4r.Action(action_id=action.id, params=values)
+
+
+def decode_entry_key(entry: p4r.TableEntry, table: TableInfo) -> EntryKey:
+    """Return what identifies an entry. Raises RequestError for a wrong priority or match."""
+    if table.needs_priority and entry.priority <= 0:
+        raise invalid(f"table {table.name}: priority {entry.priority} must be positive; larger goes first")
+    if not table.needs_priority and entry.priority:
+        raise invalid(f"table {table.name}: entries cannot overlap, so priority must be 0")
+    return table.name, decode_key(entry.match, table), entry.priority
 
 
 def decode_key(matches: Sequence[p4r.FieldMatch], owner: TableInfo | ValueSetInfo) -> tuple[KeyValue, ...]:
@@ -369,7 +416,7 @@ def decode_key(matches: Sequence[p4r.FieldMatch], owner: TableInfo | ValueSetInf
     key: list[KeyValue] = []
     for field in owner.fields:
         match_field = matches_by_id.pop(field.id, None)
-        key_part = wildcard(field) if match_field is None else decode_match(match_field, field)
+        key_part = field.wildcard if match_field is None else decode_match(match_field, field)
         if key_part is None:
             raise invalid(f"{owner.name}: exact field {field.name} is missing; give its value")
         key.append(key_part)
@@ -388,7 +435,9 @@ def _key_fields(owner: str, declarations: Iterable[Any]) -> tuple[FieldInfo, ...
             raise unimplemented(f"match kind {unknown} of {owner}.{match.name}")
         if match.bitwidth <= 0:
             raise invalid(f"p4info: {owner}.{match.name} has no bit width; compile the program again")
-        fields.append(FieldInfo(match.id, match.name, match.bitwidth, cast(MatchKind, kind)))
+        all_ones = (1 << match.bitwidth) - 1
+        wildcard = None if kind == "exact" else (0, all_ones if kind == "range" else 0)
+        fields.append(FieldInfo(match.id, match.name, match.bitwidth, cast(MatchKind, kind), wildcard))
     return tuple(fields)
 
 
@@ -407,10 +456,12 @@ def _table(
         if reference.id not in actions:
             raise invalid(f"p4info: table {name} refers to action {reference.id:#x}, which is not declared")
     scopes = {reference.id: reference.scope for reference in table.action_refs}
+    fields = _key_fields(name, table.match_fields)
     return TableInfo(
         id=table_id,
         name=name,
-        fields=_key_fields(name, table.match_fields),
+        fields=fields,
+        actions={number: actions[number] for number in scopes},
         entry_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.DEFAULT_ONLY),
         default_actions=frozenset(i for i, scope in scopes.items() if scope != p4i.ActionRef.TABLE_ONLY),
         is_const=table.is_const_table,
@@ -419,6 +470,7 @@ def _table(
         direct_meter=meters.get(table_id),
         profile=profiles.get(table.implementation_id),
         idle_timeout=table.idle_timeout_behavior == p4i.Table.NOTIFY_CONTROL,
+        needs_priority=any(field.kind in ("ternary", "range", "optional") for field in fields),
     )
 
 

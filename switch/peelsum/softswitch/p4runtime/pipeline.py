@@ -121,28 +121,26 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
         raise invalid(f"p4_device_config: {one_line(error).removeprefix('p4_device_config: ')}") from error
     except ValueError as error:
         raise invalid(f"p4_device_config: not BMv2 JSON ({one_line(error)}); send the compiler's") from error
-    info = _as_compiled(info, program)
+    _convert_declarations(info, program)
     _check_consistency(info, config.p4info, program)
     return info, program
 
 
-def _as_compiled(info: PipelineInfo, program: Program) -> PipelineInfo:
-    """Return a P4Info with what p4c writes to it in another way than to the program.
+def _convert_declarations(info: PipelineInfo, program: Program) -> None:
+    """Convert what p4c writes to a P4Info in another way than to the program.
 
     A digest of another type than a struct is "digest" in the program, and has a generated name in the P4Info.
     If there is only one, they are the same. The keys of a value set of an enum are the enum's members in the
     P4Info: each has the width of the only key.
     """
-    digests, value_sets = dict(info.digests), dict(info.value_sets)
     names = [item.text for item in program.messages if item.kind == "digest"]
-    unnamed = [number for number, digest in digests.items() if digest.name not in names]
+    unnamed = [number for number, digest in info.digests.items() if digest.name not in names]
     if len(unnamed) == names.count("digest") == 1:
-        digests[unnamed[0]] = replace(digests[unnamed[0]], name="digest")
-    for number, value_set in value_sets.items():
+        info.digests[unnamed[0]] = replace(info.digests[unnamed[0]], name="digest")
+    for number, value_set in info.value_sets.items():
         declared = program.value_sets.get(value_set.name)
         if declared is not None and {field.bits for field in value_set.fields} == {declared.bits}:
-            value_sets[number] = replace(value_set, fields=value_set.fields[:1])
-    return replace(info, digests=digests, value_sets=value_sets)
+            info.value_sets[number] = replace(value_set, fields=value_set.fields[:1])
 
 
 def _json_of(device_config: bytes) -> bytes:

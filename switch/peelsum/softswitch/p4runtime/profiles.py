@@ -18,8 +18,7 @@ from peelsum.softswitch.p4runtime.info import (
 )
 from peelsum.softswitch.p4runtime.status import (
     Change,
-    check_port,
-    declared,
+    check_ports,
     exhausted,
     invalid,
     unimplemented,
@@ -41,9 +40,8 @@ class ProfileEntries:
 
     def __init__(self, info: PipelineInfo, switch: Switch, ports: Collection[int] | None) -> None:
         """ports: the ports that members may watch; None for any."""
-        self._profiles, self._actions = info.profiles, info.actions
-        self._switch, self._ports = switch, ports
-        self._actions_by_name = {action.name: action for action in info.actions.values()}
+        self._profiles, self._switch, self._ports = info.profiles, switch, ports
+        self._actions = {action.name: action for action in info.actions.values()}
         #: By profile and number.
         self._members: dict[tuple[int, int], p4r.ActionProfileMember] = {}
         self._groups: dict[tuple[int, int], p4r.ActionProfileGroup] = {}
@@ -58,7 +56,7 @@ class ProfileEntries:
             return
         if not entry.HasField("action"):
             raise invalid(f"{profile.name}: member {entry.member_id} has no action; give one")
-        action, params = decode_action(entry.action, self._actions, profile.actions, profile.name)
+        action, params = decode_action(entry.action, profile.actions, profile.name)
         write = state.insert_member if change == p4r.Update.INSERT else state.modify_member
         write(entry.member_id, action.name, params)
         self._members[key] = p4r.ActionProfileMember(
@@ -137,7 +135,7 @@ class ProfileEntries:
                 raise unimplemented(f"{profile.name}: {name} of an action set")
         actions = []
         for item in message.action_profile_actions:
-            action, params = decode_action(item.action, self._actions, profile.actions, profile.name)
+            action, params = decode_action(item.action, profile.actions, profile.name)
             weight = self._checked_weight(item, profile)
             actions.append(WeightedAction(action.name, params, weight, _watched_port(item)))
         size = sum(item.weight for item in actions)
@@ -154,7 +152,7 @@ class ProfileEntries:
                 return p4r.TableAction(action_profile_group_id=number)
         message = p4r.ActionProfileActionSet()
         for item in choice.actions:
-            action = encode_action(self._actions_by_name[item.action], item.params)
+            action = encode_action(self._actions[item.action], item.params)
             added = message.action_profile_actions.add(action=action, weight=item.weight)
             if item.watched_port is not None:
                 added.watch_port = to_bytes(item.watched_port)
@@ -170,7 +168,7 @@ class ProfileEntries:
         if item.watch_port:
             port = to_int(item.watch_port, 32, "watch_port")
             item.watch_port = to_bytes(port)
-            check_port(port, self._ports, "watch_port: ")
+            check_ports([port], self._ports, "watch_port: ")
         if item.weight < 1:
             raise invalid(f"{profile.name}: weight {item.weight} must be positive")
         return item.weight
@@ -179,7 +177,7 @@ class ProfileEntries:
         """Return an action profile. Raises RequestError for an unknown id, or if `number` is 0."""
         if number == 0:
             raise invalid("member_id or group_id: 0 selects all when reading; use another")
-        return declared("action profile", profile_id, self._profiles)
+        return self._profiles[profile_id]
 
 
 def _watched_port(item: p4r.ActionProfileAction | _GroupMember) -> int | None:

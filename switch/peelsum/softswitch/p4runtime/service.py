@@ -67,20 +67,36 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self._free_reads = BoundedSemaphore(MAX_READS)
         device.on_packet_in(self._packet_in)
 
-    def _check(
-        self, call: grpc.ServicerContext, allowed: tuple[Role, ...], operation: str, device_id: int | None
-    ) -> None:
-        """Raise RequestError unless the client's role is `allowed` and the device, if given, is this one."""
-        if self._secured and (role := caller_role(call.peer())) not in allowed:
-            raise status.denied(
-                f"{operation}: needs a certificate of role {' or '.join(allowed)}; "
-                f"this client's has role {role}"
-            )
-        if device_id not in (None, self._device.device_id):
-            raise status.RequestError(
-                status.Code.NOT_FOUND,
-                f"device_id: no device {device_id}; this is device {self._device.device_id}",
-            )
+    @contextmanager
+    def _answering(
+        self,
+        call: grpc.ServicerContext,
+        allowed: tuple[Role, ...],
+        operation: str,
+        device_id: int | None = None,
+    ) -> Iterator[None]:
+        """End an RPC with the status of the error that the body raises, if it does.
+
+        Do not run the body unless the client's role is `allowed` and the device, if given, is this one.
+        """
+        try:
+            if self._secured and (role := caller_role(call.peer())) not in allowed:
+                raise status.denied(
+                    f"{operation}: needs a certificate of role {' or '.join(allowed)}; "
+                    f"this client's has role {role}"
+                )
+            if device_id not in (None, self._device.device_id):
+                raise status.RequestError(
+                    status.Code.NOT_FOUND,
+                    f"device_id: no device {device_id}; this is device {self._device.device_id}",
+                )
+            yield
+        except Exception as error:
+            answer = status.request_error(error)
+            details = answer.details() if isinstance(answer, status.BatchError) else None
+            if details is not None:
+                call.set_trailing_metadata(((status.DETAILS_KEY, details),))
+            call.abort(answer.code, answer.message[:_LONGEST_MESSAGE])
 
     # Unary RPCs
 
@@ -88,39 +104,29 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext
     ) -> p4r.CapabilitiesResponse:
         """Return the version of the P4Runtime API."""
-        with _abort_on_error(context):
-            self._check(context, _READERS, "capabilities", None)
-        return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
+        with self._answering(context, _READERS, "capabilities"):
+            return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
         """Attempt the updates of the batch in order, all or none if the client wants; stop if it cancels."""
-        with _abort_on_error(context):
-            self._check(context, _WRITERS, "write", request.device_id)
+        with self._answering(context, _WRITERS, "write", request.device_id):
             self._arbiter.require_primary(request)
             if request.atomicity not in p4r.WriteRequest.Atomicity.values():
                 raise status.invalid(f"atomicity: {request.atomicity} is not in the specification")
             with self._state_requests.turn(context, len(request.updates)):
                 # Another client may have become the primary while this call waited.
                 self._arbiter.require_primary(request)
-                entities = self._pipeline().entities
-                if request.atomicity == p4r.WriteRequest.CONTINUE_ON_ERROR:
-                    entities.write(request.updates, context.is_active)
-                else:
-                    at_once = request.atomicity == p4r.WriteRequest.DATAPLANE_ATOMIC
-                    entities.write_all_or_none(request.updates, context.is_active, at_once=at_once)
+                self._pipeline().entities.write(request.updates, context.is_active, request.atomicity)
         return p4r.WriteResponse()
 
     def Read(  # noqa: N802
         self, request: p4r.ReadRequest, context: grpc.ServicerContext
     ) -> Iterator[p4r.ReadResponse]:
         """Yield the entities that the request selects, several hundred per message."""
-        with _abort_on_error(context):
-            self._check(context, _READERS, "read", request.device_id)
+        with self._answering(context, _READERS, "read", request.device_id):
             with self._state_requests.turn(context):
                 entities = self._pipeline().entities
-                entities_read = chain.from_iterable(
-                    [entities.read(selector) for selector in request.entities]
-                )
+                entities_read = chain.from_iterable(list(map(entities.read, request.entities)))
             yield from self._responses(entities_read, context)
 
     def _responses(
@@ -144,8 +150,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.SetForwardingPipelineConfigResponse:
         """Verify, save or commit a pipeline. While a new one is built, the running one continues."""
-        with _abort_on_error(context):
-            self._check(context, _WRITERS, "pipeline", request.device_id)
+        with self._answering(context, _WRITERS, "pipeline", request.device_id):
             self._arbiter.require_primary(request)
             action = request.action
             if action not in _Set.Action.values() or action == _Set.UNSPECIFIED:
@@ -183,8 +188,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.GetForwardingPipelineConfigResponse:
         """Return the configuration that reads and writes refer to."""
-        with _abort_on_error(context):
-            self._check(context, _READERS, "read", request.device_id)
+        with self._answering(context, _READERS, "read", request.device_id):
             config = self._pipeline().to_response(request.response_type)
         return p4r.GetForwardingPipelineConfigResponse(config=config)
 
@@ -200,13 +204,12 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request_iterator: Iterator[p4r.StreamMessageRequest], context: grpc.ServicerContext
     ) -> Iterator[p4r.StreamMessageResponse]:
         """Serve arbitration and packets until the client or an arbitration error ends the stream."""
-        with _abort_on_error(context):
-            # A viewer's stream could bid for primary, and so keep operators from writing.
-            self._check(context, _WRITERS, "stream", None)
+        # A viewer's stream could bid for primary, and so keep operators from writing.
+        with self._answering(context, _WRITERS, "stream"):
             if not self._free_streams.acquire(blocking=False):
                 most = f"{MAX_STREAMS} streams are open already; close one"
                 raise status.exhausted(most)
-            stream = ControllerStream(context.cancel, _client_name(context))
+            stream = ControllerStream(context.cancel, partial(_client_name, context))
             self._arbiter.open(stream)
             try:
                 if context.add_callback(stream.end):
@@ -290,19 +293,6 @@ def _client_name(context: grpc.ServicerContext) -> str:
     process = dict(context.invocation_metadata()).get("process")
     has_process = isinstance(process, str) and process.isdecimal()
     return f"process {process!s} at {address}" if has_process else address
-
-
-@contextmanager
-def _abort_on_error(context: grpc.ServicerContext) -> Iterator[None]:
-    """End an RPC with the status of the error that the body raises, if it does."""
-    try:
-        yield
-    except Exception as error:
-        answer = status.request_error(error)
-        details = answer.details() if isinstance(answer, status.BatchError) else None
-        if details is not None:
-            context.set_trailing_metadata(((status.DETAILS_KEY, details),))
-        context.abort(answer.code, answer.message[:_LONGEST_MESSAGE])
 
 
 #: Each stream and each waiting call holds a thread; the remaining threads answer or refuse other calls.

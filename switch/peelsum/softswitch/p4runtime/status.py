@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Collection, Iterable, Sequence
+from typing import TypeAlias
 
 import grpc
 from finsy.proto import p4r, rpc_status
@@ -15,7 +15,6 @@ from peelsum.softswitch.runtime.messages import RateLimit
 Code = grpc.StatusCode
 #: Whether an update inserts, modifies or deletes an entity.
 Change: TypeAlias = p4r.Update.Type.ValueType
-_T = TypeVar("_T")
 #: Trailing metadata that carries a serialised google.rpc.Status, by gRPC's convention.
 DETAILS_KEY = "grpc-status-details-bin"
 #: Clients refuse trailing metadata beyond 8 KiB by default.
@@ -101,13 +100,6 @@ def unimplemented(what: str) -> RequestError:
     return RequestError(Code.UNIMPLEMENTED, f"{what}: the softswitch does not implement this")
 
 
-def declared(kind: str, number: int, known: Mapping[int, _T]) -> _T:
-    """Return what the P4Info declares with an id. Raises RequestError. kind: such as "action profile"."""
-    if number not in known:
-        raise invalid(f"{kind.replace(' ', '_')}_id: no {kind} {number:#x} in the P4Info; use one of its ids")
-    return known[number]
-
-
 def check_change(change: Change, exists: bool, what: str) -> None:
     """Raise RequestError for an insertion of what exists, or another change of what does not."""
     if change == p4r.Update.INSERT and exists:
@@ -122,11 +114,14 @@ def check_modifies(change: Change, what: str) -> None:
         raise invalid(f"{what}: cannot be inserted or deleted; modify it")
 
 
-def check_port(port: int, known: Collection[int] | None, field: str = "") -> None:
+def check_ports(ports: Iterable[int], known: Collection[int] | None, field: str = "") -> None:
     """Raise RequestError for a port that the switch does not have. known: its ports; None for any."""
-    if known is not None and port not in known:
-        ports = ", ".join(map(str, sorted(known)))
-        raise invalid(f"{field}port {port} is not on this switch; use one of {ports}")
+    if known is None:
+        return
+    for port in ports:
+        if port not in known:
+            numbers = ", ".join(map(str, sorted(known)))
+            raise invalid(f"{field}port {port} is not on this switch; use one of {numbers}")
 
 
 def request_error(error: Exception) -> RequestError:

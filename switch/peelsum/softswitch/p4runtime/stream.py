@@ -40,9 +40,13 @@ class ControllerStream:
     them the limit is twice as high, and beyond it the call is cancelled.
     """
 
-    def __init__(self, cancel: Callable[[], object] = lambda: None, client: str = "another client") -> None:
-        """cancel: ends the call at once, even while a message is being sent. client: its name in messages."""
-        self.client = client
+    def __init__(
+        self,
+        cancel: Callable[[], object] = lambda: None,
+        client_name: Callable[[], str] = lambda: "another client",
+    ) -> None:
+        """cancel: ends the call at once, even while a message is being sent. client_name: for messages."""
+        self.client_name = client_name
         self._waiting: SimpleQueue[p4r.StreamMessageResponse | RequestError | None] = SimpleQueue()
         self._cancel = cancel
         self._lock = Lock()
@@ -147,9 +151,9 @@ class Arbiter:
             if self._roles[stream] not in (None, role):
                 raise invalid(f"role: {role!r}: this stream has another; open a stream for each role")
             self._roles[stream] = role
-            self._lock.wait_for(lambda: self._holder(role, election_id, stream) is stream, ENDING_S)
-            if (holder := self._holder(role, election_id, stream)) is not stream:
-                raise invalid(f"Election id {election_id} already exists, of {holder.client}; bid another")
+            if not self._lock.wait_for(lambda: self._holder(role, election_id, stream) is stream, ENDING_S):
+                name = self._holder(role, election_id, stream).client_name()
+                raise invalid(f"Election id {election_id} already exists, of {name}; bid another")
             if stream not in self._roles:
                 return
             election = self._elections[role]

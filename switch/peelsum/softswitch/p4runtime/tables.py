@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import starmap
 from math import inf
 from threading import Lock
 from time import time_ns
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from finsy.proto import p4r
 
 from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import NoSuchEntry
 from peelsum.softswitch.p4runtime.info import (
+    EntryKey,
     PipelineInfo,
     TableInfo,
     counter_values,
-    decode_action,
+    decode_entry_action,
+    decode_entry_key,
     decode_key,
     decode_rates,
     encode_action,
@@ -32,18 +35,12 @@ from peelsum.softswitch.p4runtime.profiles import ProfileEntries
 from peelsum.softswitch.p4runtime.status import (
     Change,
     check_modifies,
-    declared,
     denied,
     invalid,
     unimplemented,
 )
-from peelsum.softswitch.program.model import ActionChoice, TableEntry
+from peelsum.softswitch.program.model import TableEntry
 from peelsum.softswitch.runtime.meters import Rates
-from peelsum.softswitch.runtime.tables import Match
-
-#: What identifies an entry: table, key, priority.
-_EntryKey: TypeAlias = tuple[str, Match, int]
-
 
 _NO_METADATA = p4r.TableEntry()
 
@@ -133,11 +130,11 @@ class TableEntries:
         self._info = info
         self._switch = switch
         self._profiles = profiles
-        self._idle: IdleTimeouts[_EntryKey] = IdleTimeouts(clock)
+        self._idle: IdleTimeouts[EntryKey] = IdleTimeouts(clock)
         self._idle_tables = {table.name: table for table in info.tables.values() if table.idle_timeout}
         self._actions = {action.name: action for action in info.actions.values()}
         #: Entries of P4Runtime that have only what a controller wrote and the switch does not store.
-        self._metadata: dict[_EntryKey, p4r.TableEntry] = {}
+        self._metadata: dict[EntryKey, p4r.TableEntry] = {}
         self._initial_defaults = {
             table.name: switch.tables[table.name].default for table in info.tables.values()
         }
@@ -149,22 +146,21 @@ class TableEntries:
 
         serial: for an insertion, as for `Table.insert`.
         """
-        table = self._table(entry.table_id)
+        table = self._info.tables[entry.table_id]
         _check_extras(entry, table)
         if table.is_const:
             raise denied(f"table {table.name} is const: change the program instead")
         if entry.is_default_action:
             self._write_default(change, entry, table)
             return
-        entry_key = self._entry_key(entry, table)
-        _, key, priority = entry_key
+        entry_key = _, key, priority = decode_entry_key(entry, table)
         state = self._switch.tables[table.name]
         if change == p4r.Update.DELETE:
             state.delete(key, priority)
             self._metadata.pop(entry_key, None)
             self._idle.remove(entry_key)
             return
-        action, params = self._action(entry, table, table.entry_actions, "an entry")
+        action, params = decode_entry_action(entry, table, self._profiles.decode_choice)
         if change == p4r.Update.INSERT:
             state.insert(key, action, params, priority, serial=serial)
         else:
@@ -179,7 +175,7 @@ class TableEntries:
 
     def serial(self, entry: p4r.TableEntry) -> int:
         """Return the serial number of an entry that exists. Raises RequestError or SoftswitchError."""
-        name, key, priority = self._entry_key(entry, self._table(entry.table_id))
+        name, key, priority = decode_entry_key(entry, self._info.tables[entry.table_id])
         return self._switch.tables[name].serial(key, priority)
 
     def _write_default(self, change: Change, entry: p4r.TableEntry, table: TableInfo) -> None:
@@ -193,13 +189,13 @@ class TableEntries:
             raise denied(f"table {table.name}: the default action is const; change the program")
         state = self._switch.tables[table.name]
         if entry.HasField("action"):
-            action, params = self._action(entry, table, table.default_actions, "the default")
+            action, params = decode_entry_action(entry, table, self._profiles.decode_choice)
             state.set_default(action if isinstance(action, str) else "", params)
         else:
             state.set_default(*self._initial_defaults[table.name])
         self._store_metadata((table.name, (), 0), entry)
 
-    def _store_metadata(self, entry_key: _EntryKey, entry: p4r.TableEntry) -> None:
+    def _store_metadata(self, entry_key: EntryKey, entry: p4r.TableEntry) -> None:
         self._metadata.pop(entry_key, None)
         if entry.metadata or entry.controller_metadata or entry.idle_timeout_ns:
             self._metadata[entry_key] = p4r.TableEntry(
@@ -207,36 +203,6 @@ class TableEntries:
                 controller_metadata=entry.controller_metadata,
                 idle_timeout_ns=entry.idle_timeout_ns,
             )
-
-    def _table(self, table_id: int) -> TableInfo:
-        return declared("table", table_id, self._info.tables)
-
-    def _entry_key(self, entry: p4r.TableEntry, table: TableInfo) -> _EntryKey:
-        """Return what identifies an entry. Raises RequestError for a wrong priority or match."""
-        if table.needs_priority and entry.priority <= 0:
-            raise invalid(
-                f"table {table.name}: priority {entry.priority} must be positive; larger goes first"
-            )
-        if not table.needs_priority and entry.priority:
-            raise invalid(f"table {table.name}: entries cannot overlap, so priority must be 0")
-        return table.name, decode_key(entry.match, table), entry.priority
-
-    def _action(
-        self, entry: p4r.TableEntry, table: TableInfo, allowed: frozenset[int], where: str
-    ) -> tuple[ActionChoice, tuple[int, ...]]:
-        """Return the action in an entry and its arguments. Raises RequestError if it is not `allowed`."""
-        if table.profile is not None:
-            return self._profiles.decode_choice(entry.action, table.profile), ()
-        kind = entry.action.WhichOneof("type")
-        if kind != "action":
-            raise invalid(
-                f"table {table.name}: the action is {kind or 'missing'}; it must be a direct action"
-            )
-        known = table.entry_actions | table.default_actions
-        action, params = decode_action(entry.action.action, self._info.actions, known, f"table {table.name}")
-        if action.id not in allowed:
-            raise denied(f"table {table.name}: {action.name} cannot be {where}'s action")
-        return action.name, params
 
     # Direct counters and meters
 
@@ -254,14 +220,14 @@ class TableEntries:
             raise unimplemented(f"counters of meters of table {name}")
         self._switch.tables[name].write_meter(key, decode_rates(entry, "config"), priority)
 
-    def _written_key(self, change: Change, entry: Any, resource: str) -> _EntryKey:
+    def _written_key(self, change: Change, entry: Any, resource: str) -> EntryKey:
         """Return what identifies the entry whose counter or meter is written. Raises RequestError."""
         check_modifies(change, f"{resource}_entry")
-        return self._entry_key(entry.table_entry, self._table_with(resource, entry.table_entry.table_id))
+        return decode_entry_key(entry.table_entry, self._table_with(resource, entry.table_entry.table_id))
 
     def _table_with(self, resource: str, table_id: int) -> TableInfo:
         """Return a table that has a direct counter or meter. Raises RequestError if it has none."""
-        table = self._table(table_id)
+        table = self._info.tables[table_id]
         if getattr(table, resource) is None:
             name = resource.replace("_", " ")
             raise invalid(f"table {table.name}: has no {name}; declare one in the program")
@@ -323,7 +289,8 @@ class TableEntries:
         """Return the entries or default actions that `selector` selects now; table_id 0 selects all."""
         if selector.match and not selector.table_id:
             raise invalid("match: has no meaning without table_id; give both")
-        tables = [self._table(selector.table_id)] if selector.table_id else list(self._info.tables.values())
+        known = self._info.tables
+        tables = [known[selector.table_id]] if selector.table_id else list(known.values())
         if selector.HasField("time_since_last_hit"):
             if selector.is_default_action or (selector.table_id and not tables[0].idle_timeout):
                 raise invalid("time_since_last_hit: there are no idle time-outs for this; leave it out")
@@ -334,8 +301,7 @@ class TableEntries:
 
     def _entries(self, selector: p4r.TableEntry, tables: Iterable[TableInfo]) -> Iterator[p4r.TableEntry]:
         """Return the entries of some tables that a selector selects, encoded when consumed."""
-        rows_of_tables = [(table, self._rows(selector, table)) for table in tables]
-        entries = (self._entry(table, row) for table, rows in rows_of_tables for row in rows)
+        rows = [(table, row) for table in tables for row in self._rows(selector, table)]
 
         def is_selected(entry: p4r.TableEntry) -> bool:
             """Return whether it has the selector's priority, action and metadata, as far as they are set."""
@@ -347,7 +313,7 @@ class TableEntries:
                 and selector.controller_metadata in (0, entry.controller_metadata)
             )
 
-        return filter(is_selected, entries)
+        return filter(is_selected, starmap(self._entry, rows))
 
     def _rows(self, selector: p4r.TableEntry, table: TableInfo) -> list[_Row]:
         """Return the rows of a table that have the selector's key, or all if it has none."""

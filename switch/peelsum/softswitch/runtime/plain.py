@@ -18,12 +18,12 @@ from peelsum.softswitch.runtime import hashes, queues
 from peelsum.softswitch.runtime.meters import meter_colour  # noqa: F401 - generated code calls it
 
 _ZERO, _ONE, _TWO, _WORD = 0, 1, 2, (1 << 64) - 1
-_FACTOR = 0x9E3779B97F4A7C15
-_SHIFT = 29
+HASH_FACTOR = 0x9E3779B97F4A7C15
+HASH_SHIFT = 29
 #: SplitMix64's multipliers and shifts.
 _MIX_1, _MIX_2, _MIX_30, _MIX_27, _MIX_31 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 30, 27, 31
 #: Keys shorter than a word fill its top bits, so without this shift the product's low bits would be zero.
-_FOLD = 32
+HASH_FOLD = 32
 
 #: Converts an array's element to an integer.
 number = int
@@ -145,7 +145,7 @@ def next_number(memory: MutableSequence[int], cell: int) -> int:
 
 def random_number(memory: MutableSequence[int], cell: int, low: int, high: int) -> int:
     """Return a random number from `low` to `high` by SplitMix64, whose state is in the memory."""
-    state = (memory[cell] + _FACTOR) & _WORD
+    state = (memory[cell] + HASH_FACTOR) & _WORD
     memory[cell] = state
     state = ((state ^ (state >> _MIX_30)) * _MIX_1) & _WORD
     state = ((state ^ (state >> _MIX_27)) * _MIX_2) & _WORD
@@ -158,16 +158,6 @@ def random_number(memory: MutableSequence[int], cell: int, low: int, high: int) 
 # Each returns the index of the matching row's first word, or `default` if no row matches.
 
 
-def hash_words(words: Sequence[int]) -> int:
-    """Return the hash of a packed key, as `find_exact` and `find_exact1` compute it."""
-    hashed = 0
-    for word in words:
-        hashed ^= word
-        hashed = (hashed ^ hashed >> _FOLD) * _FACTOR & _WORD
-        hashed ^= hashed >> _SHIFT
-    return hashed
-
-
 def find_exact1(
     memory: Sequence[int],
     region: int,
@@ -178,8 +168,8 @@ def find_exact1(
     default: int,
 ) -> int:
     """Look up a key of one word in a hash table of `slot_mask + 1` rows with the key at `key_offset`."""
-    hashed = ((key ^ (key >> _FOLD)) * _FACTOR) & _WORD
-    slot = (hashed ^ (hashed >> _SHIFT)) & slot_mask
+    hashed = ((key ^ (key >> HASH_FOLD)) * HASH_FACTOR) & _WORD
+    slot = (hashed ^ (hashed >> HASH_SHIFT)) & slot_mask
     while True:
         row = region + slot * row_words
         if memory[row] == _ZERO:
@@ -203,8 +193,8 @@ def find_exact(
     hashed = _ZERO
     for i in range(count):
         hashed = hashed ^ keys[i]
-        hashed = ((hashed ^ (hashed >> _FOLD)) * _FACTOR) & _WORD
-        hashed = hashed ^ (hashed >> _SHIFT)
+        hashed = ((hashed ^ (hashed >> HASH_FOLD)) * HASH_FACTOR) & _WORD
+        hashed = hashed ^ (hashed >> HASH_SHIFT)
     slot = hashed & slot_mask
     while True:
         row = region + slot * row_words

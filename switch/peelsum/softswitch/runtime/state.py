@@ -160,7 +160,7 @@ class ReplicationGroups:
             if not 0 <= port < 1 << 16 or not 0 <= instance < 1 << 16:
                 raise InvalidEntry(f"{self.what} {group}: ({port}, {instance}) does not fit 16 bits each")
         with self._lock:
-            self._groups[group] = tuple((port, instance) for port, instance in replicas)
+            self._groups[group] = tuple(replicas)
             self.most_copies = max(self.most_copies, len(replicas))
             if self._used + 2 * len(replicas) > len(self.memory):
                 self._compact()

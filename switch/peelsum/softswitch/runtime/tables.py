@@ -26,23 +26,27 @@ from peelsum.softswitch.program.model import ActionChoice, KeyValue, Program, Ta
 from peelsum.softswitch.program.operations import Action
 from peelsum.softswitch.runtime.action_profiles import ProfileState
 from peelsum.softswitch.runtime.meters import MeterCells, Rates
-from peelsum.softswitch.runtime.plain import hash_words
+from peelsum.softswitch.runtime.plain import HASH_FACTOR, HASH_FOLD, HASH_SHIFT
 from peelsum.softswitch.runtime.state import FairLock
 
 Match: TypeAlias = tuple[KeyValue, ...]
 
 _WORD = (1 << 64) - 1
-_RANK = attrgetter("rank")
+_RANK, _ENTRY = attrgetter("rank"), attrgetter("entry")
 
 
 @dataclass(slots=True, eq=False)
 class _StoredEntry:
-    """An entry, the number of its direct counter, its rank, and its row; in an exact table also its slot."""
+    """An entry, the number of its direct counter, its rank, and its row.
+
+    In an exact table also its slot, and its home slot, which is the hash of its key.
+    """
 
     entry: TableEntry
     number: int
     rank: tuple[int, int, int]
     words: list[int]
+    home_slot: int = 0
     slot: int = 0
 
 
@@ -78,7 +82,8 @@ class Table:
         self._actions = {program.actions[n].name: program.actions[n] for n in self._declaration.actions}
         default = program.actions[self._declaration.default_action]
         self._actions[default.name] = default  # of a table without default action, not its own NoAction
-        self._stored: dict[tuple[Match, int], _StoredEntry] = {}
+        #: By `_identity`.
+        self._stored: dict[tuple[int, ...], _StoredEntry] = {}
         self._ranked: list[_StoredEntry] = []
         self._by_number: dict[int, _StoredEntry] = {}
         self._slots: dict[int, _StoredEntry] = {}
@@ -86,8 +91,15 @@ class Table:
         self._serial = 0
         self._has_priorities = any(key.kind in ("ternary", "range") for key in self.keys)
         self._write_default(default.name, self._declaration.default_params)
+        self._capacity = self._declaration.capacity
+        #: Why entries cannot be changed; empty if they can.
+        self._unchangeable = ""
         for entry in self._declaration.const_entries or ():
-            self._insert(entry)
+            self.insert(entry.keys, entry.action, entry.params, entry.priority)
+        if self._declaration.const_entries is not None:
+            self._unchangeable = "its entries are const; change the program instead"
+        elif not self.keys:
+            self._unchangeable = "has no key and so no entries; set its default action instead"
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -109,56 +121,82 @@ class Table:
         (lpm) or (low, high) (range). serial: that of an entry that was deleted and comes back in its place.
         """
         with self._lock:
-            self._check_mutable()
-            self._insert(TableEntry(tuple(keys), action, tuple(params), priority), serial)
+            identity = self._identity(keys, priority, to_change=True)
+            if identity in self._stored:
+                text = ", ".join(map(str, keys))
+                raise DuplicateEntry(f"table {self.name}: ({text}) already exists; modify it instead")
+            if len(self._stored) >= self._capacity:
+                raise TableFull(
+                    f"table {self.name}: all {self.size} entries are taken; delete some or enlarge it"
+                )
+            code, param_words = self._action_words(action, params)
+            number = self._free_numbers.pop() if self._free_numbers else len(self._stored)
+            # Entries are tried by priority, then by prefix length, then by age.
+            if serial is None:
+                self._serial = serial = self._serial + 1
+            prefix_bits = 0
+            for pair, key in zip(keys, self.keys, strict=True):
+                if key.kind == "lpm" and isinstance(pair, tuple):
+                    prefix_bits += pair[1]
+            *key_words, rank_priority = identity
+            entry = TableEntry(tuple(keys), action, tuple(params), priority)
+            words, rank = [code, number, *param_words, *key_words], (-rank_priority, -prefix_bits, serial)
+            self._stored[identity] = stored = _StoredEntry(entry, number, rank, words)
+            self._by_number[number] = stored
+            insort(self._ranked, stored, key=_RANK)
+            if self._counts is not None:
+                self._counts[2 * number : 2 * number + 2] = 0
+            if self._meter is not None:
+                self._meter.write(number, None)
+            if self._hits is not None:
+                self._hits[number] = 0
+            self._add_row(stored)
 
     def serial(self, keys: Match, priority: int = 0) -> int:
         """Return the number by which an entry is tried after older ones. Raises as `entry` does."""
         with self._lock:
-            return self._find(tuple(keys), priority).rank[2]
+            return self._stored[self._existing_identity(keys, priority)].rank[2]
 
     def modify(
         self, keys: Match, action: ActionChoice, params: Sequence[int] = (), priority: int = 0
     ) -> None:
         """Set an entry's action and parameters. Raises InvalidEntry or NoSuchEntry."""
         with self._lock:
-            self._check_mutable()
-            entry = TableEntry(tuple(keys), action, tuple(params), priority)
-            stored = self._find(entry.keys, priority)
+            stored = self._stored[self._existing_identity(keys, priority, to_change=True)]
             self._release(stored)  # first, because a full action profile then has room for a new action set
             try:
-                chosen = self._entry_words(action, entry.params)
+                chosen = self._action_words(action, params)
             except SoftswitchError:
-                self._set_action(stored, *self._entry_words(stored.entry.action, stored.entry.params))
+                self._set_action(stored, *self._action_words(stored.entry.action, stored.entry.params))
                 raise
-            stored.entry = entry
+            stored.entry = TableEntry(tuple(keys), action, tuple(params), priority)
             self._set_action(stored, *chosen)
 
     def _set_action(self, stored: _StoredEntry, code: int, words: list[int]) -> None:
         stored.words[ROW_ACTION] = code
         stored.words[ROW_PARAMS : self._plan.key_offset] = words
-        self._update_row(stored)
+        self._write_row(stored)
 
     def delete(self, keys: Match, priority: int = 0) -> None:
         """Remove an entry. Raises InvalidEntry or NoSuchEntry."""
         with self._lock:
-            self._check_mutable()
-            stored = self._find(tuple(keys), priority)
+            identity = self._existing_identity(keys, priority, to_change=True)
+            stored = self._stored[identity]
             self._remove_row(stored)
             self._release(stored)
-            del self._stored[self._identity(tuple(keys), priority)], self._ranked[self._position(stored)]
+            del self._stored[identity], self._ranked[bisect_left(self._ranked, stored.rank, key=_RANK)]
             del self._by_number[stored.number]
             self._free_numbers.append(stored.number)
 
     def entries(self) -> list[TableEntry]:
         """Return all entries, in the order in which they are tried."""
         with self._lock:
-            return [stored.entry for stored in self._ranked]
+            return list(map(_ENTRY, self._ranked))
 
     def entry(self, keys: Match, priority: int = 0) -> TableEntry:
         """Return the entry with these keys. Raises InvalidEntry or NoSuchEntry."""
         with self._lock:
-            return self._find(tuple(keys), priority).entry
+            return self._stored[self._existing_identity(keys, priority)].entry
 
     def entry_with_number(self, number: int) -> TableEntry:
         """Return the entry whose row in the memory has this number."""
@@ -204,7 +242,7 @@ class Table:
     def _counter_cells(self, keys: Match, priority: int) -> tuple[NDArray[np.uint64], int]:
         if self._counts is None:
             raise InvalidEntry(f"table {self.name}: has no direct counter; declare one in the program")
-        return self._counts, 2 * self._find(tuple(keys), priority).number
+        return self._counts, 2 * self._stored[self._existing_identity(keys, priority)].number
 
     # --- direct meters and idle time-outs -----------------------------------------------------------
 
@@ -214,12 +252,12 @@ class Table:
         Raises NoSuchEntry, or InvalidEntry if the table has no direct meter.
         """
         with self._lock:
-            return self._direct_meter().read(self._find(tuple(keys), priority).number)
+            return self._direct_meter().read(self._stored[self._existing_identity(keys, priority)].number)
 
     def write_meter(self, keys: Match, rates: Rates | None, priority: int = 0) -> None:
         """Configure an entry's direct meter. Raises as `read_meter` does."""
         with self._lock:
-            self._direct_meter().write(self._find(tuple(keys), priority).number, rates)
+            self._direct_meter().write(self._stored[self._existing_identity(keys, priority)].number, rates)
 
     def _direct_meter(self) -> MeterCells:
         if self._meter is None:
@@ -240,176 +278,135 @@ class Table:
 
     # --- rules ------------------------------------------------------------------------------------
 
-    def _check_mutable(self) -> None:
-        """Raise InvalidEntry if entries are const, or the table has no key."""
-        if self._declaration.const_entries is not None:
-            raise InvalidEntry(f"table {self.name}: its entries are const; change the program instead")
-        if not self.keys:
-            raise InvalidEntry(
-                f"table {self.name}: has no key and so no entries; set its default action instead"
-            )
+    def _identity(self, keys: Match, priority: int, *, to_change: bool = False) -> tuple[int, ...]:
+        """Return what identifies an entry: the words of its key in a row, and its priority, 0 without any.
 
-    def _insert(self, entry: TableEntry, serial: int | None = None) -> None:
-        """Add an entry, of the program or of the control plane."""
-        self._check_keys(entry.keys)
-        identity = self._identity(entry.keys, entry.priority)
-        if identity in self._stored:
-            keys = ", ".join(map(str, entry.keys))
-            raise DuplicateEntry(f"table {self.name}: ({keys}) already exists; modify it instead")
-        if len(self._stored) >= self._declaration.capacity:
-            raise TableFull(
-                f"table {self.name}: all {self.size} entries are taken; delete some or enlarge it"
-            )
-        code, params = self._entry_words(entry.action, entry.params)
-        number = self._free_numbers.pop() if self._free_numbers else len(self._stored)
-        # Entries are tried by priority, then by prefix length, then by age.
-        if serial is None:
-            self._serial = serial = self._serial + 1
-        prefix_bits = 0
-        for pair, key in zip(entry.keys, self.keys, strict=True):
-            if key.kind == "lpm" and isinstance(pair, tuple):
-                prefix_bits += pair[1]
-        rank = (-entry.priority if self._has_priorities else 0, -prefix_bits, serial)
-        words = [code, number, *params, *self._match_words(entry.keys)]
-        self._stored[identity] = stored = _StoredEntry(entry, number, rank, words)
-        self._by_number[number] = stored
-        insort(self._ranked, stored, key=_RANK)
-        if self._counts is not None:
-            self._counts[2 * number : 2 * number + 2] = 0
-        if self._meter is not None:
-            self._meter.write(number, None)
-        if self._hits is not None:
-            self._hits[number] = 0
-        self._write_row(stored)
-
-    def _find(self, keys: Match, priority: int) -> _StoredEntry:
-        self._check_keys(keys)
-        stored = self._stored.get(self._identity(keys, priority))
-        if stored is None:
-            text = ", ".join(map(str, keys))
-            raise NoSuchEntry(f"table {self.name}: no entry ({text}); insert it first")
-        return stored
-
-    def _identity(self, keys: Match, priority: int) -> tuple[Match, int]:
-        return keys, priority if self._has_priorities else 0
-
-    def _check_keys(self, keys: Match) -> None:
+        to_change: whether the entry is to be changed. Raises InvalidEntry for keys that do not fit, or if
+        entries cannot be changed.
+        """
+        if to_change and self._unchangeable:
+            raise InvalidEntry(f"table {self.name}: {self._unchangeable}")
         if len(keys) != len(self.keys):
             raise InvalidEntry(f"table {self.name}: {len(keys)} keys given; it has {len(self.keys)}")
-        for key_value, key in zip(keys, self.keys, strict=True):
-            key_error = _key_error(key_value, key)
-            if key_error:
+        values: list[int] = []
+        masks: list[int] = []  # or the ends of ranges
+        for value_or_pair, key in zip(keys, self.keys, strict=True):
+            if key_error := _key_error(value_or_pair, key):
                 raise InvalidEntry(f"table {self.name}: key {key.name}: {key_error}")
+            all_ones = (1 << key.bits) - 1
+            value, mask = (value_or_pair, all_ones) if isinstance(value_or_pair, int) else value_or_pair
+            values.append(value)
+            masks.append(all_ones ^ all_ones >> mask if key.kind == "lpm" else mask)
+        words: list[int] = []
+        for parts in self._plan.words:  # as generated code packs a packet's
+            value = mask = 0
+            for part in parts:
+                value |= (values[part.key] >> part.bits_below & _WORD) << part.shift
+                mask |= (masks[part.key] >> part.bits_below & _WORD) << part.shift
+            words += [value] if self._plan.exact else [value, mask]
+        for number in self._plan.ranges:
+            words += [values[number], masks[number]]
+        return *words, priority if self._has_priorities else 0
 
-    def _entry_words(self, action: ActionChoice, params: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the code in an entry's row, and the words of its arguments or of its choice in a profile."""
-        if self._profile is None:
-            if not isinstance(action, str):
-                raise InvalidEntry(f"table {self.name}: has no action profile; give an action")
-            return self._action_words(action, params)
-        if isinstance(action, str):
-            raise InvalidEntry(
-                f"table {self.name}: entries have members or groups of {self._profile.name}, not actions"
-            )
-        return 1, [self._profile.acquire(action)]
+    def _existing_identity(self, keys: Match, priority: int, *, to_change: bool = False) -> tuple[int, ...]:
+        """Return what identifies an entry that there is. Raises NoSuchEntry, or as `_identity` does."""
+        identity = self._identity(keys, priority, to_change=to_change)
+        if identity not in self._stored:
+            text = ", ".join(map(str, keys))
+            raise NoSuchEntry(f"table {self.name}: no entry ({text}); insert it first")
+        return identity
+
+    def _action_words(
+        self, action: ActionChoice, params: Sequence[int], *, is_default: bool = False
+    ) -> tuple[int, list[int]]:
+        """Return the code in a row, and the words of the action's arguments or of the choice in a profile."""
+        if self._profile is not None and not is_default:
+            if isinstance(action, str):
+                raise InvalidEntry(
+                    f"table {self.name}: entries have members or groups of {self._profile.name}, not actions"
+                )
+            return 1, [self._profile.acquire(action)]
+        if not isinstance(action, str):
+            raise InvalidEntry(f"table {self.name}: has no action profile; give an action")
+        if action not in self._actions:
+            known = ", ".join(sorted(self._actions))
+            raise InvalidEntry(f"table {self.name}: no action {action}; it has {known}")
+        words = argument_words(self._actions[action], params)
+        unused = self._plan.key_offset - ROW_PARAMS - len(words)
+        return self._actions[action].number + 1, words + [0] * unused
 
     def _release(self, stored: _StoredEntry) -> None:
         """End an entry's use of its action profile."""
         if self._profile is not None and not isinstance(stored.entry.action, str):
             self._profile.release(stored.entry.action, stored.words[ROW_PARAMS])
 
-    def _action_words(self, name: str, params: Sequence[int]) -> tuple[int, list[int]]:
-        """Return an action's code in a row, and the words of its arguments. Raises InvalidEntry."""
-        if name not in self._actions:
-            known = ", ".join(sorted(self._actions))
-            raise InvalidEntry(f"table {self.name}: no action {name}; it has {known}")
-        words = argument_words(self._actions[name], params)
-        return self._actions[name].number + 1, words + [0] * (self._plan.param_words - len(words))
-
     # --- memory -----------------------------------------------------------------------------------
 
     def _write_default(self, action: str, params: tuple[int, ...]) -> None:
-        code, words = self._action_words(action, params)
+        code, words = self._action_words(action, params, is_default=True)
         self._default = (action, params)
         row = self._plan.default_row
         self._memory[row : row + self._plan.key_offset] = np.array([code, 0, *words], np.uint64)
 
-    def _match_words(self, keys: Match) -> list[int]:
-        """Return the words of a key in a row: values, with masks and ranges if it is not exact."""
-        values: list[int] = []
-        masks: list[int] = []  # or the ends of ranges
-        for value_or_pair, key in zip(keys, self.keys, strict=True):
-            all_ones = (1 << key.bits) - 1
-            value, second = (value_or_pair, 0) if isinstance(value_or_pair, int) else value_or_pair
-            values.append(value)
-            match key.kind:
-                case "exact":
-                    masks.append(all_ones)
-                case "lpm":
-                    masks.append(all_ones ^ all_ones >> second)
-                case _:
-                    masks.append(second)
+    def _add_row(self, stored: _StoredEntry) -> None:
+        """Write the row of a new entry to the memory.
+
+        An exact table is searched by open addressing with linear probing: an entry takes its home slot, or
+        the first free one after it. In another table, the rows behind the new one move.
+        """
         if self._plan.exact:
-            return self._plan.key_words(values)
-        packed = zip(self._plan.key_words(values), self._plan.key_words(masks), strict=True)
-        words = [word for pair in packed for word in pair]
-        for number in self._plan.ranges:
-            words += [values[number], masks[number]]
-        return words
+            slot_mask = self._plan.capacity - 1
+            slot = stored.home_slot = hash_words(stored.words[self._plan.key_offset :]) & slot_mask
+            while slot in self._slots:
+                slot = slot + 1 & slot_mask
+            self._slots[slot], stored.slot = stored, slot
+        else:
+            memory, count, step = self._memory, len(self._ranked), self._plan.row_words
+            row, end = self._row(stored), self._plan.region + 1 + count * step
+            memory[row + step : end] = memory[row : end - step]
+            memory[self._plan.region] = count
+        self._write_row(stored)
 
     def _write_row(self, stored: _StoredEntry) -> None:
-        if self._plan.exact:
-            slot = self._home_slot(stored)
-            while slot in self._slots:
-                slot = slot + 1 & self._plan.capacity - 1
-            self._write_hashed_row(stored, slot)
-            return
-        memory, count = self._memory, len(self._ranked)
-        row, end, step = self._row(self._position(stored)), self._row(count), self._plan.row_words
-        memory[row + step : end] = memory[row : end - step]
-        memory[row : row + step] = np.array(stored.words, np.uint64)
-        memory[self._plan.region] = count
-
-    def _update_row(self, stored: _StoredEntry) -> None:
-        row = self._slot_row(stored.slot) if self._plan.exact else self._row(self._position(stored))
+        row = self._row(stored)
         self._memory[row : row + self._plan.row_words] = np.array(stored.words, np.uint64)
 
     def _remove_row(self, stored: _StoredEntry) -> None:
         """Remove an entry from the memory; in a hash table, move those that a lookup would no longer find."""
-        memory, step = self._memory, self._plan.row_words
+        memory, step, row = self._memory, self._plan.row_words, self._row(stored)
         if not self._plan.exact:
             count = len(self._ranked)
-            row, end = self._row(self._position(stored)), self._row(count)
+            end = self._plan.region + 1 + count * step
             memory[row : end - step] = memory[row + step : end]
             memory[self._plan.region] = count - 1
             return
         slot_mask = self._plan.capacity - 1
         free_slot = slot = stored.slot
         while (other := self._slots.get(slot := slot + 1 & slot_mask)) is not None:
-            if slot - self._home_slot(other) & slot_mask >= slot - free_slot & slot_mask:
-                self._write_hashed_row(other, free_slot)
+            if slot - other.home_slot & slot_mask >= slot - free_slot & slot_mask:
+                self._slots[free_slot], other.slot = other, free_slot
+                self._write_row(other)
                 free_slot = slot
         del self._slots[free_slot]
-        row = self._slot_row(free_slot)
+        row = self._plan.region + free_slot * step
         memory[row : row + step] = 0
 
-    def _position(self, stored: _StoredEntry) -> int:
-        return bisect_left(self._ranked, stored.rank, key=_RANK)
-
-    def _row(self, position: int) -> int:
+    def _row(self, stored: _StoredEntry) -> int:
+        """Return the index of an entry's row in the memory."""
+        if self._plan.exact:
+            return self._plan.region + stored.slot * self._plan.row_words
+        position = bisect_left(self._ranked, stored.rank, key=_RANK)
         return self._plan.region + 1 + position * self._plan.row_words
 
-    # Open addressing with linear probing: an entry takes its home slot, or the first free one after it.
 
-    def _home_slot(self, stored: _StoredEntry) -> int:
-        return hash_words(stored.words[self._plan.key_offset :]) & self._plan.capacity - 1
-
-    def _slot_row(self, slot: int) -> int:
-        return self._plan.region + slot * self._plan.row_words
-
-    def _write_hashed_row(self, stored: _StoredEntry, slot: int) -> None:
-        self._slots[slot], stored.slot = stored, slot
-        self._update_row(stored)
+def hash_words(words: Sequence[int]) -> int:
+    """Return the hash of a packed key, as `find_exact` and `find_exact1` of generated code compute it."""
+    hashed = 0
+    for word in words:
+        hashed ^= word
+        hashed = (hashed ^ hashed >> HASH_FOLD) * HASH_FACTOR & _WORD
+        hashed ^= hashed >> HASH_SHIFT
+    return hashed
 
 
 def argument_words(action: Action, params: Sequence[int]) -> list[int]:
@@ -422,7 +419,7 @@ def argument_words(action: Action, params: Sequence[int]) -> list[int]:
     for param, value in zip(action.params, params, strict=True):
         if not 0 <= value < 1 << param.bits:
             raise InvalidEntry(f"action {action.name}: {param.name}: {value} does not fit {param.bits} bits")
-        words += limbs(value, param.bits)
+        words += [value] if param.bits <= 64 else limbs(value, param.bits)
     return words
 
 
