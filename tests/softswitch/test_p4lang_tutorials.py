@@ -3,7 +3,8 @@
 Each exercise's solution runs in Mininet by `make run`; a script types what the exercise's README says, and
 checks what it says that one sees. The tests need root, Mininet, p4c-bm2-ss, ping, iperf, ethtool, and two
 variables: `P4LANG_TUTORIALS` names a checkout of github.com/p4lang/tutorials, and `P4LANG_PYTHON` a Python
-that has mininet, p4runtime with p4.tmp, p4runtime-shell, psutil and scapy.
+that has mininet, p4runtime with p4.tmp, p4runtime-shell, psutil and scapy. The exercises' PTF tests also need
+ptf there, and p4c on PATH.
 """
 
 import os
@@ -40,7 +41,9 @@ exec env "$@"
 NAMESPACE = ["unshare", "--net", "--pid", "--mount-proc", "--kill-child", "sh", "-c"]
 #: What is printed if a switch does not listen within 10 s, as on a very busy machine.
 TOO_SLOW, MOST_STARTS = "did not start correctly", 4
-START = "mount -t sysfs sysfs /sys && ip link set lo up && exec make run"
+#: What PTF's log has if P4Runtime does not listen yet.
+NOT_LISTENING = "StatusCode.UNAVAILABLE"
+START = "mount -t sysfs sysfs /sys && ip link set lo up && exec "
 
 
 def missing() -> str:
@@ -54,24 +57,31 @@ def missing() -> str:
     return mininet_missing()
 
 
+def prepare(name: str, folder: Path) -> tuple[Path, dict[str, str]]:
+    """Copy an exercise, and put its solution in place; return its folder, and the environment of its run."""
+    checkout = Path(str(CHECKOUT))
+    for shared in ("utils", "bin"):
+        shutil.copytree(checkout / shared, folder / shared)
+    exercise = folder / "exercises" / name
+    shutil.copytree(checkout / "exercises" / name, exercise)
+    shutil.copytree(exercise / "solution", exercise, dirs_exist_ok=True)
+    scripts = folder / "scripts"
+    scripts.mkdir()
+    for script, text in SCRIPTS.items():
+        (scripts / script).write_text(text)
+        (scripts / script).chmod(0o755)
+    path = f"{scripts}:{Path(str(PYTHON)).parent}:{os.environ['PATH']}"
+    return exercise, {**os.environ, "PATH": path}
+
+
 class Exercise:
     """The network of one exercise, controlled by Mininet's prompt."""
 
     def __init__(self, name: str, folder: Path) -> None:
         """Copy the exercise, put its solution in place, compile it and start the network."""
-        checkout = Path(str(CHECKOUT))
-        shutil.copytree(checkout / "utils", folder / "utils")
-        self.folder = folder / "exercises" / name
-        shutil.copytree(checkout / "exercises" / name, self.folder)
-        shutil.copytree(self.folder / "solution", self.folder, dirs_exist_ok=True)
-        scripts = folder / "scripts"
-        scripts.mkdir()
-        for script, text in SCRIPTS.items():
-            (scripts / script).write_text(text)
-            (scripts / script).chmod(0o755)
-        path = f"{scripts}:{Path(str(PYTHON)).parent}:{os.environ['PATH']}"
+        self.folder, environment = prepare(name, folder)
         self.process = subprocess.Popen(
-            [*NAMESPACE, START], cwd=self.folder, env={**os.environ, "PATH": path}, text=True, bufsize=0,
+            [*NAMESPACE, START + "make run"], cwd=self.folder, env=environment, text=True, bufsize=0,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self._characters: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -279,3 +289,22 @@ def test_source_routing(network: Exercise) -> None:
     network.type("h1 ./send.py 10.0.2.2 < hops")
     network.wait(lambda: "ttl" in network.log(log), log)
     assert re.findall(r"ttl += (\d+)", network.log(log)) == ["59"]
+
+
+@pytest.mark.parametrize("name", ["basic", "basic_tunnel"])
+def test_ptf(name: str, tmp_path: Path) -> None:
+    """The exercise's own tests of its solution, with PTF, started by its own script."""
+    if reason := missing():
+        pytest.skip(reason)
+    if shutil.which("p4c") is None or shutil.which("ptf", path=Path(str(PYTHON)).parent) is None:
+        pytest.skip("p4c is not on PATH, or ptf not beside P4LANG_PYTHON")
+    for attempt in range(MOST_STARTS):
+        folder, environment = prepare(name, tmp_path / str(attempt))
+        (folder / "logs").mkdir()  # one of the scripts leaves that to `make run`
+        done = subprocess.run(
+            [*NAMESPACE, START + "bash ./runptf.sh"], cwd=folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        if NOT_LISTENING not in done.stdout:
+            break  # else the switch was not ready after the script's 2 s, as on a very busy machine
+    assert re.search(r"Ran [1-9]\d* tests? in [\d.]+s\s+OK", done.stdout), done.stdout

@@ -524,7 +524,7 @@ def test_nothing_is_left_behind(served):
 
     until(lambda: not connections())
     assert len(switch.jobs) == 1
-    assert len(controller.started) == 1
+    assert len(controller.started) <= 1  # a server ends by itself a while after its run
 
 
 @pytest.mark.system
@@ -543,7 +543,8 @@ def test_the_example_goes_on_without_rank_0_and_lets_another_enter(job):
             return process
 
         ranks = [started(RANK=str(rank)) for rank in range(4)]
-        assert "begins at step 0" in ranks[1].stdout.readline()
+        for rank in ranks:  # a loss before all have connected ends the start
+            assert "begins at step 0" in rank.stdout.readline()
         ranks[0].kill()
         late = started("--enter")
         assert re.match(r"rank 0, process \d+: begins at step [1-9]", late.stdout.readline())

@@ -145,7 +145,7 @@ def test_each_role_has_a_primary_that_may_write(monkeypatch):
     assert write_code(arbiter, "job 2", election_id=U128.encode(3)) is None
     assert write_code(arbiter, "job 1", election_id=U128.encode(3)) == "PERMISSION_DENIED"
     assert write_code(arbiter, "job 3", election_id=U128.encode(3)) == "PERMISSION_DENIED"
-    # Roles have names only: no stream can have bid for a role with a number.
+    # A number is part of a role: nobody has bid for these.
     assert write_code(arbiter, role_id=2, election_id=U128.encode(5)) == "PERMISSION_DENIED"
     assert write_code(arbiter, "job 2", role_id=2, election_id=U128.encode(3)) == "PERMISSION_DENIED"
     monkeypatch.setattr(stream_module, "ENDING_S", 0.0)
@@ -158,6 +158,24 @@ def test_each_role_has_a_primary_that_may_write(monkeypatch):
     assert late.told == [(PRIMARY, 1)]
     assert arbiter.is_primary(late)
     assert not arbiter.is_primary(holder)
+
+
+def test_a_role_may_have_a_number():
+    """As in P4Runtime before 1.4, and still in clients that set `role_id`."""
+    arbiter = Arbiter(7)
+    stream, other = Stream(arbiter), Stream(arbiter)
+    answers = []
+    stream.send = lambda response: answers.append(response.arbitration)
+    update = p4r.MasterArbitrationUpdate(device_id=7, election_id=U128.encode(4), role=p4r.Role(id=2))
+    arbiter.bid(stream, update)
+    assert (answers[0].role, answers[0].status.code) == (p4r.Role(id=2), PRIMARY)
+    bid(arbiter, other, 4, "2")
+    assert other.told == [(PRIMARY, 4)], "a name that looks like a number is another role"
+    for role_id, code in ((2, None), (3, "PERMISSION_DENIED"), (0, "PERMISSION_DENIED")):
+        assert write_code(arbiter, role_id=role_id, election_id=U128.encode(4)) == code
+    update.role.id = 3
+    with pytest.raises(RequestError, match=r"role: 3: this stream has another"):
+        arbiter.bid(stream, update)
 
 
 def told(stream):
@@ -190,9 +208,9 @@ def test_a_broken_connection_counts_as_leaving(connect, server):
     [
         ({"device_id": 2}, "NOT_FOUND"),
         ({"device_id": 1, "election_id": U128.encode(5)}, "INVALID_ARGUMENT"),
-        ({"device_id": 1, "role": p4r.Role(id=7)}, "UNIMPLEMENTED"),
+        ({"device_id": 1, "role": p4r.Role(id=7, config={})}, "UNIMPLEMENTED"),
     ],
-    ids=["another device", "an election id in use", "a role by number"],
+    ids=["another device", "an election id in use", "a role with a config"],
 )
 def test_what_ends_a_stream(connect, fields, code):
     holder = connect().stream()

@@ -205,6 +205,21 @@ def test_bad_entries_are_refused_and_change_nothing(client, schema, build):
     assert client.read(table_entry=p4r.TableEntry()) == before
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"idle_timeout_ns": 5},
+            "idle_timeout_ns must be set to 0 for tables which do not support idle timeout",
+        ),
+        ({"time_since_last_hit": {}}, "has_time_since_last_hit must not be set in WriteRequest"),
+    ],
+)
+def test_idle_time_outs_are_refused_in_bmv2s_words(client, schema, fields, message):
+    entry = changed(schema, ROUTE, **fields)
+    assert refusal(client, "INSERT", table_entry=entry)[1] == message
+
+
 def test_what_the_program_fixes_is_denied(client, schema):
     fixed = entity(Entry("fixed", match=Match({"hdr.ipv4.tos": 5}), action=Action("drop")), schema)
     assert code_of_one(client, "INSERT", fixed) == "PERMISSION_DENIED"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Condition, Lock
+from typing import NamedTuple
 
 from finsy.proto import U128, p4r, rpc_status
 
@@ -107,7 +108,19 @@ class ControllerStream:
 #   it was the primary          | there is none, all are notified; a bid of `highest` or more wins
 #   it was the last             | highest is reset: a new controller need not know the old one's
 
-_DEFAULT = ""
+
+class _Role(NamedTuple):
+    """A role as the specification has it: a name or, before version 1.4, a number."""
+
+    name: str = ""
+    number: int = 0
+
+    def __str__(self) -> str:
+        """Return how messages name the role."""
+        return repr(self.name) if self.name or not self.number else str(self.number)
+
+
+_DEFAULT = _Role()
 
 
 @dataclass
@@ -125,8 +138,8 @@ class Arbiter:
         #: Notified when a stream has ended.
         self._lock = Condition()
         #: The role of each open stream; None before its first bid.
-        self._roles: dict[ControllerStream, str | None] = {}
-        self._elections: defaultdict[str, _Election] = defaultdict(_Election)
+        self._roles: dict[ControllerStream, _Role | None] = {}
+        self._elections: defaultdict[_Role, _Election] = defaultdict(_Election)
 
     def open(self, stream: ControllerStream) -> None:
         """Add an open stream, which has not bid yet."""
@@ -142,14 +155,14 @@ class Arbiter:
             raise RequestError(
                 Code.NOT_FOUND, f"device_id: no device {update.device_id}; this is device {self._device_id}"
             )
-        if update.role.id or update.role.HasField("config"):
-            raise unimplemented("role with a number or a config")
-        role, election_id = update.role.name, U128.decode(update.election_id)
+        if update.role.HasField("config"):
+            raise unimplemented("role with a config")
+        role, election_id = _Role(update.role.name, update.role.id), U128.decode(update.election_id)
         with self._lock:
             if stream not in self._roles:
                 return  # the stream ended before its message was handled
             if self._roles[stream] not in (None, role):
-                raise invalid(f"role: {role!r}: this stream has another; open a stream for each role")
+                raise invalid(f"role: {role}: this stream has another; open a stream for each role")
             self._roles[stream] = role
             if not self._lock.wait_for(lambda: self._holder(role, election_id, stream) is stream, ENDING_S):
                 name = self._holder(role, election_id, stream).client_name()
@@ -166,7 +179,7 @@ class Arbiter:
             is_changed = previous_primary is not election.primary or election.primary is stream
             self._notify(role, election.bids if is_changed else [stream])
 
-    def _holder(self, role: str, election_id: int, stream: ControllerStream) -> ControllerStream:
+    def _holder(self, role: _Role, election_id: int, stream: ControllerStream) -> ControllerStream:
         """Return the other stream that has bid this number, or `stream` if there is none."""
         bids = self._elections[role].bids if election_id and role in self._elections else {}
         return next((other for other, bid in bids.items() if bid == election_id), stream)
@@ -209,13 +222,13 @@ class Arbiter:
         If no stream has bid, requests without an election id and a role are permitted, as in BMv2.
         """
         requested_id = U128.decode(request.election_id)
-        role = request.role or request.role_id or _DEFAULT  # no stream has a role with a number
+        role = _Role(request.role, request.role_id)
         with self._lock:
             if not self._elections and role == _DEFAULT and not request.HasField("election_id"):
                 return
-            election = None if request.role_id else self._elections.get(request.role)
+            election = self._elections.get(role)
             if election is None and role != _DEFAULT:
-                raise denied(f"role: no stream has bid for role {role!r}; bid for it with this role first")
+                raise denied(f"role: no stream has bid for role {role}; bid for it with this role first")
             if (
                 election is None
                 or election.primary is None
@@ -225,7 +238,7 @@ class Arbiter:
                     f"election_id: {requested_id} is not the primary's; bid for it on a stream first"
                 )
 
-    def _notify(self, role: str, streams: Iterable[ControllerStream]) -> None:
+    def _notify(self, role: _Role, streams: Iterable[ControllerStream]) -> None:
         """Tell streams whether they are the primary of a role."""
         election = self._elections[role]
         for stream in streams:
@@ -237,7 +250,7 @@ class Arbiter:
                 code, message = Code.NOT_FOUND, "you are a backup, and there is no primary"
             update = p4r.MasterArbitrationUpdate(
                 device_id=self._device_id,
-                role=p4r.Role(name=role) if role else None,
+                role=None if role == _DEFAULT else p4r.Role(name=role.name, id=role.number),
                 election_id=U128.encode(election.highest),
                 status=rpc_status.Status(code=code.value[0], message=message),
             )
