@@ -7,6 +7,9 @@ frames into port 1 again and again, and counts the frames that leave. Half a win
 have come back; of windows of 32, 64 and 256 frames, a row has the fastest. The first frame's output must be
 the same from both switches.
 
+`peelsum`, with 32 lanes and a job of two workers, is measured as `peelsum bench switch` does: chunks are sent
+into the workers' ports, and their results into the server's; the sums are compared.
+
 It needs root, p4c-bm2-ss and BMv2 on PATH, and two variables: `P4LANG_TUTORIALS` names a checkout of
 github.com/p4lang/tutorials, and `P4LANG_PYTHON` a Python with p4runtime and p4.tmp, for the controller.
 """
@@ -32,7 +35,7 @@ import numpy as np
 from benchmarks import Experiment, Plot, Size, Value
 from benchmarks.experiment import FOLDER, ExperimentError
 from peelsum.bench.devices import cpu_s
-from peelsum.bench.switch.rows import in_process
+from peelsum.bench.switch.rows import in_process, measure_switch
 from peelsum.pipelines.artifacts import with_lanes
 from peelsum.processes.children import Child
 from peelsum.softswitch import Frames
@@ -122,6 +125,10 @@ PROGRAMS = {
 }
 
 
+#: The program of `switch/p4`, which `peelsum bench switch` drives.
+_OURS = "peelsum"
+
+
 def measure(seed: int, program: str, seconds: float) -> list[dict[str, Value]]:
     """Measure a program on both switches; return a row for each. Raises ExperimentError."""
     checkout = os.environ.get("P4LANG_TUTORIALS")
@@ -130,14 +137,28 @@ def measure(seed: int, program: str, seconds: float) -> list[dict[str, Value]]:
     if missing or not checkout or "P4LANG_PYTHON" not in os.environ:
         needs = ", ".join(missing) or "P4LANG_TUTORIALS and P4LANG_PYTHON"
         raise ExperimentError(f"programs: needs {needs}; see the experiment's description")
+    if program == _OURS:
+        return _with_ratio([_measure_ours(name, seconds) for name in _COMMANDS])
     with TemporaryDirectory(prefix="peelsum-") as folder:
         runtime = _compile(program, Path(checkout), Path(folder))
         rows = [in_process(_measure_switch, name, program, str(runtime), seconds) for name in _COMMANDS]
     outputs = [row.pop("output") for row in rows]
     if outputs[0] != outputs[1]:
         raise ExperimentError(f"{program}: the switches send other frames: {outputs}")
+    return _with_ratio(rows)
+
+
+def _with_ratio(rows: list[dict[str, Any]]) -> list[dict[str, Value]]:
+    """Add to the rows of both switches the rate over BMv2's, the second row's."""
     bmv2 = rows[1]["frames_per_s"]
     return [{**row, "rate_to_bmv2": round(row["frames_per_s"] / bmv2, 1)} for row in rows]
+
+
+def _measure_ours(name: str, seconds: float) -> dict[str, Any]:
+    """Measure our own program on a switch; return the row. With two contributions, a result is sent in."""
+    row = measure_switch("bmv2" if name == "bmv2" else "packet", _LANES, 2, seconds)
+    frames = {f"frames_{per}": round(1.5 * row[f"packets_{per}"]) for per in ("per_s", "per_cpu_s")}
+    return {"switch": name, **frames, "lost": 3 * row["lost_chunks"]}
 
 
 def _compile(program: str, checkout: Path, folder: Path) -> Path:
@@ -263,9 +284,9 @@ EXPERIMENT = Experiment(
     keys=("switch",),
     sizes={
         "quick": Size([{"program": ("basic", "calc"), "seconds": 0.5}], 1),
-        "usual": Size([{"program": tuple(PROGRAMS), "seconds": 1.0}], 1),
+        "usual": Size([{"program": (*PROGRAMS, _OURS), "seconds": 1.0}], 1),
     },
-    choices={"program": tuple(PROGRAMS)},
+    choices={"program": (*PROGRAMS, _OURS)},
     ranges={"seconds": (0.1, 3600)},
     plots=[
         Plot(

@@ -57,13 +57,13 @@ def taken():
 
 def test_two_switches_with_thrift_come_up_side_by_side(install, taken) -> None:
     install(thrift=True, listed=True, default=taken)
-    with bmv2.running({}, device_id=1) as first, bmv2.running({}, device_id=2) as second:
+    with bmv2.running({}, device_id=1) as (first, _), bmv2.running({}, device_id=2) as (second, _):
         assert first != second
 
 
 def test_a_bmv2_without_thrift_is_given_no_port_for_it(install, taken) -> None:
     install(thrift=False, listed=False, default=taken)
-    with bmv2.running({}) as address:
+    with bmv2.running({}) as (address, _):
         assert address.startswith("127.0.0.1:")
 
 
@@ -82,7 +82,7 @@ def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pyte
 
 def start_on_a_wire() -> str:
     namespaces.add_wire("switch1", "host1")
-    with bmv2.running({1: "switch1"}) as address:
+    with bmv2.running({1: "switch1"}) as (address, _):
         return address
 
 

@@ -99,6 +99,16 @@ def test_slots_are_timed_one_by_one_from_the_last_contribution() -> None:
     assert hosts.copies == WORKERS * len(timed.sum_us)
 
 
+@pytest.mark.parametrize("looks", [1, 60, 100 * (WORKERS + 2)])
+def test_a_load_follows_timed_slots_without_a_loss(looks: int) -> None:
+    """Slots keep the results of the chunks that were timed, and would answer them."""
+    hosts = SpecHosts()
+    timed = time_slots(load_of(), hosts, looks, steps())
+    driven = drive(load_of(), hosts, 40, steps(), used=timed.chunks)
+    assert driven.lost == 0
+    assert driven.chunks >= 39 * WINDOW // 2
+
+
 def test_a_slot_whose_sum_is_lost_is_counted_and_not_timed() -> None:
     fates = itertools.cycle([False, True])
     hosts = SpecHosts(lose=lambda: next(fates))

@@ -74,11 +74,11 @@ def wait_until_listening(switch: Child, program: str, address: str, timeout_s: f
 
 
 @contextmanager
-def running(interfaces: Mapping[int, str], *, device_id: int = 1) -> Iterator[str]:
-    """Run BMv2 during the body, as `start` does; yield its address."""
+def running(interfaces: Mapping[int, str], *, device_id: int = 1) -> Iterator[tuple[str, int]]:
+    """Run BMv2 during the body, as `start` does; yield its address and its process's id."""
     address, child = start(interfaces, device_id=device_id)
     try:
-        yield address
+        yield address, child.pid
     finally:
         child.stop()
 

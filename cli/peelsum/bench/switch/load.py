@@ -215,16 +215,24 @@ class LoadResult:
 
 
 def drive(
-    load: Load, hosts: Hosts, seconds: float, clock: Callable[[], float], *, first_within: float = 0.0
+    load: Load,
+    hosts: Hosts,
+    seconds: float,
+    clock: Callable[[], float],
+    *,
+    used: int = 0,
+    first_within: float = 0.0,
 ) -> LoadResult:
     """Send contributions as sums arrive at the server, for `seconds`; the server returns them as results.
 
     Half a window of chunks is sent whenever as many have arrived. After a silence, the outstanding chunks
     count as lost, and others are sent. If no sum has arrived after `seconds`, the loop continues until one
-    has, up to `first_within` seconds. Raises WrongSumError if one of the first sums is wrong.
+    has, up to `first_within` seconds. used: how many chunks were sent before; their numbers are not used
+    again, because slots keep their results. Raises WrongSumError if one of the first sums is wrong.
     """
     packets, half = [load.contributions(worker) for worker in range(load.workers)], load.window // 2
-    next_chunk = outstanding = done = lost = 0
+    next_chunk = -(-used // load.window) * load.window
+    outstanding = done = lost = 0
     started = clock()
     while (now := clock()) < started + (seconds if done else max(seconds, first_within)):
         while outstanding + half <= load.window:
@@ -256,6 +264,11 @@ class ChunkLatencies:
     """float64[n]: microseconds from sending the last contribution to receiving the sum at the server."""
     lost: int
     """Chunks whose sum did not arrive."""
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks that were sent."""
+        return len(self.sum_us) + self.lost
 
 
 def time_slots(

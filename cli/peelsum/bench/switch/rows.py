@@ -154,10 +154,10 @@ def over_interfaces(lanes: int, workers: int, seconds: float, method: Method) ->
 def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     """Measure BMv2 on virtual Ethernet pairs; this process is all hosts, by AF_PACKET."""
     switch_ends, host_ends = _add_wires(workers)
-    with bmv2.running(switch_ends) as address:
+    with bmv2.running(switch_ends) as (address, pid):
         load = _load(address, lanes, workers, _BMV2_WINDOW)
         with RingHosts(host_ends, workers, packet_bytes(lanes), "packet") as hosts:
-            return _measure(load, hosts, seconds)
+            return _measure(load, hosts, seconds, pid)
 
 
 def _add_wires(workers: int) -> tuple[dict[int, str], dict[int, str]]:
@@ -169,7 +169,7 @@ def _add_wires(workers: int) -> tuple[dict[int, str], dict[int, str]]:
     return {port: f"switch{port}" for port in ports}, {port: f"host{port}" for port in ports}
 
 
-def _measure(load: Load, hosts: Hosts, seconds: float, pid: int | None = None) -> dict[str, Any]:
+def _measure(load: Load, hosts: Hosts, seconds: float, pid: int) -> dict[str, Any]:
     """Measure latencies, then the rate. pid: the switch's process, whose processor time is measured."""
     latencies = time_slots(load, hosts, seconds, time.perf_counter, first_within=_FIRST_CHUNK_S)
     if not latencies.sum_us.size:
@@ -177,12 +177,13 @@ def _measure(load: Load, hosts: Hosts, seconds: float, pid: int | None = None) -
         raise TopologyError(
             f"switch: none of {latencies.lost} chunks came back in {waited_s:g} s; is it running?"
         )
-    cpu_started = 0.0 if pid is None else cpu_s(pid)
-    result = drive(load, hosts, seconds, time.perf_counter, first_within=_FIRST_CHUNK_S)
+    cpu_started = cpu_s(pid)
+    result = drive(
+        load, hosts, seconds, time.perf_counter, used=latencies.chunks, first_within=_FIRST_CHUNK_S
+    )
     contributions = result.chunks * load.workers
     figures = _figures(latencies.sum_us, contributions / result.seconds, result.lost)
-    if pid is not None:
-        figures["packets_per_cpu_s"] = round(contributions / (cpu_s(pid) - cpu_started))
+    figures["packets_per_cpu_s"] = round(contributions / (cpu_s(pid) - cpu_started))
     return figures
 
 
