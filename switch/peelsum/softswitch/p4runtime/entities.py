@@ -74,19 +74,17 @@ class Entities:
         counters = CellEntries("counter", info.counters, switch.counters)
         registers = CellEntries("register", info.registers, switch.registers)
         self._handlers = _Handlers(
-            {
-                "table_entry": (tables.write, tables.read),
-                "direct_counter_entry": (tables.write_counter, tables.read_counters),
-                "counter_entry": (counters.write, counters.read),
-                "register_entry": (registers.write, registers.read),
-                "packet_replication_engine_entry": (groups.write, groups.read),
-                "meter_entry": (meters.write, meters.read),
-                "direct_meter_entry": (tables.write_meter, tables.read_meters),
-                "action_profile_member": (profiles.write_member, profiles.read_members),
-                "action_profile_group": (profiles.write_group, profiles.read_groups),
-                "value_set_entry": (value_sets.write, value_sets.read),
-                "digest_entry": (digests.write, digests.read),
-            }
+            table_entry=(tables.write, tables.read),
+            direct_counter_entry=(tables.write_counter, tables.read_counters),
+            counter_entry=(counters.write, counters.read),
+            register_entry=(registers.write, registers.read),
+            packet_replication_engine_entry=(groups.write, groups.read),
+            meter_entry=(meters.write, meters.read),
+            direct_meter_entry=(tables.write_meter, tables.read_meters),
+            action_profile_member=(profiles.write_member, profiles.read_members),
+            action_profile_group=(profiles.write_group, profiles.read_groups),
+            value_set_entry=(value_sets.write, value_sets.read),
+            digest_entry=(digests.write, digests.read),
         )
         if secret_ports is not None:
             secrets = SecretEntries(switch, secret_ports)
@@ -350,11 +348,11 @@ class ReplicationEntries:
             return  # the next INSERT replaces its metadata and its form
         replicas = _replicas_of(group, what)
         check_ports([port for port, _ in replicas], self._ports)
-        groups.set(number, replicas)
+        groups.set(number, list(replicas))
         if name == "multicast_group_entry":
             self._metadata[number] = group.metadata
         self._with_egress_port.discard((name, number))
-        if any(replica.WhichOneof("port_kind") == "egress_port" for replica in group.replicas):
+        if "egress_port" in replicas.values():
             self._with_egress_port.add((name, number))
 
     def read(self, selector: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
@@ -387,12 +385,15 @@ def _split_entry(entry: p4r.PacketReplicationEngineEntry) -> tuple[str, Any, int
     return name, group, getattr(group, _NUMBER_FIELDS[name])
 
 
-def _replicas_of(group: Any, what: str) -> list[tuple[int, int]]:
-    """Return (port, instance) of each replica. Raises RequestError, which names the group as `what`."""
+def _replicas_of(group: Any, what: str) -> dict[tuple[int, int], str]:
+    """Return by (port, instance) of each replica the field with its port. Raises RequestError.
+
+    what: the group's name in errors.
+    """
     for name in ("class_of_service", "packet_length_bytes"):
         if getattr(group, name, 0):
             raise unimplemented(f"{what}: {name}")
-    replicas: dict[tuple[int, int], None] = {}
+    replicas: dict[tuple[int, int], str] = {}
     for replica in group.replicas:
         if replica.backup_replicas:
             raise unimplemented("backup replicas")
@@ -404,8 +405,8 @@ def _replicas_of(group: Any, what: str) -> list[tuple[int, int]]:
             raise invalid(
                 f"{what}: port {port} instance {replica.instance} appears twice; give each replica once"
             )
-        replicas[port, replica.instance] = None
-    return list(replicas)
+        replicas[port, replica.instance] = kind
+    return replicas
 
 
 class SecretEntries:

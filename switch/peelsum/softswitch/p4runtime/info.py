@@ -297,11 +297,7 @@ def _by_id(
 
 
 def _profile(
-    p4info: p4i.P4Info,
-    actions: Mapping[int, ActionInfo],
-    number: int,
-    name: str,
-    profile: p4i.ActionProfile,
+    p4info: p4i.P4Info, actions: Mapping[int, ActionInfo], number: int, name: str, profile: p4i.ActionProfile
 ) -> ProfileInfo:
     if profile.HasField("sum_of_members") or profile.weights_disallowed:
         raise unimplemented(f"sizes that are no sums of weights, of action profile {name}")
