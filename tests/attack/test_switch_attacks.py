@@ -7,7 +7,7 @@ and poses as another worker.
 import pytest
 from peelsum_packets import CE, FIN, OR, Job, lanes_of
 
-from peelsum.spec.packet import Packet
+from peelsum.spec import Packet
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
 from peelsum.wire.clock import NEVER_TICKS
 

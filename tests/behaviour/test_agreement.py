@@ -6,7 +6,7 @@ from frames import frame, payload_of
 from peelsum_packets import Job, admit_two_jobs, random_packet
 from rigs import SpecRig
 
-from peelsum.spec.packet import Packet
+from peelsum.spec import Packet
 from peelsum.wire import EVERYONE, Kind, Level, Verdict
 from peelsum.wire.clock import NEVER_TICKS
 

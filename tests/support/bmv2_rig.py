@@ -17,7 +17,7 @@ from google.protobuf import text_format
 from patience import PATIENCE_S
 from rigs import PORTS, TableRig
 
-from peelsum.spec.packet import Packet
+from peelsum.spec import Packet
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
 
 #: A job of the rig's own, whose results mark the end of what a packet caused.

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from patience import PATIENCE_S
 
 from peelsum.allreduce import Part
-from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.reductions import all_reduce_tree
+from peelsum.torch.process_group_summation import ProcessGroupSummation, all_reduce_tree
 
 #: How long the slow rank takes until it makes the group again.
 LATE_S = 1.0

@@ -1,6 +1,6 @@
 """A job as tests speak of it: workers, chunks and values instead of packets and tables."""
 
-from peelsum.spec.packet import Packet
+from peelsum.spec import Packet
 from peelsum.wire import CPU_PORT, EVERYONE, Flag, Kind, Level
 
 ADD, OR, SPINE, CE, FIN = (int(f) for f in (Flag.NONE, Flag.OR, Flag.SPINE, Flag.CE, Flag.FIN))

@@ -119,7 +119,7 @@ def slowed(link: LinkModel) -> Iterator[None]:
 
     with (
         patch("peelsum.torch.backends.ProcessGroupSummation", Slowed),
-        patch("peelsum.torch.bucket_sum.ProcessGroupSummation", Slowed),
+        patch("peelsum.torch.buckets.ProcessGroupSummation", Slowed),
     ):
         yield
 

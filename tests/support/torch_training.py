@@ -25,7 +25,7 @@ from peelsum.torch import (
     HookStats,
     ProcessGroupSummation,
     SwitchAllreduceState,
-    bucket_sum,
+    buckets,
     fsdp_hook,
     fsdp_reduce_scatter,
     hook,
@@ -550,7 +550,7 @@ def compiling_late(rank: int, timeout_s: float) -> tuple[str, float]:
     with (
         patch.object(starts, "WARN_AFTER_S", 1.3 * timeout_s),
         patch.object(starts, "_log", Log()),
-        patch.object(bucket_sum, "warm_up", lambda _: rank == 0 or store.wait(["waited"])),
+        patch.object(buckets, "warm_up", lambda _: rank == 0 or store.wait(["waited"])),
     ):
         state = SwitchAllreduceState(over="gloo", timeout_s=timeout_s)
         state.connect()

@@ -20,7 +20,7 @@ from peelsum.torch import (
     HookFailedError,
     SwitchAllreduceState,
     backends,
-    bucket_sum,
+    buckets,
     fsdp_hook,
     hook,
 )
@@ -265,8 +265,8 @@ def test_a_group_is_closed_even_if_leaving_the_switch_fails(monkeypatch):
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr(bucket_sum, "connect", lambda *_: Stuck())
-    monkeypatch.setattr(bucket_sum, "ProcessGroupSummation", Group)
+    monkeypatch.setattr(buckets, "connect", lambda *_: Stuck())
+    monkeypatch.setattr(buckets, "ProcessGroupSummation", Group)
     state = SwitchAllreduceState(over="switch", compressor=QSGD())
     state.connect()
     with pytest.raises(OSError, match="no way out"):

@@ -22,10 +22,9 @@ from patience import PATIENCE_S
 from torch_alone import Sums, group_of_one, in_time
 
 from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, SummationStalledError
-from peelsum.allreduce.reducer import Reducer
+from peelsum.allreduce.allreduce import Reducer
 from peelsum.torch import HookError, SwitchAllreduceState, fsdp_hook
-from peelsum.torch.bucket_sum import average
-from peelsum.torch.buckets import Bucket, _Streams
+from peelsum.torch.buckets import Bucket, _Streams, average
 
 pytest.importorskip("triton", reason="triton is not installed")
 SIZES = [700, 33, 0, 1]
@@ -172,10 +171,10 @@ def test_gradients_on_a_gpu_stay_there_where_triton_is(installed, monkeypatch):
 def test_kernels_are_compiled_for_the_device_of_the_first_gradients(given, compiled, monkeypatch):
     """Before ranks wait for each other."""
     asked = []
-    monkeypatch.setattr("peelsum.torch.bucket_sum.warm_up", asked.append)
+    monkeypatch.setattr("peelsum.torch.buckets.warm_up", asked.append)
     monkeypatch.setattr("peelsum.torch.settings.find_spec", lambda name: True)
     monkeypatch.setattr(
-        "peelsum.torch.bucket_sum.connect", lambda over, group, timeout_s, prepare: prepare() or Sums()
+        "peelsum.torch.buckets.connect", lambda over, group, timeout_s, prepare: prepare() or Sums()
     )
     SwitchAllreduceState(implementation=given)._sums.connect(SimpleNamespace(is_cuda=True))
     assert asked == [compiled]
@@ -191,8 +190,8 @@ def test_a_backend_is_left_if_measuring_fails(monkeypatch):
     def fails(summation, implementation):
         raise SummationStalledError("nobody answers")
 
-    monkeypatch.setattr("peelsum.torch.bucket_sum.measured", fails)
-    monkeypatch.setattr("peelsum.torch.bucket_sum.connect", lambda *arguments: Left())
+    monkeypatch.setattr("peelsum.torch.buckets.measured", fails)
+    monkeypatch.setattr("peelsum.torch.buckets.connect", lambda *arguments: Left())
     state = SwitchAllreduceState(network="measured")
     with pytest.raises(SummationStalledError):
         state.connect()

@@ -20,7 +20,7 @@ from torch_ranks import run_ranks, run_several
 from peelsum.allreduce import SummationStalledError
 from peelsum.summation import Part
 from peelsum.torch import process_group_summation as summed
-from peelsum.torch.reductions import DirectSum, batches
+from peelsum.torch.process_group_summation import DirectSum, batches
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 

@@ -17,7 +17,7 @@ from torch_alone import Sums, hooked, in_time, layers
 import peelsum.torch
 from peelsum.telemetry import StepSpans
 from peelsum.torch import HookConfigError, SwitchAllreduceState
-from peelsum.torch.profiling import step_spans
+from peelsum.torch.stats import step_spans
 
 ROOT = Path(__file__).parents[2]
 INPUT = torch.ones(2, 6)

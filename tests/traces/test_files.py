@@ -12,8 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peelsum.traces import SUFFIX, Trace, TraceError, TraceRecorder, read, read_folder, write
-from peelsum.traces.trace import decode, encode, union_count
+from peelsum.traces import (
+    SUFFIX,
+    Trace,
+    TraceError,
+    TraceRecorder,
+    decode,
+    encode,
+    read,
+    read_folder,
+    union_count,
+    write,
+)
 
 
 def recorded(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peelsum import wire
-from peelsum.spec.packet import Packet
+from peelsum.spec import Packet
 from peelsum.wire import FIELDS, FRAME_HEADER_BYTES, UDP_PORT, Flag, FrameAddress, Kind, encapsulation, pack
 from peelsum.wire.wireshark import dissector
 

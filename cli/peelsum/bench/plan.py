@@ -119,7 +119,7 @@ def _layout(request: Point, choice: Choice) -> str:
     if choice.form == "sketch" and choice.index:
         _, candidates = expected(choice.index, request.elements, request.expected_statistics)
         count = math.ceil(candidates)
-        layout = SketchLayout.sized(count, 0, PlanSettings().cells(count))
+        layout = SketchLayout.sized(count, 0, None)
         segments = f"{layout.segments} x " if layout.segments > 1 else ""
         parts.append(f"{segments}3 x {layout.width} cells")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Sum float tensors exactly over all workers, on any backend.
+"""Sum float tensors exactly over all workers, on any backend; and a training hook's buckets, by a `Reducer`.
 
 Theory of operation. One call of `Allreduce.sum` is one step. First, workers check that they have the same
 plan: they OR a digest of plan and step, and its complement. These words are an exchange of their own if the
@@ -16,7 +16,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Never
+from typing import Any, Never, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,9 @@ from peelsum.allreduce.plan import (
     digest_of,
     unsupported_dtype,
 )
+from peelsum.allreduce.protocol import Note, Recorder, Span
 from peelsum.allreduce.result import StepResult
-from peelsum.allreduce.rounds import Note, Span, StepExecutor
+from peelsum.allreduce.step import StepExecutor
 from peelsum.codec import BFloat16, CodecError, Implementation, SketchLayout, device
 from peelsum.codec.segments import Segment, SegmentTable
 from peelsum.summation import Part, PieceSummation, Summation
@@ -51,6 +52,7 @@ _Floats = NDArray[np.float32]
 #: An array, or a torch tensor.
 Tensor = _Floats | NDArray[np.float16] | BFloat16 | Any
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
+T = TypeVar("T")
 
 
 class Allreduce:
@@ -110,10 +112,10 @@ class Allreduce:
         self._chooser = Chooser(forms, values=values, network=network, history=history)
         self._settings = PlanSettings(seed, average, cells_per_candidate, str(self._chooser))
         # Report an invalid size here, not in a later step.
-        SketchLayout.sized(0, 0, self._settings.cells(0))
+        SketchLayout.sized(0, 0, cells_per_candidate)
         direct = getattr(summation, "device", None) is not None
         self._device = device(implementation, direct=direct)
-        self._clock, self._span, self._note = clock, span, note
+        self._recorder, self._unrecorded = Recorder(clock, span, note), Recorder(clock)
         #: Sequences of tensors' names that were checked in earlier calls.
         self._checked_names: set[tuple[str, ...]] = set()
         #: The requests of the plans that all workers have agreed on, oldest first.
@@ -169,28 +171,28 @@ class Allreduce:
             into = self._results_into(named, in_place, self._validated_by_name(out or {}))
         self._failed = True
         try:
-            span = None if self._span is None else self._span("step")
-            if span is None:
-                result = self._sum(named, into, None, self._note if self._span is None else None)
-            else:
+            recorder = self._recorder
+            span = None if recorder.span is None else recorder.span("step")
+            if span is not None:
                 with span:
-                    result = self._sum(named, into, self._span, self._note)
+                    result = self._sum(named, into, recorder)
+            else:
+                result = self._sum(named, into, recorder if recorder.span is None else self._unrecorded)
         except DeviceMemoryError as error:
             self._failed = error.result is None
             raise
         self._failed = False
         return result
 
-    def _sum(
-        self, named: Mapping[str, Tensor], into: Mapping[str, Tensor], span: Span | None, note: Note | None
-    ) -> StepResult:
+    def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor], recorder: Recorder) -> StepResult:
         """Execute a step of checked tensors; write the results to the tensors of `into`, by name."""
         self._steps += 1
-        plan, hooks = self._plan(named), (self._clock, span, note)
-        with StepExecutor(self._summation, self._chooser, self._device, plan, self._steps, *hooks) as step:
+        plan = self._plan(named)
+        step = StepExecutor(self._summation, self._chooser, self._device, plan, self._steps, recorder)
+        with step.exchanges:
             if plan.request not in self._agreed:
                 # Exchange the digest alone: if plans differ, so may the lengths of what follows.
-                step.agree()
+                step.exchanges.agree()
                 for tensor in plan.tensors:
                     if tensor.dtype not in SUPPORTED_DTYPES:
                         raise unsupported_dtype(tensor.name, tensor.dtype)
@@ -356,3 +358,71 @@ def reduce_scatter(
     piece.set_scales(codec.fields[worker_id : worker_id + 1], codec.scales[blocks])
     count, _ = piece.set_candidates(no_words)
     return piece.decode(total[:count], np.empty(0, np.int32), workers if average else 1)[0]
+
+
+#: (tensors, shapes, step): returns the averages of a bucket's flat tensors, by their parameters' names, and
+#: writes them to the tensors that are float32. The result has a `tally` and costs, as `StepResult` has.
+BucketSum = Callable[[Mapping[str, Tensor], Sequence[tuple[int, ...]], int], Any]
+#: Returns the exact all-reduce of a bucket over a summation.
+ExactSum = Callable[[Summation], Allreduce]
+
+
+class SumScheduler(Summation, Protocol):
+    """A `Summation` for several sums at once, whose exchanges with other workers take turns."""
+
+    @property
+    def backend(self) -> Summation:
+        """The backend that sums the words of one sum at a time."""
+
+    def in_turn(self, exchange: Callable[[], T]) -> T:
+        """Call `exchange` when it is the turn of the sum that runs in this thread; return its result."""
+
+
+class Reducer:
+    """How a training hook sums its buckets: every element, exactly, and nothing is kept for later steps.
+
+    `peelsum.compress` has reducers that compress.
+    """
+
+    #: The hook's argument that selects this reducer.
+    argument = "values"
+    #: Whether it takes arrays in host memory only.
+    on_host = False
+    #: Whether it keeps residuals, by the parameters' names: what this rank has not sent yet.
+    keeps_residuals = False
+    #: Whether several buckets may be merged into one sum with the same results.
+    can_merge_buckets = True
+    #: The summation at which its sums take turns, once it is connected.
+    turns: SumScheduler
+
+    def warm_up(self) -> None:
+        """Compile what its sums need in addition to the exact all-reduce."""
+
+    def connect(self, turns: SumScheduler, new_group: Callable[[], Any]) -> None:
+        """Sum at `turns` from now on. new_group: makes a process group, for other collectives than sums."""
+        self.turns = turns
+
+    def bucket(self, exact: ExactSum) -> BucketSum:
+        """Return the function that sums a bucket."""
+        allreduce = exact(self.turns)
+        return lambda tensors, shapes, step: allreduce.sum(tensors, in_place=True)
+
+    def before(self, work: Callable[[], None], step: int) -> Callable[[], None]:
+        """Return a function that does what must precede a sum, then `work`, the sum.
+
+        It is called in the order in which sums are submitted.
+        """
+        return work
+
+    def stats(self) -> Any:
+        """Return the decisions of a strategy; None without a strategy."""
+        return None
+
+    def saved(self) -> dict[str, Any]:
+        """Return what later steps depend on: plain values and arrays, by names; {} without residuals."""
+        return {}
+
+    def restore(
+        self, values: Mapping[str, Any], residuals: Sequence[Mapping[str, Mapping[str, NDArray[Any]]]]
+    ) -> None:
+        """Restore the state that `saved` returned, with the sums of several ranks' residuals."""

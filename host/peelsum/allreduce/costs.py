@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index, UnionCounts
 from peelsum.allreduce.plan import FORMS, Choice, Form, PlanSettings
-from peelsum.codec import BLOCK_SIZES, MIN_CELLS_PER_CANDIDATE, ROW, BloomLayout, SketchLayout
+from peelsum.codec import BLOCK_SIZES, MIN_CELLS_PER_CANDIDATE, ROW, BloomLayout, SketchLayout, enough_cells
 from peelsum.codec.layout import WORD_BITS
 
 #: Elements of the largest block of scales: a large tensor is cut into pieces of whole blocks.
@@ -167,7 +167,9 @@ def cost_estimates(
             work_ns = codec.call * _DENSE_CALLS + codec.dense * elements
             yield _with_scales(Choice(form), elements, elements, work_ns, codec, ahead)
         elif form == "sketch" or not ahead:
-            per_candidate = settings.cells(seen.non_zeros) if form == "sketch" else 1.0
+            per_candidate = 1.0
+            if form == "sketch":
+                per_candidate = settings.cells_per_candidate or enough_cells(seen.non_zeros)
             for index in indexes(elements, seen, per_candidate):
                 if ahead and index.refined:
                     continue

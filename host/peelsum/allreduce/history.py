@@ -176,11 +176,11 @@ class History:
         """
         with self._lock:
             resent_words = -1 if step.resent_words is None else step.resent_words
-            rows = self._known(keys)
+            rows, levels = self._known(keys), self._levels.of(keys, table)
             loops.record_step(
                 self._state, rows, step.finite, step.unions, step.overflow, resent_words, table.dense, *prices
             )
-            loops.update_exponents(self._levels.of(keys, table), step.exponents, table.blocks)
+            loops.update_exponents(levels, step.exponents, table.blocks)
 
     def saved(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return what later choices depend on: `unions` and `levels`, each an array by tensors' names."""

@@ -27,7 +27,6 @@ which then has few enough candidates to be peeled.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +40,8 @@ from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import Plan
-from peelsum.allreduce.protocol import Overflow, Round, Rounds, SumProtocol, Sums
-from peelsum.codec import HOST, MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, CodecDevice, SketchLayout
+from peelsum.allreduce.protocol import Overflow, StepExchanges, SumProtocol, Sums
+from peelsum.codec import HOST, MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, SketchLayout
 from peelsum.codec.arrays import Integers, Numbers
 from peelsum.codec.cpu.segments import SegmentCodec
 from peelsum.codec.segments import ROW, ElementLocations
@@ -95,9 +94,10 @@ class Prediction:
             room += math.ceil(DEVIATIONS * math.sqrt(room))
         overflow = min(_OVERFLOW_EXTRA, int(table.begins[table.dense]) + room)
         overflow += math.ceil(_OVERFLOW_SPARE * last_overflow)
-        sketch = SketchLayout.sized(room, seed, settings.cells(room))
+        cells = settings.cells_per_candidate
+        sketch = SketchLayout.sized(room, seed, cells)
         # `overflow` has a margin already: its sketch needs no more cells per candidate than a large one.
-        high_bits = SketchLayout.sized(overflow, seed, settings.cells(MANY_CANDIDATES))
+        high_bits = SketchLayout.sized(overflow, seed, cells or MIN_CELLS_PER_CANDIDATE)
         return cls(fields, sketch, high_bits, room, overflow)
 
 
@@ -108,9 +108,14 @@ class OneRound(SumProtocol):
     """
 
     def __init__(
-        self, plan: Plan, chooser: Chooser, device: CodecDevice, codec: SegmentCodec, expected: Prediction
+        self,
+        plan: Plan,
+        chooser: Chooser,
+        codec: SegmentCodec,
+        exchanges: StepExchanges,
+        expected: Prediction,
     ) -> None:
-        super().__init__(plan, chooser, device, codec, expected.sketch.seed)
+        super().__init__(plan, chooser, codec, exchanges, expected.sketch.seed)
         layout, table = plan.layout, plan.layout.table
         self._expected = expected
         #: How many blocks were sent again.
@@ -129,29 +134,37 @@ class OneRound(SumProtocol):
         #: With more candidates, the sketch can hardly be peeled. A small one has more than 1.3 cells each.
         self._peelable = FIT * max(expected.candidates, self.cells / MIN_CELLS_PER_CANDIDATE)
 
-    def rounds(self) -> Rounds:
-        """Yield the first round, then those that the prediction makes necessary; receive the sums of each."""
-        table, layout = self.layout.table, self._expected.high_bits
-        begin = self._sparse_begin + self.cells
-        sums = yield Round(
-            self.layout.header_words, begin + layout.cells, self._write_first_round, self._add_high_bits
-        )
+    def run(self) -> None:
+        """Go through the first round, then through those that the prediction makes necessary."""
+        table, expected = self.layout.table, self._expected
+        dense, end = self._sparse_begin, self._sparse_begin + self.cells
+        # Header, dense numbers, and the sketches of the candidates' numbers and of high bits.
+        sent = self.exchanges.room(self.layout.header_words, end + expected.high_bits.cells)
+        self._local_bitmap, self.local_dense = self._bitmap_room(sent.ored), sent.added[:dense]
+        sent.added[dense:] = 0
+        self.codec.write_ahead(
+            sent.ored[: table.scale_words], self._local_bitmap, self._scales, expected.sketch,
+            self.local_dense, sent.added[dense:end],
+        )  # fmt: skip
+        if self.layout.bitmap_in_header is None:
+            self._write_indexes(sent.ored)
+        sums = self.exchanges.sum(sent, self._add_high_bits)
         exceeding, resent = self._compare_blocks(self._device.to_host(sums.or_on_host[: table.scale_words]))
         missed = True in exceeding or True in resent
         if self._device.ahead and not missed and self._decode_ahead(sums):
             return
-        positions, unpeeled = yield from self._decode_numbers(sums)
-        self.common_words += layout.cells
+        positions, unpeeled = self._decode_numbers(sums)
+        self.common_words += expected.high_bits.cells
         self.value_words += self.cells + self.left_over if len(positions) else 0
         if missed:
-            words = self._device.to_host(sums.added[begin:])
-            yield from self._correct_blocks(exceeding, resent, words, positions, unpeeled)
+            words = self._device.to_host(sums.added[end:])
+            self._correct_blocks(exceeding, resent, words, positions, unpeeled)
         elif len(unpeeled):
-            (self.sparse[unpeeled],) = yield from self._exchange_numbers([self.local_sparse[unpeeled]])
+            (self.sparse[unpeeled],) = self._exchange_numbers([self.local_sparse[unpeeled]])
 
     def _correct_blocks(
         self, exceeding: _Flags, resent: _Flags, words: Words, positions: Numbers, unpeeled: Numbers
-    ) -> Rounds:
+    ) -> None:
         """Correct the sums of blocks whose exponents the prediction missed; exchange what is left over.
 
         exceeding, resent: as `_compare_blocks` returns them. words: the sum of the sketches of high bits, on
@@ -185,7 +198,7 @@ class OneRound(SumProtocol):
             *(self.local_dense[in_dense], device.to_device(local_high)),
         ]
         if any(map(len, left_over)):
-            totals = yield from self._exchange_numbers(left_over)
+            totals = self._exchange_numbers(left_over)
             self.sparse[unpeeled], self.sparse[in_sparse], resent_dense, high_sums = totals
             if len(in_dense):  # the first round's sums lie in the backend's memory, which is not overwritten
                 received, self.dense = self.dense, device.integers(len(self.dense))
@@ -204,17 +217,6 @@ class OneRound(SumProtocol):
         """Return how many words were sent again because predicted scales did not fit."""
         too_many = overflow if overflow > FIT * self._expected.overflow else 0
         return _BLOCK_NUMBERS * self._resent_blocks + too_many
-
-    def _write_first_round(self, ored: Words, added: Integers) -> None:
-        """Write this worker's words of the first round: header, dense numbers, and the candidates' sketch."""
-        table, expected, bitmap = self.layout.table, self._expected, self._bitmap_room(ored)
-        end = self._sparse_begin + self.cells
-        self._local_bitmap, self.local_dense = bitmap, added[: self._sparse_begin]
-        added[self._sparse_begin :] = 0
-        sketch, words = added[self._sparse_begin : end], ored[: table.scale_words]
-        self.codec.write_ahead(words, bitmap, self._scales, expected.sketch, self.local_dense, sketch)
-        if self.layout.bitmap_in_header is None:
-            self._write_indexes(ored)
 
     def _add_high_bits(self, ored: Words, added: Integers) -> None:
         """Add the sketch of high bits, if a block exceeds its predicted exponent on this worker."""
@@ -271,7 +273,7 @@ class OneRound(SumProtocol):
         )  # fmt: skip
         return exceeding, resent
 
-    def _decode_numbers(self, sums: Sums) -> Generator[Round, Sums, tuple[Numbers, Numbers]]:
+    def _decode_numbers(self, sums: Sums) -> tuple[Numbers, Numbers]:
         """Set `dense` and `sparse` to the sums of the first round; refine the index if that is needed.
 
         Return the candidates' positions in the sparse vector, and the indices of those that are not peeled.
@@ -281,7 +283,7 @@ class OneRound(SumProtocol):
         dense, candidates = codec.set_candidates(self.union)
         share, second = 0.0, None
         if candidates > self._peelable:
-            share, second = yield from self._refine(sums, candidates)
+            share, second = self._refine(sums, candidates)
             dense, candidates = codec.set_candidates(self.union)
         self.dense = sums.added[: self._sparse_begin]
         if dense != self._sparse_begin:
@@ -295,14 +297,12 @@ class OneRound(SumProtocol):
             self.common_words += self.cells
             return positions, np.empty(0, np.int64)
         if share:
-            return positions, (yield from self._peel_both(sketch, positions, second, share))
+            return positions, self._peel_both(sketch, positions, second, share)
         unpeeled: Numbers = device.sketch_decode(self._expected.sketch, sketch, positions, self.sparse)
         self.left_over = len(unpeeled)
         return positions, unpeeled
 
-    def _refine(
-        self, sums: Sums, candidates: int
-    ) -> Generator[Round, Sums, tuple[float, tuple[SketchLayout, Integers] | None]]:
+    def _refine(self, sums: Sums, candidates: int) -> tuple[float, tuple[SketchLayout, Integers] | None]:
         """Refine the index of a sketch with too many candidates, and sum a second sketch of some of them.
 
         Return the share of the candidates that are in the second sketch, and its layout and sum. These are
@@ -310,11 +310,11 @@ class OneRound(SumProtocol):
         """
         self._list_sketched()
         refinements, second = self._refinements(sums.or_on_host), None
-        per_candidate = self.plan.settings.cells(MANY_CANDIDATES)
+        per_candidate = self.plan.settings.cells_per_candidate or MIN_CELLS_PER_CANDIDATE
         known = all(refinement.counted for refinement in refinements)
         if refinements and not (known and SketchLayout.holds(2 * candidates, per_candidate)):
             # A second sketch cannot be laid out before the candidates' bits are known.
-            yield from self._exchange_refinements(refinements)
+            self._exchange_refinements(refinements)
             refinements, (_, candidates) = [], self.codec.set_candidates(self.union)
         estimate = candidates - sum(part.candidates - part.non_zeros for part in refinements)
         share = 0.0
@@ -322,16 +322,16 @@ class OneRound(SumProtocol):
             share = max(1 - self._expected.candidates / (_SPARE * estimate), 0.0)
         if refinements and share:
             count = math.ceil(_SPARE * share * estimate + DEVIATIONS * math.sqrt(share * estimate))
-            layout = SketchLayout.sized(count, self._seed ^ 1, self.plan.settings.cells(count))
+            layout = SketchLayout.sized(count, self._seed ^ 1, self.plan.settings.cells_per_candidate)
 
             def write(out: Integers) -> None:
                 positions, numbers = self._sketched_positions, self._sketched_numbers
                 drawn = _in_second_sketch(positions, share)
                 self._device.sketch_encode(layout, positions[drawn], numbers[drawn], out)
 
-            second = layout, (yield from self._exchange_refinements(refinements, layout.cells, write))
+            second = layout, self._exchange_refinements(refinements, layout.cells, write)
         elif refinements:
-            yield from self._exchange_refinements(refinements)
+            self._exchange_refinements(refinements)
         return share, second
 
     def _list_sketched(self) -> None:
@@ -347,7 +347,7 @@ class OneRound(SumProtocol):
 
     def _peel_both(
         self, sketch: Integers, positions: Numbers, second: tuple[SketchLayout, Integers] | None, share: float
-    ) -> Generator[Round, Sums, Numbers]:
+    ) -> Numbers:
         """Peel the second sketch, then the first one without its candidates; set `sparse`.
 
         Return the indices of the candidates that are not peeled. second: layout and sum of the second sketch;
@@ -367,7 +367,7 @@ class OneRound(SumProtocol):
             sent = device.integers(len(positions))
             sent[:] = 0
             sent[device.searchsorted(positions, self._sketched_positions)] = self._sketched_numbers
-            (numbers[unpeeled],) = yield from self._exchange_numbers([sent[drawn][unpeeled]])
+            (numbers[unpeeled],) = self._exchange_numbers([sent[drawn][unpeeled]])
         device.sketch_encode(self._expected.sketch, in_second, numbers, remainder)
         remainder[:] = sketch - remainder
         self.sparse[drawn], numbers = numbers, device.integers(len(in_first))

@@ -17,7 +17,7 @@ import numpy as np
 
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.indexes import Index
-from peelsum.codec import MANY_CANDIDATES, MIN_CELLS_PER_CANDIDATE, ROW, SPARE_CELLS
+from peelsum.codec import ROW
 from peelsum.codec.segments import Segment, SegmentTable
 from peelsum.summation import Part, Words
 from peelsum.wire import packet_bytes
@@ -81,20 +81,9 @@ class PlanSettings:
     average: bool = False
     """Whether results are divided by the number of workers."""
     cells_per_candidate: float | None = None
-    """Size of sketches; None for the default of `cells`."""
+    """Size of sketches; None for as many cells as `enough_cells` returns."""
     choices: str = ""
     """The settings of the form chooser as text, which differs if they do."""
-
-    def cells(self, candidates: float) -> float:
-        """Return the cells per candidate of a sketch of this many candidates.
-
-        By default, it is the smallest number with which so many candidates are almost always peeled.
-        """
-        if self.cells_per_candidate is not None:
-            return self.cells_per_candidate
-        return MIN_CELLS_PER_CANDIDATE + (
-            SPARE_CELLS / max(candidates, 1.0) if candidates < MANY_CANDIDATES else 0.0
-        )
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from peelsum.allreduce.protocol import Round, Rounds, SumProtocol
+from peelsum.allreduce.protocol import RoundWords, SumProtocol
 from peelsum.codec import SketchLayout
-from peelsum.codec.arrays import Integers
-from peelsum.summation import Words
 
 
 class TwoRounds(SumProtocol):
     """Sums a step's tensors by scales and an index that all workers have agreed on in a first round."""
 
-    def rounds(self) -> Rounds:
-        """Yield the header's round, then those of refinement, values and left-over as they are needed."""
-        sums = yield Round(self.layout.header_words, 0, self._write_header)
+    def run(self) -> None:
+        """Go through the header's round, then through those of refinement, values and left-over as needed."""
+        header = self.exchanges.room(self.layout.header_words, 0)
+        self._write_header(header.ored)
+        sums = self.exchanges.sum(header)
         self._read_scales(self._device.to_host(sums.or_on_host[: self.layout.table.scale_words]))
         self._set_union(sums)
         if self._device.ahead:
@@ -40,24 +40,22 @@ class TwoRounds(SumProtocol):
         dense, candidates, staged = self._set_candidates()
         refinements = self._refinements(sums.or_on_host)
         if refinements:
-            yield from self._exchange_refinements(refinements)
+            self._exchange_refinements(refinements)
             dense, candidates, staged = self._set_candidates()
         if candidates and self.chooser.sparse_form == "sketch":
-            yield from self._exchange_sketch(dense, candidates)
-            return
-
-        def write(ored: Words, added: Integers) -> None:
-            self.local_dense, self.local_sparse = added[:dense], added[dense:]
-            self.codec.write_dense(self.local_dense)
-            self.codec.gather(self.local_sparse)
-
-        if not dense + candidates:
+            self._exchange_sketch(dense, candidates)
+        elif not dense + candidates:
             self.local_dense = self.local_sparse = self.dense = self.sparse = self._device.integers(0)
         else:
-            sums = yield Round(0, dense + candidates, write, staged=staged)
+            if staged is None:
+                staged = self.exchanges.room(0, dense + candidates)
+                self.local_dense, self.local_sparse = staged.added[:dense], staged.added[dense:]
+                self.codec.write_dense(self.local_dense)
+                self.codec.gather(self.local_sparse)
+            sums = self.exchanges.sum(staged)
             self.dense, self.sparse, self.value_words = sums.added[:dense], sums.added[dense:], candidates
 
-    def _set_candidates(self) -> tuple[int, int, Words | None]:
+    def _set_candidates(self) -> tuple[int, int, RoundWords | None]:
         """Set the codec's candidates; return how many dense and sparse numbers are sent.
 
         If the numbers are sent as they are, a device that works ahead writes them before the host knows how
@@ -77,23 +75,22 @@ class TwoRounds(SumProtocol):
                 break
             room = candidates
         self.local_dense, self.local_sparse = words[:dense], words[dense : dense + candidates]
-        return dense, candidates, staged[: dense + candidates]
+        staged = staged[: dense + candidates]
+        return dense, candidates, RoundWords(staged, staged[:0], words[: dense + candidates], staged=True)
 
-    def _exchange_sketch(self, dense: int, candidates: int) -> Rounds:
+    def _exchange_sketch(self, dense: int, candidates: int) -> None:
         """Exchange the dense numbers and a sketch of the candidates'; peel it, and exchange the left-over."""
         device = self._device
-        layout = SketchLayout.sized(candidates, self._seed, self.plan.settings.cells(candidates))
-
-        def write(ored: Words, added: Integers) -> None:
-            self.local_dense, self.local_sparse = added[:dense], device.integers(candidates)
-            self.codec.write_dense(self.local_dense)
-            self.codec.gather(self.local_sparse)
-            device.sketch_encode(layout, self.codec.positions(), self.local_sparse, added[dense:])
-
-        sums = yield Round(0, dense + layout.cells, write)
+        layout = SketchLayout.sized(candidates, self._seed, self.plan.settings.cells_per_candidate)
+        sent = self.exchanges.room(0, dense + layout.cells)
+        self.local_dense, self.local_sparse = sent.added[:dense], device.integers(candidates)
+        self.codec.write_dense(self.local_dense)
+        self.codec.gather(self.local_sparse)
+        device.sketch_encode(layout, self.codec.positions(), self.local_sparse, sent.added[dense:])
+        sums = self.exchanges.sum(sent)
         self.dense, self.sparse = sums.added[:dense], device.integers(candidates)
         unpeeled = device.sketch_decode(layout, sums.added[dense:], self.codec.positions(), self.sparse)
         self.cells, self.left_over = layout.cells, len(unpeeled)
         self.value_words = layout.cells + len(unpeeled)
         if len(unpeeled):
-            (self.sparse[unpeeled],) = yield from self._exchange_numbers([self.local_sparse[unpeeled]])
+            (self.sparse[unpeeled],) = self._exchange_numbers([self.local_sparse[unpeeled]])

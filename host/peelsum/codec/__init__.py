@@ -13,11 +13,11 @@ from peelsum.codec.layout import (
     BLOCK_SIZES,
     MANY_CANDIDATES,
     MIN_CELLS_PER_CANDIDATE,
-    SPARE_CELLS,
     SUB_TABLES,
     BloomLayout,
     SketchLayout,
     block_words,
+    enough_cells,
     index_words,
 )
 from peelsum.codec.segments import ROW
@@ -29,7 +29,6 @@ __all__ = [
     "MIN_CELLS_PER_CANDIDATE",
     "NON_FINITE",
     "ROW",
-    "SPARE_CELLS",
     "SUB_TABLES",
     "BFloat16",
     "BloomLayout",
@@ -40,6 +39,7 @@ __all__ = [
     "SketchLayout",
     "block_words",
     "device",
+    "enough_cells",
     "fixed_point",
     "index_words",
     "occupied",

@@ -90,21 +90,23 @@ class SketchLayout:
 
     @classmethod
     def sized(
-        cls, candidates: int, seed: int, cells_per_candidate: float = MIN_CELLS_PER_CANDIDATE
+        cls, candidates: int, seed: int, cells_per_candidate: float | None = MIN_CELLS_PER_CANDIDATE
     ) -> SketchLayout:
         """Return the smallest layout with at least `candidates` * `cells_per_candidate` cells.
 
         Its number of segments is the least power of two with SEGMENT candidates or fewer expected in each,
-        and a width of MOST_WIDTH or less. Raises CodecError unless
-        `cells_per_candidate` is finite and positive, and if no layout `holds` the candidates.
+        and a width of MOST_WIDTH or less. cells_per_candidate: None for as many as `enough_cells` returns.
+        Raises CodecError unless it is finite and positive, and if no layout `holds` the candidates.
         """
         width, segments = _sketch_size(candidates, cells_per_candidate)
         return cls(width, seed, segments)
 
 
 @lru_cache(256)  # steps without a sketch, and those of constant density, have the same size each time
-def _sketch_size(candidates: int, cells_per_candidate: float) -> tuple[int, int]:
+def _sketch_size(candidates: int, cells_per_candidate: float | None) -> tuple[int, int]:
     """Return width and number of segments of `SketchLayout.sized`."""
+    if cells_per_candidate is None:
+        cells_per_candidate = enough_cells(candidates)
     if not cells_per_candidate > 0 or not math.isfinite(cells_per_candidate):
         raise CodecError(
             f"cells_per_candidate: {cells_per_candidate} is not positive and finite; use 1.3 or more"
@@ -118,6 +120,13 @@ def _sketch_size(candidates: int, cells_per_candidate: float) -> tuple[int, int]
     least = math.ceil(max(candidates / SEGMENT, cells / (SUB_TABLES * MOST_WIDTH), 1))
     segments = 1 << (least - 1).bit_length()
     return max(math.ceil(cells / (SUB_TABLES * segments)), 1), segments
+
+
+def enough_cells(candidates: float) -> float:
+    """Return the fewest cells per candidate with which so many candidates are almost always peeled."""
+    if candidates >= MANY_CANDIDATES:
+        return MIN_CELLS_PER_CANDIDATE
+    return MIN_CELLS_PER_CANDIDATE + SPARE_CELLS / max(candidates, 1.0)
 
 
 def mix(value: int) -> int:

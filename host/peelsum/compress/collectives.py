@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.reducer import SumScheduler
+from peelsum.allreduce.allreduce import SumScheduler
 from peelsum.compress.costs import Method, SwitchPath, all_reduce_cost, carrier_of, tree_rounds
 from peelsum.compress.events import StepTraffic
 from peelsum.compress.links import TimedExchange

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce
 from peelsum.allreduce.plan import agreement_part, digest_of
-from peelsum.allreduce.rounds import Note, Span
+from peelsum.allreduce.protocol import Note, Span
 from peelsum.compress.arguments import CompressConfigError, CompressError
 from peelsum.compress.collectives import Collectives, SummationCollectives
 from peelsum.compress.compressor import Compressor, Floats, TensorState

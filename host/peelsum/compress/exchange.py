@@ -13,8 +13,8 @@ import numpy as np
 
 from peelsum import buffers
 from peelsum.allreduce import Allreduce
+from peelsum.allreduce.protocol import Phase, Span
 from peelsum.allreduce.result import StepSummary, TensorStats, summaries
-from peelsum.allreduce.rounds import Phase, Span
 from peelsum.compress.arguments import CompressError
 from peelsum.compress.arithmetic import from_bytes, from_code, to_bytes, to_code
 from peelsum.compress.collectives import Collectives, concatenate, split

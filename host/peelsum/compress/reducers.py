@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.allreduce import Tensor
+from peelsum.allreduce.allreduce import BucketSum, ExactSum, Reducer, SumScheduler, Tensor
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, agreement_part, digest_of, unsupported_dtype
-from peelsum.allreduce.reducer import BucketSum, ExactSum, Reducer, SumScheduler
 from peelsum.codec import BFloat16
 from peelsum.codec.arrays import to_float32
 from peelsum.compress import loops

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import History
-from peelsum.allreduce.reducer import Reducer
+from peelsum.allreduce.allreduce import Reducer
 from peelsum.compress import CompressError
 from peelsum.torch.errors import HookConfigError
 

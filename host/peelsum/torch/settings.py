@@ -24,12 +24,12 @@ from peelsum.allreduce import (
     RequestedValues,
     Summation,
 )
-from peelsum.allreduce.reducer import Reducer
+from peelsum.allreduce.allreduce import Reducer
 from peelsum.compress import CompressError, Compressor, Flexible, lossy_reducer
 from peelsum.torch.backends import SWITCH
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.profiling import profile_range, set_span_attributes, step_spans
+from peelsum.torch.stats import profile_range, set_span_attributes, step_spans
 from peelsum.torch.switch_seat import OnLost
 
 #: For a setting, a test of its value and the end of the error message; see `SwitchAllreduceState`.

@@ -24,8 +24,7 @@ from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from peelsum.allreduce import History, NetworkModel, RequestedForm, RequestedValues, Summation
 from peelsum.compress import Compressor, Flexible
-from peelsum.torch.bucket_sum import BucketSums
-from peelsum.torch.buckets import Bucket
+from peelsum.torch.buckets import Bucket, BucketSums
 from peelsum.torch.checkpoint import (
     pack_state,
     rank_and_size,
@@ -37,11 +36,10 @@ from peelsum.torch.checkpoint import (
     write_checkpoint,
 )
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.profiling import profile_range
 from peelsum.torch.settings import HookSettings
 from peelsum.torch.sparse_sums import SparseTensor, check_layouts
 from peelsum.torch.starts import announce_early_exit
-from peelsum.torch.stats import HookStats, RunningStats
+from peelsum.torch.stats import HookStats, RunningStats, profile_range
 from peelsum.torch.sum_queue import chain_future
 from peelsum.torch.tracing import GradientRecorder
 
@@ -347,12 +345,6 @@ class SwitchAllreduceState:
 
         last: whether this is the module's last bucket in this backward pass.
         """
-        bucket: Bucket | SparseTensor
-        if buffer.layout == torch.strided:
-            bucket = Bucket(buffer, [parameter.shape for parameter in parameters])
-        else:
-            check_layouts("gradient", [buffer])
-            bucket = SparseTensor(buffer)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else None
         )
@@ -361,6 +353,12 @@ class SwitchAllreduceState:
         names, step = self._names.of(parameters), self._step_of(pass_id)
         if self._settings.on_lost == "continue":
             self._begin_step(step)
+        bucket: Bucket | SparseTensor
+        if buffer.layout == torch.strided:
+            bucket = Bucket(buffer, [parameter.shape for parameter in parameters])
+        else:
+            check_layouts("gradient", [buffer])
+            bucket = SparseTensor(buffer)
         if self._recorder is not None:
             if isinstance(bucket, Bucket):
                 self._recorder.record(names, bucket, self.process_group)

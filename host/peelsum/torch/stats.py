@@ -1,16 +1,23 @@
-"""Statistics of a hook's sums: dataclasses for users, and the running totals to which sums are added."""
+"""What a hook shows of its sums: statistics, ranges in the traces of torch's profiler, spans."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+
+import torch
 
 from peelsum.allreduce import StepResult
 from peelsum.allreduce.result import StepSummary, TensorStats
 from peelsum.compress import CompressedResult, StrategyStats
+from peelsum.telemetry import StepSpans, TelemetryError
+from peelsum.torch.errors import HookConfigError
 
 _LOGGER = logging.getLogger("peelsum.torch")
 #: From this step on, a warning is logged if dense gradients have less than this share of the bytes sent.
@@ -177,3 +184,41 @@ class RunningStats:
         """Log statistics of the steps since the last call."""
         before, self._logged = self._logged, self.snapshot()
         _LOGGER.info(self._logged.since(before))
+
+
+def profile_range(phase: str) -> AbstractContextManager[object] | None:
+    """Return a context that appears in the traces of torch's profiler as `peelsum::` and the phase.
+
+    If the environment asks for spans, it is a span, too. Without profiler and spans it is None, because torch
+    takes 5 us to enter and leave a range.
+    """
+    spans, is_profiled = step_spans(), torch.autograd.profiler._is_profiler_enabled
+    if spans is None:
+        return torch.profiler.record_function(f"peelsum::{phase}") if is_profiled else None
+    return _span_and_range(spans, phase)
+
+
+def set_span_attributes(values: Mapping[str, int]) -> None:
+    """Set attributes of the current span, if the environment asks for spans."""
+    spans = step_spans()
+    if spans is not None:
+        spans.note(values)
+
+
+@cache
+def step_spans() -> StepSpans | None:
+    """Return the maker of spans; None if the environment does not ask for them. Raises HookConfigError."""
+    try:
+        return StepSpans.of_environment()
+    except TelemetryError as error:
+        raise HookConfigError(str(error)) from None
+
+
+@contextmanager
+def _span_and_range(spans: StepSpans, phase: str) -> Iterator[None]:
+    is_profiled = torch.autograd.profiler._is_profiler_enabled
+    with (
+        spans.span(phase),
+        torch.profiler.record_function(f"peelsum::{phase}") if is_profiled else nullcontext(),
+    ):
+        yield

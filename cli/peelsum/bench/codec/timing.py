@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
@@ -22,13 +22,13 @@ from peelsum.allreduce.history import StepStatistics
 from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.one_round import OneRound, Prediction
 from peelsum.allreduce.plan import Layout, Plan
-from peelsum.allreduce.protocol import Round, SumProtocol, Sums
+from peelsum.allreduce.protocol import Recorder, StepExchanges, SumProtocol
 from peelsum.allreduce.two_rounds import TwoRounds
 from peelsum.bench.devices import DEVICES, DeviceName, NoDeviceError
 from peelsum.bench.point import Support
 from peelsum.codec import BLOCK_SIZES, HOST, CodecDevice, CodecError, FixedPoint, occupied, warm_up
 from peelsum.codec import device as codec_device
-from peelsum.summation import Words
+from peelsum.summation import Part, Words
 
 #: Runs of a measurement; it ends earlier once they have taken _ENOUGH_S seconds.
 REPEATS = 5
@@ -177,38 +177,48 @@ class Measured(NamedTuple):
         return self.encode_s + self.decode_s
 
 
-def two_round_protocol(
-    device: TimedDevice,
-    choice: Choice,
-    values: Any,
-    settings: PlanSettings,
-    workers: int,
-    seed: int,
-    likely: int,
+class _Loopback:
+    """A backend of one worker, with a word in each chunk."""
+
+    workers, worker_id, lanes = 1, 0, 1
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """Return copies of the words."""
+        return [part.words.copy() for part in parts]
+
+
+def _exchanges(device: TimedDevice, plan: Plan) -> StepExchanges:
+    return StepExchanges(_Loopback(), device.codec, plan, [], Recorder(device.clock))
+
+
+def _two_round_protocol(
+    device: TimedDevice, choice: Choice, values: Any, settings: PlanSettings, seed: int, likely: int
 ) -> SumProtocol:
-    """Return one worker's protocol of two rounds for a step with the single tensor values[n], on the device.
+    """Return the protocol of two rounds for a step with the single tensor values[n], on the device.
 
     likely: the number of the union's non-zeros that the history expects.
     """
-    plan = Plan((TensorPlan("g", (len(values),), "float32", choice),), workers, 1, settings)
+    tensor_plan = TensorPlan("g", (len(values),), "float32", choice)
+    plan = Plan((tensor_plan,), _Loopback.workers, _Loopback.lanes, settings)
     chooser = Chooser(values="sketch" if choice.form == "sketch" else "compact")
     add_to_history(chooser, plan.layout, UnionCounts.uniform(len(values), likely / len(values)))
-    codec = device.codec.segments(plan.layout.table, [values], [None], workers)
-    return TwoRounds(plan, chooser, device.codec, codec, seed)
+    codec = device.codec.segments(plan.layout.table, [values], [None], 1)
+    return TwoRounds(plan, chooser, codec, _exchanges(device, plan), seed)
 
 
 def _one_round_protocol(
     device: TimedDevice, choice: Choice, values: Any, settings: PlanSettings, seed: int
 ) -> SumProtocol:
     """Return the protocol of one round for values[n], whose history has a step with the same values."""
-    previous = two_round_protocol(device, choice, values, settings, 1, seed, len(values))
-    _run(device, previous)
+    previous = _two_round_protocol(device, choice, values, settings, seed, len(values))
+    previous.run()
     sums = device.codec.to_host(previous.codec.decode(previous.dense, previous.sparse, 1)[0])
     plan, chooser = previous.plan, Chooser()
     statistics = UnionCounts(tuple(occupied((sums != 0).astype(np.int32)).tolist()))
     add_to_history(chooser, plan.layout, statistics, previous.exponents)
     codec = device.codec.segments(plan.layout.table, [values], [None], 1)
-    return OneRound(plan, chooser, device.codec, codec, Prediction.of(plan, chooser.history, seed))
+    expected = Prediction.of(plan, chooser.history, seed)
+    return OneRound(plan, chooser, codec, _exchanges(device, plan), expected)
 
 
 def add_to_history(
@@ -250,43 +260,22 @@ def measure_step(
     else:
         nonzeros = int(np.count_nonzero(values))
         started = clock()
-        protocol = two_round_protocol(device, choice, device_values, settings, 1, seed, nonzeros)
+        protocol = _two_round_protocol(device, choice, device_values, settings, seed, nonzeros)
         encode_s = clock() - started
-    words, rounds_encode_s, decode_s = _run(device, protocol)
-    started = clock()
+    exchanges = protocol.exchanges
+    exchanges.enter_phase("encode")
+    protocol.run()
+    exchanges.enter_phase("decode")
     (decoded,) = protocol.codec.decode(protocol.dense, protocol.sparse, 1)
     codec.synchronize()
-    decode_s += clock() - started
+    exchanges.enter_phase(None)
     require_exact(values, codec.to_host(decoded), fixed_point_format(protocol))
     positions = None
     if choice.index is not None:
         union = codec.to_host(protocol.union).view(np.uint32)
         positions = HOST.positions(union, values.size)
-    return Measured(words, encode_s + rounds_encode_s, decode_s, positions, protocol.left_over)
-
-
-def _run(device: TimedDevice, protocol: SumProtocol) -> tuple[int, float, float]:
-    """Run all rounds of one worker's protocol; return words sent, and seconds of encoding and decoding."""
-    clock, codec = device.clock, device.codec
-    started = clock()
-    rounds = protocol.rounds()
-    request: Round | None = next(rounds)
-    encode_s, decode_s, words = clock() - started, 0.0, 0
-    while request is not None:
-        started = clock()
-        or_words, add_words = codec.words(request.or_words), codec.integers(request.add_words)
-        request.write(or_words, add_words)
-        sent_or, sent_add = words_on_host(or_words, codec), words_on_host(add_words, codec)
-        encode_s += clock() - started
-        words += len(sent_or) + len(sent_add)
-        or_sum, add_sum = sent_or.copy(), sent_add.view(np.int32).copy()
-        started = clock()
-        try:
-            request = rounds.send(Sums(codec.to_device(or_sum), codec.to_device(add_sum), or_sum))
-        except StopIteration:
-            request = None
-        decode_s += clock() - started
-    return words, encode_s, decode_s
+    encode_s += exchanges.seconds["encode"]
+    return Measured(exchanges.chunks, encode_s, exchanges.seconds["decode"], positions, protocol.left_over)
 
 
 def fastest(run: Callable[[int], Measured]) -> Measured:

@@ -69,7 +69,7 @@ class CpuSketch:
         MOST_CANDIDATES. Their `out` is 0. They depend only on layout and positions, so they are the same on
         every worker. The candidates must include every element that any worker encoded.
         """
-        size, words = layout.segment_cells, sketch.view(np.uint32)
+        size, words = len(sketch) // layout.segments, sketch.view(np.uint32)
         places, _, segment_ids, begins = _group_by_segment(layout, positions)
         bounds = begins.tolist()
 

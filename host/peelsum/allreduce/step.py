@@ -1,25 +1,184 @@
-"""Decode the sums of a step: the tensors' results, statistics of them, and the update of the history."""
+"""Run one step: go through the rounds of its protocol, decode their sums, and update the history.
+
+If a device runs out of memory, the host repeats the rounds, with the sums of those that have ended.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import history_loops
+from peelsum.allreduce.choosing import Chooser
+from peelsum.allreduce.errors import DeviceMemoryError
 from peelsum.allreduce.history import StepStatistics
-from peelsum.allreduce.plan import Plan
-from peelsum.allreduce.protocol import Overflow, SumProtocol
-from peelsum.allreduce.result import Contribution, StepSummary, TensorResult, summaries
+from peelsum.allreduce.one_round import OneRound, Prediction
+from peelsum.allreduce.plan import Plan, agreement_part, digest_of
+from peelsum.allreduce.protocol import Overflow, Recorder, StepExchanges, SumProtocol
+from peelsum.allreduce.result import Contribution, StepResult, StepSummary, TensorResult, summaries
+from peelsum.allreduce.two_rounds import TwoRounds
 from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, CodecDevice, FixedPoint, occupied
 from peelsum.codec.fixed_point import ZERO, error_bound
 from peelsum.codec.segments import ROW
+from peelsum.summation import NotBegunError, Summation
 
 _Numbers = NDArray[np.int64]
+_log = logging.getLogger("peelsum")
+
+
+class StepExecutor:
+    """Executes one step of a plan on this worker, the `number`-th of its all-reduce.
+
+    device: where the tensors lie, and from which words are sent.
+    """
+
+    def __init__(
+        self,
+        summation: Summation,
+        chooser: Chooser,
+        device: CodecDevice,
+        plan: Plan,
+        number: int,
+        recorder: Recorder,
+    ) -> None:
+        self._summation, self._chooser, self._device = summation, chooser, device
+        self._plan, self._number, self._seed = plan, number, 0
+        if plan.layout.parts:  # a new seed in each step: a sketch that is not peeled well is not repeated
+            self._seed = digest_of(f"{plan.settings.seed}/{number}")
+        self._expected, agreed_on = None, None
+        if plan.ahead and plan.layout.order:
+            self._expected = expected = Prediction.of(plan, chooser.history, self._seed)
+            # Everything that the meaning of words depends on: a worker with another history would send
+            # numbers by other scales.
+            sketch, high_bits = expected.sketch, expected.high_bits
+            checksum = zlib.crc32(expected.fields.astype(np.uint8).data)
+            # Written out, as `repr` of a dataclass takes as long as a launch.
+            agreed_on = (
+                f"(SketchLayout(width={sketch.width}, seed={sketch.seed}, segments={sketch.segments}), "
+                f"SketchLayout(width={high_bits.width}, seed={high_bits.seed}, "
+                f"segments={high_bits.segments}), {checksum})"
+            )
+        # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
+        digest = digest_of(f"{plan.digest}/{number}/{agreed_on}")
+        agreement = agreement_part(digest, self._describe_mismatch)
+        self.exchanges = StepExchanges(summation, device, plan, [agreement], recorder)
+        self._note = recorder.note
+
+    def sum(self, tensors: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
+        """Sum the plan's tensors, by name; write the sums to those of `into`. Errors: see `Allreduce.sum`."""
+        try:
+            return self._sum_on(self._device, tensors, into)
+        except RuntimeError as error:
+            message = None if self._device.is_host else self._out_of_memory(error)
+            if message is None:
+                raise
+        # The traceback is gone here, and with it the step's memory on the device.
+        _log.error("%s. The host computes this step.", message)
+        try:
+            return self._sum_on_host(tensors, into)
+        except RuntimeError as error:  # over NCCL, words need memory of the device
+            message = self._out_of_memory(error)
+            if message is None:
+                raise
+        raise DeviceMemoryError(f"{message}. Start again with a new summation.")
+
+    def _describe_mismatch(self) -> str:
+        """Return the message for workers whose plans differ."""
+        return (
+            f"plan: not the same on every worker; worker {self._summation.worker_id} has {self._plan} "
+            f"in step {self._number}; pass the same names, shapes, dtypes and settings, in the same order, "
+            "and the same version of peelsum, on every worker, and make a new Allreduce, or restore the "
+            "history of the same step, on all of them or on none"
+        )
+
+    def _sum_on(self, device: CodecDevice, named: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
+        """Run a protocol whose arrays lie on `device`, and decode its sums."""
+        plan, exchanges, decoder = self._plan, self.exchanges, StepDecoder(self._plan, device)
+        layout = plan.layout
+        if layout.names:
+            exchanges.enter_phase("encode")
+            with device.device_context(named[layout.names[0]]):
+                values, out = device.flatten(
+                    list(map(named.__getitem__, layout.names)), list(map(into.get, layout.names))
+                )
+                exchanges.begin(device)
+                codec = device.segments(layout.table, values, out, plan.workers)
+                setting = plan, self._chooser, codec, exchanges
+                protocol = (
+                    OneRound(*setting, self._expected) if self._expected else TwoRounds(*setting, self._seed)
+                )
+                protocol.run()
+                decoder.decode(protocol)
+        elif exchanges.leading_parts:
+            exchanges.agree()
+        exchanges.enter_phase(None)
+        wire_bytes = exchanges.chunks * plan.packet_bytes
+        if self._note is not None:
+            counts = {"step": self._number, "worker": self._summation.worker_id}
+            self._note({**counts, "chunks": exchanges.chunks, "bytes": wire_bytes})
+        return StepResult(
+            tensors=decoder.results,
+            tally=decoder.tally,
+            members=getattr(self._summation, "members", tuple(range(plan.workers))),
+            contributions=decoder.contributions,
+            digest=plan.digest,
+            one_round=plan.ahead,
+            exchanges=exchanges.count,
+            wire_bytes=wire_bytes,
+            dense_bytes=plan.dense_bytes,
+            encode_s=exchanges.seconds["encode"],
+            network_s=exchanges.seconds["exchange"],
+            decode_s=exchanges.seconds["decode"],
+        )
+
+    def _out_of_memory(self, error: RuntimeError) -> str | None:
+        """Return a message if the device is out of memory; None if the error has another cause.
+
+        Raises DeviceMemoryError if the backend has begun a sum, which cannot go on.
+        """
+        device = self._device
+        size = device.out_of_memory(error)
+        if size is None:
+            return None
+        message = (
+            f"memory: worker {self._summation.worker_id} has no room for {size} on the device, in step "
+            f"{self._number} for {self._plan.label}; free memory there, sum fewer tensors in one step (with "
+            "DDP, a smaller bucket_cap_mb), or pass in_place=True"
+        )
+        if self.exchanges.summing and not isinstance(error, NotBegunError):
+            raise DeviceMemoryError(f"{message}. Start again with a new summation.") from error
+        self.exchanges.summing = False
+        device.synchronize()  # for copies to memory of the host that is freed next
+        return message
+
+    def _sum_on_host(self, named: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
+        """Repeat the rounds on the host, complete the step there, and copy the sums to the device."""
+        device = self._device
+        on_host = self._sum_on(HOST, {name: device.host_copy(tensor) for name, tensor in named.items()}, {})
+        results, message = [], None
+        for result in on_host.tensors:
+            try:
+                values = device.copy_to_tensor(result.values, named[result.name], into.get(result.name))
+            except RuntimeError as error:
+                message = self._out_of_memory(error)
+                if message is None:
+                    raise
+                values = device.as_tensor(result.values)
+            results.append(replace(result, values=cast(Any, values)))
+        step = replace(on_host, tensors=results)
+        if message is not None:
+            failure = DeviceMemoryError(f"{message}. The error's `result` has the sums, on the host.")
+            failure.result = step
+            raise failure
+        return step
 
 
 class Results(Sequence[TensorResult]):
