@@ -1,15 +1,19 @@
 """Programs that p4c seldom or never writes, made of compiled ones by hand, in both modes."""
 
+import copy
 import json
+import random
 import struct
 from pathlib import Path
 
 import pytest
 from frames import checksum
+from random_frames import Generator
 from unrolled_lanes import expression, field, number
 
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.compiler.loading import parse
+from peelsum.softswitch.errors import BadProgram
 
 P4 = Path(__file__).parents[1] / "p4"
 
@@ -157,3 +161,41 @@ def test_negative_numbers_that_a_parser_selects(switch_from, key, value, mask, s
     got = switch.process(Frames.of([(1, frame) for frame in frames]), 0).pairs()
     # A second header tells the program that the parser took the way.
     assert [sent[0] == 0xFF for _, sent in got] == [True] * len(selected) + [False] * len(others)
+
+
+def with_empty_fields(document):
+    """Give each header a field of 0 bits, and use it wherever a program may."""
+    nothing = field("scalars", "nothing")
+    for kind in document["header_types"]:
+        kind["fields"].insert(len(kind["fields"]) // 2, ["nothing", 0, False])
+    for action in document["actions"]:
+        for primitive in action["primitives"]:
+            if primitive["op"] == "assign":
+                value = expression("+", primitive["parameters"][1], nothing)
+                primitive["parameters"][1] = {"type": "expression", "value": value}
+        action["primitives"].append({"op": "assign", "parameters": [nothing, number(1)]})
+    for state in document["parsers"][0]["parse_states"]:
+        state["parser_ops"].append({"op": "set", "parameters": [nothing, number(1)]})
+    for declared in (*document["calculations"], *document.get("field_lists", ())):
+        declared["input" if "input" in declared else "elements"].append(nothing)
+    return document
+
+
+@pytest.mark.parametrize("name", ["again", "hashes", "replicate", "variable"])
+def test_fields_of_0_bits_change_nothing(name):
+    document = json.loads((P4 / f"{name}.json").read_text())
+    plain, changed = (
+        Switch(parse(one, name), "python") for one in (document, with_empty_fields(copy.deepcopy(document)))
+    )
+    frames = [(1, frame) for frame in Generator(plain, random.Random(1)).frames(100, 0.1)]
+    left, right = ([*switch.process(Frames.of(frames), 0).pairs()] for switch in (plain, changed))
+    assert left == right
+    assert left
+
+
+def test_a_key_of_0_bits_is_refused():
+    document = with_empty_fields(json.loads((P4 / "router.json").read_text()))
+    table = document["pipelines"][0]["tables"][0]
+    table["key"] = [{"match_type": "exact", "name": "k", "target": ["scalars", "nothing"], "mask": None}]
+    with pytest.raises(BadProgram, match=r"scalars\.nothing"):
+        parse(document, "router")

@@ -34,6 +34,7 @@ _CORE_ERRORS = (
 
 def read(document: Json, name: str) -> model.Program:
     """Return the program `name` in a BMv2 JSON document. Raises BadProgram or UnsupportedConstruct."""
+    document = _without_empty_fields(document)
     for item in document.get("extern_instances", ()):
         with position_of(item):
             raise UnsupportedConstruct(
@@ -84,6 +85,45 @@ def read(document: Json, name: str) -> model.Program:
     )
     _check(program)
     return program
+
+
+def _without_empty_fields(document: Json) -> Json:
+    """Return the document without fields of 0 bits, which are always 0: writes to them do nothing."""
+    types = {
+        item["name"]: {name for name, bits, *_ in item["fields"] if bits == 0}
+        for item in document["header_types"]
+    }
+    if not any(types.values()):
+        return document
+    empty = {(item["name"], name) for item in document["headers"] for name in types[item["header_type"]]}
+
+    def is_empty(node: object) -> bool:
+        return isinstance(node, dict) and node.get("type") == "field" and tuple(node["value"]) in empty
+
+    def sets_empty(node: object, op: str) -> bool:
+        return isinstance(node, dict) and node.get("op") == op and is_empty(node["parameters"][0])
+
+    def replaced(node: object) -> object:
+        if is_empty(node):
+            return {"type": "hexstr", "value": "0x0"}
+        if sets_empty(node, "assign"):  # jumps count an action's primitives
+            return {"op": "no_op", "parameters": []}
+        if isinstance(node, list):
+            return [replaced(part) for part in node if not sets_empty(part, "set")]
+        if not isinstance(node, dict):
+            return node
+        lists = {  # of hashes, checksums, field lists and digests
+            key: [part for part in node[key] if not is_empty(part)]
+            for key in ("input", "elements")
+            if key in node
+        }
+        return {key: replaced(part) for key, part in (node | lists).items()}
+
+    header_types = [
+        {**item, "fields": [field for field in item["fields"] if field[1] != 0]}
+        for item in document["header_types"]
+    ]
+    return cast(Json, {**cast(dict[str, object], replaced(document)), "header_types": header_types})
 
 
 def _scope(document: Json, headers: Mapping[str, model.Header]) -> Scope:
