@@ -37,6 +37,7 @@ _OPTIONAL = {"ranks", "on_lost", "token", "source"}
 MESSAGE_FIELDS: Mapping[str, Mapping[str, type]] = {
     "ready": {},
     "leave": {},
+    "failed": {"reason": str},
     "step": {"change": int, "step": int},
     "waiting": {"change": int},
     "completed": {"change": int, "sums": int, "chunk": int},

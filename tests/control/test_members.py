@@ -368,3 +368,14 @@ def test_no_message_of_a_rank_harms_the_others(survives, events, data):
 def test_other_lines_are_no_messages(line):
     message = parsed_request(line, MESSAGE_FIELDS)
     assert message is None or message["call"] in MESSAGE_FIELDS
+
+
+def test_a_rank_that_fails_says_why(members, survives):
+    """Where the run goes on, an error is none once the rank has reported its sums."""
+    say(members, 2, "failed", reason="still waiting for worker 3")
+    assert members.update(0.0) == []
+    members.clients[2].closed = True
+    assert members.update(0.0) == ["rank 2: process 102 of 10.0.0.1 was lost"]
+    (item,) = lost(2)
+    item |= {} if survives else {"reason": "still waiting for worker 3"}
+    assert heard(members) == {rank: [{"lost": [item], "change": 1}] for rank in (0, 1, 3)}

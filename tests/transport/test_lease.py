@@ -87,6 +87,21 @@ def test_a_loss_names_rank_process_and_host(pair):
     assert str(error.during("step 3")).startswith(f"job 1, step 3: {who}; see in the output")
 
 
+def test_of_lost_ranks_those_are_named_that_have_reported_an_error(pair):
+    lease, end = pair
+    say(end, lost=[LOST, {**LOST, "rank": 4, "reason": "still waiting for worker 3"}], change=1)
+    error = error_of(lease)
+    assert isinstance(error, RankLostError)
+    who = "rank 4 (process 17 of 10.0.0.3) has failed: still waiting for worker 3"
+    assert str(error.during("step 3")) == f"job 1, step 3: {who}"
+
+
+def test_an_error_is_reported_in_a_line_that_controllers_take(pair):
+    lease, end = pair
+    lease.fail("\N{SNOWMAN}" * 10_000)
+    assert heard(end, 1) == [{"call": "failed", "reason": "?" * 400}]
+
+
 @pytest.mark.parametrize("read_with_response", [True, False])
 def test_a_loss_that_is_told_right_after_the_response_is_not_missed(read_with_response):
     """As when another rank ends while this one waits for a processor to read the response."""

@@ -28,6 +28,8 @@ CONNECT_S = 30.0
 _TELL_AFTER_S = 2.0
 #: The largest message of a controller, in bytes, and how much is read at once.
 _MAX_MESSAGE_BYTES, _READ_BYTES = 1 << 20, 1 << 14
+#: Of an error, how much is reported; controllers take messages of 1 KiB.
+_MAX_REASON_CHARACTERS = 400
 #: A step that is never reached.
 _NEVER = 1 << 62
 _log = logging.getLogger("peelsum")
@@ -43,9 +45,12 @@ class LostRank:
     """Its process id."""
     host: str
     """The address of its host."""
+    reason: str = ""
+    """Its error, if it has reported one."""
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (process {self.process} of {self.host})"
+        name = f"rank {self.rank} (process {self.process} of {self.host})"
+        return f"{name} has failed: {self.reason}" if self.reason else name
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,9 @@ class RankLostError(TransportError):
     def __init__(self, lost: Sequence[LostRank], waiting: str) -> None:
         """lost: the ranks; empty if they have left. waiting: what this rank waited for, for the message."""
         self.lost, self.waiting = tuple(lost), waiting
+        if failed := [rank for rank in self.lost if rank.reason]:
+            super().__init__(f"{waiting}: {'; '.join(map(str, failed))}")
+            return
         names = ", ".join(map(str, self.lost)) or "a rank that has left"
         was, it = ("were", "the processes") if len(self.lost) > 1 else ("was", "the process")
         super().__init__(
@@ -257,6 +265,10 @@ class Lease:
         """Report that this rank has completed all its sums, so that its end is no loss."""
         self.send(call="leave")
 
+    def fail(self, reason: str) -> None:
+        """Report the error for which this rank leaves a run that does not survive that."""
+        self.send(call="failed", reason=reason.encode("ascii", "replace").decode()[:_MAX_REASON_CHARACTERS])
+
     def send(self, **message: Any) -> None:
         """Send a message to the controller; do nothing if it has gone."""
         with suppress(OSError):
@@ -339,7 +351,8 @@ def _lost_ranks(message: dict[str, Any]) -> list[LostRank]:
     """Return the ranks that a message reports as lost. Raises TransportError if it is malformed."""
     try:
         return [
-            LostRank(int(rank["rank"]), int(rank["process"]), str(rank["host"])) for rank in message["lost"]
+            LostRank(int(rank["rank"]), int(rank["process"]), str(rank["host"]), str(rank.get("reason", "")))
+            for rank in message["lost"]
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise TransportError(f"controller: sent a malformed message ({error!r})") from None

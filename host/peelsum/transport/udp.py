@@ -35,7 +35,7 @@ from peelsum.transport.errors import (
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
 from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s
-from peelsum.transport.lease import Lease
+from peelsum.transport.lease import Lease, RankLostError
 from peelsum.transport.link import PortLink, Wire
 from peelsum.transport.stats import WorkerStats, added
 from peelsum.transport.warming import warm_up
@@ -244,10 +244,17 @@ class SwitchSummation:
             state = "closed" if self._closed else "out of step after an earlier error"
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
         self._broken = True
-        self._check_leases()
-        if not self._joined:
-            self._join()
-        results = self._results(submit())
+        try:
+            self._check_leases()
+            if not self._joined:
+                self._join()
+            results = self._results(submit())
+        except RankLostError:
+            raise
+        except TransportError as error:
+            for lease in self._leases:  # otherwise its end would look like the cause to the others
+                lease.fail(str(error))
+            raise
         self._broken, self._joined = False, True
         return results
 

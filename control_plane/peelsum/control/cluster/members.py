@@ -37,6 +37,7 @@ class Members:
     | run             | event                               | action                                         |
     |-----------------|-------------------------------------|------------------------------------------------|
     | any             | `leave`                             | no longer a member, but still connected        |
+    | ends on a loss  | `failed`                            | store the reason, for when the rank is lost    |
     | ends on a loss  | a rank is lost                      | notify the others, once for each rank          |
     | survives losses | a rank is lost, or has left         | begin change k + 1: notify the others          |
     | survives losses | a rank that enters is `ready`       | begin change k + 1: ask all for their steps    |
@@ -67,6 +68,8 @@ class Members:
         #: The ranks that have joined so far: none can join twice.
         self._joined = {0}
         self._lost: list[dict[str, Any]] = []
+        #: The error of each rank that has reported one.
+        self._failures: dict[int, dict[str, str]] = {}
         #: The number of the last change, and the reports of the one that goes on; None if none does.
         self.change = 0
         self._reports: dict[int, MemberReport] | None = None
@@ -123,6 +126,7 @@ class Members:
                 self._handle(rank, client.inbox.popleft(), departed_ranks, now)
         lost = [
             {"rank": rank, "process": client.request["process"], "host": client.host}
+            | self._failures.get(rank, {})
             for rank, client in self.clients.items()
             if client.closed and rank not in departed_ranks  # `leave` may have come just before the end
         ]
@@ -188,6 +192,8 @@ class Members:
         match message["call"]:
             case "leave":
                 departed_ranks.add(rank)
+            case "failed" if not self.survives:
+                self._failures[rank] = {"reason": message["reason"]}
             case "completed":
                 if self._reports is not None and message["change"] == self.change:
                     self._reports[rank] = MemberReport(message["sums"], message["chunk"])
