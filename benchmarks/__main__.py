@@ -62,9 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace, texts: dict[str, str]) -> None:
     """Measure the rows that each experiment does not have yet."""
-    runs = [_run(name, options, texts) for name in options.names]
-    if not runs:
-        raise ExperimentError(f"NAME: is missing; use the path of a file, or some of {', '.join(known())}")
+    runs = [_run(name, options, texts) for name in _names(options)]
     failed, rows = list[str](), list[dict[str, Value]]()
     with ExitStack() as stack:
         executor = _cluster(options.scheduler, stack) if options.scheduler else None
@@ -150,10 +148,17 @@ def list_(options: argparse.Namespace, texts: dict[str, str]) -> None:
 
 def draw(options: argparse.Namespace, texts: dict[str, str]) -> None:
     """Write pages and figures again, of the rows that were measured last, by whatever version of the file."""
-    for name in options.names:
+    for name in _names(options):
         measurement = _run(name, options, texts)
         folder = options.out / measurement.experiment.name
         print(_write(name, measurement, of_plan(measurement, read(folder / "rows.csv")), folder))
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    names: list[str] = options.names
+    if not names:
+        raise ExperimentError(f"NAME: is missing; use the path of a file, or some of {', '.join(known())}")
+    return names
 
 
 def _run(name: str, options: argparse.Namespace, texts: dict[str, str]) -> Run:

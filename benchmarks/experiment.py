@@ -188,10 +188,21 @@ class Experiment:
             raise ExperimentError(f"sizes: {', '.join(self.sizes)} cannot be all; add 'usual'")
         known = [*self.parameters, *self.columns]
         plotted = ([*f"{plot.x} {plot.y} {plot.lines}".split(), *plot.where] for plot in self.plots)
-        others = (self.keys, self.modelled, self.modelled_columns, self.ranges, self.choices)
-        for name in chain(*plotted, *others):
-            if name not in known:
-                raise ExperimentError(f"name: {name!r} is unknown; use one of {', '.join(known)}")
+        named: dict[str, Iterable[str]] = {
+            "plots": chain(*plotted),
+            "keys": self.keys,
+            "modelled": self.modelled,
+            "modelled_columns": self.modelled_columns,
+            "ranges": self.ranges,
+            "choices": self.choices,
+        }
+        for where, names in named.items():
+            for name in names:
+                if name not in known:
+                    raise ExperimentError(
+                        f"{where}: {name!r} is no parameter of measure and no column; use one of "
+                        + ", ".join(known)
+                    )
 
     def _part(self, part: Mapping[str, Any]) -> dict[str, Sequence[Value]]:
         """Return a part of a grid with a sequence of values for every parameter."""

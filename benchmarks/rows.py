@@ -13,6 +13,7 @@ import platform
 import signal
 import subprocess
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -184,9 +185,14 @@ def measured(run: Run, at_commit: str, task: PlannedRow) -> Outcome:
             if others <= run.calm:
                 break
     except Exception as error:
-        # Our own errors say what to do; the names of others say what they are.
-        ours = type(error).__module__.startswith(("peelsum.", "benchmarks."))
-        return f"{'' if ours else f'{type(error).__name__}: '}{' '.join(str(error).split())}"
+        # Our own errors say what to do; the names of others say what they are, and the line where.
+        reason = " ".join(str(error).split())
+        if type(error).__module__.startswith(("peelsum.", "benchmarks.")):
+            return reason
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == run.file.resolve()]
+        place = f"{run.file.name}, line {lines[-1]}: " if lines else ""
+        return f"{place}{type(error).__name__}: {reason}"
     return min(tries, key=lambda attempt: attempt[0])[1]
 
 

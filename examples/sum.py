@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from peelsum.allreduce import Allreduce
-from peelsum.transport import job_config
+from peelsum.transport import TransportError, job_config
 from peelsum.transport.seats import plug_in
 
 ELEMENTS = 100_000
@@ -26,9 +26,14 @@ def gradient(worker_id: int) -> np.ndarray:
 
 
 def main() -> None:
+    if "PEELSUM_SEAT" not in os.environ:
+        sys.exit("PEELSUM_SEAT: is not set; start this by `peelsum exec HOST -- python examples/sum.py`")
     seat = json.loads(os.environ["PEELSUM_SEAT"])
-    with plug_in(seat) as summation:
-        result = Allreduce(summation).sum({"gradient": gradient(seat["worker_id"])})["gradient"]
+    try:
+        with plug_in(seat) as summation:
+            result = Allreduce(summation).sum({"gradient": gradient(seat["worker_id"])})["gradient"]
+    except TransportError as error:
+        sys.exit(f"worker {seat['worker_id']}: {error}")
     expected = sum(gradient(worker) for worker in job_config(seat["admission"]).worker_ids)
     exact = np.array_equal(result.values, expected)
     # One write, because workers may share a terminal.

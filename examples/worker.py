@@ -23,7 +23,9 @@ def gradient(worker_id: int) -> np.ndarray:
 
 
 def place(text: str) -> tuple[str, int]:
-    host, port = text.split(":")
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: give HOST:PORT, for example 127.0.0.1:41001")
     return host, int(port)
 
 
@@ -35,8 +37,14 @@ def main() -> None:
     given = parser.parse_args()
     try:
         work(json.loads(given.admission.read_text()), given.worker_id, given.switch)
-    except (OSError, json.JSONDecodeError) as error:
+    except OSError as error:
+        sys.exit(
+            f"{given.admission}: {error.strerror}; give a file of what `peelsum job admit --json` printed"
+        )
+    except json.JSONDecodeError as error:
         sys.exit(f"{given.admission}: {error}; give a file of what `peelsum job admit --json` printed")
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (AllreduceError, TransportError) as error:
         sys.exit(f"worker {given.worker_id}: {error}")
 

@@ -203,8 +203,17 @@ def link_counts(engine: Engine) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def load_program(path: Path, lanes: int) -> Program:
-    """Return a compiled program, adapted to this number of lanes. Raises PipelineError or SoftswitchError."""
-    return parse(with_lanes(json.loads(path.read_text()), lanes), f"{path.stem}_{lanes}")
+    """Return a compiled program, adapted to this number of lanes.
+
+    Raises SimulationError for a file that is not a compiled program, PipelineError or SoftswitchError.
+    """
+    try:
+        program = json.loads(path.read_text())
+    except OSError as error:
+        raise SimulationError(f"program: {path}: {error.strerror}; compile it with p4c-bm2-ss -o") from None
+    except ValueError:
+        raise SimulationError(f"program: {path}: is not JSON; give what p4c-bm2-ss -o wrote") from None
+    return parse(with_lanes(program, lanes), f"{path.stem}_{lanes}")
 
 
 def run_protocol(

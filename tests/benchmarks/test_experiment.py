@@ -14,8 +14,16 @@ CHANGES = {
         '("a",)}], 0)',
         "sizes.quick: has no points; give each parameter a value",
     ),
-    "plot": ('x="width"', 'x="wide"', "name: 'wide' is unknown; use one of width, way"),
-    "modelled": ('modelled={"way"', 'modelled={"ways"', "name: 'ways' is unknown"),
+    "plot": (
+        'x="width"',
+        'x="wide"',
+        "plots: 'wide' is no parameter of measure and no column; use one of width, way",
+    ),
+    "modelled": (
+        'modelled={"way"',
+        'modelled={"ways"',
+        "modelled: 'ways' is no parameter of measure and no column",
+    ),
     "missing": ("EXPERIMENT = Experiment(", "OTHER = Experiment(", "mine.py: EXPERIMENT: is None; set it"),
     "column": ('"area": width', '"volume": width', "measure: area, volume: is only in"),
     "syntax": ("EXPERIMENT = Experiment(", "EXPERIMENT = Experiment((", "mine.py, line "),

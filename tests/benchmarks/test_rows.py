@@ -153,10 +153,12 @@ def test_rows_that_fail_are_reported_and_measured_by_the_next_run(mine: Path, tm
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert [row["width"] for row in found[:2]] == [1, 1]
-    assert found[2:] == [{"failure": "ZeroDivisionError: division by zero"}] * 2
+    line = next(number for number, text in enumerate(mine.read_text().splitlines(), 1) if "1 /" in text)
+    failure = f"{mine.name}, line {line}: ZeroDivisionError: division by zero"
+    assert found[2:] == [{"failure": failure}] * 2
     page = (tmp_path / "squares/page.md").read_text()
     assert "**2 of 4 rows are missing.**" in page
-    assert "The first that failed: ZeroDivisionError: division by zero." in page
+    assert f"The first that failed: {failure}." in page
 
 
 def test_two_runs_do_not_write_to_one_file(mine: Path, tmp_path: Path) -> None:

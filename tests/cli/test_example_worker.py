@@ -25,9 +25,14 @@ def file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "number", "switch", "message"),
     [
-        ("{}", "0", "here", "argument switch: invalid place value: 'here'"),
+        ("{}", "0", "here", "argument switch: 'here': give HOST:PORT, for example 127.0.0.1:41001"),
         ("{}", "x", "h:1", "argument worker_id: invalid int value: 'x'"),
-        (None, "0", "h:1", "admission.json'; give a file of what `peelsum job admit --json`"),
+        (
+            None,
+            "0",
+            "h:1",
+            "admission.json: No such file or directory; give a file of what `peelsum job admit --json`",
+        ),
         ("", "0", "h:1", "admission.json: Expecting value: line 1 column 1 (char 0); give a file of what"),
         (
             "[]",

@@ -145,7 +145,8 @@ def test_another_loss_begins_again():
 def said_ends(run):
     """Return the ranks that have been told why they are no longer members, and what to do."""
     ends = {rank: message["end"] for rank, said in heard(run).items() for message in said if "end" in message}
-    assert all(end.endswith("; start it again") for end in ends.values())
+    remedies = ("; start it again", "; let another process enter in its place")
+    assert all(end.endswith(remedies) for end in ends.values())
     return set(ends)
 
 

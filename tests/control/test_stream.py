@@ -7,6 +7,7 @@ from finsy.proto import U128, p4r, rpc_code, rpc_status
 from frames import frame, payload_of
 from patience import PATIENCE_S
 
+from peelsum.control import session
 from peelsum.control.errors import NotPrimaryError, UnsupportedError
 from peelsum.control.stream import StreamChannel
 from peelsum.control.v1model import acknowledged_slot, reset_frames, reset_slots
@@ -99,3 +100,18 @@ def test_an_acknowledgement_of_another_request_is_none(request_):
     (raw,) = reset_frames([9], lanes=4, request=request_)
     found = [acknowledged_slot(raw, 4, other) for other in (0, 1, 0xFFFFFFFF)]
     assert found == [9 if other == request_ else None for other in (0, 1, 0xFFFFFFFF)]
+
+
+def test_a_bid_that_waits_names_the_holder_once(monkeypatch, caplog):
+    monkeypatch.setattr(session, "_WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(session, "_BID_INTERVAL_S", 0.0)
+    bids = iter(range(4))
+
+    def bid():
+        if next(bids) < 3:
+            raise NotPrimaryError("switch: another controller is the primary of h:1; let it finish")
+        return "stream"
+
+    assert session.elected(bid, 9.0) == "stream"
+    (message,) = caplog.messages
+    assert message == "switch: another controller is the primary of h:1; waiting up to 9 s for its end"

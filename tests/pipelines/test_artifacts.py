@@ -236,6 +236,15 @@ def test_an_action_with_other_statements_for_a_lane_is_refused(primitives):
         artifacts.with_lanes(program_of_lanes(*primitives), 2)
 
 
+def test_registers_of_lanes_may_have_any_name():
+    program = program_of_lanes(assigned(0), assigned(1))
+    program["register_arrays"] = [
+        {"name": name, "id": 0, "size": 9} for name in ("a.counts", "a.largest_0", "a.largest_1", "a.other_0")
+    ]
+    names = [array["name"] for array in artifacts.with_lanes(program, 3)["register_arrays"]]
+    assert names == ["a.counts", "a.largest_0", "a.largest_1", "a.largest_2", "a.other_0"]
+
+
 def test_a_program_without_lanes_is_refused():
     with pytest.raises(artifacts.PipelineError, match=r"^lanes_h: the program has no such header"):
         artifacts.with_lanes({"header_types": []}, 2)

@@ -28,7 +28,7 @@ from benchmarks.rivals.program_bench import (
     unpack,
 )
 from benchmarks.rivals.slot_protocols import PROGRAMS
-from peelsum.simulation import Job
+from peelsum.simulation import Job, SimulationError
 from peelsum.softswitch import Frames, Switch
 from peelsum.wire import FRAME_HEADER_BYTES
 
@@ -276,3 +276,13 @@ def test_a_program_does_what_bmv2_makes_it_do(name: str, tmp_path) -> None:  # t
             assert got == by_port(expected), message
     finally:
         bmv2.close()
+
+
+def test_a_file_that_is_no_compiled_program_is_refused(tmp_path):
+    with pytest.raises(
+        SimulationError, match=r"^program: .*/none.json: No such file or directory; compile it"
+    ):
+        load_program(tmp_path / "none.json", LANES)
+    (tmp_path / "some.p4").write_text("#include <core.p4>")
+    with pytest.raises(SimulationError, match=r"^program: .*/some.p4: is not JSON; give what p4c-bm2-ss"):
+        load_program(tmp_path / "some.p4", LANES)

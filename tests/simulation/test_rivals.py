@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.rivals.collectives import COLLECTIVES, ring
 from benchmarks.rivals.flows import run_collective
-from benchmarks.rivals.program_bench import RESEND, Message, RivalRow, SlotJob, Worker, run_protocol
+from benchmarks.rivals.program_bench import (
+    RESEND,
+    Message,
+    RivalRow,
+    SlotJob,
+    SlotProtocol,
+    Worker,
+    run_protocol,
+)
 from benchmarks.rivals.slot_protocols import (
     PROGRAMS,
     PROTOCOLS,
@@ -299,6 +310,24 @@ def test_the_page_about_a_program_of_one_s_own_shows_the_committed_one_and_runs(
     assert (PROGRAMS / "counting.p4").read_text().endswith(program[0])
     exec(session[0], {})
     assert re.fullmatch(r"\d+ us, 3128 packets\n", capsys.readouterr().out)
+
+
+@pytest.mark.skipif(shutil.which("p4c-bm2-ss") is None, reason="p4c-bm2-ss is not on PATH")
+def test_a_program_with_the_page_s_maximum_keeps_the_largest_lanes(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/bring-your-own-aggregator.md").read_text()
+    counting, maximum = re.findall(r"```c\n(.*?)```", page, re.S)
+    program = counting.replace("control Aggregate", f"{maximum}\ncontrol Aggregate")
+    program = program.replace("Lanes() lanes;", "Maximum() lanes;").replace("lane_op_t.ADD, ", "")
+    (tmp_path / "maximum.p4").write_text(program)
+    compile_it = ["p4c-bm2-ss", "-I", PROGRAMS, "-o", tmp_path / "maximum.json", tmp_path / "maximum.p4"]
+    subprocess.run(compile_it, check=True, capture_output=True)
+
+    hosts, wrong = re.findall(r"```python\n(.*?)counting = |is `(lambda .*?)`\.", page, re.S)
+    scope: dict[str, Any] = {}
+    exec(hosts[0], scope)
+    protocol = SlotProtocol(tmp_path / "maximum.json", scope["EagerWorker"], wrong=eval(wrong[1]))
+    row = run_protocol(scenario(3, 100).model_copy(update={"lanes": 7}), "maximum", protocol)
+    assert row.wrong == 0
 
 
 def test_a_collective_of_one_s_own_runs_as_the_page_shows_it() -> None:

@@ -51,6 +51,12 @@ def test_racks_of_which_one_has_no_address(refused, tmp_path):
     assert "--udp: gives 1 addresses, but the job has 3 switches; give --udp once for each" in said
 
 
+def test_a_job_without_an_address(refused, tmp_path):
+    (tmp_path / "job.toml").write_text(described(Mock(p4runtime="127.0.0.1:1"), 2))
+    said = " ".join(refused(str(tmp_path / "job.toml")).replace("│", " ").split())
+    assert "--udp: is missing; give it once for each of the job's switches, or --ethernet" in said
+
+
 def test_a_description_that_is_not_there(refused):
     assert "nowhere.toml" in refused("nowhere.toml", "--udp", "h:1")
 

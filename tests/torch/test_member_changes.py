@@ -9,7 +9,7 @@ import pytest
 
 from peelsum.summation import Part
 from peelsum.torch import switch_seat
-from peelsum.torch.member_changes import MemberChanges, OutdatedError
+from peelsum.torch.member_changes import MemberChanges, OutdatedError, describe_change
 from peelsum.torch.sum_queue import SumQueue
 from peelsum.transport.config import JobConfig
 from peelsum.transport.errors import StalledError, TransportError
@@ -214,3 +214,16 @@ def test_a_rank_that_enters_is_ready_only_once_its_loops_are_compiled(monkeypatc
             switch_seat.connect_to_run(f"//{host}:{port}", None)
         answering.join()
     assert happened == ["enter", 64, "ready"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "entered", "members", "text"),
+    [
+        ([0], [], [1, 2], "rank 0 was lost, with what it had not sent yet; ranks 1, 2 continue"),
+        ([0, 2], [], [1], "ranks 0, 2 were lost, with what they had not sent yet; rank 1 continues"),
+        ([], [0, 2], [0, 2], "ranks 0, 2 enter; ranks 0, 2 continue"),
+        ([1], [0], [0], "rank 1 was lost, with what it had not sent yet, rank 0 enters; rank 0 continues"),
+    ],
+)
+def test_a_change_is_described_in_one_sentence(lost, entered, members, text):
+    assert describe_change(lost, entered, members, 7) == f"{text} in generation 7"

@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from torch.distributed import HashStore
 
 from peelsum.requests import parsed_request
-from peelsum.torch import HookConfigError, starts, switch_seat
+from peelsum.torch import HookConfigError, SwitchAllreduceState, starts, switch_seat
 from peelsum.transport.errors import SwitchUnreachableError
 
 ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "timeout_s": 5.0}
@@ -410,3 +410,30 @@ def test_too_few_interfaces_or_too_many(monkeypatch, given):
         HookConfigError, match="for 2 ranks of 1 planes here; give 2, those of local rank 0 first"
     ):
         switch_seat._local_interfaces(1)
+
+
+@pytest.mark.parametrize(
+    ("source", "environment", "text"),
+    [
+        ("", "", "PEELSUM_JOB is not set to the address of the `peelsum job serve`"),
+        ("127.0.0.1:9560", "", "'127.0.0.1:9560' is not the address of one `peelsum job serve`"),
+        ("", "//h:1,//h:2", "'//h:1,//h:2' is not the address of one `peelsum job serve`"),
+    ],
+)
+def test_a_rank_enters_by_one_controller(monkeypatch, source, environment, text):
+    monkeypatch.setenv(switch_seat.JOB, environment)
+    with pytest.raises(HookConfigError) as caught:
+        switch_seat.connect_to_run(source, None)
+    assert str(caught.value) == f"enters: {text}; set PEELSUM_JOB=//HOST:PORT"
+
+
+def test_a_state_that_cannot_connect_has_one_error(monkeypatch, caplog):
+    """The missing gradients, of which an unused state warns, follow from it."""
+    monkeypatch.setenv(switch_seat.JOB, "")
+    state = SwitchAllreduceState(on_lost="continue", enters=True, shared={})
+    with pytest.raises(HookConfigError, match="PEELSUM_JOB is not set"):
+        state.connect()
+    state.close()
+    del state
+    gc.collect()
+    assert not caplog.messages

@@ -19,7 +19,7 @@ from peelsum.transport import (
     TransportError,
     joining,
 )
-from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s
+from peelsum.transport.joining import JoiningSum, JoinWait, SumWait, join_limit_s
 from peelsum.transport.seats import SEAT
 
 WORKERS = 3
@@ -157,3 +157,30 @@ def test_the_number_that_a_worker_joins_with_is_not_zero(
 
     monkeypatch.setattr(joining.secrets, "randbelow", randbelow)
     assert JoiningSum(CONFIG, 1).words.tolist() == [0, number, 0]
+
+
+def test_a_later_sum_says_once_what_it_waits_for(told: Told) -> None:
+    wait = SumWait()
+    for seconds in (4.9, 5.0, 8.0):
+        wait.tell(Stalled(1, 6, (2,), seconds), 30.0)
+    assert told.lines == [
+        "job 1: no progress on chunk 6 for 5.0 s: still waiting for worker 2; see whether it is running, or "
+        "give a longer timeout_s if it is slow; waiting up to 30 s"
+    ]
+
+
+def test_a_worker_tells_of_a_late_one_before_the_stall(monkeypatch, told) -> None:
+    monkeypatch.setattr(joining, "WARN_STALL_AFTER_S", 0.2)
+
+    def late(worker: int) -> None:
+        with SwitchSummation(CONFIG, worker, switch.address(worker)) as summation:
+            for step in range(2):
+                if (worker, step) == (2, 1):
+                    assert told.some.wait(PATIENCE_S)
+                summation.sum_words([Part(np.ones(5, np.uint32), "add")])
+
+    with served(CONFIG) as (switch, _service, pool, _):
+        list(pool.map(late, range(WORKERS)))
+    waits = [line for line in told.lines if "no progress" in line]
+    assert waits
+    assert all("still waiting for worker 2;" in line for line in waits)

@@ -140,6 +140,11 @@ def method_rows(step: Workload) -> list[dict[str, Any]]:
     ]
 
 
+def _ms(value: float) -> str:
+    """Return milliseconds with three digits, or more before the decimal point, without an exponent."""
+    return f"{value:,.0f} ms" if value >= 999.5 else f"{value:.3g} ms"
+
+
 def advice(methods: Sequence[Row], choice: Row) -> str:
     """Return a sentence that says whether to select elements, with the fastest way to do so and not to.
 
@@ -156,11 +161,11 @@ def advice(methods: Sequence[Row], choice: Row) -> str:
     selecting_ms = selecting["total_ms"]
     if all_ms <= _DENSE_TOLERANCE * selecting_ms:
         return (
-            f"Do not compress: {complete} {all_ms:.3g} ms; "
-            f"{selecting['method']}, the fastest that selects, takes {selecting_ms:.3g} ms."
+            f"Do not compress: {complete} {_ms(all_ms)}; "
+            f"{selecting['method']}, the fastest that selects, takes {_ms(selecting_ms)}."
         )
     return (
-        f"Compress: {selecting['method']} takes {selecting_ms:.3g} ms; {complete} {all_ms:.3g} ms, "
+        f"Compress: {selecting['method']} takes {_ms(selecting_ms)}; {complete} {_ms(all_ms)}, "
         f"{all_ms / selecting_ms:.3g} times as long."
     )
 
@@ -169,8 +174,8 @@ def explanation(request: Point, best: Row, rows: Sequence[Row]) -> list[str]:
     """Return sentences with the time of the best row, and how much longer each other form would take."""
     exchanges = "1 exchange" if best["exchanges"] == 1 else f"{best['exchanges']} exchanges"
     lines = [
-        f"{_name(best)}: {best['words_ms']:.3g} ms for {best['bytes']:,} bytes at {request.gbps:g} Gbit/s, "
-        f"{best['exchanges_ms']:.3g} ms for {exchanges}, {best['codec_ms']:.3g} ms in the codec."
+        f"{_name(best)}: {_ms(best['words_ms'])} for {best['bytes']:,} bytes at {request.gbps:g} Gbit/s, "
+        f"{_ms(best['exchanges_ms'])} for {exchanges}, {_ms(best['codec_ms'])} in the codec."
     ]
     others = {row["form"]: row for row in reversed(rows) if row is not best}
     for row in sorted(others.values(), key=lambda row: row["total_ms"]):

@@ -11,6 +11,7 @@ import typer
 from peelsum.cli.options import ClusterSettings, Json, Tls, read_identity, report_errors, with_settings
 from peelsum.cli.output import print_tables
 from peelsum.processes import print_message
+from peelsum.processes.progress import progress_reporter, reporting_progress
 from peelsum.wire import DEFAULT_LANES
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def command(
     from peelsum.control import read_description
     from peelsum.topology.doctor import examine, examine_cluster, examine_interface, examine_job
 
-    with report_errors():
+    with report_errors(), reporting_progress("checking", progress_reporter()):
         job = None if description is None else read_description(description)
         lanes = job.plans()[0].switch.pipeline_lanes if job else DEFAULT_LANES
         findings = list(examine(lanes, job.job.window) if job else examine())

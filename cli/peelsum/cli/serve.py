@@ -107,9 +107,8 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
         log = service.job_event_logger(job=job.job.id)
         bases = _switch_addresses(job, [parse_address(base) for base in settings.udp], ethernet=ethernet)
         controller = stack.enter_context(JobController(identity=identity, tell=log))
-        with reporting_progress(
-            "loading the pipeline, which a switch that has not run it before compiles", tell
-        ):
+        switches = ", ".join(plan.switch.p4runtime for plan in job.plans())
+        with reporting_progress(f"connecting to {switches}, loading the pipeline unless it runs there", tell):
             controller.acquire_lease(job)  # so that errors are reported before the first request
         # Listen before jobs are evicted, so that only one of two controllers evicts jobs.
         socket = stack.enter_context(listening_socket(listen, identity))
@@ -151,6 +150,8 @@ def _switch_addresses(
     if not ethernet:
         if len(udp) == len(job.plans()):
             return udp
+        if not udp:
+            raise OptionError("--udp: is missing; give it once for each of the job's switches, or --ethernet")
         raise OptionError(
             f"--udp: gives {len(udp)} addresses, but the job has {len(job.plans())} switches; "
             "give --udp once for each, or --ethernet"

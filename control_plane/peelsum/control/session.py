@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -34,6 +35,9 @@ _PIPELINE_TIMEOUT_S = 600.0
 _BATCH = 256
 #: Seconds between two bids of a controller that waits until there is no primary.
 _BID_INTERVAL_S = 0.1
+#: Seconds of waiting for another controller after which a warning names it.
+_WARN_AFTER_S = 2.0
+_log = logging.getLogger("peelsum")
 #: Seconds that a switch may take to notice that the previous holder of a lease has ended.
 _RELEASE_S = 10.0
 #: Seconds before a Write is repeated that the switch rejected because it had too many calls.
@@ -335,13 +339,17 @@ class Session:
 
 def elected(bid: Callable[[], _Stream], patience_s: float) -> _Stream:
     """Call `bid` until it raises no NotPrimaryError, or until it still does after `patience_s` seconds."""
-    deadline = monotonic() + patience_s
+    began, told = monotonic(), False
     while True:
         try:
             return bid()
-        except NotPrimaryError:
-            if monotonic() >= deadline:
+        except NotPrimaryError as error:
+            waited_s = monotonic() - began
+            if waited_s >= patience_s:
                 raise
+            if waited_s >= _WARN_AFTER_S and not told:
+                told = True
+                _log.warning("%s; waiting up to %g s for its end", str(error).partition(";")[0], patience_s)
         sleep(_BID_INTERVAL_S)
 
 

@@ -184,10 +184,8 @@ class MemberChanges:
         self.members = generation.members
         self.lacking = (self.lacking | set(generation.entered)) & set(self.members)
         self._backend.continue_in(job_config(generation.admission), generation.members.index(self._rank))
-        happened = [f"rank {rank} was lost, with what it had not sent yet" for rank in lost]
-        happened += [f"rank {rank} enters" for rank in generation.entered]
-        members, number = ", ".join(map(str, self.members)), self._backend.config.generation
-        _log.warning("%s; ranks %s continue in generation %d", ", ".join(happened), members, number)
+        number = self._backend.config.generation
+        _log.warning("%s", describe_change(lost, generation.entered, self.members, number))
 
     def _complete_last_sum(self, generation: Generation, size: int | None) -> Words | None:
         """Return the result of the last exchange, of `size` words, if others have completed the sum."""
@@ -250,3 +248,23 @@ class StateBroadcast:
             raise TransportError("enter: all ranks with the state were lost; start all ranks again")
         values: Mapping[str, Any] = torch.load(BytesIO(self._content.tobytes()), weights_only=True)
         return values
+
+
+def describe_change(
+    lost: Sequence[int], entered: Sequence[int], members: Sequence[int], generation: int
+) -> str:
+    """Return the line that each member logs when the members have changed."""
+    changes = []
+    if lost:
+        changes.append(
+            _ranks(lost, "was lost, with what it", "were lost, with what they") + " had not sent yet"
+        )
+    if entered:
+        changes.append(_ranks(entered, "enters", "enter"))
+    return f"{', '.join(changes)}; {_ranks(members, 'continues', 'continue')} in generation {generation}"
+
+
+def _ranks(ranks: Sequence[int], one: str, several: str) -> str:
+    """Return the ranks with the verb of one, or of several."""
+    numbers = ", ".join(map(str, ranks))
+    return f"rank {numbers} {one}" if len(ranks) == 1 else f"ranks {numbers} {several}"

@@ -192,11 +192,15 @@ class SwitchAllreduceState:
         device of the gradients is not known yet.
         Raises HookError after `close`, and the errors of connecting.
         """
-        if not self._settings.enters or self._entered:
-            self._sums.connect()
-            return
-        self._entered = True
-        values = self._sums.receive_state()
+        try:
+            if not self._settings.enters or self._entered:
+                self._sums.connect()
+                return
+            self._entered = True
+            values = self._sums.receive_state()
+        except BaseException:
+            self._unused_warning.detach()  # the error says why no gradient comes
+            raise
         try:
             self._load_shared(values)
         except BaseException:  # the others go on without this rank

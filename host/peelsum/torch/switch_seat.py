@@ -102,15 +102,25 @@ def connect_to_run(source: str, timeout_s: float | None) -> tuple[SwitchSummatio
     """
     source = source or os.environ.get(JOB, "")
     if not source.startswith("//") or "," in source:
-        raise HookConfigError("enters: needs one `peelsum job serve`; give over='switch://HOST:PORT'")
+        given = (
+            f"{source!r} is not the address of one" if source else f"{JOB} is not set to the address of the"
+        )
+        raise HookConfigError(f"enters: {given} `peelsum job serve`; set {JOB}=//HOST:PORT")
     resources = ExitStack()
     try:
-        deadline = time.monotonic() + _FREE_SEAT_S
+        deadline, told = time.monotonic() + _FREE_SEAT_S, False
         while True:
             lease = _request_lease(_parse_address(source[2:]), call="enter")
             values = _parse_object(lease.response, f"the answer of controller {source[2:]}")
             if not values.get("full") or time.monotonic() >= deadline:
                 break
+            if not told:
+                told = True
+                _log.warning(
+                    "controller %s: the run has all its ranks; waiting up to %g s for a loss",
+                    source[2:],
+                    _FREE_SEAT_S,
+                )
             lease.close()
             time.sleep(_RETRY_S)
         resources.callback(lease.close)

@@ -1,4 +1,7 @@
-"""A job's first sum, with which workers join: it waits longer than a stall, for those that still start."""
+"""A job's first sum, with which workers join: it waits longer than a stall, for those that still start.
+
+The waits of later sums are here, too.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ JOIN = "PEELSUM_JOIN_S"
 _JOIN_S = 600.0
 #: Seconds of waiting after which a warning names who is missing.
 WARN_AFTER_S = 2.0
+#: The same in later sums, in which other workers may take longer than this one to compute.
+WARN_STALL_AFTER_S = 5.0
 _log = logging.getLogger("peelsum")
 
 
@@ -70,7 +75,7 @@ class JoinWait:
 
     def tell(self, wait: Stalled, now: float) -> None:
         """Log once who is missing, if the wait takes long."""
-        if not self._told and now - self._since >= WARN_AFTER_S and self._others(wait):
+        if not self._told and now - self._since >= WARN_AFTER_S and self.is_for_others(wait):
             self._told = True
             missing = named(wait.missing_workers, (), wait.racks)
             they = "have not joined, they" if len(wait.missing_workers) > 1 else "has not joined, it"
@@ -79,11 +84,25 @@ class JoinWait:
 
     def outlasts(self, stall: Stalled, now: float) -> bool:
         """Return whether to wait on. A server that names nobody else is not answering: that is no start."""
-        return self._others(stall) and now - self._since < self._limit_s
+        return self.is_for_others(stall) and now - self._since < self._limit_s
 
     def whole(self, stall: Stalled, now: float) -> Stalled:
         """Return the stall with the time of the whole wait."""
         return replace(stall, seconds=now - self._since)
 
-    def _others(self, wait: Stalled) -> bool:
+    def is_for_others(self, wait: Stalled) -> bool:
+        """Return whether other workers are missing."""
         return bool(set(wait.missing_workers) - {self._worker_id})
+
+
+class SumWait:
+    """One worker's wait in a sum, of which it warns once, before a stall is reported."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def tell(self, wait: Stalled, limit_s: float) -> None:
+        """Log once what the sum waits for, if the wait takes long."""
+        if not self._told and wait.seconds >= WARN_STALL_AFTER_S:
+            self._told = True
+            _log.warning("%s; waiting up to %g s", wait, limit_s)

@@ -34,7 +34,7 @@ from peelsum.transport.errors import (
 )
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
-from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s
+from peelsum.transport.joining import JoiningSum, JoinWait, SumWait, join_limit_s
 from peelsum.transport.lease import Lease, RankLostError
 from peelsum.transport.link import PortLink, Wire
 from peelsum.transport.stats import WorkerStats, added
@@ -300,13 +300,16 @@ class SwitchSummation:
 
         wait: the wait for workers that still start, in the first sum.
         """
-        waiting = {share: pending for pending in sums for share in pending.shares}
+        waiting, sum_wait = {share: pending for pending in sums for share in pending.shares}, SumWait()
         while waiting:
             self._check_aborted()
             events, now = self._exchange.run(), time.monotonic()
             self._check_leases()
+            endpoint = self._endpoints[next(iter(waiting))[0]]
+            if not events and (wait is None or not wait.is_for_others(endpoint.stalled(now))):
+                sum_wait.tell(endpoint.stalled(now), endpoint.config.timers.stall)
             if wait is not None:
-                wait.tell(self._endpoints[next(iter(waiting))[0]].stalled(now), now)
+                wait.tell(endpoint.stalled(now), now)
             for plane, event in events:
                 with in_plane(plane, self.planes):
                     if isinstance(event, Stalled) and wait is not None:

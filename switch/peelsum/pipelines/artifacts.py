@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -246,8 +247,8 @@ def json_of(base: str, lanes: int) -> str:
 def with_lanes(program: dict[str, Any], lanes: int) -> dict[str, Any]:
     """Return a BMv2 JSON document with another number of lanes.
 
-    A lane is the field `v0`, `v1` and so on of `lanes_h` and the register `lane_0`, `lane_1` and so on.
-    Statements of actions that use them are repeated for each lane.
+    A lane is the field `v0`, `v1` and so on of `lanes_h` and registers with the lane's number, such as
+    `lane_0`, `lane_1` and so on. Statements of actions that use them are repeated for each lane.
     Raises PipelineError if there are no lanes, or an action does something else with lane 1 than with lane 0.
     """
     program = without_source_info(program)
@@ -261,28 +262,33 @@ def with_lanes(program: dict[str, Any], lanes: int) -> dict[str, Any]:
     for array in arrays:
         array["id"] = 0
     # The registers of several sets of lanes have different prefixes.
-    groups = groupby(arrays, lambda array: re.sub(r"(?<=\.lane_)\d+$", "", array["name"]))
-    registers = [
-        array
-        for name, group in groups
-        for array in (_each_lane(list(group), base, lanes, name) if name.endswith(".lane_") else group)
-    ]
+    registers, prefixes = list[Any](), list[str]()
+    for prefix, group in groupby(arrays, lambda array: re.sub(r"(?<=_)\d+$", "", array["name"])):
+        members = list(group)
+        if [array["name"] for array in members] == [f"{prefix}{lane}" for lane in range(base)]:
+            members = _each_lane(members, base, lanes, prefix, [prefix])
+            prefixes.append(prefix)
+        registers += members
     for number, array in enumerate(registers):
         array["id"] = number
     program["register_arrays"] = registers
     for action in program["actions"]:
         if re.search(r'"v1"', json.dumps(action["primitives"])):
-            action["primitives"] = _each_lane(action["primitives"], base, lanes, f"action {action['name']}")
+            action["primitives"] = _each_lane(
+                action["primitives"], base, lanes, f"action {action['name']}", prefixes
+            )
     return program
 
 
-def _each_lane(items: list[Any], base: int, lanes: int, what: str) -> list[Any]:
+def _each_lane(items: list[Any], base: int, lanes: int, what: str, prefixes: Sequence[str] = ()) -> list[Any]:
     """Return the items of each lane, copied from those of lane 0, the first of `base` lanes in `items`.
 
+    prefixes: the names of the lanes' registers, without the lanes' numbers.
     Raises PipelineError, which names `what` has the items, if those of other lanes differ.
     """
     size = len(items) // base
-    lane_0, names = json.dumps(items[:size]), re.compile(r'(lane_|"v)0"')
+    lane_0 = json.dumps(items[:size])
+    names = re.compile(rf'("(?:{"|".join(["v", *map(re.escape, prefixes)])}))0"')
 
     def copied(number: int) -> list[Any]:
         copies = []
@@ -296,8 +302,8 @@ def _each_lane(items: list[Any], base: int, lanes: int, what: str) -> list[Any]:
 
     if copied(base) != items:
         raise PipelineError(
-            f"{what}: has other statements for lane 1 than for lane 0; move those into another action, and "
-            "use `if` in place of `?:`"
+            f"{what}: has other statements for lane 1 than for lane 0; move those into another action, use "
+            "`if` in place of `?:`, and call the registers of lanes NAME_0, NAME_1 and so on"
         )
     return copied(lanes)
 

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 from peelsum.control.cluster.requests import ConnectedClient
 
+#: What to do about a rank that was excluded from a run that goes on.
+_ENTER_INSTEAD = "let another process enter in its place"
+
 
 class MemberReport(NamedTuple):
     """What a rank reports after the loss of another."""
@@ -138,7 +141,7 @@ class Members:
         if self._reports is not None and now >= self._deadline:
             heard = self._reports if self._steps is None else self._steps
             waited = f"others have waited for it for {self._patience_s:g} s in a change of the members"
-            self._expel(self.clients.keys() - heard.keys(), f"{waited}; start it again")
+            self._expel(self.clients.keys() - heard.keys(), f"{waited}; {_ENTER_INSTEAD}")
         return ["rank {rank}: process {process} of {host} was lost".format_map(item) for item in lost]
 
     def agreed(self) -> dict[int, MemberReport] | None:
@@ -209,7 +212,7 @@ class Members:
                     member for member in message["silent"] if type(member) is int
                 } & self.clients.keys() - {rank}
                 self._expel(
-                    silent, f"a sum of rank {rank} made no progress without this rank; start it again"
+                    silent, f"a sum of rank {rank} made no progress without this rank; {_ENTER_INSTEAD}"
                 )
 
     def _begin_change(self, lost: list[dict[str, Any]]) -> None:

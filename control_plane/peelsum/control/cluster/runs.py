@@ -324,7 +324,7 @@ class JobRuns:
             return {"error": "enter: there is no run that survives losses; start one with on_lost='continue'"}
         rank = members.enter(client)
         if rank is None:
-            return {"error": "enter: the run has all its ranks", "full": True}
+            return {"error": "enter: the run has all its ranks; enter after one was lost", "full": True}
         return {"entering": rank, "lanes": self._main.job.plans()[0].switch.pipeline_lanes}
 
     def update(self) -> None:

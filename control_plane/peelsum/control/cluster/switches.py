@@ -302,7 +302,7 @@ class SharedSwitch:
 
     def _report_regained(self, restored: int) -> Iterator[Event]:
         if self.problem:
-            yield Event("regained", f"switch: {self.name}: is up; {restored} jobs restored")
+            yield Event("regained", f"switch: {self.name}: is up; jobs restored: {restored}")
         self.problem, self._loss_reported = "", False
 
     def _connected(self, connect_s: float = _CONNECT_S) -> Session:
