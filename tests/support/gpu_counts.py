@@ -86,21 +86,26 @@ def calls_outside_launches(work: Callable[[], object]) -> Counter[str]:
 
     Those that poison memory in tests do not count.
     """
-    calls, inside, launched = Counter[str](), [0], launch.run.__code__
+    calls, run = Counter[str](), launch.run
 
     def profile(frame: Any, event: str, argument: object) -> None:
-        if event == "call":
-            if not inside[0] and not frame.f_code.co_filename.endswith("poison.py"):
-                calls[f"{frame.f_code.co_filename}:{frame.f_code.co_name}"] += 1
-            inside[0] += inside[0] > 0 or frame.f_code is launched
-        elif event == "return":
-            inside[0] -= inside[0] > 0
+        if event == "call" and not frame.f_code.co_filename.endswith("poison.py"):
+            calls[f"{frame.f_code.co_filename}:{frame.f_code.co_name}"] += 1
 
+    def launched(*arguments: Any, **options: Any) -> None:
+        sys.setprofile(None)  # the interpreter of kernels calls many functions
+        try:
+            run(*arguments, **options)
+        finally:
+            sys.setprofile(profile)
+
+    launch.run = launched
     sys.setprofile(profile)
     try:
         work()
     finally:
         sys.setprofile(None)
+        launch.run = run
     return calls
 
 
