@@ -161,6 +161,7 @@ def switch(settings: _SwitchLoad, runs: _Runs) -> None:
             "packets_per_cpu_s",
             "latency_p50_us",
             "latency_p99_us",
+            "slots_timed",
             "lost_chunks",
             "rate_to_bmv2",
         ),
