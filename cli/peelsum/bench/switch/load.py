@@ -318,7 +318,7 @@ def _sum_of(load: Load, hosts: Hosts, chunk: int) -> Batch | None:
     """
     while (sums := hosts.receive_sums(_TIMEOUT_S)) is not None:
         complete = _complete(load, sums)
-        mine = complete[packet_fields(complete, load.lanes.shape[2])["chunk_id"] == chunk]
+        mine: Batch = complete[packet_fields(complete, load.lanes.shape[2])["chunk_id"] == chunk]
         if len(mine):
             return mine
     return None
