@@ -258,7 +258,8 @@ def plan(
     chosen, random, tasks = experiment.size(size), Random(seed), list[PlannedRow]()
     parts = [{name: (values or {}).get(name, usual) for name, usual in part.items()} for part in chosen.grid]
     points = (dict(zip(part, cells, strict=True)) for part in parts for cells in product(*part.values()))
-    distinct = list({tuple(point.items()): point for point in points}.values())
+    # Parts may name the parameters in different orders.
+    distinct = list({frozenset(point.items()): point for point in points}.values())
     for repetition in range(chosen.repetitions):
         order = list(distinct)
         random.shuffle(order)

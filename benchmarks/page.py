@@ -63,7 +63,8 @@ def summaries(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each point, in the order of the experiment's values.
 
     Parameters and keys are texts. A figure is the median of its numbers, with the ends of their interval in
-    NAME_low and NAME_high, or its texts.
+    NAME_low and NAME_high, or its texts; where some repetitions have no number, the median and their count as
+    a text, which no figure draws.
     """
     points, figures = [], experiment.figures if len(rows) else []
     # Converted once, as pandas takes as long for the cells of one point as for whole columns.
@@ -75,6 +76,9 @@ def summaries(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
             filled = [row for row in of_point.index if texts[row] != ""]
             if not filled or np.isnan(values[filled]).any():
                 point[name] = ", ".join(dict.fromkeys(texts[filled])) or None
+            elif len(filled) < len(of_point):
+                # Such as times to a target: a median of those that reached it would flatter.
+                point[name] = f"{plain(float(np.median(values[filled])))} in {len(filled)} of {len(of_point)}"
             else:
                 low, high = interval(values[filled].tolist())
                 point |= {name: float(np.median(values[filled])), f"{name}_low": low, f"{name}_high": high}

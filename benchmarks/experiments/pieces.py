@@ -240,6 +240,7 @@ EXPERIMENT = Experiment(
         **COMPARED,
         "wrong": "elements with another value than an independent sum, over all ranks",
     },
+    modelled_columns=("ring",),
     defaults={"collective": tuple(RING)},
     sizes={
         "quick": Size([{"elements": 2**12, "ranks": 2, "rounds": 1, "calls": 1}], 1),

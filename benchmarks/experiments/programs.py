@@ -284,7 +284,7 @@ EXPERIMENT = Experiment(
     keys=("switch",),
     sizes={
         "quick": Size([{"program": ("basic", "calc"), "seconds": 0.5}], 1),
-        "usual": Size([{"program": (*PROGRAMS, _OURS), "seconds": 1.0}], 1),
+        "usual": Size([{"program": (*PROGRAMS, _OURS), "seconds": 1.0}], 3),
     },
     choices={"program": (*PROGRAMS, _OURS)},
     ranges={"seconds": (0.1, 3600)},

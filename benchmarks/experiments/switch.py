@@ -21,6 +21,8 @@ def measure(seed: int, lanes: int, workers: int, seconds: float) -> Any:
     return measure_switches(lanes, workers, seconds)
 
 
+#: How rows name BMv2 and its ports; those before 2026-11-26 said "veth".
+BMV2 = ("bmv2, packet", "bmv2, veth")
 RATES: dict[str, Any] = {
     "y": "packets_per_s",
     "lines": "target ports",
@@ -29,14 +31,17 @@ RATES: dict[str, Any] = {
     "names": {
         "softswitch, memory": Series("softswitch, in memory", "teal", ours=True),
         "softswitch, udp": Series("softswitch, UDP", "blue", ours=True),
-        "bmv2, veth": Series("BMv2, veth", "orange"),
+        "softswitch, xdp": Series("softswitch, AF_XDP on veth", "green", ours=True),
+        "softswitch, packet": Series("softswitch, AF_PACKET on veth", "purple", ours=True),
+        **dict.fromkeys(BMV2, Series("BMv2, veth", "orange")),
     },
 }
 
 
 def by_udp(medians: Any) -> str:
     """Return the least rates over ports, and how many times BMv2's the softswitch's are."""
-    ours, bmv2 = medians.of("softswitch, udp"), medians.of("bmv2, veth")
+    (bmv2,) = (medians.of(name) for name in BMV2 if name in medians.by_series)
+    ours = medians.of("softswitch, udp")
     ratios = [rate / slower for rate, slower in zip(ours, bmv2, strict=True)]
     return f"""By UDP the softswitch takes {min(ours) / 1e6:.1f} million contributions a second or more,
         {min(ratios):.0f} to {max(ratios):.0f} times as many as BMv2 from virtual Ethernet"""

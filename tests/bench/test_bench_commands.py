@@ -1,7 +1,12 @@
 """`peelsum bench` and `plan`: wrong options end in one line, and old names in one that says what to write."""
 
+from typing import Any
+
 import pytest
+import typer
 from command_line import peelsum
+
+from peelsum.cli import bench
 
 PLAN = ("plan", "--elements", "1000000", "--gbps", "10", "--rtt", "0.001", "--density")
 OF_BENCH = {
@@ -36,3 +41,15 @@ def test_what_cannot_be_measured_is_one_line(arguments: tuple[str, ...]) -> None
     assert (done.returncode, done.stdout) == (2, "")
     *_, line = done.stderr.splitlines()  # on a busy machine after lines of progress
     assert ERRORS[arguments] in line
+
+
+def test_a_table_of_repetitions_hides_no_wrong_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of five repetitions one was wrong, whose median was 0, and the first was exact."""
+
+    def measure(seed: int, **point: Any) -> list[dict[str, Any]]:
+        return [{"way": "a", "time": float(seed), "wrong": 7 * (seed == 3), "exact": seed != 3}]
+
+    with pytest.raises(typer.Exit) as ended:
+        bench._measure(measure, [{}], ["way"], ["time", "wrong", "exact"], bench._Runs(repetitions=5))
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().out.split() == ["way", "time", "wrong", "exact", "a", "2", "7", "no"]

@@ -14,10 +14,15 @@ from command_line import peelsum
 from benchmarks.rivals.sparse_sums import measured
 from peelsum.allreduce import Choice, InvalidRequestError, NetworkModel, PlanSettings
 from peelsum.allreduce.choosing import Chooser
+from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import Layout, TensorPlan
+from peelsum.allreduce.protocol import SumProtocol
+from peelsum.allreduce.step import StepDecoder
+from peelsum.bench.codec import timing
 from peelsum.bench.codec.timing import add_to_history, expected_statistics
 from peelsum.bench.plan import method_rows, plan, step_of
 from peelsum.bench.point import Point
+from peelsum.bench.which_form import all_candidates
 from peelsum.compress import AXES, COLLECTIVES, METHODS, LinkModel, SwitchPath, Workload, crossovers
 from peelsum.simulation import Job, NetworkSection, Scenario
 from peelsum.simulation.simulation import frame_bytes
@@ -206,3 +211,26 @@ def test_the_median_error_is_below_15_percent_over_rates_delays_sizes_and_worker
 def test_a_window_that_has_to_open_takes_longer_than_the_model_says() -> None:
     """The page names this limit: on long, fast links the model lets a worker send a whole window at once."""
     assert error_of("peelsum", 2, 10.0, 1000.0, 100_000) == pytest.approx(-0.54, abs=0.1)
+
+
+@pytest.mark.parametrize("form", ["dense", "sketch"])
+def test_a_step_ahead_is_measured_with_values_that_were_not_predicted(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a history of the same values, `--check` showed half of the time that such a step takes."""
+    values, _ = timing.tensor("uniform", 1 << 16, 0.1, 0)
+    values[100] = 1e6  # in a block whose largest value was smaller in the step before
+    overflow = []
+
+    class Decoder(StepDecoder):
+        def decode(self, protocol: SumProtocol) -> None:
+            overflow.append(protocol.overflow)
+            super().decode(protocol)
+
+    monkeypatch.setattr(timing, "StepDecoder", Decoder)
+    ways = all_candidates(values.size, UnionCounts.uniform(values.size, 0.1))
+    choice = next(way.choice for way in ways if way.ahead and way.choice.form == form)
+    device, settings = timing.TimedDevice.of("cpu"), PlanSettings()
+    timing.measure_step(device, choice, values, settings, 0, ahead=True)  # which compares each element
+    assert overflow[0] is not None
+    assert len(overflow[0].sums)

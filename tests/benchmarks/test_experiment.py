@@ -72,3 +72,13 @@ def test_the_same_seed_gives_the_same_plan(mine: Path) -> None:
         assert {(task.repetition, task.seed) for task in block} == {(repetition, 3 + repetition)}
         assert len({(task.point["width"], task.point["way"]) for task in block}) == 7
     assert [task.point for task in tasks[:7]] != [task.point for task in tasks[7:14]]
+
+
+def test_a_point_of_two_parts_is_measured_once() -> None:
+    """Parts that name a parameter that the other leaves to its default have it in another place."""
+    options = {"level": ("packet",), "way": ("peelsum",), "workers": (4, 8), "loss": (0.001,)}
+    tasks = plan(load(find("scale")), "usual", 0, options)
+    assert [(task.point["workers"], task.repetition) for task in tasks if task.repetition == 0] in (
+        [(4, 0), (8, 0)],
+        [(8, 0), (4, 0)],
+    )

@@ -12,7 +12,7 @@ from command_line import benchmarks
 from benchmarks import committed
 from benchmarks.experiment import find, known, load
 from benchmarks.figures import draw, spread
-from benchmarks.page import confidence, interval, page, summaries, title
+from benchmarks.page import Medians, confidence, interval, page, shown, summaries, title
 from benchmarks.rows import Run
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +80,29 @@ def test_committed_figures_are_what_their_rows_show_and_say_it(name: str, tmp_pa
         assert finding != title(replace(plot, finding=""), points)
         embedded = [re.search(rf"!\[(.*)\]\((?:\S*/)?{name}/{plot.name}.svg\)", text) for text in pages]
         assert {found[1] for found in embedded if found} <= {finding}
+
+
+def test_a_median_says_that_some_repetitions_have_no_number() -> None:
+    """Two of three runs reached the target: their median is not that of the method."""
+    experiment, rows = load(find("adapting")), committed.rows_of("adapting")
+    where = (rows["network"] == "far") & (rows["method"] == "top 1%")
+    reached = sorted(rows[where]["seconds_to_target"].astype(float))
+    rows.loc[where & (rows["seconds_to_target"].astype(str) == str(reached[2])), "seconds_to_target"] = ""
+    points = summaries(experiment, rows)
+    (point,) = [p for _, p in points.iterrows() if (p["network"], p["method"]) == ("far", "top 1%")]
+    assert shown(point, "seconds_to_target") == f"{(reached[0] + reached[1]) / 2:.4g} in 2 of 3"
+    drawn = Medians(experiment.plots[0], points).by_series["top 1%"]
+    assert "far" not in drawn
+    assert len(drawn) == 2
+
+
+@pytest.mark.parametrize("ports", ["packet", "veth"])
+def test_a_run_of_today_shows_what_the_committed_rows_of_the_switch_do(ports: str) -> None:
+    """BMv2's ports were named "veth" in the committed rows, and new runs had no finding."""
+    experiment, rows = load(find("switch")), committed.rows_of("switch")
+    points = summaries(experiment, rows.replace({"ports": {"veth": ports}}))
+    for plot in experiment.plots:
+        assert title(plot, points).startswith("By UDP the softswitch takes 2.")
 
 
 def test_the_headline_is_what_its_rows_show(tmp_path: Path) -> None:

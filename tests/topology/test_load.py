@@ -1,13 +1,16 @@
 """The closed loop of a load, run against the specification, with losses and with wrong sums."""
 
 import itertools
+import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from peelsum_packets import Job
 
+from peelsum.bench.switch import rows
 from peelsum.bench.switch.load import ChunkLatencies, Load, WrongSumError, drive, time_slots
 from peelsum.spec import SpecSwitch
 from peelsum.wire import Batch, packet_fields
@@ -116,6 +119,31 @@ def test_a_slot_whose_sum_is_lost_is_counted_and_not_timed() -> None:
     assert timed.lost == len(timed.sum_us) == 5
 
 
+class LateHosts(SpecHosts):
+    """Hosts whose server gets one packet at a time, and chunk 2's sum only after a silence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received: list[int | None] = []
+
+    def receive_sums(self, timeout: float) -> Batch | None:
+        if not self.sums or (len(self.received) == 2):
+            self.received.append(None)
+            return None
+        batch = np.array([list(self.sums.pop(0))], np.uint8)
+        self.received += packet_fields(batch, LANES)["chunk_id"].tolist()
+        return batch
+
+
+def test_a_late_sum_is_not_taken_for_that_of_the_next_chunk() -> None:
+    """Else every further chunk would be timed by the sum before it, which waits already."""
+    hosts = LateHosts()
+    timed = time_slots(load_of(), hosts, 60, steps())
+    assert timed.lost == 1
+    assert hosts.received[:6] == [0, 1, None, 2, 3, 4]
+    assert not hosts.sums  # the last chunk was timed by its own sum
+
+
 @pytest.mark.parametrize("run", [drive, time_slots])
 @pytest.mark.parametrize(("first_within", "ends"), [(0.0, 5), (50.0, 50), (1000.0, 100)])
 def test_a_slow_start_is_waited_for_up_to_a_limit(
@@ -134,3 +162,37 @@ def test_a_slow_start_is_waited_for_up_to_a_limit(
     back = len(done.sum_us) if isinstance(done, ChunkLatencies) else done.chunks
     assert (back > 0) == (ends == 100)
     assert ends <= looks[-1] <= ends + 2 * WORKERS
+
+
+@pytest.mark.parametrize("run", [drive, time_slots])
+def test_the_seconds_asked_for_follow_a_slow_start(run: Callable[..., Any]) -> None:
+    """Else a rate would be that of the start, and a median latency that of one chunk."""
+    looks = [0]
+
+    def look() -> int:
+        looks.append(looks[-1] + 1)
+        return looks[-1]
+
+    hosts = SpecHosts(lose=lambda: looks[-1] < 100)
+    done = run(load_of(), hosts, 50, look, first_within=1000.0)
+    assert 145 <= looks[-1] <= 160  # a chunk takes five looks
+    if isinstance(done, ChunkLatencies):
+        assert len(done.sum_us) >= 10
+    else:
+        assert 50 <= done.seconds <= 51
+        assert done.chunks >= 50 * WINDOW // 2
+
+
+def test_what_the_first_chunk_waits_for_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts' loops are compiled or loaded then: a median of half a second was that of one chunk."""
+    clock, hosts, sent = [0.0], SpecHosts(), list[int]()
+
+    def receive_results(expected: int, timeout: float) -> int:
+        clock[0] += 0.001 if sent else 1.0
+        sent.append(expected)
+        return expected
+
+    hosts.receive_results = receive_results  # type: ignore[method-assign]
+    monkeypatch.setattr(rows, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    figures = rows._measure(load_of(), hosts, 0.5, os.getpid())  # type: ignore[arg-type]
+    assert figures["slots_timed"] >= 400

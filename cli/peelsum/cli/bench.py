@@ -161,6 +161,7 @@ def switch(settings: _SwitchLoad, runs: _Runs) -> None:
             "packets_per_cpu_s",
             "latency_p50_us",
             "latency_p99_us",
+            "slots_timed",
             "lost_chunks",
             "rate_to_bmv2",
         ),
@@ -325,7 +326,7 @@ def _measure(
                 groups.setdefault(tuple(row[name] for name in keys), []).append(row)
             lines = [[name.replace("_", " ") for name in (*keys, *columns)]]
             for key, group in groups.items():
-                values = [*key, *(_median([row.get(name) for row in group]) for name in columns)]
+                values = [*key, *(_summary(name, [row.get(name) for row in group]) for name in columns)]
                 lines.append([*map(_cell, values)])
             texts = {name for row in rows for name, value in row.items() if isinstance(value, str)}
             print(*aligned(lines, texts), sep="\n")
@@ -333,10 +334,17 @@ def _measure(
         raise typer.Exit(1)
 
 
-def _median(values: Sequence[Any]) -> Any:
-    """Return the median of the numbers; without numbers, the first value that is not None, or None."""
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    return median(numbers) if numbers else next((value for value in values if value is not None), None)
+def _summary(name: str, values: Sequence[Any]) -> Any:
+    """Return what the table shows of a column's values in all repetitions: usually the median of the numbers.
+
+    Of wrong elements it is the most, and sums were exact if all were. Without numbers, it is the first value
+    that is not None, or None.
+    """
+    known = [value for value in values if value is not None]
+    if known and (name == "wrong" or isinstance(known[0], bool)):
+        return all(known) if isinstance(known[0], bool) else max(known)
+    numbers = [value for value in known if isinstance(value, int | float)]
+    return median(numbers) if numbers else next(iter(known), None)
 
 
 def _cell(value: Any) -> str:

@@ -226,9 +226,10 @@ def drive(
     """Send contributions as sums arrive at the server, for `seconds`; the server returns them as results.
 
     Half a window of chunks is sent whenever as many have arrived. After a silence, the outstanding chunks
-    count as lost, and others are sent. If no sum has arrived after `seconds`, the loop continues until one
-    has, up to `first_within` seconds. used: how many chunks were sent before; their numbers are not used
-    again, because slots keep their results. Raises WrongSumError if one of the first sums is wrong.
+    count as lost, and others are sent. `seconds` begin with the first sums, for which the loop waits up to
+    `first_within` seconds: else a slow start would count as a low rate. used: how many chunks were sent
+    before; their numbers are not used again, because slots keep their results. Raises WrongSumError if one of
+    the first sums is wrong.
     """
     packets, half = [load.contributions(worker) for worker in range(load.workers)], load.window // 2
     next_chunk = -(-used // load.window) * load.window
@@ -248,6 +249,7 @@ def drive(
             lost, outstanding = lost + outstanding, 0
             continue
         complete = _complete(load, sums)
+        started = started if done or not len(complete) else now
         if done < _CHECKED:
             load.check(complete)
         hosts.send(SERVER, as_results(complete, load.lanes.shape[2]))
@@ -272,34 +274,54 @@ class ChunkLatencies:
 
 
 def time_slots(
-    load: Load, hosts: Hosts, seconds: float, clock: Callable[[], float], *, first_within: float = 0.0
+    load: Load,
+    hosts: Hosts,
+    seconds: float,
+    clock: Callable[[], float],
+    *,
+    used: int = 0,
+    first_within: float = 0.0,
 ) -> ChunkLatencies:
     """Time single chunks for `seconds`: a packet from each worker, the sum, its result; then the next chunk.
 
-    The time starts with the last worker's packet. `first_within` is as for `drive`. Raises WrongSumError if
-    a sum is wrong.
+    A chunk's time starts with the last worker's packet. `seconds`, `used` and `first_within` are as for
+    `drive`; 0 seconds are one sum, to warm up. Raises WrongSumError if a sum is wrong.
     """
     packets = [load.contributions(worker) for worker in range(load.workers)]
-    chunk, lost = 0, 0
+    chunk, lost = used, 0
     latencies: list[float] = []
     started = clock()
-    while clock() < started + (seconds if latencies else max(seconds, first_within)):
+    while (now := clock()) < started + (seconds if latencies else max(seconds, first_within)):
         row = chunk % load.window
         for worker, batch in enumerate(packets):
             packet_fields(batch[row : row + 1], load.lanes.shape[2])["chunk_id"] = chunk
             sent = clock()
             hosts.send(worker, batch[row : row + 1])
-        sums = hosts.receive_sums(_TIMEOUT_S)
+        complete = _sum_of(load, hosts, chunk)
         received = clock()
         chunk = (chunk + 1) & 0xFFFFFFFF
-        if sums is None or not len(complete := _complete(load, sums)):
+        if complete is None:
             lost += 1
             continue
         load.check(complete)
+        started = started if latencies else now
         latencies.append(received - sent)
         hosts.send(SERVER, as_results(complete, load.lanes.shape[2]))
         hosts.receive_results(load.workers, _TIMEOUT_S)
     return ChunkLatencies(np.array(latencies) * 1e6, lost)
+
+
+def _sum_of(load: Load, hosts: Hosts, chunk: int) -> Batch | None:
+    """Return the packet with the complete sum of a chunk, or None after a silence.
+
+    Sums of earlier chunks, which were given up, are ignored: else each would be taken for the next chunk's.
+    """
+    while (sums := hosts.receive_sums(_TIMEOUT_S)) is not None:
+        complete = _complete(load, sums)
+        mine: Batch = complete[packet_fields(complete, load.lanes.shape[2])["chunk_id"] == chunk]
+        if len(mine):
+            return mine
+    return None
 
 
 def _complete(load: Load, sums: Batch) -> Batch:
