@@ -164,6 +164,8 @@ class Experiment:
     """The columns that a model computes in every row; the others are measured."""
     modelled: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     """Parameters' values at which a whole row is computed from a model, or simulated, not measured."""
+    timed_models: bool = False
+    """Whether those rows have measured times, too, such as a codec's, so that they are alone, too."""
     timed: bool = True
     """Whether other programs change its figures, so that disturbed rows are repeated, and rows are alone."""
     keys: Sequence[str] = ()

@@ -211,7 +211,7 @@ def checked(experiment: Experiment, result: Any) -> list[dict[str, Any]]:
 
 
 def _is_timed(experiment: Experiment, task: PlannedRow) -> bool:
-    return experiment.timed and not experiment.is_modelled(task.point)
+    return experiment.timed and (experiment.timed_models or not experiment.is_modelled(task.point))
 
 
 def _side_by_side(run: Run, tasks: Sequence[PlannedRow], executor: Executor | None) -> Iterator[Outcome]:

@@ -211,4 +211,5 @@ EXPERIMENT = Experiment(
         ),
     ],
     modelled={"network": ("simulated",)},
+    timed_models=True,
 )

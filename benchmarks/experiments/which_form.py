@@ -204,6 +204,7 @@ that was fastest as measured; a density that was only measured stands in the tab
         )
     ],
     modelled={"level": ("virtual",)},
+    timed_models=True,
     ranges={"gbps": (0.001, 1600), "rtt_ms": (0, 4000), "elements": (1, 2**26), "density_each": (0, 1)},
     choices={"level": ("virtual", "links")},
 )

@@ -168,6 +168,21 @@ def test_two_runs_do_not_write_to_one_file(mine: Path, tmp_path: Path) -> None:
         next(second)
 
 
+def test_modelled_rows_with_measured_times_are_alone(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as simulated sums with a codec's measured time: another one beside them would count in it."""
+    monkeypatch.setattr(rows, "_FEW", 2)
+    text = mine.read_text().replace('"label": way', '"label": str(os.getpid())')
+    text = text.replace("import time", "import os, time")
+    mine.write_text(text.replace("    modelled={", "    timed_models=True,\n    modelled={"))
+    _, found, failed = run(Run(find(str(mine))), tmp_path / "rows.csv")
+    assert failed == []
+    assert set(found["label"]) == {str(os.getpid())}
+    assert (found["others"] != "").all()
+    assert all(load(find(name)).timed_models for name in ("density", "which_form"))
+
+
 @pytest.mark.parametrize("timed", [True, False])
 def test_only_rows_without_measured_times_are_side_by_side(
     timed: bool, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
