@@ -103,10 +103,9 @@ def interfaces() -> Iterator[Sequence[Cell]]:
 
 @table_of("performance.md", "what | lanes")
 def endpoint() -> Iterator[Sequence[Cell]]:
-    names = {"memory": "endpoint, in memory", "sockets": "endpoint and sockets", "bare": "bare sockets"}
+    names = {"sockets": "endpoint and sockets", "bare": "bare sockets"}
     for row in committed("endpoint"):
-        by_clock = row["packets_per_s"] or "-"
-        yield names[row["way"]], row["lanes"], row["packets_per_core_s"], row["share_of_bare"], by_clock
+        yield names[row["way"]], *figures(row, "lanes packets_per_core_s share_of_bare packets_per_s")
 
 
 def _transcribed(begin: str) -> Iterator[Sequence[Cell]]:

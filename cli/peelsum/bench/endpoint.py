@@ -1,8 +1,8 @@
 """`peelsum bench endpoint`: packets that one core of a worker sends and takes results for.
 
-A second process returns the only worker's contributions as results. There are three measurements: `memory` is
-the endpoint without sockets, of which only its own calls count; `sockets` is the endpoint with socket and
-clock, as in training; `bare` is a loop that sends and receives as many bytes without reading them.
+A second process returns the only worker's contributions as results. There are two measurements: `sockets` is
+the endpoint with socket and clock, as in training; `bare` is a loop that sends and receives as many bytes
+without reading them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
 from peelsum.bench.switch.load import WrongSumError, as_results
-from peelsum.transport import JobConfig, SwitchSummation, TensorCompleted, WorkerEndpoint
+from peelsum.transport import JobConfig, SwitchSummation
 from peelsum.wire import Batch, Kind, pack, packet_bytes
 from peelsum.wire.datagrams import Address, BatchSocket
 
@@ -41,7 +41,7 @@ class PacketTimes(NamedTuple):
 
 
 def measure(lanes: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the endpoint in memory and over sockets, and of sockets alone.
+    """Yield the rows of the endpoint over sockets, and of sockets alone.
 
     Each is measured for `seconds`. Raises WrongSumError.
     """
@@ -54,9 +54,8 @@ def measure(lanes: int, seconds: float) -> Iterator[dict[str, Any]]:
         return _TENSOR_CHUNKS
 
     with _echo_process(lanes) as peer:
-        measured = {"memory": in_memory(lanes, seconds)}
         with SwitchSummation(config, 0, peer) as summation:
-            measured["sockets"] = _repeat(sum_tensor, seconds)
+            measured = {"sockets": _repeat(sum_tensor, seconds)}
         with BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
             sock.connect(peer)
             window = min(config.window, sock.room)
@@ -66,24 +65,13 @@ def measure(lanes: int, seconds: float) -> Iterator[dict[str, Any]]:
         yield {
             "way": way,
             "packets_per_core_s": round(per_core[way]),
-            "packets_per_s": None if way == "memory" else round(times.packets / times.wall_s),
+            "packets_per_s": round(times.packets / times.wall_s),
             "share_of_bare": round(per_core[way] / per_core["bare"], 3),
         }
 
 
 def _config(lanes: int) -> JobConfig:
     return JobConfig(job_id=1, generation=0, workers=1, lanes=lanes)
-
-
-def in_memory(lanes: int, seconds: float) -> PacketTimes:
-    """Measure the endpoint alone: its packets come back as results, and only its own calls are timed."""
-    endpoint, words = WorkerEndpoint(_config(lanes), 0), _words(lanes)
-    _sum_in_memory(endpoint, words)  # compiles, and grows the window
-    packets, cpu_s, started = 0, 0.0, time.perf_counter()
-    while (wall_s := time.perf_counter() - started) < seconds or not packets:
-        cpu_s += _sum_in_memory(endpoint, words)
-        packets += _TENSOR_CHUNKS
-    return PacketTimes(packets, cpu_s, wall_s)
 
 
 def _exchange(sock: BatchSocket, packets: Batch, window: int) -> int:
@@ -107,27 +95,6 @@ def _repeat(run: Callable[[], int], seconds: float) -> PacketTimes:
     while (wall_s := time.perf_counter() - started) < seconds or not packets:
         packets += run()
     return PacketTimes(packets, time.process_time() - cpu_started, wall_s)
-
-
-def _sum_in_memory(endpoint: WorkerEndpoint, words: NDArray[np.uint32]) -> float:
-    """Sum one tensor, a window at a time, as with bursts from sockets; return the endpoint's CPU seconds."""
-    clock, now, result, endpoint_s = time.thread_time, time.monotonic(), None, 0.0
-    started = clock()
-    endpoint.submit(words, "add")
-    while result is None:
-        window: list[Batch] = []
-        while len(batch := endpoint.to_send(now)):
-            endpoint_s += clock() - started
-            window.append(batch.copy())
-            started = clock()
-        endpoint_s += clock() - started
-        results = as_results(np.concatenate(window), endpoint.config.lanes)
-        started = clock()
-        events = endpoint.receive(results, now)
-        result = next((event.words for event in events if isinstance(event, TensorCompleted)), None)
-    endpoint_s += clock() - started
-    _require_equal(result, words)
-    return endpoint_s
 
 
 def _words(lanes: int) -> NDArray[np.uint32]:
