@@ -36,16 +36,15 @@ def main() -> None:
     parser.add_argument("switch", type=place, help="host:port of the switch's port to connect to")
     given = parser.parse_args()
     try:
-        work(json.loads(given.admission.read_text()), given.worker_id, given.switch)
-    except OSError as error:
-        sys.exit(
-            f"{given.admission}: {error.strerror}; give a file of what `peelsum job admit --json` printed"
-        )
-    except json.JSONDecodeError as error:
-        sys.exit(f"{given.admission}: {error}; give a file of what `peelsum job admit --json` printed")
+        admission = json.loads(given.admission.read_text())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        sys.exit(f"{given.admission}: {reason}; give a file of what `peelsum job admit --json` printed")
+    try:
+        work(admission, given.worker_id, given.switch)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (AllreduceError, TransportError) as error:
+    except (AllreduceError, OSError, TransportError) as error:
         sys.exit(f"worker {given.worker_id}: {error}")
 
 

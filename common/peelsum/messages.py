@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 ProgressCallback = Callable[[str], None]
 #: A series is all messages with the same text before their last colon. Seconds until the first message of a
-#: series is shown, the fewest seconds between two, and the share of the seconds since the series began.
+#: series is shown, and the fewest seconds between two: INTERVAL_S, or this share of the series' duration so
+#: far if that is longer.
 FIRST_AFTER_S, INTERVAL_S, INTERVAL_SHARE = 1.0, 2.0, 0.25
 
 

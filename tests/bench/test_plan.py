@@ -18,6 +18,7 @@ from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import Layout, TensorPlan
 from peelsum.allreduce.protocol import SumProtocol
 from peelsum.allreduce.step import StepDecoder
+from peelsum.bench import plan as plan_module
 from peelsum.bench.codec import timing
 from peelsum.bench.codec.timing import add_to_history, expected_statistics
 from peelsum.bench.plan import method_rows, plan, step_of
@@ -234,3 +235,9 @@ def test_a_step_ahead_is_measured_with_values_that_were_not_predicted(
     timing.measure_step(device, choice, values, settings, 0, ahead=True)  # which compares each element
     assert overflow[0] is not None
     assert len(overflow[0].sums)
+
+
+def test_milliseconds_have_no_exponent() -> None:
+    values = (0.00002048, 0.0125, 20.0, 999.4, 999.6, 12_345.6)
+    texts = ["0.0000205 ms", "0.0125 ms", "20 ms", "999 ms", "1,000 ms", "12,346 ms"]
+    assert [plan_module._ms(value) for value in values] == texts

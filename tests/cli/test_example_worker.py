@@ -48,3 +48,14 @@ def test_arguments_that_cannot_be_meant(file, monkeypatch, capsys, text, number,
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(WORKER), run_name="__main__")
     assert message in f"{ended.value.code} {capsys.readouterr().err}"
+
+
+def test_an_error_of_the_network_is_not_the_files(file, monkeypatch):
+    def job_config(admission):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr("peelsum.transport.job_config", job_config)
+    monkeypatch.setattr(sys, "argv", [str(WORKER), str(file("{}")), "0", "h:1"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(WORKER), run_name="__main__")
+    assert ended.value.code == "worker 0: [Errno 101] Network is unreachable"

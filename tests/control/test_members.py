@@ -376,7 +376,8 @@ def test_a_rank_that_fails_says_why(members, survives):
     say(members, 2, "failed", reason="still waiting for worker 3")
     assert members.update(0.0) == []
     members.clients[2].closed = True
-    assert members.update(0.0) == ["rank 2: process 102 of 10.0.0.1 was lost"]
+    error = "" if survives else " after an error: still waiting for worker 3"
+    assert members.update(0.0) == [f"rank 2: process 102 of 10.0.0.1 was lost{error}"]
     (item,) = lost(2)
     item |= {} if survives else {"reason": "still waiting for worker 3"}
     assert heard(members) == {rank: [{"lost": [item], "change": 1}] for rank in (0, 1, 3)}

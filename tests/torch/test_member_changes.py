@@ -222,6 +222,7 @@ def test_a_rank_that_enters_is_ready_only_once_its_loops_are_compiled(monkeypatc
         ([0], [], [1, 2], "rank 0 was lost, with what it had not sent yet; ranks 1, 2 continue"),
         ([0, 2], [], [1], "ranks 0, 2 were lost, with what they had not sent yet; rank 1 continues"),
         ([], [0, 2], [0, 2], "ranks 0, 2 enter; ranks 0, 2 continue"),
+        ([], [], [0, 2], "no rank enters; ranks 0, 2 continue"),
         ([1], [0], [0], "rank 1 was lost, with what it had not sent yet, rank 0 enters; rank 0 continues"),
     ],
 )

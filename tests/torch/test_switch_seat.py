@@ -433,6 +433,7 @@ def test_a_state_that_cannot_connect_has_one_error(monkeypatch, caplog):
     state = SwitchAllreduceState(on_lost="continue", enters=True, shared={})
     with pytest.raises(HookConfigError, match="PEELSUM_JOB is not set"):
         state.connect()
+    assert state.unused, "else the hook would not compare the groups after a second attempt"
     state.close()
     del state
     gc.collect()

@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from peelsum.transport import (
     TransportConfigError,
     TransportError,
     joining,
+    udp,
 )
 from peelsum.transport.joining import JoiningSum, JoinWait, SumWait, join_limit_s
 from peelsum.transport.seats import SEAT
@@ -162,7 +164,7 @@ def test_the_number_that_a_worker_joins_with_is_not_zero(
 def test_a_later_sum_says_once_what_it_waits_for(told: Told) -> None:
     wait = SumWait()
     for seconds in (4.9, 5.0, 8.0):
-        wait.tell(Stalled(1, 6, (2,), seconds), 30.0)
+        wait.warn(Stalled(1, 6, (2,), seconds), 30.0)
     assert told.lines == [
         "job 1: no progress on chunk 6 for 5.0 s: still waiting for worker 2; see whether it is running, or "
         "give a longer timeout_s if it is slow; waiting up to 30 s"
@@ -184,3 +186,45 @@ def test_a_worker_tells_of_a_late_one_before_the_stall(monkeypatch, told) -> Non
     waits = [line for line in told.lines if "no progress" in line]
     assert waits
     assert all("still waiting for worker 2;" in line for line in waits)
+
+
+def test_a_worker_that_was_stopped_does_not_warn_of_results_that_have_come(monkeypatch) -> None:
+    """It is stopped after it has looked for packets; then the other worker sums, and the results come."""
+    config = JobConfig(job_id=1, generation=4, workers=2, lanes=8, window=64)
+    stopped, summed, waits = threading.Event(), threading.Event(), dict[int, list[float]]()
+
+    class Recorded:
+        def warn(self, wait: Stalled, limit_s: float) -> None:
+            waits.setdefault(threading.get_ident(), []).append(wait.seconds)
+
+    def stopping(summation: SwitchSummation) -> None:
+        run = summation._exchange.run
+
+        def run_and_stop() -> list:
+            events = run()
+            if not events and not stopped.is_set():
+                stopped.set()
+                assert summed.wait(PATIENCE_S)
+                time.sleep(1.0)
+            return events
+
+        summation._exchange.run = run_and_stop
+
+    def work(worker: int) -> list[float]:
+        part = Part(np.ones(5, np.uint32), "add")
+        with SwitchSummation(config, worker, switch.address(worker)) as summation:
+            summation.sum_words([part])
+            if worker == 0:
+                stopping(summation)
+            else:
+                assert stopped.wait(PATIENCE_S)
+            waits.pop(threading.get_ident(), None)
+            summation.sum_words([part])
+            summed.set()
+        return waits.get(threading.get_ident(), [])
+
+    monkeypatch.setattr(udp, "SumWait", Recorded)
+    with served(config) as (switch, _service, pool, _):
+        seconds, _ = pool.map(work, range(2))
+    assert seconds
+    assert max(seconds) < 1.0

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from patience import PATIENCE_S, until
 
+from peelsum.requests import encode_line
 from peelsum.transport.errors import TransportError
 from peelsum.transport.lease import Lease, RankEntersError, RankLostError
 
@@ -99,7 +100,11 @@ def test_of_lost_ranks_those_are_named_that_have_reported_an_error(pair):
 def test_an_error_is_reported_in_a_line_that_controllers_take(pair):
     lease, end = pair
     lease.fail("\N{SNOWMAN}" * 10_000)
-    assert heard(end, 1) == [{"call": "failed", "reason": "?" * 400}]
+    lease.fail("two\nlines" + "\x1b" * 10_000)
+    longest = '"' * 400
+    lease.fail(longest)
+    assert [item["reason"] for item in heard(end, 3)] == ["?" * 400, "two lines" + "?" * 391, longest]
+    assert len(encode_line({"call": "failed", "reason": longest})) < 1 << 10
 
 
 @pytest.mark.parametrize("read_with_response", [True, False])

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from peelsum.transport import (
     server_kernels,
 )
 from peelsum.transport.errors import StalledError, SwitchUnreachableError
+from peelsum.transport.lease import Lease, LostRank, RankLostError
 from peelsum.transport.link import PortLink
 from peelsum.transport.warming import warm_up
 from peelsum.wire.datagrams import Address
@@ -46,16 +48,33 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
 
             def wait_in_vain(worker: int) -> None:
                 address = switch.address(worker)
-                with SwitchSummation(config, worker, address, timeout_s=timeout_s, join_s=0.0) as summation:
-                    with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
+                lease = Mock(spec=Lease)
+                with SwitchSummation(
+                    config, worker, address, timeout_s=timeout_s, join_s=0.0, leases=[lease]
+                ) as summation:
+                    with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2") as error:
                         summation.sum_words([Part(drawn(worker, 0, 5), "add")])
                     with pytest.raises(TransportError, match="out of step"):
                         summation.sum_words([])
+                # Otherwise those whose sums fail later would take this worker's end for the cause.
+                lease.fail.assert_called_once_with(str(error.value))
 
             for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
                 one.result()
 
     with_longer_timeouts(named)
+
+
+def test_a_loss_that_the_controller_has_reported_is_not_reported_to_it() -> None:
+    lease = Mock(spec=Lease)
+    lease.check.side_effect = RankLostError([LostRank(2, 17, "10.0.0.3")], "job 1")
+    with (
+        served(CONFIG, runs=False) as (switch, _service, _pool, _),
+        SwitchSummation(CONFIG, 0, switch.address(0), leases=[lease]) as summation,
+        pytest.raises(RankLostError),
+    ):
+        summation.sum_words([Part(drawn(0, 0, 5), "add")])
+    lease.fail.assert_not_called()
 
 
 def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(

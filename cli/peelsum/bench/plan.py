@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from decimal import Decimal
 from typing import Any
 
 from peelsum.allreduce import BlockIndex, BloomIndex, Choice, PlanSettings
@@ -142,7 +143,7 @@ def method_rows(step: Workload) -> list[dict[str, Any]]:
 
 def _ms(value: float) -> str:
     """Return milliseconds with three digits, or more before the decimal point, without an exponent."""
-    return f"{value:,.0f} ms" if value >= 999.5 else f"{value:.3g} ms"
+    return f"{value:,.0f} ms" if value >= 999.5 else f"{Decimal(f'{value:.3g}'):f} ms"
 
 
 def advice(methods: Sequence[Row], choice: Row) -> str:

@@ -339,7 +339,7 @@ class Session:
 
 def elected(bid: Callable[[], _Stream], patience_s: float) -> _Stream:
     """Call `bid` until it raises no NotPrimaryError, or until it still does after `patience_s` seconds."""
-    began, told = monotonic(), False
+    began, warned = monotonic(), False
     while True:
         try:
             return bid()
@@ -347,8 +347,8 @@ def elected(bid: Callable[[], _Stream], patience_s: float) -> _Stream:
             waited_s = monotonic() - began
             if waited_s >= patience_s:
                 raise
-            if waited_s >= _WARN_AFTER_S and not told:
-                told = True
+            if waited_s >= _WARN_AFTER_S and not warned:
+                warned = True
                 _log.warning("%s; waiting up to %g s for its end", str(error).partition(";")[0], patience_s)
         sleep(_BID_INTERVAL_S)
 

@@ -261,6 +261,8 @@ def describe_change(
         )
     if entered:
         changes.append(_ranks(entered, "enters", "enter"))
+    if not changes:  # a rank that was to enter has ended before
+        changes.append("no rank enters")
     return f"{', '.join(changes)}; {_ranks(members, 'continues', 'continue')} in generation {generation}"
 
 

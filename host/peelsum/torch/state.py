@@ -167,6 +167,8 @@ class SwitchAllreduceState:
         self._sums = BucketSums(settings, self._reducer, History(), process_group, self._stats.add)
         #: Warns, when the state is freed, that it was never used. Detached by the first gradient.
         self._unused_warning = weakref.finalize(self, _warn_unused)
+        #: See `unused`.
+        self._unused = True
 
     def __getstate__(self) -> dict[str, Any]:
         """Return settings, names and `state_dict`, for copies, which connect anew.
@@ -287,7 +289,7 @@ class SwitchAllreduceState:
     @property
     def unused(self) -> bool:
         """Whether no gradient has been submitted yet."""
-        return self._unused_warning.alive
+        return self._unused
 
     def stats(self) -> HookStats:
         """Return totals and costs of this worker's sums since the state was made or restored."""
@@ -352,6 +354,7 @@ class SwitchAllreduceState:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else None
         )
+        self._unused = False
         self._unused_warning.detach()
         pass_id = _current_pass()
         names, step = self._names.of(parameters), self._step_of(pass_id)
@@ -394,6 +397,7 @@ class SwitchAllreduceState:
         flat = tensor.detach().view(-1)
         # One name for all tensors of a size suffices: only the choice of a form is kept between steps.
         name = f"tensor of {flat.numel()}"
+        self._unused = False
         self._unused_warning.detach()
         step = self._step_of(_current_pass())
         self._sums.submit(Bucket(flat, [flat.shape]), (name,), step).result()

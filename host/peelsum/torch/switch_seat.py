@@ -108,14 +108,14 @@ def connect_to_run(source: str, timeout_s: float | None) -> tuple[SwitchSummatio
         raise HookConfigError(f"enters: {given} `peelsum job serve`; set {JOB}=//HOST:PORT")
     resources = ExitStack()
     try:
-        deadline, told = time.monotonic() + _FREE_SEAT_S, False
+        deadline, warned = time.monotonic() + _FREE_SEAT_S, False
         while True:
             lease = _request_lease(_parse_address(source[2:]), call="enter")
             values = _parse_object(lease.response, f"the answer of controller {source[2:]}")
             if not values.get("full") or time.monotonic() >= deadline:
                 break
-            if not told:
-                told = True
+            if not warned:
+                warned = True
                 _log.warning(
                     "controller %s: the run has all its ranks; waiting up to %g s for a loss",
                     source[2:],

@@ -1,6 +1,6 @@
 """A job's first sum, with which workers join: it waits longer than a stall, for those that still start.
 
-The waits of later sums are here, too.
+The warnings of waits in later sums are here, too.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ class SumWait:
     """One worker's wait in a sum, of which it warns once, before a stall is reported."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._warned = False
 
-    def tell(self, wait: Stalled, limit_s: float) -> None:
-        """Log once what the sum waits for, if the wait takes long."""
-        if not self._told and wait.seconds >= WARN_STALL_AFTER_S:
-            self._told = True
+    def warn(self, wait: Stalled, limit_s: float) -> None:
+        """Log once what the sum waits for, if the wait takes long. limit_s: when a stall is reported."""
+        if not self._warned and wait.seconds >= WARN_STALL_AFTER_S:
+            self._warned = True
             _log.warning("%s; waiting up to %g s", wait, limit_s)

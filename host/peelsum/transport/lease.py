@@ -28,7 +28,7 @@ CONNECT_S = 30.0
 _TELL_AFTER_S = 2.0
 #: The largest message of a controller, in bytes, and how much is read at once.
 _MAX_MESSAGE_BYTES, _READ_BYTES = 1 << 20, 1 << 14
-#: Of an error, how much is reported; controllers take messages of 1 KiB.
+#: How much of an error is reported. A quotation mark takes two bytes, and controllers take lines of 1 KiB.
 _MAX_REASON_CHARACTERS = 400
 #: A step that is never reached.
 _NEVER = 1 << 62
@@ -266,8 +266,9 @@ class Lease:
         self.send(call="leave")
 
     def fail(self, reason: str) -> None:
-        """Report the error for which this rank leaves a run that does not survive that."""
-        self.send(call="failed", reason=reason.encode("ascii", "replace").decode()[:_MAX_REASON_CHARACTERS])
+        """Report the error for which this rank leaves a run that does not survive losses."""
+        characters = [c if c.isascii() and c.isprintable() else "?" for c in " ".join(reason.split())]
+        self.send(call="failed", reason="".join(characters[:_MAX_REASON_CHARACTERS]))
 
     def send(self, **message: Any) -> None:
         """Send a message to the controller; do nothing if it has gone."""

@@ -303,11 +303,14 @@ class SwitchSummation:
         waiting, sum_wait = {share: pending for pending in sums for share in pending.shares}, SumWait()
         while waiting:
             self._check_aborted()
+            began = time.monotonic()
             events, now = self._exchange.run(), time.monotonic()
             self._check_leases()
             endpoint = self._endpoints[next(iter(waiting))[0]]
-            if not events and (wait is None or not wait.is_for_others(endpoint.stalled(now))):
-                sum_wait.tell(endpoint.stalled(now), endpoint.config.timers.stall)
+            # Not by `now`: while this thread waited for a processor, results may have come to the socket.
+            stall = endpoint.stalled(began)
+            if not events and (wait is None or not wait.is_for_others(stall)):
+                sum_wait.warn(stall, endpoint.config.timers.stall)
             if wait is not None:
                 wait.tell(endpoint.stalled(now), now)
             for plane, event in events:

@@ -173,9 +173,10 @@ def test_a_role_may_have_a_number():
     assert other.told == [(PRIMARY, 4)], "a name that looks like a number is another role"
     for role_id, code in ((2, None), (3, "PERMISSION_DENIED"), (0, "PERMISSION_DENIED")):
         assert write_code(arbiter, role_id=role_id, election_id=U128.encode(4)) == code
-    update.role.id = 3
-    with pytest.raises(RequestError, match=r"role: 3: this stream has another"):
-        arbiter.bid(stream, update)
+    for name, text in (("", "3"), ("job 1", "'job 1' with number 3")):
+        update.role.CopyFrom(p4r.Role(name=name, id=3))
+        with pytest.raises(RequestError, match=f"role: {text}: this stream has another"):
+            arbiter.bid(stream, update)
 
 
 def told(stream):

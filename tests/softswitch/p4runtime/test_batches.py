@@ -207,12 +207,13 @@ def test_the_failed_update_has_its_code_and_the_others_are_aborted(client):
     assert error.value.code().name == "INVALID_ARGUMENT"
 
 
-def test_a_client_that_cancels_changes_nothing():
+@pytest.mark.parametrize("atomicity", [ROLLBACK, ATOMIC])
+def test_a_client_that_cancels_changes_nothing(atomicity):
     pipeline, ids = installed("externs")
     entry = p4r.DigestEntry(digest_id=ids["sighting_t"])
     answers = iter([True, False])
     with pytest.raises(RequestError) as error:
-        pipeline.entities.write([update("INSERT", digest_entry=entry)] * 2, lambda: next(answers), ROLLBACK)
+        pipeline.entities.write([update("INSERT", digest_entry=entry)] * 2, lambda: next(answers), atomicity)
     assert error.value.code is Code.CANCELLED
     assert list(pipeline.entities.read(p4r.Entity(digest_entry=p4r.DigestEntry()))) == []
 

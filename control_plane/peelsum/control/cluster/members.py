@@ -142,7 +142,11 @@ class Members:
             heard = self._reports if self._steps is None else self._steps
             waited = f"others have waited for it for {self._patience_s:g} s in a change of the members"
             self._expel(self.clients.keys() - heard.keys(), f"{waited}; {_ENTER_INSTEAD}")
-        return ["rank {rank}: process {process} of {host} was lost".format_map(item) for item in lost]
+        return [
+            f"rank {item['rank']}: process {item['process']} of {item['host']} was lost"
+            + (f" after an error: {item['reason']}" if "reason" in item else "")
+            for item in lost
+        ]
 
     def agreed(self) -> dict[int, MemberReport] | None:
         """Return the report of each member once all have reported; None until then."""

@@ -117,7 +117,9 @@ class _Role(NamedTuple):
 
     def __str__(self) -> str:
         """Return how messages name the role."""
-        return repr(self.name) if self.name or not self.number else str(self.number)
+        if not self.number:
+            return repr(self.name)
+        return f"{self.name!r} with number {self.number}" if self.name else str(self.number)
 
 
 _DEFAULT = _Role()

@@ -88,7 +88,10 @@ def read(document: Json, name: str) -> model.Program:
 
 
 def _without_empty_fields(document: Json) -> Json:
-    """Return the document without fields of 0 bits, which are always 0: writes to them do nothing."""
+    """Return the document without fields of 0 bits, which are always 0: assignments to them do nothing.
+
+    Where another statement writes one, or a table's key has one, the loader refuses the program later.
+    """
     types = {
         item["name"]: {name for name, bits, *_ in item["fields"] if bits == 0}
         for item in document["header_types"]
