@@ -66,7 +66,9 @@ EXPERIMENT = Experiment(
     defaults={"workers": 4, "lanes": 256},
     sizes={
         "quick": Size([{"loss": (0.0, 0.01, 0.05), "elements": 2**18, "seconds": 1.0}], 2),
-        "usual": Size([{"loss": (0.0, 0.001, 0.005, 0.01, 0.02, 0.05), "elements": 2**20, "seconds": 3.0}]),
+        "usual": Size(
+            [{"loss": (0.0, 0.001, 0.005, 0.01, 0.02, 0.05), "elements": 2**20, "seconds": 3.0}], 9
+        ),
     },
     ranges={"loss": (0, 0.5), "workers": (2, 32), "elements": (1, 1 << 28), "seconds": (0, 3600)},
     plots=[
