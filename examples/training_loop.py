@@ -36,7 +36,7 @@ def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: in
     torch.manual_seed(options.seed + 1 + rank)  # dropout differs between ranks
     if rank == 0:
         parameters = sum(parameter.numel() for parameter in task.model.parameters())
-        print(f"{model}, {parameters:,} parameters, on {task.data}; {workers} rank{"s" * (workers > 1)}", flush=True)
+        print(f"{model}, {parameters:,} parameters, on {task.data}; {workers} ranks", flush=True)
     network, state = task.model.to(device), None
     if options.sum != "none":
         init_process_group("gloo")  # unlike torch's own, it also works after torchrun restarts ranks
