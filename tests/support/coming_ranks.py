@@ -61,15 +61,16 @@ class Run:
         self.digests[step] = digest(self.parameter.detach().numpy())
 
 
-def stay(rank: int, folder: Path, steps: int) -> dict[str, Any]:
+def stay(rank: int, folder: Path, steps: int, visitors: int = 0) -> dict[str, Any]:
     """Sum for so many steps, or as rank 2 or 3 for a few; return what this process had meanwhile.
 
-    A file says that the others have left, and another one that the run has ended. If there is a file `wait`,
+    visitors: how many files `visited ...` there must be before the end. A file says that the others have left, and another one that the run has ended. If there is a file `wait`,
     they leave when there is a file `leave`.
     """
     run, process, held = Run(), psutil.Process(), list[tuple[int, int, int]]()
     while not run.ended and (rank < 2 or run.state.steps < 5):
-        run.step(ends=rank == 0 and run.state.steps >= steps)
+        is_last = rank == 0 and run.state.steps >= steps
+        run.step(ends=is_last and len([*folder.glob("visited *")]) >= visitors)
         if run.state.steps % 100 == 0:
             held.append((process.memory_info().rss, process.num_fds(), process.num_threads()))
         if run.state.members == (0, 1):
