@@ -64,8 +64,9 @@ class Run:
 def stay(rank: int, folder: Path, steps: int, visitors: int = 0) -> dict[str, Any]:
     """Sum for so many steps, or as rank 2 or 3 for a few; return what this process had meanwhile.
 
-    visitors: how many files `visited ...` there must be before the end. A file says that the others have left, and another one that the run has ended. If there is a file `wait`,
-    they leave when there is a file `leave`.
+    visitors: how many files `visited ...` there must be before the end. A file says that the others have
+    left, and another one that the run has ended. If there is a file `wait`, they leave when there is a file
+    `leave`.
     """
     run, process, held = Run(), psutil.Process(), list[tuple[int, int, int]]()
     while not run.ended and (rank < 2 or run.state.steps < 5):
