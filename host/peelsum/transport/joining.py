@@ -95,14 +95,12 @@ class JoinWait:
         return bool(set(wait.missing_workers) - {self._worker_id})
 
 
-class SumWait:
-    """One worker's wait in a sum, of which it warns once, before a stall is reported."""
+def warn_of_long_wait(wait: Stalled, limit_s: float) -> bool:
+    """Log what a sum waits for, if the wait takes long; return whether it does.
 
-    def __init__(self) -> None:
-        self._warned = False
-
-    def warn(self, wait: Stalled, limit_s: float) -> None:
-        """Log once what the sum waits for, if the wait takes long. limit_s: when a stall is reported."""
-        if not self._warned and wait.seconds >= WARN_STALL_AFTER_S:
-            self._warned = True
-            _log.warning("%s; waiting up to %g s", wait, limit_s)
+    limit_s: after how many seconds a stall is reported.
+    """
+    if wait.seconds < WARN_STALL_AFTER_S:
+        return False
+    _log.warning("%s; waiting up to %g s", wait, limit_s)
+    return True

@@ -34,7 +34,7 @@ from peelsum.transport.errors import (
 )
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
-from peelsum.transport.joining import JoiningSum, JoinWait, SumWait, join_limit_s
+from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s, warn_of_long_wait
 from peelsum.transport.lease import Lease, RankLostError
 from peelsum.transport.link import PortLink, Wire
 from peelsum.transport.stats import WorkerStats, added
@@ -300,17 +300,18 @@ class SwitchSummation:
 
         wait: the wait for workers that still start, in the first sum.
         """
-        waiting, sum_wait = {share: pending for pending in sums for share in pending.shares}, SumWait()
+        waiting, warned = {share: pending for pending in sums for share in pending.shares}, False
         while waiting:
             self._check_aborted()
             began = time.monotonic()
             events, now = self._exchange.run(), time.monotonic()
             self._check_leases()
             endpoint = self._endpoints[next(iter(waiting))[0]]
-            # Not by `now`: while this thread waited for a processor, results may have come to the socket.
-            stall = endpoint.stalled(began)
-            if not events and (wait is None or not wait.is_for_others(stall)):
-                sum_wait.warn(stall, endpoint.config.timers.stall)
+            if not events and not warned:
+                # Not by `now`: while this thread waited for a processor, results may have come to the socket.
+                stall = endpoint.stalled(began)
+                if wait is None or not wait.is_for_others(stall):
+                    warned = warn_of_long_wait(stall, endpoint.config.timers.stall)
             if wait is not None:
                 wait.tell(endpoint.stalled(now), now)
             for plane, event in events:
