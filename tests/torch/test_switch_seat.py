@@ -340,7 +340,9 @@ def test_a_controller_with_tls_is_told_to_ranks_without(plugged, monkeypatch):
     """Such a controller closes the connection without an answer."""
     lease = Mock(return_value=Mock(response=""))
     monkeypatch.setattr(switch_seat, "Lease", lease)
-    all_are_told(plugged, "//h:9", "rank 0: it does not answer without TLS; set PEELSUM_TLS to a folder")
+    all_are_told(
+        plugged, "//h:9", "rank 0: the controller does not answer without TLS; set PEELSUM_TLS to a folder"
+    )
     lease.return_value.close.assert_called_once()
 
 
@@ -415,9 +417,9 @@ def test_too_few_interfaces_or_too_many(monkeypatch, given):
 @pytest.mark.parametrize(
     ("source", "environment", "text"),
     [
-        ("", "", "PEELSUM_JOB is not set to the address of the `peelsum job serve`"),
-        ("127.0.0.1:9560", "", "'127.0.0.1:9560' is not the address of one `peelsum job serve`"),
-        ("", "//h:1,//h:2", "'//h:1,//h:2' is not the address of one `peelsum job serve`"),
+        ("", "", "PEELSUM_JOB is not set to the address of a `peelsum job serve`"),
+        ("127.0.0.1:9560", "", "'127.0.0.1:9560' is not the address of a `peelsum job serve`"),
+        ("", "//h:1,//h:2", "'//h:1,//h:2' is not the address of a `peelsum job serve`"),
     ],
 )
 def test_a_rank_enters_by_one_controller(monkeypatch, source, environment, text):

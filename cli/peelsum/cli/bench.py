@@ -156,16 +156,8 @@ def switch(settings: _SwitchLoad, runs: _Runs) -> None:
     from peelsum.topology import TopologyError
 
     columns = (
-        *(
-            "packets_per_s",
-            "packets_per_cpu_s",
-            "latency_p50_us",
-            "latency_p99_us",
-            "slots_timed",
-            "lost_chunks",
-            "rate_to_bmv2",
-        ),
-        "bmv2",
+        *("packets_per_s", "packets_per_cpu_s", "latency_p50_us", "latency_p99_us"),
+        *("slots_timed", "lost_chunks", "rate_to_bmv2", "bmv2"),
     )
     points = [{**asdict(settings), "lanes": lanes} for lanes in settings.lanes]
     keys = ("lanes", "workers", "target", "ports")

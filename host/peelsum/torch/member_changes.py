@@ -266,7 +266,7 @@ def describe_change(
     return f"{', '.join(changes)}; {_ranks(members, 'continues', 'continue')} in generation {generation}"
 
 
-def _ranks(ranks: Sequence[int], one: str, several: str) -> str:
-    """Return the ranks with the verb of one, or of several."""
+def _ranks(ranks: Sequence[int], singular: str, plural: str) -> str:
+    """Return the ranks with the verb for one rank, or for several."""
     numbers = ", ".join(map(str, ranks))
-    return f"rank {numbers} {one}" if len(ranks) == 1 else f"ranks {numbers} {several}"
+    return f"rank {numbers} {singular}" if len(ranks) == 1 else f"ranks {numbers} {plural}"

@@ -102,10 +102,10 @@ def connect_to_run(source: str, timeout_s: float | None) -> tuple[SwitchSummatio
     """
     source = source or os.environ.get(JOB, "")
     if not source.startswith("//") or "," in source:
-        given = (
-            f"{source!r} is not the address of one" if source else f"{JOB} is not set to the address of the"
+        subject = f"{source!r} is not" if source else f"{JOB} is not set to"
+        raise HookConfigError(
+            f"enters: {subject} the address of a `peelsum job serve`; set {JOB}=//HOST:PORT"
         )
-        raise HookConfigError(f"enters: {given} `peelsum job serve`; set {JOB}=//HOST:PORT")
     resources = ExitStack()
     try:
         deadline, warned = time.monotonic() + _FREE_SEAT_S, False
@@ -416,7 +416,7 @@ def _request_lease(controller: tuple[str, int], **request: Any) -> Lease:
     if not folder and not lease.response.startswith("{"):
         lease.close()
         raise HookConfigError(
-            f"over: it does not answer without TLS; set {TLS} to a folder with a certificate"
+            f"over: the controller does not answer without TLS; set {TLS} to a folder with a certificate"
         )
     return lease
 

@@ -318,9 +318,9 @@ def _sum_of(load: Load, hosts: Hosts, chunk: int) -> Batch | None:
     """
     while (sums := hosts.receive_sums(_TIMEOUT_S)) is not None:
         complete = _complete(load, sums)
-        mine: Batch = complete[packet_fields(complete, load.lanes.shape[2])["chunk_id"] == chunk]
-        if len(mine):
-            return mine
+        of_chunk: Batch = complete[packet_fields(complete, load.lanes.shape[2])["chunk_id"] == chunk]
+        if len(of_chunk):
+            return of_chunk
     return None
 
 
