@@ -149,7 +149,7 @@ def switch(settings: _SwitchLoad, runs: _Runs) -> None:
     """Measure rate and latency of the softswitch, and of BMv2, in memory and on ports.
 
     Ports are UDP, and virtual Ethernet by AF_XDP and AF_PACKET, which needs root. BMv2 needs root, too, and
-    simple_switch_grpc on PATH. The first sums of each measurement are compared with those of what was sent.
+    simple_switch_grpc on PATH. The first sums of each measurement are compared with NumPy's.
     """
     from peelsum.bench.switch.load import WrongSumError
     from peelsum.bench.switch.rows import measure_switches
