@@ -21,6 +21,7 @@ from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal
+from socket import getaddrinfo
 from typing import TYPE_CHECKING, Annotated
 
 from peelsum.cli.options import (
@@ -149,6 +150,13 @@ def _switch_addresses(
 
     if not ethernet:
         if len(udp) == len(job.plans()):
+            for host, port in udp:
+                try:
+                    getaddrinfo(host, port)
+                except OSError as error:
+                    raise OptionError(
+                        f"--udp: {host}: {error.strerror}; use a name that this machine can resolve"
+                    ) from None
             return udp
         if not udp:
             raise OptionError("--udp: is missing; give it once for each of the job's switches, or --ethernet")
