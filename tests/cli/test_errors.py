@@ -237,6 +237,13 @@ def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_a_character_shows_a_question_mark(encoding):
+    done = run_process(*DRAW, env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].startswith("?? p")
+
+
 def test_a_reader_that_left_causes_no_message():
     with subprocess.Popen([*PEELSUM, *DRAW], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
