@@ -96,6 +96,16 @@ def test_unknown_job(job_toml, switch):
     assert json.loads(run("status", "--p4runtime", address, "--json").stdout)["jobs"] == []
 
 
+def test_a_held_job_is_evicted_when_its_terminal_closes(job_toml, switch):
+    command = [*PEELSUM, "job", "admit", str(job_toml), "--hold", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert json.loads(holder.stdout.readline())["workers"] == 2
+        holder.send_signal(signal.SIGHUP)
+        assert holder.wait(timeout=PATIENCE_S) == 0
+    status = run("status", "--p4runtime", f"127.0.0.1:{switch['grpc_port']}", "--json")
+    assert json.loads(status.stdout)["jobs"] == []
+
+
 def test_p4runtime_port_in_use(taken):
     line = refused(run("switch", "run", "--p4runtime", f"127.0.0.1:{taken[0]}"))
     assert f"127.0.0.1:{taken[0]}" in line
