@@ -92,6 +92,22 @@ def signals_deferred() -> Iterator[None]:
 
 
 @contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in the body; children inherit that, because Ctrl-C reaches every process of the terminal.
+
+    This process handles a SIGINT that arrives in the body after it.
+    """
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # its start would unblock signals
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
 def exit_on_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Exit with one line on stderr and status 2 if the body raises one of these errors, or a ProcessError.
 
