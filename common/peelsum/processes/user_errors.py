@@ -117,7 +117,10 @@ def exit_on_errors(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except error_types as error:
-        print(f"peelsum: {' '.join(str(error).split())}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}; choose another place"
+        print(f"peelsum: {' '.join(text.split())}", file=sys.stderr)
         raise SystemExit(USER_ERROR) from None
     except KeyboardInterrupt as interrupt:
         status = interrupt.status if isinstance(interrupt, Interrupted) else INTERRUPTED
