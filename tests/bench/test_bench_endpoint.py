@@ -1,5 +1,7 @@
 """`bench endpoint`: the counted sums are exact."""
 
+from multiprocessing import Pipe
+
 import numpy as np
 import pytest
 
@@ -21,3 +23,9 @@ def test_a_result_that_differs_by_one_bit_is_noticed() -> None:
     sent = np.arange(4, dtype=np.uint32)
     with pytest.raises(WrongSumError, match="element 2: 3 came back instead of 2"):
         rates._require_equal(sent ^ np.uint32([0, 0, 1, 0]), sent)
+
+
+def test_the_other_process_ends_without_a_traceback_if_this_one_was_interrupted() -> None:
+    ours, theirs = Pipe()
+    ours.close()
+    rates._echo(theirs, 32)

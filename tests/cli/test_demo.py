@@ -116,6 +116,16 @@ def test_killed_demo_takes_its_processes_along(endless):
     assert not alive
 
 
+def test_a_worker_whose_demo_has_ended_does_not_compile_first():
+    words = "--worker-id 0 --workers 2 --store none --steps 1 --seed 0 --form compact"
+    command = [sys.executable, "-m", "peelsum.cli", "demo-worker", *words.split()]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == -signal.SIGTERM
+    assert b"prepared" not in done.stdout
+
+
 def test_steps_are_reported_without_a_terminal():
     lines, reports = [], SimpleNamespace(gather_reports=lambda: [{"loss": 1.0}])
     command._follow(reports, 2, Progress(disable=True), "training, dense", lines.append)

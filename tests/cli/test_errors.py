@@ -227,6 +227,13 @@ def test_options_out_of_range(typed, message):
     assert refused(run(*typed.split())) == message
 
 
+@pytest.mark.parametrize("typed", ["switch pipeline 32 --out", "certificates make switch --certs"])
+def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path):
+    (path := tmp_path / "file").touch()
+    message = f"{path}: File exists; choose another place"
+    assert refused(run(*typed.split(), str(path))) == message
+
+
 DRAW = ["topo", "draw", "two_racks"]
 
 

@@ -179,6 +179,21 @@ def test_what_is_out_of_range_is_named(ports: int, options: dict[str, object], m
         run(SwitchSettings(ports, **{"p4runtime": "127.0.0.1:0", **options}))  # type: ignore[arg-type]
 
 
+def test_too_few_descriptors_are_told_of_with_a_remedy() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The lowest free descriptor, and five more, are too few for eight ports.
+    with Path("/dev/null").open() as lowest:
+        few = lowest.fileno() + 6
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+    try:
+        with pytest.raises(
+            StartError, match=r"^Too many open files; allow more by `ulimit -n`, or give fewer"
+        ):
+            run(SwitchSettings(8, "127.0.0.1:0"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_taken_grpc_port_is_named_and_the_udp_ports_are_freed() -> None:
     with BatchSocket.bind(("127.0.0.1", 0), SIZE) as probe:
         free = probe.address[1]

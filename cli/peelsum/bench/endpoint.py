@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import multiprocessing
 import select
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
 from peelsum.bench.switch.load import WrongSumError, as_results
+from peelsum.processes.user_errors import sigint_blocked
 from peelsum.transport import JobConfig, SwitchSummation
 from peelsum.wire import Batch, Kind, pack, packet_bytes
 from peelsum.wire.datagrams import Address, BatchSocket
@@ -113,7 +113,8 @@ def _echo_process(lanes: int) -> Iterator[Address]:
     context = multiprocessing.get_context("spawn")
     connection, child_connection = context.Pipe()
     process: Any = context.Process(target=_echo, args=(child_connection, lanes), daemon=True)
-    process.start()
+    with sigint_blocked():
+        process.start()
     child_connection.close()
     try:
         yield connection.recv()
@@ -124,8 +125,8 @@ def _echo_process(lanes: int) -> Iterator[Address]:
 
 def _echo(connection: Connection, lanes: int) -> None:
     """Return all contributions as results until the other end of the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
-    with BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
+    # If the parent was interrupted, nobody takes the address.
+    with suppress(BrokenPipeError), BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
         connection.send(sock.address)
         readable: list[Any] = [sock, connection]
         while connection not in select.select(readable, [], [])[0]:

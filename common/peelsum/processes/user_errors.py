@@ -92,6 +92,22 @@ def signals_deferred() -> Iterator[None]:
 
 
 @contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in the body; children inherit that, because Ctrl-C reaches every process of the terminal.
+
+    This process handles a SIGINT that arrives in the body after it.
+    """
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # its start would unblock signals
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
 def exit_on_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Exit with one line on stderr and status 2 if the body raises one of these errors, or a ProcessError.
 
@@ -101,7 +117,10 @@ def exit_on_errors(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except error_types as error:
-        print(f"peelsum: {' '.join(str(error).split())}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}; choose another place"
+        print(f"peelsum: {' '.join(text.split())}", file=sys.stderr)
         raise SystemExit(USER_ERROR) from None
     except KeyboardInterrupt as interrupt:
         status = interrupt.status if isinstance(interrupt, Interrupted) else INTERRUPTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import select
 import selectors
@@ -312,8 +313,11 @@ def run(
             warm_up(ports)
             if program is not None:
                 stack.callback(_install(device, program))
-        except (OSError, SoftswitchError, ValueError) as error:
-            raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
+        except OSError as error:
+            remedy = "; allow more by `ulimit -n`, or give fewer ports" if error.errno == errno.EMFILE else ""
+            raise StartError(f"{error.strerror}{remedy}") from error
+        except (SoftswitchError, ValueError) as error:
+            raise StartError(str(error)) from error
         plane = stack.enter_context(DataPlane(device, ports, links=links, capture=capture))
         count = partial(_counts, device, ports, links.queues)
         with observe(count) if observe else nullcontext(), _stop_on_signals(plane):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
-from multiprocessing import resource_tracker
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -37,6 +35,7 @@ from peelsum.control import ControlError, JobDescription
 from peelsum.control.cluster import JobController
 from peelsum.processes import ProcessError
 from peelsum.processes.children import Child
+from peelsum.processes.user_errors import sigint_blocked
 from peelsum.softswitch import Frames
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.udp import frame_header
@@ -302,23 +301,9 @@ def measure_switch(name: str, lanes: int, workers: int, seconds: float) -> dict[
 def in_process(measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in a new process; return its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        with _sigint_blocked():
+        with sigint_blocked():
             future = process.submit(measure, *args, **kwargs)
         return future.result()
-
-
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT in the body; children inherit that, because Ctrl-C reaches every process of the terminal.
-
-    This process handles a SIGINT that arrives in the body after it.
-    """
-    resource_tracker.ensure_running()  # its start would unblock signals
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _first_packet_seconds(lanes: int) -> tuple[float, float]:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from queue import Queue
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from peelsum.processes import print_message, receive_from_parent, terminate_with_parent
+from peelsum.processes import print_message, terminate_with_parent
 from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
 
@@ -51,15 +52,15 @@ def command(
     from peelsum.allreduce.history_loops import warm_up
     from peelsum.transport import TransportError
 
+    messages: Queue[dict[str, Any]] = Queue()
+    terminate_with_parent(messages.put)
     compile_progress_reporter(child=True)("")  # a report before PyTorch loads, which takes long
     with exit_on_errors(InexactSumError, GlooError, AllreduceError, TransportError):
         replica = Replica(worker_id, workers, seed)
         if worker_id == 0:
             warm_up()  # the other workers then find the codec compiled
         print_message(prepared=True)
-        seat = receive_from_parent()
-        terminate_with_parent()
-        _train(replica, seat, GlooCheck(store, worker_id, workers), steps, seed, form)
+        _train(replica, messages.get(), GlooCheck(store, worker_id, workers), steps, seed, form)
 
 
 class Replica:
