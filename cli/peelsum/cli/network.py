@@ -72,7 +72,6 @@ def up(topology: Topology, settings: _NetworkSettings) -> None:
     with (
         exit_on_errors(TopologyError),
         records.network_lock(),
-        suppress(Interrupted),  # the normal end
         InterruptContext() as interruption,
     ):
         network_class = VethNetwork if settings.links == "veth" else UdpNetwork
@@ -91,20 +90,21 @@ def up(topology: Topology, settings: _NetworkSettings) -> None:
                 with reporting_progress("starting the network", tell):
                     stack.enter_context(network)
                 _write_record(network, process)
-                _announce(network, settings.json)
-                while True:  # until a signal interrupts it
-                    readmit_requested = readmission.wait(_CHECK_INTERVAL_S)
-                    interruption.check()
-                    messages = network.check()
-                    if readmit_requested:
-                        messages.append(f"job: {network.readmit()}")
-                    if messages:
-                        _write_record(network, process)
-                    for message in messages:
-                        if settings.json:
-                            print_message(news=message, processes=network.processes)
-                        else:
-                            print(message, flush=True)
+                with suppress(Interrupted):  # the normal end
+                    _announce(network, settings.json)
+                    while True:
+                        readmit_requested = readmission.wait(_CHECK_INTERVAL_S)
+                        interruption.check()
+                        messages = network.check()
+                        if readmit_requested:
+                            messages.append(f"job: {network.readmit()}")
+                        if messages:
+                            _write_record(network, process)
+                        for message in messages:
+                            if settings.json:
+                                print_message(news=message, processes=network.processes)
+                            else:
+                                print(message, flush=True)
         finally:
             records.end(record)
 
