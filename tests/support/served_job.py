@@ -72,6 +72,10 @@ class Switch:
         self._child = Child.peelsum("switch", "switch", "run", *options, *self._more, "--json", "--child")
         self._child.ready()
 
+    @property
+    def pid(self):
+        return self._child.pid
+
     def stop(self):
         self._child.stop()
 

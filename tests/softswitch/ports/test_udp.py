@@ -197,6 +197,29 @@ def test_what_a_port_does_not_lose_arrives_whole_and_in_order() -> None:
     assert np.all(np.diff(places) > 0)
 
 
+@pytest.mark.parametrize(("loss", "burst"), [(0.02, 4.0), (0.2, 10.0), (0.3, 1.0)])
+def test_losses_in_bursts_have_the_share_and_the_mean_length(loss: float, burst: float) -> None:
+    with opened(1, loss=loss, loss_burst=burst, seed=3) as ports:
+        lost = np.array([not udp_kernels.survives(ports.sockets, 0, 1) for _ in range(200_000)])
+    begins = np.count_nonzero(lost[1:] & ~lost[:-1])
+    assert lost.mean() == pytest.approx(loss, rel=0.1)
+    assert np.count_nonzero(lost) / begins == pytest.approx(burst, rel=0.05)
+
+
+def test_late_packets_change_places_with_later_ones_and_none_is_lost() -> None:
+    sent = np.random.default_rng(1).integers(0, 256, (500, SIZE), np.uint8)
+    with opened(1, late=0.1, seed=2) as ports, host_at(ports, 1) as host:
+        host.send(sent)
+        ports.send(ports.receive([1]))
+        back = received(host, SIZE)
+        counts = ports.ports[1].counts
+    places = np.array([int(np.flatnonzero((sent == packet).all(1))[0]) for packet in back])
+    assert sorted(places) == list(range(500))
+    assert 20 < counts.late < 80
+    assert counts.late <= np.count_nonzero(places != np.arange(500)) <= 2 * counts.late
+    assert np.abs(places - np.arange(500)).max() > 3
+
+
 def test_loss_affects_both_directions_but_not_hellos() -> None:
     with opened(1, loss=0.5, seed=7) as ports:
         for _ in range(20):
