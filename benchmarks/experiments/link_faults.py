@@ -16,7 +16,6 @@ from typing import Any
 from benchmarks import Experiment, Plot, Size, Value
 from benchmarks.summing_workers import WARM_UPS, one_sum, started
 from peelsum.topology import Star
-from peelsum.wire import packet_bytes
 
 #: Mbit/s of a port whose rate is limited, and of the slow one.
 MBIT, SLOW_MBIT = 400.0, 100.0
@@ -94,10 +93,10 @@ EXPERIMENT = Experiment(
             x="fault",
             y="goodput_gbit_s",
             kind="bars",
-            finding="""With 1% of packets lost four at a time, workers sum {@bursts of 4:.2f} Gbit/s, and with 1%
-                lost alone {@alone:.2f}""",
-            setting="""Four worker processes sum 4 MiB over loopback through the softswitch; links are unlimited,
-                or have 400 Mbit/s, and slow ones 100. Measured.""",
+            finding="""With 1% of packets lost four at a time, workers sum {@bursts of 4:.2f} Gbit/s, and
+                with 1% lost alone {@alone:.2f}""",
+            setting="""Four worker processes sum 4 MiB over loopback through the softswitch; links are
+                unlimited, or have 400 Mbit/s, and slow ones 100. Measured.""",
             ylabel="Goodput of a worker (Gbit/s)",
         )
     ],

@@ -26,9 +26,7 @@ def train(_: int, stage: str, folder: Path, waits: bool, *arguments: Any) -> Any
             if waits:
                 until((folder / "goes on").exists)
 
-    def around(
-        owner: Any, name: str, before: str | None, after: str | None
-    ) -> None:
+    def around(owner: Any, name: str, before: str | None, after: str | None) -> None:
         original: Callable[..., Any] = getattr(owner, name)
 
         def wrapped(*positional: Any, **named: Any) -> Any:

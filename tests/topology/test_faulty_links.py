@@ -1,8 +1,9 @@
-"""Exact sums over sockets whose links lose packets in bursts, change their order, or are slow for one worker."""
+"""Exact sums over sockets whose links lose packets in bursts, change their order, or are slow."""
 
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -92,9 +93,7 @@ def test_a_topology_has_these_faults_over_udp(monkeypatch: pytest.MonkeyPatch) -
     with UdpNetwork(described(loss=0.02, loss_burst=4.0, late=0.01)):
         pass
     (switch,) = [command for command in commands if command[:2] == ("switch", "run")]
-    assert {("--loss", "0.02"), ("--loss-burst", "4.0"), ("--late", "0.01")} <= {
-        *zip(switch, switch[1:], strict=False)
-    }
+    assert {("--loss", "0.02"), ("--loss-burst", "4.0"), ("--late", "0.01")} <= {*pairwise(switch)}
 
 
 @pytest.mark.parametrize("link", [{"loss": 0.1, "loss_burst": 2.0}, {"late": 0.1}])

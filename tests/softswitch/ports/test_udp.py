@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
@@ -204,6 +205,21 @@ def test_losses_in_bursts_have_the_share_and_the_mean_length(loss: float, burst:
     begins = np.count_nonzero(lost[1:] & ~lost[:-1])
     assert lost.mean() == pytest.approx(loss, rel=0.1)
     assert np.count_nonzero(lost) / begins == pytest.approx(burst, rel=0.05)
+
+
+def test_a_burst_ends_while_no_packet_comes() -> None:
+    """It lasts 100 packets, or a millisecond: then a single packet is lost as rarely as any other."""
+    with opened(1, loss=0.01, loss_burst=100.0, seed=3) as ports:
+        sockets, lost = ports.sockets, {}
+        for silence_ns in (0, 10_000_000_000):
+            lost[silence_ns] = 0
+            for _ in range(2000):
+                sockets.lost[0, 1], sockets.lost_at[0, 1] = 1, time.monotonic_ns() - silence_ns
+                port = np.array([1], np.int32)
+                udp_kernels.lose_sent(sockets, port)
+                lost[silence_ns] += int(port[0] == udp_kernels.HELD)
+    assert lost[0] > 1600
+    assert lost[10_000_000_000] < 60
 
 
 def test_late_packets_change_places_with_later_ones_and_none_is_lost() -> None:

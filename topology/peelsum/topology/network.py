@@ -233,8 +233,8 @@ class UdpNetwork(Network):
             values = {getattr(link, field) for _, link, _ in cables}
             if len(values) > 1:
                 raise TopologyError(
-                    f"{field}: links of {name} have {sorted(values, key=str)}: over UDP a switch has one value "
-                    f"for all its ports; give them the same{', or use --links veth' * (field == 'loss')}"
+                    f"{field}: links of {name} have {sorted(values, key=str)}: over UDP a switch has one "
+                    f"value for all ports; give them the same{', or use --links veth' * (field == 'loss')}"
                 )
             if value := max(values, default=None):
                 options += [f"--{field.replace('_', '-')}", str(value)]

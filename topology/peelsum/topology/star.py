@@ -54,8 +54,8 @@ class Star:
     loss: the share of packets that the switches lose. loss_burst: the mean number of packets that are lost in
     a row; None loses each independently. late: the share of packets that change places with later ones.
     seed: of all three.
-    rate_mbit: the rate of every switch port in Mbit/s, or rates by port; None for no limit. mark_from: the number of packets in
-    the queue of a port with a rate from which packets get an ECN mark.
+    rate_mbit: the rate of every switch port in Mbit/s, or rates by port; None for no limit.
+    mark_from: the number of packets in the queue of a port with a rate from which packets get an ECN mark.
     delay_ms: the delay of each link in each direction; the way of a chunk and its result has four links.
     schedule: a file with changes of rates and delays, see `peelsum.softswitch.ports.schedule`.
     """

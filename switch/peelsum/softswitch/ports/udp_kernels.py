@@ -6,8 +6,10 @@ each. `sort` orders frames by port, and `send` lets the kernel gather their payl
 payload. The caller allocates all memory.
 
 To test protocols, ports can lose packets in each direction, one by one or in bursts, and send some of them
-out of order. Losses have two probabilities, after a packet that was lost and after one that was not (Gilbert's
-model). A counter's hash (splitmix64) decides for each packet, so equal seeds lose the same ones.
+out of order. A counter's hash (splitmix64) decides for each packet, so equal seeds lose the same ones. Bursts
+follow Gilbert's model: a loss has two probabilities, after a packet that was lost and after one that was not.
+Its two states change as often while no packet comes, once in `_SLOT_NS`: otherwise a burst would last until
+enough packets have been lost, however slowly a sender tries again.
 
 A port takes packets from its peer only. A hello (see `peelsum.wire.hello`) makes its source the peer:
 
@@ -69,6 +71,8 @@ _UNFRAMED, _NO_SUCH_PORT, _FOR_CPU, _HELD = -1, -2, -3, -4
 HELD = -1
 #: Columns of `Sockets.draws`; the first two are also those of `Sockets.lost`.
 _IN, _OUT, _LATE = 0, 1, 2
+#: Nanoseconds without packets that change the states of losses as a packet does.
+_SLOT_NS = 10_000
 #: The most positions by which a packet is late.
 MOST_LATE = 32
 
@@ -122,6 +126,7 @@ class Sockets(NamedTuple):
     clock: NDArray[np.int64]  # [2]: struct timespec
     loss: NDArray[np.float64]  # [2]: the probability of a loss after a packet that was not lost, or was
     lost: NDArray[np.int64]  # [ports, 2]: 1 if the last received, or sent, packet was lost
+    lost_at: NDArray[np.int64]  # [ports, 2]: when that was, in nanoseconds
     late: NDArray[np.float64]  # [1]: the share of packets that are sent out of order
     draws: NDArray[np.uint64]  # [ports, 3]: the counters that decide about received, sent and late packets
     frame_bytes: NDArray[np.int64]  # [2]: the least and the most bytes of a frame
@@ -167,6 +172,7 @@ def new_sockets(numbers: Sequence[int], cpu_port: int) -> Sockets:
         clock=np.zeros(2, np.int64),
         loss=np.zeros(2),
         lost=np.zeros((len(numbers), 2), np.int64),
+        lost_at=np.zeros((len(numbers), 2), np.int64),
         late=np.zeros(1),
         draws=np.zeros((len(numbers), 3), np.uint64),
         frame_bytes=np.zeros(2, np.int64),
@@ -270,6 +276,20 @@ def survives(sockets: Sockets, row: int, direction: int) -> bool:
 
 
 @compiled
+def _pass_time(sockets: Sockets, row: int, direction: int) -> None:
+    """Draw the state of losses after the time since the last packet in a direction, if there are bursts."""
+    kept = sockets.loss[1] - sockets.loss[0]
+    if kept == 0.0:
+        return
+    now_ns = nanoseconds(sockets.clock)
+    kept_since = kept ** ((now_ns - sockets.lost_at[row, direction]) / _SLOT_NS)
+    share = sockets.loss[0] / (1.0 - kept)
+    is_lossy = share + (sockets.lost[row, direction] - share) * kept_since
+    sockets.lost[row, direction] = _draw(sockets, row, direction) < is_lossy
+    sockets.lost_at[row, direction] = now_ns
+
+
+@compiled
 def _draw(sockets: Sockets, row: int, column: int) -> float:
     """Return the next number of a column of `Sockets.draws`, from 0 to less than 1."""
     draws = sockets.draws[row]
@@ -286,6 +306,7 @@ def _lose_received(sockets: Sockets, row: int, batch: ReceiveBuffers, first: int
     if not sockets.loss[0]:
         return packets
     end = first
+    _pass_time(sockets, row, _IN)
     for frame in range(first, first + packets):
         if survives(sockets, row, _IN):
             if end < frame:
@@ -302,6 +323,8 @@ def lose_sent(sockets: Sockets, port: NDArray[np.int32]) -> None:
     """Lose some of the frames that leave by these ports: set their port to HELD."""
     if not sockets.loss[0]:
         return
+    for row in range(sockets.state.shape[0]):
+        _pass_time(sockets, row, _OUT)
     for frame in range(port.shape[0]):
         row = sockets.rows[port[frame]] if 0 <= port[frame] < PORTS else -1
         if row >= 0 and not survives(sockets, row, _OUT):
@@ -493,7 +516,7 @@ def _send_port(sockets: Sockets, row: int, send_buffers: SendBuffers) -> bool:
 
 @compiled
 def _make_late(sockets: Sockets, row: int, send_buffers: SendBuffers) -> None:
-    """Exchange some of a port's packets with one of the MOST_LATE packets after them that are sent at once."""
+    """Exchange some of a port's packets with one of up to MOST_LATE after them that are sent at once."""
     iovecs, end = send_buffers.iovecs, send_buffers.end[row]
     for packet in range(send_buffers.next[row], end - 1):
         if _draw(sockets, row, _LATE) < sockets.late[0]:

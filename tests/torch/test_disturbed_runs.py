@@ -1,0 +1,29 @@
+"""Runs in which parts are killed or stopped in a random order, while others enter: all sums stay exact."""
+
+import os
+
+import pytest
+from disturbed_ranks import Disturbance, check
+from served_job import served_to
+
+pytestmark = pytest.mark.usefixtures("forked_children")
+
+#: Events of a run, each as often as it stands here.
+EVENTS = {
+    "ranks": "rank rank two_ranks joiner joiner wait",
+    "server": "rank joiner server server wait",
+    "controller": "rank joiner controller wait",
+    "switch": "rank joiner switch wait",
+    "all": "rank two_ranks joiner server switch controller wait wait",
+}
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS0", 0)), int(os.environ.get("SEEDS", 1))))
+@pytest.mark.parametrize("events", EVENTS)
+def test_sums_stay_exact(tmp_path, events, seed):
+    (folder := tmp_path / "run").mkdir()
+    with served_to(4, tmp_path, spare=0, timeout_s=900.0) as (switch, controller, job):
+        disturbance = Disturbance(folder, job, switch, controller, seed)
+        results = disturbance.run(12, EVENTS[events])
+    print(disturbance.log, [result["error"] for result in results], [len(r["digests"]) for r in results])
+    assert check(results)
