@@ -22,7 +22,7 @@ from peelsum.control.cluster.members import MemberReport, Members, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
-from peelsum.control.errors import ControlError, LeaseHeldError
+from peelsum.control.errors import ControlError, LeaseHeldError, SwitchError
 from peelsum.control.sections import MAX_JOB_ID
 from peelsum.processes import Child, ProcessError
 from peelsum.processes.children import ADMISSION, RestartableProcess
@@ -174,11 +174,15 @@ class JobRun:
         """
         assert self._server is not None
         self._admitted_job = self.job.with_workers(ranks)
-        admission = self._controller.admit_job(
-            self._admitted_job,
-            secret=self._admission["secret"],
-            free=any(report.sums == 0 for report in reports),
-        )
+        options = {
+            "secret": self._admission["secret"],
+            "free": any(report.sums == 0 for report in reports),
+        }
+        try:
+            admission = self._controller.admit_job(self._admitted_job, **options)
+        except SwitchError as error:  # the switch may have been restarted, and may be ready again
+            self._controller.tell(Event("error", f"{error}; trying once more", self.job.job.id))
+            admission = self._controller.admit_job(self._admitted_job, **options)
         chunks = [self._admission.get("first_chunk", 0), *(report.chunk for report in reports)]
         first_chunk = (latest_chunk(chunks) + 2 * admission["window"] + _JOINING_CHUNKS) % (1 << 32)
         self._admission = {**admission, "first_chunk": first_chunk}
