@@ -1,4 +1,4 @@
-"""A run whose ranks, server, switch and controller are killed or stopped again and again, in a random order."""
+"""A run whose ranks, server, switch and controller are killed or stopped in a random order."""
 
 import os
 import signal
