@@ -169,12 +169,13 @@ class SwitchSettings(CommandSettings):
             )
         if self.interfaces and self.late:
             raise OptionError(f"--late: {self.late:g} is for UDP ports; use netem for an interface")
-        if self.loss_burst is not None and not 0 < self.loss <= self.loss_burst / (1 + self.loss_burst):
-            most = self.loss_burst / (1 + self.loss_burst)
-            raise OptionError(
-                f"--loss-burst: {self.loss_burst:g} needs a loss of more than 0 and up to {most:g}; "
-                f"give --loss in this range, not {self.loss:g}"
-            )
+        if self.loss_burst is not None:
+            share = self.loss_burst / (1 + self.loss_burst)  # that of the bursts, with one packet between two
+            if not 0 < self.loss <= share:
+                raise OptionError(
+                    f"--loss-burst: {self.loss_burst:g} needs a --loss above 0 and up to {share:g}, "
+                    f"not {self.loss:g}; change one of them"
+                )
         self._check_ports("--interface", self.interfaces, range(DROP_PORT))
         self._check_ports("--join", self.peer_addresses, range(1, self.ports + 1))
         self._check_ports("--udp-port", self.udp_ports, range(1, self.ports + 1))

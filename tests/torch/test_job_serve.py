@@ -294,6 +294,35 @@ def test_a_run_whose_next_server_ends_at_its_start_is_over_and_another_can_start
     assert "run" in run.start(ConnectedClient(None, "h", 0.0, request=request))
 
 
+@pytest.mark.parametrize("on_lost", ["continue", None])
+def test_a_run_that_survives_losses_has_another_server_loaded(monkeypatch, on_lost):
+    """A while after its start; it replaces one that is lost, unless it has ended itself, and ends with the run."""
+    run = JobRun(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
+    jobs.evict = Mock(return_value={"waiting": []})
+    children = [Mock(status=None, running=True) for _ in range(5)]
+    child = Mock(side_effect=children[1:])
+    child.peelsum = Mock(side_effect=[children[0], Mock(status=None)])
+    monkeypatch.setattr(runs_module, "Child", child)
+    monkeypatch.setattr(runs_module, "_LOAD_AHEAD_S", 0.0)
+    request = {"call": "start", "process": 7} | ({"on_lost": on_lost} if on_lost else {})
+    run.start(ConnectedClient(None, "h", 0.0, request=request))
+    child.assert_not_called()
+    run.check()
+    run.check()
+    assert child.call_count == (on_lost is not None)
+    if on_lost:
+        children[0].status = -signal.SIGKILL
+        run.check()
+        assert run._server.child is children[1]
+        children[1].send.assert_called_once()
+        children[1].status, children[2].running = -signal.SIGKILL, False
+        run.check()
+        assert run._server.child not in children
+        children[2].stop.assert_called_once()
+        run.end()
+        children[3].stop.assert_called_once()
+
+
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_switch_that_ends_while_those_that_are_left_are_admitted_is_tried_once_more(monkeypatch, failures):
     run = JobRun(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)

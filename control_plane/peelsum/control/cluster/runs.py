@@ -8,6 +8,7 @@ switch, until their leases end.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -32,6 +33,8 @@ from peelsum.wire.datagrams import Address
 _JOINING_CHUNKS = 64
 #: Seconds that a job's server may take to begin a new generation.
 _SERVER_PATIENCE_S = 10.0
+#: Seconds after the start of a run at which another server is loaded ahead: the ranks start, too.
+_LOAD_AHEAD_S = 5.0
 #: Seconds that a server which was started again may be silent before it is ready.
 _START_PATIENCE_S = 30.0
 
@@ -46,6 +49,7 @@ class ServerStarter:
 
     def load_ahead(self, lanes: int) -> None:
         """Have a process load what a server of so many lanes needs, now and after each start."""
+        self.close()
         self._lanes = lanes
         self._loaded = Child("server", [sys.executable, "-m", "peelsum.cli.ahead", str(lanes)])
 
@@ -55,6 +59,9 @@ class ServerStarter:
         wait: whether to wait until it is ready. Raises ProcessError.
         """
         child, self._loaded = self._loaded, None
+        if child is not None and not child.running:
+            child.stop()
+            child = None
         arguments = (*arguments, "--json", "--child")
         if child is None:
             child = Child.peelsum("server", *arguments, environment=environment)
@@ -72,9 +79,11 @@ class ServerStarter:
         return child
 
     def close(self) -> None:
-        """End the process that was loaded ahead, if there is one."""
+        """End the process that was loaded ahead, if there is one; load none from now on."""
+        self._lanes = 0
         if self._loaded is not None:
             self._loaded.stop()
+            self._loaded = None
 
 
 class JobRun:
@@ -92,9 +101,11 @@ class JobRun:
         """bases: for each switch, the host and the port number that precedes the UDP ports of switch port 1.
 
         ethernet: whether ports are interfaces; `bases` are then the addresses to which packets are sent.
-        servers: starts the run's server.
+        servers: starts the run's server; by default, the run has one of its own.
         """
         self.job = job
+        #: When a server is loaded ahead, by `time.monotonic`: one that is lost is then replaced at once.
+        self._load_ahead_at, self._owns_servers = math.inf, servers is None
         self._servers = servers or ServerStarter()
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
         #: The current admission, and its job: the described one, or with the workers that are left.
@@ -125,6 +136,8 @@ class JobRun:
         self.members = Members(client, described.workers, survives=survives, patience_s=described.timeout_s)
         if survives:
             client.heir = self.members.first
+            if self._owns_servers:
+                self._load_ahead_at = time.monotonic() + _LOAD_AHEAD_S
         return {**self._response(), "run": self.members.token}
 
     def update(self, now: float) -> None:
@@ -211,6 +224,9 @@ class JobRun:
     def end(self, reason: str = "the controller has ended the run; start all ranks again") -> None:
         """End the current run, if there is one: tell its members, stop the server, then evict the job."""
         server, self._server = self._server, None
+        self._load_ahead_at = math.inf
+        if self._owns_servers:
+            self._servers.close()
         if server is not None:
             if self.members is not None:
                 self.members.end(reason)
@@ -221,6 +237,9 @@ class JobRun:
         """Restart the server if it has ended. End a run that cannot continue."""
         if self._server is None:
             return
+        if time.monotonic() >= self._load_ahead_at:
+            self._load_ahead_at = math.inf
+            self._servers.load_ahead(self.job.plans()[0].switch.pipeline_lanes)
         try:
             # Without its switch, a restarted server would end immediately, and the run with it.
             if self._server.child.status and self._controller.is_up(self._admitted_job):
