@@ -120,7 +120,7 @@ class Controlling:
 
     @property
     def started(self):
-        """Its child processes."""
+        """Its child processes, oldest first: the server, and one that is loaded for when that is lost."""
         return psutil.Process(self.child.pid).children(recursive=True)
 
 

@@ -296,7 +296,7 @@ def test_a_run_whose_next_server_ends_at_its_start_is_over_and_another_can_start
 
 @pytest.mark.parametrize("on_lost", ["continue", None])
 def test_a_run_that_survives_losses_has_another_server_loaded(monkeypatch, on_lost):
-    """A while after its start; it replaces one that is lost, unless it has ended itself, and ends with the run."""
+    """A while after its start; it replaces one that is lost, if it still runs, and ends with the run."""
     run = JobRun(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
     jobs.evict = Mock(return_value={"waiting": []})
     children = [Mock(status=None, running=True) for _ in range(5)]
@@ -319,7 +319,8 @@ def test_a_run_that_survives_losses_has_another_server_loaded(monkeypatch, on_lo
         run.check()
         assert run._server.child not in children
         children[2].stop.assert_called_once()
-        run.end()
+        run.members.clients.clear()
+        run.check()
         children[3].stop.assert_called_once()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import sys
 import time
 from collections import deque
@@ -108,6 +109,8 @@ class JobRun:
         self._load_ahead_at, self._owns_servers = math.inf, servers is None
         self._servers = servers or ServerStarter()
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
+        #: The UDP port of the run's servers on this host, one after the other.
+        self._local_port = 0
         #: The current admission, and its job: the described one, or with the workers that are left.
         self._admission: dict[str, Any] = {}
         self._admitted_job = job
@@ -126,7 +129,7 @@ class JobRun:
         self.end()
         survives = client.request.get("on_lost") == "continue"
         with ExitStack() as run:
-            self._admitted_job = self.job
+            self._admitted_job, self._local_port = self.job, _free_port()
             self._admission = self._controller.admit_job(self.job, is_new=is_new)
             run.callback(self._evict)
             self._server = RestartableProcess(self._start_server(), lambda: self._start_server(wait=False))
@@ -237,7 +240,10 @@ class JobRun:
         """Restart the server if it has ended. End a run that cannot continue."""
         if self._server is None:
             return
-        if time.monotonic() >= self._load_ahead_at:
+        if self._owns_servers and self.members is not None and not self.members.clients:
+            self._load_ahead_at = math.inf
+            self._servers.close()
+        elif time.monotonic() >= self._load_ahead_at:
             self._load_ahead_at = math.inf
             self._servers.load_ahead(self.job.plans()[0].switch.pipeline_lanes)
         try:
@@ -270,7 +276,7 @@ class JobRun:
     def _start_server(self, *, wait: bool = True) -> Child:
         address = self._port_address(self._bases[0], self.job.server_port)
         wire = ["--ethernet"] if self._ethernet else []
-        command = ("server", "run", "--switch", address, *wire)
+        command = ("server", "run", "--switch", address, *wire, "--local-port", str(self._local_port))
         environment = {ADMISSION: json.dumps(self._admission)}
         return self._servers.start(*command, environment=environment, wait=wait)
 
@@ -411,6 +417,13 @@ class JobRuns:
         number, ports = run.job.job.id, (run.job.server_port, *run.job.worker_ports)
         self._controller.tell(Event("run", f"group's job {number}: ended with {client.name}"))
         self._spare_ports.extend(ports)
+
+
+def _free_port() -> int:
+    """Return a UDP port that is free now."""
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.bind(("0.0.0.0", 0))
+        return int(probe.getsockname()[1])
 
 
 def _with_ports(job: JobDescription, number: int, server: int, workers: tuple[int, ...]) -> JobDescription:
