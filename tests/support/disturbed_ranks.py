@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -96,8 +97,13 @@ class Disturbance:
     def controller(self) -> None:
         """Stop the controller for a while."""
         process = self._controller.child.pid
+
+        def go_on() -> None:
+            with suppress(ProcessLookupError):  # the run has ended meanwhile
+                os.kill(process, signal.SIGCONT)
+
         os.kill(process, signal.SIGSTOP)
-        threading.Timer(self._random.random(), os.kill, (process, signal.SIGCONT)).start()
+        threading.Timer(self._random.random(), go_on).start()
 
     def _start(self, ranks: int, *, enters: bool) -> None:
         arguments = self._folder, enters
