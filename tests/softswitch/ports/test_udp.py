@@ -315,3 +315,25 @@ def test_a_port_that_was_joined_says_hello_until_the_other_answers() -> None:
         ports.send(frames)
         assert [len(burst.packets) for burst in [other.receive()] if burst is not None] == [2]
         assert other.receive() is None
+
+
+def test_a_switch_that_was_started_again_gets_a_hello_when_it_has_been_silent_for_a_second() -> None:
+    sent = packets(3)
+    with opened(1, 2) as near, opened(1) as far, host_at(near, 2) as host:
+        near.ports[1].join(("127.0.0.1", far.listening[1]))
+        far.receive([1])
+        near.receive([1])  # the answer
+
+        def arrived() -> int:
+            host.send(sent)
+            frames = near.receive([2])
+            frames.port[:] = 1
+            near.send(frames)
+            return len(far.receive([1]).port)
+
+        arrived()  # takes the first silence
+        assert arrived() == 3
+        far.sockets.peers[:] = 0  # as after its start
+        assert arrived() == 0
+        near.sockets.state[0, udp_kernels.UdpColumn.ACTIVE_AT] -= udp_kernels.SILENCE_NS
+        assert arrived() == 3

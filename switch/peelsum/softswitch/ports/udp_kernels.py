@@ -409,6 +409,20 @@ def _mark_active(sockets: Sockets, row: int) -> None:
 
 
 @compiled
+def _was_silent(sockets: Sockets, row: int) -> bool:
+    """Return whether the peer has been silent for SILENCE_NS, at most once in this time.
+
+    A switch that was started again knows no peer until it gets a hello.
+    """
+    state = sockets.state[row]
+    has_received = state[UdpColumn.RECEIVED] != sockets.counts[row, UdpCount.RECEIVED]
+    if has_received or nanoseconds(sockets.clock) - state[UdpColumn.ACTIVE_AT] >= SILENCE_NS:
+        _mark_active(sockets, row)
+        return not has_received
+    return False
+
+
+@compiled
 def _has_secret(sockets: Sockets, row: int) -> bool:
     return bool(sockets.secrets[row, 0] or sockets.secrets[row, 1])
 
@@ -492,7 +506,7 @@ def _send_port(sockets: Sockets, row: int, send_buffers: SendBuffers) -> bool:
     state, counts = sockets.state[row], sockets.counts[row]
     if sockets.late[0]:
         _make_late(sockets, row, send_buffers)
-    if state[UdpColumn.JOINED] and not state[UdpColumn.ANSWERED]:
+    if state[UdpColumn.JOINED] and (not state[UdpColumn.ANSWERED] or _was_silent(sockets, row)):
         _send_datagram(sockets, row, sockets.peers[row], 0, 0)
     error_number = 0 if sockets.peers[row, 0] else -1
     while not error_number and send_buffers.next[row] < send_buffers.end[row]:
