@@ -7,6 +7,7 @@ Each average is compared with one computed from the gradients of exactly the ran
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -125,6 +126,9 @@ def _train(
     named = [(f"p{i}", torch.nn.Parameter(torch.zeros(size))) for i, size in enumerate(sizes)]
     state = SwitchAllreduceState(names=named, on_lost="continue")
     state.connect()
+    # Otherwise all ranks may collect garbage in the step of the death: with torch loaded, for 0.1 s each.
+    gc.collect()
+    gc.freeze()
     gradients = [gradient(seed, rank, i, size) for i, size in enumerate(sizes)]
     steps: list[Step] = []
     averages: list[list[NDArray[np.float32]]] = []

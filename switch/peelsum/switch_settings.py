@@ -107,6 +107,10 @@ _QUEUE = Option(
     "Packets that may wait at a port with a rate, by default 1024; more are dropped.", name="--port-queue"
 )
 _LOSS = Option("Share of datagrams that each port loses in each direction, from 0 to 1.", 0, 1)
+_LOSS_BURST = Option(
+    "Mean number of datagrams that are lost in a row; by default each is lost independently.", 1, 1e6
+)
+_LATE = Option("Share of sent datagrams that change places with one up to 32 later, from 0 to 1.", 0, 1)
 _UDP_BASE = Option("Port p listens on UDP port udp_base + p; by default on a free one.", 0, _LAST_UDP_PORT)
 _PORT_METHOD = Option(
     "How frames reach interfaces' ports: AF_XDP, AF_PACKET, or the first that works.", name="--ports-by"
@@ -133,6 +137,9 @@ class SwitchSettings(CommandSettings):
     peer_addresses: Annotated[Mapping[int, Address], _PEER_ADDRESSES] = field(default_factory=dict)
     loss: Annotated[float, _LOSS] = 0.0
     """Share of datagrams except hellos."""
+    loss_burst: Annotated[float | None, _LOSS_BURST] = None
+    late: Annotated[float, _LATE] = 0.0
+    """Of datagrams that a port sends at once."""
     seed: Annotated[int, Option("Seed of the choice of lost datagrams.", 0, 2**63 - 1)] = 0
     rates: Annotated[ByPort[float], _RATES] = field(default_factory=ByPort)
     queue_limit: Annotated[int | None, _QUEUE] = None
@@ -160,6 +167,15 @@ class SwitchSettings(CommandSettings):
             raise OptionError(
                 f"--loss: {self.loss:g} is for UDP ports; lose packets on the link of an interface"
             )
+        if self.interfaces and self.late:
+            raise OptionError(f"--late: {self.late:g} is for UDP ports; use netem for an interface")
+        if self.loss_burst is not None:
+            share = self.loss_burst / (1 + self.loss_burst)  # that of the bursts, with one packet between two
+            if not 0 < self.loss <= share:
+                raise OptionError(
+                    f"--loss-burst: {self.loss_burst:g} needs a --loss above 0 and up to {share:g}, "
+                    f"not {self.loss:g}; change one of them"
+                )
         self._check_ports("--interface", self.interfaces, range(DROP_PORT))
         self._check_ports("--join", self.peer_addresses, range(1, self.ports + 1))
         self._check_ports("--udp-port", self.udp_ports, range(1, self.ports + 1))

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -42,6 +42,21 @@ def digest(values: np.ndarray) -> str:
     return hashlib.blake2b((values + np.float32(0)).tobytes(), digest_size=8).hexdigest()
 
 
+def check_sums(ranks: Iterable[Any]) -> dict[int, list[Any]]:
+    """Check that all ranks have the same averages of the members that they name; return them by step."""
+    sums: dict[int, list[Any]] = {}
+    totals: dict[int, str] = {}
+    for records, (_, message, _) in ranks:
+        assert not message
+        for step, averages, _, parameters in records:
+            assert sums.setdefault(step, averages) == averages
+            assert totals.setdefault(step, parameters) == parameters
+    for step, averages in sums.items():
+        for bucket, (members, bits) in enumerate(averages):
+            assert bits == digest(expected(members, step, bucket))
+    return sums
+
+
 def killed_at(folder: Path) -> dict[int, float]:
     """Return the time at which each rank was killed, by time.monotonic."""
     return {int(path.name): float(path.read_text()) for path in folder.iterdir()}
@@ -55,11 +70,12 @@ def _die_soon(rank: int, delay_s: float, folder: Path) -> None:
     die()
 
 
-def stop(until: float | Path) -> None:
-    """Stop this process by SIGSTOP, as a debugger does, for some seconds, or until a file exists."""
+def stop(until: float | Path, process: int = 0) -> None:
+    """Stop a process, by default this one, by SIGSTOP for some seconds, or until a file exists."""
+    process = process or os.getpid()
     wait = f"while [ ! -e '{until}' ]; do sleep 0.1; done" if isinstance(until, Path) else f"sleep {until}"
-    subprocess.Popen(["sh", "-c", f"{wait}; kill -CONT {os.getpid()}"])
-    os.kill(os.getpid(), signal.SIGSTOP)
+    subprocess.Popen(["sh", "-c", f"{wait}; kill -CONT {process}"])
+    os.kill(process, signal.SIGSTOP)
 
 
 class Weights:

@@ -72,6 +72,10 @@ class Switch:
         self._child = Child.peelsum("switch", "switch", "run", *options, *self._more, "--json", "--child")
         self._child.ready()
 
+    @property
+    def pid(self):
+        return self._child.pid
+
     def stop(self):
         self._child.stop()
 
@@ -116,7 +120,7 @@ class Controlling:
 
     @property
     def started(self):
-        """Its child processes."""
+        """Its child processes, oldest first: the server, and one that is loaded for when that is lost."""
         return psutil.Process(self.child.pid).children(recursive=True)
 
 

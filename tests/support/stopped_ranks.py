@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lost_ranks
-from lost_ranks import stop
+import psutil
 
 from peelsum.torch import SwitchAllreduceState
 from peelsum.transport.lease import Lease
@@ -22,32 +22,52 @@ def train(rank: int, victim: int, moment: Moment, until: float | Path, *argument
     until: the seconds for which it is stopped, or a file that the first of the others makes at its end.
     """
     if rank == victim:
-        _stop_once(moment, until)
+        _stop_once(moment, lambda: lost_ranks.stop(until))
     result = lost_ranks.train(rank, *arguments)
     if isinstance(until, Path):
         until.touch()
     return result
 
 
-def _stop_once(moment: Moment, until: float | Path) -> None:
-    """Let this process be stopped at a moment."""
+def train_beside(
+    rank: int, controller: int, part: str, moment: Moment, stop_s: float, *arguments: Any
+) -> Any:
+    """Run `lost_ranks.train` with these arguments; a part is stopped once, at a moment of rank 1.
+
+    part: "controller", whose process id `controller` is; "server", which it has started; or another id.
+    """
+
+    def stop() -> None:
+        if part == "server":
+            process = psutil.Process(controller).children(recursive=True)[0].pid
+        else:
+            process = controller if part == "controller" else int(part)
+        lost_ranks.stop(stop_s, process)
+
+    if rank == 1:
+        _stop_once(moment, stop)
+    return lost_ranks.train(rank, *arguments)
+
+
+def _stop_once(moment: Moment, stop: Callable[[], None]) -> None:
+    """Call `stop` at a moment of this process."""
     begun = 0
 
     def submit(*arguments: Any, **options: Any) -> Any:
         nonlocal begun
         begun += 1
         if begun == 4 * len(lost_ranks.SIZES) and not isinstance(moment, str):
-            threading.Timer(moment, stop, (until,)).start()
+            threading.Timer(moment, stop).start()
         return submitted(*arguments, **options)
 
     def agree(*arguments: Any, **options: Any) -> Any:
         generation = agreed(*arguments, **options)
-        stop(until)
+        stop()
         Lease.agree = agreed  # type: ignore[method-assign]
         return generation
 
     def close(state: SwitchAllreduceState) -> None:
-        stop(until)
+        stop()
         closed(state)
 
     submitted, agreed, closed = SwitchAllreduceState.submit, Lease.agree, SwitchAllreduceState.close

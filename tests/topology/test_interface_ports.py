@@ -565,6 +565,9 @@ def test_missing_privilege_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"interfaces": {255: "lo"}}, "--cpu-port: 255: is a port of the switch"),
         ({"interfaces": {1: "a", 2: "a"}}, "interface: a, a: give each to one port"),
         ({"interfaces": {1: "lo"}, "loss": 0.1}, "loss: 0.1 is for UDP ports; lose packets on the link"),
+        ({"interfaces": {1: "lo"}, "late": 0.1}, "late: 0.1 is for UDP ports; use netem for an interface"),
+        ({"loss_burst": 4.0}, "loss-burst: 4 needs a --loss above 0 and up to 0.8, not 0; change one"),
+        ({"loss_burst": 1.0, "loss": 0.6}, "needs a --loss above 0 and up to 0.5, not 0.6; change one"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(options: dict[str, object], message: str) -> None:

@@ -218,7 +218,7 @@ def test_down_without_a_network_succeeds() -> None:
 def test_losses_that_differ_are_refused_over_udp() -> None:
     links = [{"ends": ["h1", "s1-p1"], "loss": 0.1}, *PAIR["links"][1:]]
     topology = description.parse(json.dumps({**PAIR, "links": links}), "pair.json")
-    message = r"loss: links of s1 lose \[0.0, 0.1\]: over UDP"
+    message = r"loss: links of s1 have \[0.0, 0.1\]: over UDP"
     with pytest.raises(TopologyError, match=message), UdpNetwork(topology):
         pass
 

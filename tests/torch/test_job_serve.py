@@ -22,6 +22,7 @@ from peelsum.control import JobDescription
 from peelsum.control.cluster import runs as runs_module
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.runs import JobRun, JobRuns
+from peelsum.control.errors import SwitchError
 from peelsum.processes import Child, ProcessError
 from peelsum.tls.identity import tls_reason
 from peelsum.topology import TopologyError
@@ -300,6 +301,60 @@ def test_a_run_whose_next_server_ends_at_its_start_is_over_and_another_can_start
     assert "could not be admitted (server: ended by SIGKILL)" in ranks[1].outbox[-1]["end"]
     run.check()
     assert "run" in run.start(ConnectedClient(None, "h", 0.0, request=request))
+
+
+@pytest.mark.parametrize("on_lost", ["continue", None])
+def test_a_run_that_survives_losses_has_another_server_loaded(monkeypatch, on_lost):
+    """A while after its start; it replaces one that is lost, if it still runs, and ends with the run."""
+    run = JobRun(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
+    jobs.evict = Mock(return_value={"waiting": []})
+    children = [Mock(status=None, running=True) for _ in range(5)]
+    child = Mock(side_effect=children[1:])
+    child.peelsum = Mock(side_effect=[children[0], Mock(status=None)])
+    monkeypatch.setattr(runs_module, "Child", child)
+    monkeypatch.setattr(runs_module, "_LOAD_AHEAD_S", 0.0)
+    request = {"call": "start", "process": 7} | ({"on_lost": on_lost} if on_lost else {})
+    run.start(ConnectedClient(None, "h", 0.0, request=request))
+    child.assert_not_called()
+    run.check()
+    run.check()
+    assert child.call_count == (on_lost is not None)
+    if on_lost:
+        children[0].status = -signal.SIGKILL
+        run.check()
+        assert run._server.child is children[1]
+        children[1].send.assert_called_once()
+        children[1].status, children[2].running = -signal.SIGKILL, False
+        run.check()
+        assert run._server.child not in children
+        children[2].stop.assert_called_once()
+        run.members.clients.clear()
+        run.check()
+        children[3].stop.assert_called_once()
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_switch_that_ends_while_those_that_are_left_are_admitted_is_tried_once_more(monkeypatch, failures):
+    run = JobRun(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
+    jobs.evict, jobs.evict_from = Mock(return_value={"waiting": []}), Mock()
+    admissions = [{"generation": number, "secret": "", "window": 8} for number in (2, 3)]
+    lost = SwitchError("switch: lost the connection to h while writing")
+    jobs.admit_job = Mock(side_effect=[admissions[0], *[lost] * failures, admissions[1]])
+    server = Mock(running=True, status=None, next_message=Mock(return_value={"generation": 3}))
+    monkeypatch.setattr(JobRun, "_start_server", Mock(return_value=server))
+    request = {"call": "start", "process": 7, "on_lost": "continue"}
+    ranks = [ConnectedClient(None, "h", 0.0, request=request) for _ in range(2)]
+    run.start(ranks[0])
+    assert run.members.join(1, ranks[1]) == ""
+    ranks[0].closed = True
+    run.update(0.0)
+    ranks[1].inbox.append({"call": "completed", "change": 1, "sums": 3, "chunk": 9})
+    run.update(0.0)
+    message = ranks[1].outbox[-1]
+    if failures == 1:
+        assert (message["members"], message["admission"]["generation"]) == ([1], 3)
+    else:
+        assert "could not be admitted (switch: lost the connection to h" in message["end"]
 
 
 def test_a_server_that_is_started_again_is_not_waited_for(monkeypatch):

@@ -19,6 +19,7 @@ import pytest
 import stopped_ranks
 import torch
 from free_ports import KeptPort
+from lost_ranks import check_sums
 from patience import PATIENCE_S, until
 from served_job import Controlling, Switch, described, described_racks, served_to_four
 from torch_ranks import run_ranks
@@ -90,20 +91,6 @@ def job_over_racks(tmp_path_factory):
         folder = tmp_path_factory.mktemp("served")
         controller = stack.enter_context(closing(Controlling(folder, description, *switches)))
         yield switches, {"PEELSUM_JOB": controller.job}
-
-
-def check_sums(ranks):
-    """Check that all ranks have the same averages of the members that they name; return them by step."""
-    sums, totals = {}, {}
-    for records, (_, message, _) in ranks:
-        assert not message
-        for step, averages, _, parameters in records:
-            assert sums.setdefault(step, averages) == averages
-            assert totals.setdefault(step, parameters) == parameters
-    for step, averages in sums.items():
-        for bucket, (members, bits) in enumerate(averages):
-            assert bits == lost_ranks.digest(lost_ranks.expected(members, step, bucket))
-    return sums
 
 
 def check_compressed_sums(ranks, compressor):
@@ -493,7 +480,7 @@ def test_the_controller_is_lost_with_a_rank(tmp_path):
             environments = [{"PEELSUM_JOB": controller.job}] * 4
             ranks = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=environments)
             until(lambda: lost_ranks.killed_at(killed))
-            (server,) = controller.started
+            server = controller.started[0]
             os.kill(controller.child.pid, signal.SIGKILL)
             left = [result for result in ranks.result() if result is not None]
             assert len(left) == 3
@@ -524,7 +511,8 @@ def test_nothing_is_left_behind(served):
 
     until(lambda: not connections())
     assert len(switch.jobs) == 1
-    assert len(controller.started) <= 1  # a server ends by itself a while after its run
+    # A server ends by itself a while after its run, and the one that was loaded ahead with it.
+    until(lambda: len(controller.started) <= 1)
 
 
 @pytest.mark.system

@@ -36,6 +36,7 @@ class _ServerSettings(CommandSettings):
     ethernet: Annotated[
         bool, Option("The switch is on this host's network, not a UDP socket that answers hellos.")
     ] = False
+    local_port: Annotated[int, Option("This host's UDP port, if it is free.", 0, 0xFFFF, hidden=True)] = 0
     seats: Annotated[Path | None, Option("A file to remove when all workers have finished.", hidden=True)] = (
         None
     )
@@ -72,7 +73,10 @@ def run(settings: _ServerSettings, service: Service) -> None:
         log = service.event_logger("server", print_event, job=config.job_id, generation=config.generation)
         server = stack.enter_context(
             AggregationService(
-                config, parse_address(settings.switch), wire="ethernet" if settings.ethernet else "udp-port"
+                config,
+                parse_address(settings.switch),
+                wire="ethernet" if settings.ethernet else "udp-port",
+                local_port=settings.local_port,
             )
         )
 

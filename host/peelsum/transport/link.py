@@ -14,7 +14,7 @@ import os
 import select
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal, Self
 
 from peelsum.forks import close_in_forked_children
@@ -48,11 +48,13 @@ class PortLink:
         wire: Wire = "udp-port",
         interface: str = "",
         secret: str = "",
+        local_port: int = 0,
     ) -> None:
         """Open the socket and, unless on a wire, say hello until answered.
 
         interface: this host's, on a wire; by default the one on the way to `address`. secret: the job's, in
-        hexadecimal.
+        hexadecimal. local_port: this host's UDP port, if it is free and not on a wire: a switch takes packets
+        from where its peer was at once, and from elsewhere when the peer has been silent for a second.
         Raises SwitchUnreachableError if there is no answer within `hello_s` seconds, if packets do not fit
         the MTU, or if another program on this host uses the wire's UDP port.
         """
@@ -64,7 +66,7 @@ class PortLink:
         #: The job's secret, 16 bytes; empty without one.
         self.secret = bytes.fromhex(secret)
         try:
-            self.socket = self._bind(packet_bytes, interface)
+            self.socket = self._bind(packet_bytes, interface, local_port)
             close_in_forked_children(self.socket)
         except OSError as error:
             raise SwitchUnreachableError(str(error)) from error
@@ -116,8 +118,11 @@ class PortLink:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _bind(self, packet_bytes: int, interface: str) -> BatchSocket:
+    def _bind(self, packet_bytes: int, interface: str, local_port: int) -> BatchSocket:
         if self._greets:
+            if local_port:
+                with suppress(OSError):
+                    return BatchSocket.bind(("0.0.0.0", local_port), packet_bytes)
             return BatchSocket.bind(("0.0.0.0", 0), packet_bytes)
         with self._blaming_the_network():
             interface = interface or route_interface(self._address)

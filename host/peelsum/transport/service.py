@@ -28,11 +28,17 @@ class AggregationService:
     """The aggregation server of a job behind the switch port at `switch`. A context manager.
 
     Raises SwitchUnreachableError if the switch does not answer within `hello_s` seconds. `wire` is as for
-    `SwitchSummation`.
+    `SwitchSummation`, `local_port` as for `PortLink`.
     """
 
     def __init__(
-        self, config: JobConfig, switch: Address, *, hello_s: float = 10.0, wire: Wire = "udp-port"
+        self,
+        config: JobConfig,
+        switch: Address,
+        *,
+        hello_s: float = 10.0,
+        wire: Wire = "udp-port",
+        local_port: int = 0,
     ) -> None:
         self._server = AggregationServer(config)
         self._stopping = False
@@ -40,7 +46,12 @@ class AggregationService:
         self._next: tuple[JobConfig, Callable[[], None]] | None = None
         warm_up(config.lanes)
         self._link = PortLink(
-            switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire, secret=config.secret
+            switch,
+            packet_bytes(config.lanes),
+            hello_s=hello_s,
+            wire=wire,
+            secret=config.secret,
+            local_port=local_port,
         )
         self._woken, self._waker = socket.socketpair()
         words = self._server.state.packets.shape[1]

@@ -371,6 +371,8 @@ def _open_ports(settings: SwitchSettings, accepts_any_hello: bool) -> Ports:
         host=settings.host,
         base=settings.udp_ports or settings.udp_base,
         loss=settings.loss,
+        loss_burst=settings.loss_burst,
+        late=settings.late,
         seed=settings.seed,
         accepts_any_hello=accepts_any_hello,
         cpu_port=settings.cpu_port,

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
@@ -197,6 +198,44 @@ def test_what_a_port_does_not_lose_arrives_whole_and_in_order() -> None:
     assert np.all(np.diff(places) > 0)
 
 
+@pytest.mark.parametrize(("loss", "burst"), [(0.02, 4.0), (0.2, 10.0), (0.3, 1.0)])
+def test_losses_in_bursts_have_the_share_and_the_mean_length(loss: float, burst: float) -> None:
+    with opened(1, loss=loss, loss_burst=burst, seed=3) as ports:
+        lost = np.array([not udp_kernels.survives(ports.sockets, 0, 1) for _ in range(200_000)])
+    begins = np.count_nonzero(lost[1:] & ~lost[:-1])
+    assert lost.mean() == pytest.approx(loss, rel=0.1)
+    assert np.count_nonzero(lost) / begins == pytest.approx(burst, rel=0.05)
+
+
+def test_a_burst_ends_while_no_packet_comes() -> None:
+    """It lasts 100 packets, or a millisecond: then a single packet is lost as rarely as any other."""
+    with opened(1, loss=0.01, loss_burst=100.0, seed=3) as ports:
+        sockets, lost = ports.sockets, {}
+        for silence_ns in (0, 10_000_000_000):
+            lost[silence_ns] = 0
+            for _ in range(2000):
+                sockets.lost[0, 1], sockets.lost_at[0, 1] = 1, time.monotonic_ns() - silence_ns
+                port = np.array([1], np.int32)
+                udp_kernels.lose_sent(sockets, port)
+                lost[silence_ns] += int(port[0] == udp_kernels.HELD)
+    assert lost[0] > 1600
+    assert lost[10_000_000_000] < 60
+
+
+def test_late_packets_change_places_with_later_ones_and_none_is_lost() -> None:
+    sent = np.random.default_rng(1).integers(0, 256, (500, SIZE), np.uint8)
+    with opened(1, late=0.1, seed=2) as ports, host_at(ports, 1) as host:
+        host.send(sent)
+        ports.send(ports.receive([1]))
+        back = received(host, SIZE)
+        counts = ports.ports[1].counts
+    places = np.array([int(np.flatnonzero((sent == packet).all(1))[0]) for packet in back])
+    assert sorted(places) == list(range(500))
+    assert 20 < counts.late < 80
+    assert counts.late <= np.count_nonzero(places != np.arange(500)) <= 2 * counts.late
+    assert np.abs(places - np.arange(500)).max() > 3
+
+
 def test_loss_affects_both_directions_but_not_hellos() -> None:
     with opened(1, loss=0.5, seed=7) as ports:
         for _ in range(20):
@@ -276,3 +315,25 @@ def test_a_port_that_was_joined_says_hello_until_the_other_answers() -> None:
         ports.send(frames)
         assert [len(burst.packets) for burst in [other.receive()] if burst is not None] == [2]
         assert other.receive() is None
+
+
+def test_a_switch_that_was_started_again_gets_a_hello_when_it_has_been_silent_for_a_second() -> None:
+    sent = packets(3)
+    with opened(1, 2) as near, opened(1) as far, host_at(near, 2) as host:
+        near.ports[1].join(("127.0.0.1", far.listening[1]))
+        far.receive([1])
+        near.receive([1])  # the answer
+
+        def arrived() -> int:
+            host.send(sent)
+            frames = near.receive([2])
+            frames.port[:] = 1
+            near.send(frames)
+            return len(far.receive([1]).port)
+
+        arrived()  # takes the first silence
+        assert arrived() == 3
+        far.sockets.peers[:] = 0  # as after its start
+        assert arrived() == 0
+        near.sockets.state[0, udp_kernels.UdpColumn.ACTIVE_AT] -= udp_kernels.SILENCE_NS
+        assert arrived() == 3

@@ -105,6 +105,10 @@ class Link(_Section):
     """The rate in Mbit/s; None for no limit."""
     loss: float = Field(default=0.0, ge=0, lt=1)
     """The share of packets that are lost, from 0 to less than 1."""
+    loss_burst: float | None = Field(default=None, ge=1, le=1e6)
+    """The mean number of packets that are lost in a row; None for independent losses."""
+    late: float = Field(default=0.0, ge=0, le=1)
+    """The share of packets that change places with one up to 32 later."""
 
     @model_validator(mode="before")
     @classmethod

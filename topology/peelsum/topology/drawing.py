@@ -29,6 +29,8 @@ def _below(topology: Topology, switch: str, indent: str, seen: set[str]) -> Iter
         text = f", {link.rate_mbit:g} Mbit/s" if link.rate_mbit is not None else ""
         text += f", {link.latency_ms:g} ms" if link.latency_ms else ""
         text += f", loses {link.loss:.3g}" if link.loss else ""
+        text += f" in bursts of {link.loss_burst:g}" if link.loss_burst else ""
+        text += f", {link.late:.3g} late" if link.late else ""
         far = (switch_port(end) or (end,))[0]
         if far not in seen:
             branches.append((port, far, text))

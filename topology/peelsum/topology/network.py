@@ -228,14 +228,16 @@ class UdpNetwork(Network):
     def _start_switch(self, name: str, device_id: int) -> dict[int, int]:
         """Start a switch; return the UDP port of each of its ports."""
         cables = self.topology.cables(name)
-        losses = {link.loss for _, link, _ in cables}
-        if len(losses) > 1:
-            raise TopologyError(
-                f"loss: links of {name} lose {sorted(losses)}: over UDP a switch has one share for all its "
-                "ports; give them the same, or use --links veth"
-            )
         options = ["--ports", str(cables[-1][0] if cables else 1), "--device-id", str(device_id)]
-        options += ["--loss", str(max(losses, default=0.0))]
+        for field in ("loss", "loss_burst", "late"):
+            values = {getattr(link, field) for _, link, _ in cables}
+            if len(values) > 1:
+                raise TopologyError(
+                    f"{field}: links of {name} have {sorted(values, key=str)}: over UDP a switch has one "
+                    f"value for all ports; give them the same{', or use --links veth' * (field == 'loss')}"
+                )
+            if value := max(values, default=None):
+                options += [f"--{field.replace('_', '-')}", str(value)]
         for port, link, other in cables:
             if link.rate_mbit is not None:
                 options += ["--port-rate", f"{port}@{link.rate_mbit}"]
@@ -279,6 +281,9 @@ class VethNetwork(Network):
     def _start(self) -> None:
         if self.switch == "bmv2" and not bmv2.available():
             raise TopologyError(f"switch: {bmv2.BINARY}: not found on PATH; install BMv2, or use softswitch")
+        for link in self.topology.links:
+            if link.loss_burst is not None or link.late:
+                raise TopologyError(f"link {link}: has loss_burst or late, which need UDP; use --links udp")
         for tool in ("nsenter", "sleep"):
             if shutil.which(tool) is None:
                 raise TopologyError(f"{tool}: not found on PATH; install util-linux and coreutils")

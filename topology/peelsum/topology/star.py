@@ -51,9 +51,11 @@ class Star:
     """A star network, as a context manager. At its end, it has a `report`, and `reports` of all planes.
 
     planes: the number of planes. lanes, window, job_id, timeout_s: of the job.
-    loss: the share of packets that the switches lose. seed: of the losses.
-    rate_mbit: the rate of every switch port in Mbit/s; None for no limit. mark_from: the number of packets in
-    the queue of a port with a rate from which packets get an ECN mark.
+    loss: the share of packets that the switches lose. loss_burst: the mean number of packets that are lost in
+    a row; None loses each independently. late: the share of packets that change places with later ones.
+    seed: of all three.
+    rate_mbit: the rate of every switch port in Mbit/s, or rates by port; None for no limit.
+    mark_from: the number of packets in the queue of a port with a rate from which packets get an ECN mark.
     delay_ms: the delay of each link in each direction; the way of a chunk and its result has four links.
     schedule: a file with changes of rates and delays, see `peelsum.softswitch.ports.schedule`.
     """
@@ -66,8 +68,10 @@ class Star:
         lanes: int = 256,
         window: int = 1024,
         loss: float = 0.0,
+        loss_burst: float | None = None,
+        late: float = 0.0,
         seed: int = 0,
-        rate_mbit: float | None = None,
+        rate_mbit: float | Mapping[int, float] | None = None,
         delay_ms: float = 0.0,
         schedule: Path | None = None,
         mark_from: int = 64,
@@ -80,8 +84,13 @@ class Star:
             f"[ports]\nworkers = {list(range(1, workers + 1))}\nserver = {workers + 1}\n"
             f"[switch]\npipeline_lanes = {lanes}\nqueue_depth = {mark_from}\n"
         )
-        self._switch_options = ["--ports", str(workers + 1), "--loss", str(loss)]
-        if rate_mbit is not None:
+        self._switch_options = ["--ports", str(workers + 1), "--loss", str(loss), "--late", str(late)]
+        if loss_burst is not None:
+            self._switch_options += ["--loss-burst", str(loss_burst)]
+        if isinstance(rate_mbit, Mapping):
+            for port, mbit in rate_mbit.items():
+                self._switch_options += ["--port-rate", f"{port}@{mbit}"]
+        elif rate_mbit is not None:
             self._switch_options += ["--port-rate", str(rate_mbit)]
         if delay_ms:
             self._switch_options += ["--port-delay", str(delay_ms), "--arrival-delay", str(delay_ms)]

@@ -8,7 +8,9 @@ switch, until their leases end.
 from __future__ import annotations
 
 import json
+import math
 import os
+import socket
 import sys
 import time
 from collections import deque
@@ -22,7 +24,7 @@ from peelsum.control.cluster.members import MemberReport, Members, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
-from peelsum.control.errors import ControlError, LeaseHeldError
+from peelsum.control.errors import ControlError, LeaseHeldError, SwitchError
 from peelsum.control.sections import MAX_JOB_ID
 from peelsum.processes import Child, ProcessError
 from peelsum.processes.children import ADMISSION, RestartableProcess
@@ -32,6 +34,8 @@ from peelsum.wire.datagrams import Address
 _JOINING_CHUNKS = 64
 #: Seconds that a job's server may take to begin a new generation.
 _SERVER_PATIENCE_S = 10.0
+#: Seconds after the start of a run at which another server is loaded ahead: the ranks start, too.
+_LOAD_AHEAD_S = 5.0
 #: Seconds that a server which was started again may be silent before it is ready.
 _START_PATIENCE_S = 30.0
 
@@ -46,6 +50,7 @@ class ServerStarter:
 
     def load_ahead(self, lanes: int) -> None:
         """Have a process load what a server of so many lanes needs, now and after each start."""
+        self.close()
         self._lanes = lanes
         self._loaded = Child("server", [sys.executable, "-m", "peelsum.cli.ahead", str(lanes)])
 
@@ -55,6 +60,9 @@ class ServerStarter:
         wait: whether to wait until it is ready. Raises ProcessError.
         """
         child, self._loaded = self._loaded, None
+        if child is not None and not child.running:
+            child.stop()
+            child = None
         arguments = (*arguments, "--json", "--child")
         if child is None:
             child = Child.peelsum("server", *arguments, environment=environment)
@@ -72,9 +80,11 @@ class ServerStarter:
         return child
 
     def close(self) -> None:
-        """End the process that was loaded ahead, if there is one."""
+        """End the process that was loaded ahead, if there is one; load none from now on."""
+        self._lanes = 0
         if self._loaded is not None:
             self._loaded.stop()
+            self._loaded = None
 
 
 class JobRun:
@@ -92,11 +102,15 @@ class JobRun:
         """bases: for each switch, the host and the port number that precedes the UDP ports of switch port 1.
 
         ethernet: whether ports are interfaces; `bases` are then the addresses to which packets are sent.
-        servers: starts the run's server.
+        servers: starts the run's server; by default, the run has one of its own.
         """
         self.job = job
+        #: When a server is loaded ahead, by `time.monotonic`: one that is lost is then replaced at once.
+        self._load_ahead_at, self._owns_servers = math.inf, servers is None
         self._servers = servers or ServerStarter()
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
+        #: The UDP port of the run's servers on this host, one after the other.
+        self._local_port = 0
         #: The current admission, and its job: the described one, or with the workers that are left.
         self._admission: dict[str, Any] = {}
         self._admitted_job = job
@@ -115,7 +129,7 @@ class JobRun:
         self.end()
         survives = client.request.get("on_lost") == "continue"
         with ExitStack() as run:
-            self._admitted_job = self.job
+            self._admitted_job, self._local_port = self.job, _free_port()
             self._admission = self._controller.admit_job(self.job, is_new=is_new)
             run.callback(self._evict)
             self._server = RestartableProcess(self._start_server(), lambda: self._start_server(wait=False))
@@ -125,6 +139,8 @@ class JobRun:
         self.members = Members(client, described.workers, survives=survives, patience_s=described.timeout_s)
         if survives:
             client.heir = self.members.first
+            if self._owns_servers:
+                self._load_ahead_at = time.monotonic() + _LOAD_AHEAD_S
         return {**self._response(), "run": self.members.token}
 
     def update(self, now: float) -> None:
@@ -174,11 +190,15 @@ class JobRun:
         """
         assert self._server is not None
         self._admitted_job = self.job.with_workers(ranks)
-        admission = self._controller.admit_job(
-            self._admitted_job,
-            secret=self._admission["secret"],
-            free=any(report.sums == 0 for report in reports),
-        )
+        options = {
+            "secret": self._admission["secret"],
+            "free": any(report.sums == 0 for report in reports),
+        }
+        try:
+            admission = self._controller.admit_job(self._admitted_job, **options)
+        except SwitchError as error:  # the switch may have been restarted, and may be ready again
+            self._controller.tell(Event("error", f"{error}; trying once more", self.job.job.id))
+            admission = self._controller.admit_job(self._admitted_job, **options)
         chunks = [self._admission.get("first_chunk", 0), *(report.chunk for report in reports)]
         first_chunk = (latest_chunk(chunks) + 2 * admission["window"] + _JOINING_CHUNKS) % (1 << 32)
         self._admission = {**admission, "first_chunk": first_chunk}
@@ -207,6 +227,9 @@ class JobRun:
     def end(self, reason: str = "the controller has ended the run; start all ranks again") -> None:
         """End the current run, if there is one: tell its members, stop the server, then evict the job."""
         server, self._server = self._server, None
+        self._load_ahead_at = math.inf
+        if self._owns_servers:
+            self._servers.close()
         if server is not None:
             if self.members is not None:
                 self.members.end(reason)
@@ -217,6 +240,12 @@ class JobRun:
         """Restart the server if it has ended. End a run that cannot continue."""
         if self._server is None:
             return
+        if self._owns_servers and self.members is not None and not self.members.clients:
+            self._load_ahead_at = math.inf
+            self._servers.close()
+        elif time.monotonic() >= self._load_ahead_at:
+            self._load_ahead_at = math.inf
+            self._servers.load_ahead(self.job.plans()[0].switch.pipeline_lanes)
         try:
             # Without its switch, a restarted server would end immediately, and the run with it.
             if self._server.child.status and self._controller.is_up(self._admitted_job):
@@ -247,7 +276,7 @@ class JobRun:
     def _start_server(self, *, wait: bool = True) -> Child:
         address = self._port_address(self._bases[0], self.job.server_port)
         wire = ["--ethernet"] if self._ethernet else []
-        command = ("server", "run", "--switch", address, *wire)
+        command = ("server", "run", "--switch", address, *wire, "--local-port", str(self._local_port))
         environment = {ADMISSION: json.dumps(self._admission)}
         return self._servers.start(*command, environment=environment, wait=wait)
 
@@ -388,6 +417,13 @@ class JobRuns:
         number, ports = run.job.job.id, (run.job.server_port, *run.job.worker_ports)
         self._controller.tell(Event("run", f"group's job {number}: ended with {client.name}"))
         self._spare_ports.extend(ports)
+
+
+def _free_port() -> int:
+    """Return a UDP port that is free now."""
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.bind(("0.0.0.0", 0))
+        return int(probe.getsockname()[1])
 
 
 def _with_ports(job: JobDescription, number: int, server: int, workers: tuple[int, ...]) -> JobDescription:

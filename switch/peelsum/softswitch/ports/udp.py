@@ -69,6 +69,8 @@ class PortCounts:
     """Received datagrams that the configured loss dropped."""
     lost_out: int = 0
     """Datagrams that the configured loss dropped before they were sent."""
+    late: int = 0
+    """Datagrams that were sent after later ones, as configured."""
 
 
 class UdpPort:
@@ -140,6 +142,8 @@ class UdpPorts:
         base: int | Mapping[int, int] | None = None,
         batch: int = 1024,
         loss: float = 0.0,
+        loss_burst: float | None = None,
+        late: float = 0.0,
         seed: int = 0,
         offload: bool | None = None,
         accepts_any_hello: bool = True,
@@ -152,6 +156,8 @@ class UdpPorts:
         accepts_any_hello: whether ports without a secret accept every hello.
         cpu_port: frames to it are for the controller.
         loss: share of datagrams except hellos that each port loses in each direction, decided by `seed`.
+        loss_burst: the mean number of datagrams that are lost in a row; None loses each independently.
+        late: share of the datagrams sent at once that are exchanged with one up to MOST_LATE later.
         Raises ValueError for a share or a number out of range, OSError naming an address that is in use.
         """
         self.batch = self._most_frames = batch
@@ -163,9 +169,13 @@ class UdpPorts:
         self.sockets = new_sockets(numbers, cpu_port)
         if not 0 <= loss <= 1:
             raise ValueError(f"loss: {loss} is out of range; use 0 to 1")
-        self.sockets.loss[0] = loss
+        self.sockets.loss[:] = loss
+        if loss_burst is not None and loss:
+            # Of two states, in the lossy one for a share `loss` of the packets, `loss_burst` at a time.
+            self.sockets.loss[:] = loss / (1 - loss) / loss_burst, 1 - 1 / loss_burst
+        self.sockets.late[0] = late
         for row, number in enumerate(numbers):
-            self.sockets.draws[row] = np.random.SeedSequence((seed, number)).generate_state(2, np.uint64)
+            self.sockets.draws[row] = np.random.SeedSequence((seed, number)).generate_state(3, np.uint64)
         #: By switch port number.
         self.ports: dict[int, UdpPort] = {}
         try:

@@ -5,8 +5,11 @@ Theory of operation. Each row of a batch has room for headers before its payload
 each. `sort` orders frames by port, and `send` lets the kernel gather their payloads, so this code copies no
 payload. The caller allocates all memory.
 
-To test protocols, ports can lose packets in each direction. A counter's hash (splitmix64) decides for each
-packet, so equal seeds lose the same ones.
+To test protocols, ports can lose packets in each direction, one by one or in bursts, and send some of them
+out of order. A counter's hash (splitmix64) decides for each packet, so equal seeds lose the same ones. Bursts
+follow Gilbert's model: a loss has two probabilities, after a packet that was lost and after one that was not.
+Its two states change as often while no packet comes, once in `_SLOT_NS`: otherwise a burst would last until
+enough packets have been lost, however slowly a sender tries again.
 
 A port takes packets from its peer only. A hello (see `peelsum.wire.hello`) makes its source the peer:
 
@@ -66,8 +69,12 @@ _OFFLOAD_REFUSED = (5, 22, 90, 95)  # EIO, EINVAL, EMSGSIZE, EOPNOTSUPP
 _UNFRAMED, _NO_SUCH_PORT, _FOR_CPU, _HELD = -1, -2, -3, -4
 #: Written over the port of a frame that waits in a ring, or is lost.
 HELD = -1
-#: Columns of `Sockets.draws`.
-_IN, _OUT = 0, 1
+#: Columns of `Sockets.draws`; the first two are also those of `Sockets.lost`.
+_IN, _OUT, _LATE = 0, 1, 2
+#: Nanoseconds without packets that change the states of losses as a packet does.
+_SLOT_NS = 10_000
+#: The most positions by which a packet is late.
+MOST_LATE = 32
 
 
 class UdpCount(IntEnum):
@@ -84,6 +91,7 @@ class UdpCount(IntEnum):
     LOST_OUT = 8
     CHALLENGES = 9
     REFUSED = 10
+    LATE = 11
 
 
 class UdpColumn(IntEnum):
@@ -116,8 +124,11 @@ class Sockets(NamedTuple):
     challenge: NDArray[np.uint64]  # [1]: the one being sent
     challenge_iovec: NDArray[np.int64]  # [2]: struct iovec of that
     clock: NDArray[np.int64]  # [2]: struct timespec
-    loss: NDArray[np.float64]  # [1]: the share of packets that each port loses in each direction
-    draws: NDArray[np.uint64]  # [ports, 2]: the counters that decide which, of received and sent packets
+    loss: NDArray[np.float64]  # [2]: the probability of a loss after a packet that was not lost, or was
+    lost: NDArray[np.int64]  # [ports, 2]: 1 if the last received, or sent, packet was lost
+    lost_at: NDArray[np.int64]  # [ports, 2]: when that was, in nanoseconds
+    late: NDArray[np.float64]  # [1]: the share of packets that are sent out of order
+    draws: NDArray[np.uint64]  # [ports, 3]: the counters that decide about received, sent and late packets
     frame_bytes: NDArray[np.int64]  # [2]: the least and the most bytes of a frame
 
 
@@ -159,8 +170,11 @@ def new_sockets(numbers: Sequence[int], cpu_port: int) -> Sockets:
         challenge=challenge,
         challenge_iovec=np.array([challenge.ctypes.data, challenge.nbytes], np.int64),
         clock=np.zeros(2, np.int64),
-        loss=np.zeros(1),
-        draws=np.zeros((len(numbers), 2), np.uint64),
+        loss=np.zeros(2),
+        lost=np.zeros((len(numbers), 2), np.int64),
+        lost_at=np.zeros((len(numbers), 2), np.int64),
+        late=np.zeros(1),
+        draws=np.zeros((len(numbers), 3), np.uint64),
         frame_bytes=np.zeros(2, np.int64),
     )
 
@@ -255,13 +269,35 @@ def _receive_datagram(sockets: Sockets, row: int, batch: ReceiveBuffers, first: 
 
 @compiled
 def survives(sockets: Sockets, row: int, direction: int) -> bool:
-    """Return whether a port does not lose its next packet in a direction, a column of `Sockets.draws`."""
+    """Return whether a port does not lose its next packet in a direction, a column of `Sockets.lost`."""
+    is_lost = _draw(sockets, row, direction) < sockets.loss[sockets.lost[row, direction]]
+    sockets.lost[row, direction] = is_lost
+    return not is_lost
+
+
+@compiled
+def _pass_time(sockets: Sockets, row: int, direction: int) -> None:
+    """Draw the state of losses after the time since the last packet in a direction, if there are bursts."""
+    kept = sockets.loss[1] - sockets.loss[0]
+    if kept == 0.0:
+        return
+    now_ns = nanoseconds(sockets.clock)
+    kept_since = kept ** ((now_ns - sockets.lost_at[row, direction]) / _SLOT_NS)
+    share = sockets.loss[0] / (1.0 - kept)
+    is_lossy = share + (sockets.lost[row, direction] - share) * kept_since
+    sockets.lost[row, direction] = _draw(sockets, row, direction) < is_lossy
+    sockets.lost_at[row, direction] = now_ns
+
+
+@compiled
+def _draw(sockets: Sockets, row: int, column: int) -> float:
+    """Return the next number of a column of `Sockets.draws`, from 0 to less than 1."""
     draws = sockets.draws[row]
-    draws[direction] += np.uint64(0x9E3779B97F4A7C15)
-    bits = draws[direction]
+    draws[column] += np.uint64(0x9E3779B97F4A7C15)
+    bits = draws[column]
     bits = (bits ^ bits >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ bits >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return bool(((bits ^ bits >> np.uint64(31)) >> np.uint64(11)) * 2.0**-53 >= sockets.loss[0])
+    return float(((bits ^ bits >> np.uint64(31)) >> np.uint64(11)) * 2.0**-53)
 
 
 @compiled
@@ -270,6 +306,7 @@ def _lose_received(sockets: Sockets, row: int, batch: ReceiveBuffers, first: int
     if not sockets.loss[0]:
         return packets
     end = first
+    _pass_time(sockets, row, _IN)
     for frame in range(first, first + packets):
         if survives(sockets, row, _IN):
             if end < frame:
@@ -286,6 +323,8 @@ def lose_sent(sockets: Sockets, port: NDArray[np.int32]) -> None:
     """Lose some of the frames that leave by these ports: set their port to HELD."""
     if not sockets.loss[0]:
         return
+    for row in range(sockets.state.shape[0]):
+        _pass_time(sockets, row, _OUT)
     for frame in range(port.shape[0]):
         row = sockets.rows[port[frame]] if 0 <= port[frame] < PORTS else -1
         if row >= 0 and not survives(sockets, row, _OUT):
@@ -370,6 +409,20 @@ def _mark_active(sockets: Sockets, row: int) -> None:
 
 
 @compiled
+def _was_silent(sockets: Sockets, row: int) -> bool:
+    """Return whether the peer has been silent for SILENCE_NS, at most once in this time.
+
+    A switch that was started again knows no peer until it gets a hello.
+    """
+    state = sockets.state[row]
+    has_received = state[UdpColumn.RECEIVED] != sockets.counts[row, UdpCount.RECEIVED]
+    if has_received or nanoseconds(sockets.clock) - state[UdpColumn.ACTIVE_AT] >= SILENCE_NS:
+        _mark_active(sockets, row)
+        return not has_received
+    return False
+
+
+@compiled
 def _has_secret(sockets: Sockets, row: int) -> bool:
     return bool(sockets.secrets[row, 0] or sockets.secrets[row, 1])
 
@@ -451,7 +504,9 @@ def send(sockets: Sockets, send_buffers: SendBuffers) -> int:
 def _send_port(sockets: Sockets, row: int, send_buffers: SendBuffers) -> bool:
     """Send a port's packets; return whether the kernel or the network device refuses the segments."""
     state, counts = sockets.state[row], sockets.counts[row]
-    if state[UdpColumn.JOINED] and not state[UdpColumn.ANSWERED]:
+    if sockets.late[0]:
+        _make_late(sockets, row, send_buffers)
+    if state[UdpColumn.JOINED] and (not state[UdpColumn.ANSWERED] or _was_silent(sockets, row)):
         _send_datagram(sockets, row, sockets.peers[row], 0, 0)
     error_number = 0 if sockets.peers[row, 0] else -1
     while not error_number and send_buffers.next[row] < send_buffers.end[row]:
@@ -471,6 +526,19 @@ def _send_port(sockets: Sockets, row: int, send_buffers: SendBuffers) -> bool:
         counts[UdpCount.UNREACHABLE] += unsent_count
     send_buffers.next[row] = send_buffers.end[row]
     return False
+
+
+@compiled
+def _make_late(sockets: Sockets, row: int, send_buffers: SendBuffers) -> None:
+    """Exchange some of a port's packets with one of up to MOST_LATE after them that are sent at once."""
+    iovecs, end = send_buffers.iovecs, send_buffers.end[row]
+    for packet in range(send_buffers.next[row], end - 1):
+        if _draw(sockets, row, _LATE) < sockets.late[0]:
+            most = min(MOST_LATE, end - 1 - packet)
+            other = packet + 1 + int(_draw(sockets, row, _LATE) * most)
+            for i in range(2):
+                iovecs[packet, i], iovecs[other, i] = iovecs[other, i], iovecs[packet, i]
+            sockets.counts[row, UdpCount.LATE] += 1
 
 
 @compiled

@@ -1,0 +1,103 @@
+"""Bursts of losses, packets out of order, and a slow link.
+
+Workers sum the same seeded words again and again over a star of processes, as in the experiment `loss`. Every
+switch port has the named fault in both directions; only late packets are late in one, from the switch. Two
+sums to warm up are not timed, but their packets count. All sums are compared with an independent one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks import Experiment, Plot, Size, Value
+from benchmarks.summing_workers import WARM_UPS, one_sum, started
+from peelsum.topology import Star
+
+#: Mbit/s of a port whose rate is limited, and of the slow one.
+MBIT, SLOW_MBIT = 400.0, 100.0
+
+
+#: The options of the star by the fault, for a share of the packets and so many workers.
+FAULTS: dict[str, Callable[[float, int], dict[str, Any]]] = {
+    "none": lambda share, workers: {},
+    "alone": lambda share, workers: {"loss": share},
+    "bursts of 4": lambda share, workers: {"loss": share, "loss_burst": 4.0},
+    "bursts of 32": lambda share, workers: {"loss": share, "loss_burst": 32.0},
+    "late": lambda share, workers: {"late": share},
+    "all slow": lambda share, workers: {"rate_mbit": SLOW_MBIT},
+    "one slow": lambda share, workers: {"rate_mbit": _one_slow(workers)},
+    "all slow, alone": lambda share, workers: {"rate_mbit": SLOW_MBIT, "loss": share},
+    "one slow, alone": lambda share, workers: {"rate_mbit": _one_slow(workers), "loss": share},
+}
+
+
+def _one_slow(workers: int) -> dict[int, float]:
+    """Return the ports' rates with a slow link to worker 0."""
+    return {1: SLOW_MBIT, **dict.fromkeys(range(2, workers + 2), MBIT)}
+
+
+def measure(
+    seed: int, fault: str, share: float, workers: int, lanes: int, elements: int, seconds: float
+) -> dict[str, Value]:
+    """Sum words repeatedly over a star whose links have a fault. Raises ProcessError."""
+    sums: list[list[dict[str, Any]]] = []
+    links = FAULTS[fault](share, workers)
+    with Star(workers, lanes=lanes, seed=seed, **links) as star, ExitStack() as stack:
+        children = started(stack, map(asdict, star.seats), elements=elements, seed=seed)
+        ends = time.monotonic() + seconds
+        while len(sums) <= WARM_UPS or time.monotonic() < ends:
+            sums.append(one_sum(children))
+        counts = one_sum(children, again=False)
+    slowest = [max(line["seconds"] for line in lines) for lines in sums[WARM_UPS:]]
+    assert star.report is not None
+    server, ports = star.report.server, star.report.ports.values()
+    chunks = server["chunks_in_switch"] + server["chunks_at_server"]
+    sent = sum(worker["contributions"] + worker["resends"] for worker in counts)
+    received = sum(port["received"] + port["lost_in"] for port in ports)
+    return {
+        "goodput_gbit_s": 32 * elements * len(slowest) / sum(slowest) / 1e9,
+        "in_switch": server["chunks_in_switch"] / max(1, chunks),
+        "packets_over_least": sent / max(1, workers * chunks),
+        "lost": sum(port["lost_in"] for port in ports) / received,
+        "late": sum(port["late"] for port in ports) / sum(port["sent"] for port in ports),
+        "window_cuts": sum(worker["window_cuts"] for worker in counts),
+        "wrong": sum(line["wrong"] for lines in sums for line in lines),
+    }
+
+
+EXPERIMENT = Experiment(
+    measure=measure,
+    columns={
+        "goodput_gbit_s": "gigabits of words that a worker had summed per second",
+        "in_switch": "share of chunks that the switch summed; the server summed the others",
+        "packets_over_least": "packets that workers sent, over one for each chunk",
+        "lost": "share of the packets to the switch that were lost",
+        "late": "share of the packets from the switch that were sent after later ones",
+        "window_cuts": "times that a worker cut its window, all workers",
+        "wrong": "words that differ from an independent sum",
+    },
+    defaults={"workers": 4, "lanes": 256, "share": 0.01},
+    sizes={
+        "quick": Size([{"fault": ("bursts of 4", "late"), "elements": 2**16, "seconds": 0.5}], 1),
+        "usual": Size([{"fault": tuple(FAULTS), "elements": 2**20, "seconds": 2.0}], 5),
+    },
+    ranges={"share": (0, 0.5), "workers": (2, 32), "elements": (1, 1 << 28), "seconds": (0, 3600)},
+    choices={"fault": tuple(FAULTS)},
+    plots=[
+        Plot(
+            "goodput",
+            x="fault",
+            y="goodput_gbit_s",
+            kind="bars",
+            finding="""With 1% of packets lost four at a time, workers sum {@bursts of 4:.2f} Gbit/s, and
+                with 1% lost alone {@alone:.2f}""",
+            setting="""Four worker processes sum 4 MiB over loopback through the softswitch; links are
+                unlimited, or have 400 Mbit/s, and slow ones 100. Measured.""",
+            ylabel="Goodput of a worker (Gbit/s)",
+        )
+    ],
+)
