@@ -69,9 +69,7 @@ class Killed:
         address = str(listening.getsockname()[1])
         worker = open_.enter_context(
             subprocess.Popen(
-                [sys.executable, "-c", WORKER, address],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-c", WORKER, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
         )
         while not self.requests.next_client(0.0, PATIENCE_S):

@@ -122,7 +122,7 @@ def test_json_is_the_plan() -> None:
     assert planned.keys() == {"choice", "why", "candidates", "forms", "methods", "crossovers", "advice"}
     assert planned["forms"][0].keys() == {"form", "predicted_ms", "ms", "codec_ms", "wrong"}
     assert planned["methods"][0].keys() == {
-        *("method", "sent_bytes", "latency_ms", "words_ms", "codec_ms", "total_ms"),
+        *("method", "sent_bytes", "latency_ms", "words_ms", "codec_ms", "total_ms")
     }
     assert planned["choice"].keys() == {
         *("form", "index", "layout", "bytes", "exchanges", "words_ms", "exchanges_ms", "codec_ms"),

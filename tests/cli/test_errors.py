@@ -156,10 +156,7 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
     ("typed", "message"),
     [
         ("demo --workers 9", "--workers: 9 is out of range; use 2 to 8"),
-        (
-            "demo --form bloom",
-            "--form: 'bloom' is not one of 'sketch', 'compact', 'auto'",
-        ),
+        ("demo --form bloom", "--form: 'bloom' is not one of 'sketch', 'compact', 'auto'"),
         ("bench allreduce --lanes=7", LANES),
         ("bench switch --lanes=7", LANES),
         ("bench switch --seconds=nan", "--seconds: nan is out of range; use 0.1 to 3600"),
@@ -174,10 +171,7 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
             "--p4runtime: localhost:99999: give the switch as host:port, for example 127.0.0.1:9559",
         ),
         ("job evict", "Missing argument 'job_id'; see `peelsum job evict --help`"),
-        (
-            "switch trace --packet=00 --port=999",
-            "--port: '999': input should be less than or equal to 510",
-        ),
+        ("switch trace --packet=00 --port=999", "--port: '999': input should be less than or equal to 510"),
         ("job evict x", "job_id: 'x' is not a whole number; give one"),
         ("demo --loss=high", "--loss: 'high' is not a number; give one"),
         ("job evict 1 --device-id=-1", DEVICE_ID.format(-1)),

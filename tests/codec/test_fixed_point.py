@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peelsum.codec import (
-    NON_FINITE,
-    CodecError,
-    FixedPoint,
-    device,
-    quantize,
-    scale_for,
-)
+from peelsum.codec import NON_FINITE, CodecError, FixedPoint, device, quantize, scale_for
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 FAN_IN = st.integers(1, 2**31 - 1)

@@ -103,14 +103,7 @@ def test_a_row_that_refuses_to_close_keeps_the_job_as_it_is(controller, device, 
 
 @pytest.mark.parametrize(
     ("known", "expected"),
-    [
-        ([100, 7], 101),
-        ([7, 9, 8], 10),
-        ([65535], 0),
-        ([65535, 0], 1),
-        ([65535, 0, 1], 2),
-        ([65535, 1], 0),
-    ],
+    [([100, 7], 101), ([7, 9, 8], 10), ([65535], 0), ([65535, 0], 1), ([65535, 0, 1], 2), ([65535, 1], 0)],
 )
 def test_the_next_generation_is_after_the_newest_that_any_switch_remembers(known, expected):
     assert admission.next_generation(known, now=1e9) == expected

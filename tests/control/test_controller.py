@@ -341,10 +341,7 @@ def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(ser
     with Primary(server.address, election_id=9):
         stream.bid(3)
     stream.receive()
-    with (
-        Primary(server.address) as controller,
-        pytest.raises(SwitchError, match="runs no pipeline"),
-    ):
+    with Primary(server.address) as controller, pytest.raises(SwitchError, match="runs no pipeline"):
         controller.status()
     backup.channel.close()
 

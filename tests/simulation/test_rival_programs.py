@@ -60,12 +60,7 @@ class Program:
     def send(self, message: Message, port: int | None = None, number: int = 1) -> dict[int, Message]:
         """Send a message from its worker's port, or from another; return what leaves, by port."""
         frames = Frames.of(
-            [
-                (
-                    message.worker if port is None else port,
-                    frame(job(number, self._workers), message),
-                )
-            ]
+            [(message.worker if port is None else port, frame(job(number, self._workers), message))]
         )
         out = {}
         for to, raw in self._switch.process(frames, 0).pairs():

@@ -574,10 +574,7 @@ def test_options_that_do_not_go_together_are_named(options: dict[str, object], m
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [
-        ("eth0", "interface: eth0: give PORT@VALUE"),
-        ("1@", "interface: 1@: give PORT@VALUE"),
-    ],
+    [("eth0", "interface: eth0: give PORT@VALUE"), ("1@", "interface: 1@: give PORT@VALUE")],
 )
 def test_the_command_line_names_what_it_cannot_read(option: str, message: str) -> None:
     done = peelsum("switch", "run", "--interface", option)

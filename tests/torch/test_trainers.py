@@ -175,9 +175,7 @@ def test_the_callback_registers_the_hook_on_a_compiled_model(alone):
         ("accelerate", ["peelsum-rank-0-of-2.pt", "peelsum-rank-1-of-2.pt"]),
         pytest.param("transformers", ["epoch 1.0", "epoch 2.0"], marks=pytest.mark.system),
         pytest.param(
-            "lightning",
-            ["epoch=1.ckpt", "epoch=1.ckpt.peelsum", "last.ckpt"],
-            marks=pytest.mark.system,
+            "lightning", ["epoch=1.ckpt", "epoch=1.ckpt.peelsum", "last.ckpt"], marks=pytest.mark.system
         ),
     ],
 )

@@ -361,11 +361,7 @@ def in_a_run() -> tuple[WorkerEndpoint, int]:
 
 def test_a_need_for_the_first_sum_or_for_the_first_chunk_of_the_run_is_heeded() -> None:
     worker, first = in_a_run()
-    for chunk, word, kind in (
-        (0, 77, Kind.BYPASS),
-        (first, 88, Kind.RESEND),
-        (first + 1, 88, Kind.RESEND),
-    ):
+    for chunk, word, kind in ((0, 77, Kind.BYPASS), (first, 88, Kind.RESEND), (first + 1, 88, Kind.RESEND)):
         worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
         (packet,) = sent(worker, 0.1)
         assert (packet["kind"], packet["chunk_id"], packet["lanes"][0]) == (kind, chunk, word)

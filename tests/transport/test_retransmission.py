@@ -144,8 +144,7 @@ def test_what_is_answered_before_it_is_resent_is_resent_only_if_it_is_needed(nee
 
 
 @pytest.mark.parametrize(
-    ("next_sent", "answered", "again"),
-    [(0.00122, 0.0014, []), (0.00121, 0.0017, []), (0.00122, 0.0017, [5])],
+    ("next_sent", "answered", "again"), [(0.00122, 0.0014, []), (0.00121, 0.0017, []), (0.00122, 0.0017, [5])]
 )
 def test_a_resend_is_lost_when_much_later_packets_are_answered_after_half_a_round_trip(
     next_sent: float, answered: float, again: list[int]

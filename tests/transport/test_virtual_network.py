@@ -77,11 +77,7 @@ SCENES: dict[str, tuple[range, int, Callable[[int], dict[str, Any]]]] = {
     "restarts": (range(1000, 1080, 10), 10, lambda seed: {"restarts": True}),
     "two jobs": (range(2000, 2050, 10), 10, lambda seed: {"jobs": 2}),
     "racks": (range(4000, 4060, 10), 10, lambda seed: {"worst": 0.25, "racks": 2}),
-    "racks restart": (
-        range(5000, 5050, 10),
-        10,
-        lambda seed: {"worst": 0.25, "racks": 2, "restarts": True},
-    ),
+    "racks restart": (range(5000, 5050, 10), 10, lambda seed: {"worst": 0.25, "racks": 2, "restarts": True}),
     # A leaf keeps a result that another rack, and then the server, have lost.
     "racks' server restarts": (
         range(8000, 8160, 40),

@@ -424,8 +424,7 @@ def test_reconcile_keeps_externs_and_acknowledgements_are_for_the_running_pipeli
     client.update("INSERT", table_entry=balanced(ids, 1, **action_set(ids, (10, 3), (20, 1))))
     rates = p4r.MeterConfig(cir=10, cburst=2, pir=20, pburst=3)
     client.update(
-        "MODIFY",
-        meter_entry=p4r.MeterEntry(meter_id=ids["police"], index={"index": 4}, config=rates),
+        "MODIFY", meter_entry=p4r.MeterEntry(meter_id=ids["police"], index={"index": 4}, config=rates)
     )
     meters = client.read(meter_entry=p4r.MeterEntry())
     client.set_pipeline(config_, "RECONCILE_AND_COMMIT")

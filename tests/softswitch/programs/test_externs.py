@@ -11,11 +11,7 @@ from random_programs import crc16
 
 from peelsum.softswitch import Frames, Switch, load
 from peelsum.softswitch.compiler.loading import parse
-from peelsum.softswitch.errors import (
-    InvalidEntry,
-    NoSuchEntry,
-    TableFull,
-)
+from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry, TableFull
 from peelsum.softswitch.program.model import ActionSet, GroupReference, MemberReference, WeightedAction
 from peelsum.softswitch.runtime.messages import MOST_RECORDS
 from peelsum.softswitch.runtime.meters import Rates
@@ -137,10 +133,7 @@ def test_rates_that_cannot_be_are_refused(switch):
 
 def test_a_digest_has_the_values_of_its_packet(switch):
     send(switch, packet(DIGEST, flow=500, result=1 << 63), packet(LOG), packet(DIGEST, flow=3), port=511)
-    assert list(switch.messages.digests) == [
-        ("sighting_t", (500, 511, 1 << 63)),
-        ("sighting_t", (3, 511, 0)),
-    ]
+    assert list(switch.messages.digests) == [("sighting_t", (500, 511, 1 << 63)), ("sighting_t", (3, 511, 0))]
 
 
 def test_messages_beyond_what_memory_holds_are_counted(switch):
