@@ -75,7 +75,6 @@ class Killed:
         while not self.requests.next_client(0.0, PATIENCE_S):
             pass
         self.requests.respond({"admission": {}})
-        assert worker.stdout is not None
         self.addresses: dict[str, Any] = json.loads(worker.stdout.readline())
         self.requests.next_client(0.0, 0.0)
         self.holder_before = self.requests.holder

@@ -114,7 +114,6 @@ def test_the_best_is_the_fastest_of_all_runs() -> None:
 def test_the_smallest_layout_recovers_all_and_one_of_fewer_rows_does_not() -> None:
     positions = np.flatnonzero(drawn(300_000, 0.05, 2)[0])
     layout = smallest_lhc(positions, 300_000)
-    assert layout is not None
     assert layout.peeled(positions).left_over == 0
     assert LhcLayout(int(layout.rows / 1.06)).peeled(positions).left_over > 0
     assert smallest_lhc(np.arange(300_000), 300_000) is None
@@ -164,8 +163,6 @@ def test_a_filter_passes_its_positions_and_few_others(hashes: int) -> None:
 def test_the_fewest_words_recover_everything(density: float) -> None:
     positions = support(density)
     best, program = fewest_words(positions, N), smallest_lhc(positions, N, index_bits=1)
-    assert best is not None
-    assert program is not None
     assert best.layout.peeled(best.candidates).left_over == 0
     assert np.isin(positions, best.candidates).all()
     assert best.words < program.words(N)

@@ -85,7 +85,6 @@ def test_the_map_has_a_square_for_each_point_and_marks_where_auto_is_slower() ->
     from matplotlib.figure import Figure
 
     fill = load(find("which_form")).plots[0].fill
-    assert fill is not None
     columns = ["gbps", "density", "fastest", "auto_over_fastest", "modelled"]
     points = [
         ("0.1", "0.01", "compact", 1.05, True),

@@ -37,7 +37,6 @@ def settled(link: LinkModel = LINK, used: tuple[float, float] | None = None) -> 
 
 
 def near(one: LinkEstimate, link: LinkModel) -> bool:
-    assert one.link is not None
     return (one.link.latency_s, one.link.gbps) == pytest.approx((link.latency_s, link.gbps), rel=0.02)
 
 

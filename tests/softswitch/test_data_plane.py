@@ -144,7 +144,6 @@ print(sorted(counts.ports))
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     grpc_port, *udp_ports = map(int, process.stdout.readline().split())
     socket.create_connection(("127.0.0.1", grpc_port), timeout=PATIENCE_S).close()
     assert len(udp_ports) == 2

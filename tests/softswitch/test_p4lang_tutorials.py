@@ -89,7 +89,6 @@ class Exercise:
         self._until_prompt()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         while character := self.process.stdout.read(1):
             self._characters.put(character)
         self._characters.put("")
@@ -107,7 +106,6 @@ class Exercise:
 
     def type(self, line: str) -> str:
         """Type a line at Mininet's prompt; return what is printed until the next prompt."""
-        assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         return self._until_prompt()
 
@@ -140,7 +138,6 @@ class Exercise:
 
     def close(self) -> None:
         """Leave Mininet, which ends the switches."""
-        assert self.process.stdin is not None
         try:
             self.process.stdin.write("exit\n")
             self.process.wait(timeout=PATIENCE_S)

@@ -53,7 +53,6 @@ def echoes() -> dict[str, object]:
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as switch,
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as host,
     ):
-        assert switch.stdout is not None
         lines = [switch.stdout.readline() for _ in range(2)]
         host.bind(("host1", 3))
         lengths = []
@@ -86,7 +85,6 @@ def logged_line() -> str:
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as switch,
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as host,
     ):
-        assert switch.stdout is not None
         lines = iter(switch.stdout.readline, "")
         next(line for line in lines if "runs a program without lanes" in line)
         host.bind(("host1", 3))

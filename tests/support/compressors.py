@@ -86,10 +86,8 @@ def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np
         state.summed = compressor.compress(flat, state)
         size += state.summed.nbytes
     if compressor.kind == "indexed":
-        assert state.positions is not None
         size += 4 * state.positions.size
     state.scratch["bytes"] = size
-    assert state.summed is not None
     return compressor.decompress(state.summed, state), state
 
 

@@ -127,8 +127,6 @@ def alone(file: str, scene: str) -> Any:
     if REFUSAL:
         pytest.skip(REFUSAL)
     server = _server(file)
-    assert server.stdin is not None
-    assert server.stdout is not None
     server.stdin.write(json.dumps([scene, dict(os.environ)]) + "\n")
     server.stdin.flush()
     assert select.select([server.stdout], [], [], PATIENCE_S)[0], f"{scene}: no result"

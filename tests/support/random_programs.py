@@ -75,13 +75,14 @@ class Table(NamedTuple):
         ordered = any(kind in ("ternary", "range") for kind, _ in self.keys)
         ranks = []
         for number, (patterns, _, _, priority) in enumerate(self.entries):
-            if all(map(_matches, self.keys, patterns, values)):
+            if all(map(matches, self.keys, patterns, values)):
                 prefixes = [p[1] for p, (kind, _) in zip(patterns, self.keys, strict=True) if kind == "lpm"]
                 ranks.append((priority if ordered else sum(prefixes), number))
         return max(ranks)[1] if ranks else None
 
 
-def _matches(key: tuple[str, int], pattern: Any, value: int) -> bool:
+def matches(key: tuple[str, int], pattern: Any, value: int) -> bool:
+    """Return whether a table's key, of a kind and of so many bits, matches a value."""
     match key:
         case "exact", _:
             return bool(value == pattern)
@@ -479,7 +480,6 @@ class RandomProgram:
     def _write_assign(self) -> None:
         """Write an assignment to a variable, or to some of its bits."""
         target = self._target()
-        assert target is not None
         bits = target.type.bits
         if target.type.kind == "bit" and bits > 2 and self.rng.random() < 0.25:
             low, high = sorted(self.rng.sample(range(bits), 2))

@@ -27,7 +27,6 @@ def in_pieces(rank: int) -> dict[str, Any]:
         dist.reduce_scatter_tensor(part, given)
         made[f"scattered {dtype}"] = part.tolist()
         work = dist.all_gather_into_tensor(given, part, async_op=True)
-        assert work is not None
         work.wait()
         made[f"gathered {dtype}"] = given.tolist()
     part = torch.zeros(3, 5)

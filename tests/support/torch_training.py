@@ -64,7 +64,6 @@ def model(*, device: str = "cpu", sparse: bool = False, **options: Any) -> Distr
 
 def store_of_all() -> Any:
     """Return the store that all ranks share."""
-    assert dist.group.WORLD is not None
     return dist.group.WORLD.get_group_store()
 
 
@@ -347,7 +346,6 @@ def _check_other_calls(rank: int, world: int, number: int) -> None:
     received = torch.zeros(1)
     sending = dist.isend(torch.tensor([float(number)]), (rank + 1) % world)
     dist.recv(received, (rank - 1) % world)
-    assert sending is not None
     sending.wait()
     assert received.item() == number
 
@@ -481,7 +479,6 @@ def leaves(rank: int) -> tuple[int, bool]:
     """Threads left at exit, and whether the connection is closed, of a state that is still referenced."""
     state = SwitchAllreduceState(over="gloo")
     train(rank, 1, state)
-    assert state._sums.queue is not None
     summation = state._sums.queue.backend
     atexit._run_exitfuncs()
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("peelsum sums")]
@@ -622,7 +619,6 @@ def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int],
         tensors = [torch.tensor([1 << rank] * 1000) for _ in groups]
         works = [dist.all_reduce(t, group=g, async_op=True) for t, g in zip(tensors, groups, strict=True)]
         for work in works:
-            assert work is not None
             work.wait()
     sums = [int(tensor.unique().item()) for tensor in tensors]
     with open_session(p4runtime) as session:

@@ -45,7 +45,6 @@ def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair) -> None:
     assert re.fullmatch(r"(starting the network: \d+ s\n)*", done.stderr)
     assert done.stdout.splitlines()[-1].startswith("run commands with `peelsum exec h1 -- ...`")
     record = Record.read()
-    assert record is not None
     assert os.getsid(record.up.pid) != os.getsid(0)
     assert said(exec_in("h1", "echo", "here")) == "here"
     again = detached(pair)

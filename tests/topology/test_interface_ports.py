@@ -487,7 +487,6 @@ def killed() -> None:
     for _ in range(2):
         command = [*networks.PEELSUM, "switch", "run", "--interface", "1@switch1", "--json"]
         with subprocess.Popen([*command, "--p4runtime", "127.0.0.1:0"], stdout=subprocess.PIPE) as switch:
-            assert switch.stdout is not None
             assert_equal(json.loads(switch.stdout.readline())["port_method"], {"1": "AF_XDP, native"})
             switch.kill()
     assert_equal(best_port_method("switch1"), ("xdp", "native"))

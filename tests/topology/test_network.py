@@ -73,7 +73,6 @@ def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: st
     needs(links, switch)
     with up(described(tmp_path), links, switch) as process:
         network = Record.read()
-        assert network is not None
         assert summed_at("h1", "h2") == ["worker 0: exact", "worker 1: exact"]
         subprocess.run([*PEELSUM, "down"], check=True)
         assert process.wait(PATIENCE_S) == 0, process.stderr.read()
@@ -145,7 +144,6 @@ def test_hosts_have_their_addresses_and_a_namespace_each(tmp_path) -> None:
             ["10.7.0.1", "eth0", "02:00:00:00:00:01"],
         ]
         record = Record.read()
-        assert record is not None
         assert (tmp_path / "greeting").read_text().strip() == record.network
 
 
@@ -155,7 +153,6 @@ def test_a_killed_up_leaves_only_what_the_user_started_and_down_ends_that(tmp_pa
     needs("veth", switch)
     with up(described(tmp_path, job=None), "veth", switch) as process:
         network = Record.read()
-        assert network is not None
         assert "sleep" in members(network.network)
         user = exec_in("h1", "tail", "-f", "/dev/null")
         assert "tail" in await_members(network.network, {"sleep", "tail", *members(network.network)})
@@ -174,7 +171,6 @@ def test_a_killed_up_leaves_only_what_the_user_started_and_down_ends_that(tmp_pa
 def test_the_next_up_ends_what_a_killed_one_left(tmp_path) -> None:
     with up(described(tmp_path), "udp") as process:
         first = Record.read()
-        assert first is not None
         assert files_of(first.network).exists()
         user = exec_in("h1", "sleep", "1000")
         assert await_members(first.network, members(first.network) | {"sleep"}) >= {"sleep"}
@@ -256,7 +252,6 @@ def crossed(link: dict[str, object], count: int, seconds: float) -> dict[str, fl
     with laid(link) as network:
         tap = networks.RawInterface("s1-p1")
         holder = network.places["h1"].namespace_of
-        assert holder is not None
         command = inside(holder.pid, sys.executable, "-c", SENDER, str(count), str(seconds))
         started = time.perf_counter()
         sender = subprocess.Popen(command)

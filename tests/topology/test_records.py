@@ -28,7 +28,6 @@ def started(network: str, program: str = "print('up', flush=True); import signal
     process = subprocess.Popen(
         [sys.executable, "-c", program], env={**os.environ, MARKER: network}, stdout=subprocess.PIPE
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     process.stdout.close()
     return process
@@ -37,7 +36,6 @@ def started(network: str, program: str = "print('up', flush=True); import signal
 def test_a_record_is_read_as_it_was_written() -> None:
     assert Record.read() is None
     myself = Process.of(os.getpid())
-    assert myself is not None
     record = record_of("n", myself)
     record.write()
     assert Record.read() == record
@@ -45,12 +43,10 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 def test_a_process_is_told_from_another_with_its_number() -> None:
     myself = Process.of(os.getpid())
-    assert myself is not None
     assert myself.running
     assert not Process(myself.pid, myself.started + 1).running
     process = started("n")
     child = Process.of(process.pid)
-    assert child is not None
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, its number not free yet
     assert not child.running

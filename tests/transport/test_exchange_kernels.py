@@ -129,7 +129,6 @@ def test_a_stranger_s_icmp_message_ends_no_link(
     assert (sent(wire, wire.scratch), wire.unsent.tolist()) == (0, [1, 1, 0])
     assert (one.offload, one.segments) == offload
     burst = other.receive()
-    assert burst is not None
     assert np.array_equal(burst.packets, np.repeat(packets, 2, axis=0))
     assert trouble(one) == 0
 
@@ -164,7 +163,6 @@ def test_retransmissions_and_contributions_share_a_datagram(ends: tuple[BatchSoc
     endpoint.receive(needs, 0.0)
     assert exchange((station,), np.zeros(1, np.int64), 0.0) == (0, 0)
     burst = other.receive()
-    assert burst is not None
     packets = packet_fields(burst.packets, LANES)
     assert packets["chunk_id"].tolist() == [5, 2, *range(7, 20)]
     assert packets["kind"].tolist() == 2 * [Kind.RESEND] + 13 * [Kind.CONTRIBUTION]

@@ -4,9 +4,12 @@ import json
 import random
 import struct
 import zlib
+from functools import reduce
+from operator import xor
 from pathlib import Path
 
 import pytest
+from random_programs import csum16
 from softswitch_frames import send
 
 from peelsum.softswitch import Switch
@@ -37,21 +40,9 @@ def crc16(data):
     return remainder(data, 16, 0x8005, is_reflected=True)
 
 
-def words(data):
-    padded = data + bytes(len(data) % 2)
-    return struct.unpack(f">{len(padded) // 2}H", padded)
-
-
-def csum16(data):
-    total = sum(words(data))
-    return 0xFFFF if not total else 0xFFFF - ((total - 1) % 0xFFFF + 1)
-
-
 def xor16(data):
-    mixed = 0
-    for word in words(data):
-        mixed ^= word
-    return mixed
+    padded = data + bytes(len(data) % 2)
+    return reduce(xor, struct.unpack(f">{len(padded) // 2}H", padded))
 
 
 def identity(data):
@@ -137,10 +128,7 @@ def test_copies_do_not_see_each_others_hashes(switch_of):
 
 def xor32(data):
     padded = data + bytes(-len(data) % 4)
-    mixed = 0
-    for (word,) in struct.iter_unpack(">I", padded):
-        mixed ^= word
-    return mixed
+    return reduce(xor, struct.unpack(f">{len(padded) // 4}I", padded))
 
 
 def hash_ex(data):
