@@ -12,7 +12,7 @@ from primary import Primary
 
 from peelsum.control import ControlError, SwitchError, open_session
 from peelsum.control.cluster import JobController, Store
-from peelsum.control.cluster.cluster import parse_cluster, read_cluster
+from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError, NotPrimaryError
@@ -468,11 +468,6 @@ def test_errors_of_the_file_name_field_value_and_remedy(right, wrong, message):
     assert right in text
     with pytest.raises(DescriptionError, match=f"^c.toml: {message}"):
         parse_cluster(text.replace(right, wrong, 1), "c.toml")
-
-
-def test_a_missing_file_is_called_a_cluster_description(tmp_path):
-    with pytest.raises(DescriptionError, match="No such file or directory; give the path of a cluster"):
-        read_cluster(tmp_path / "absent.toml")
 
 
 def polled_until_up(cluster):

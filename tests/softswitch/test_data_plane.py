@@ -19,7 +19,7 @@ from patience import PATIENCE_S, until
 from softswitch_frames import StubSwitch, host_at
 
 from peelsum.options import OptionError
-from peelsum.softswitch import Frames, SoftswitchError
+from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.capture import Capture
 from peelsum.softswitch.ports.links import Links
 from peelsum.softswitch.ports.udp import UdpPorts, frame_header
@@ -169,6 +169,7 @@ print(sorted(counts.ports))
         (2, {"peer_addresses": {3: ("127.0.0.1", 9)}}, "join: .*port 3 is out of range; use 1 to 2"),
         (1, {"p4runtime": "nonsense"}, "nonsense"),
         (1, {"program": Path("/nowhere.json")}, "/nowhere.json: No such file or directory; give the JSON"),
+        (1, {"capture": Path("/dev/null/here")}, "capture: /dev/null/here: Not a directory"),
         (8, {"cpu_port": 8}, "cpu-port: 8: is a port of the switch; choose another number"),
         (8, {"interfaces": {511: "eth0"}}, "interface: 511@eth0: port 511 is out of range; use 0 to 510"),
     ],
@@ -280,11 +281,6 @@ def test_a_capture_that_is_there_is_kept(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"capture: .*port2_in.pcap: File exists; give a folder"):
         run(SwitchSettings(2, "127.0.0.1:0", capture=tmp_path))
     assert (tmp_path / "port2_in.pcap").read_bytes() == b"precious"
-
-
-def test_a_folder_that_cannot_be_made_is_named() -> None:
-    with pytest.raises(SoftswitchError, match="capture: /dev/null/here: Not a directory"):
-        Capture({1: "port1"}, Path("/dev/null/here"))
 
 
 def test_when_a_file_cannot_be_written_nothing_is_captured_any_more(

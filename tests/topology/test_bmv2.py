@@ -5,10 +5,9 @@ import socket
 import sys
 from pathlib import Path
 
-import networks
 import pytest
 
-from peelsum.topology import TopologyError, bmv2, namespaces
+from peelsum.topology import TopologyError, bmv2
 
 #: Behaves like BMv2: help, a Thrift server at `default` unless told otherwise, a gRPC server. Never ends.
 FAKE = f"""#!{sys.executable}
@@ -80,17 +79,6 @@ def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pyte
     )
 
 
-def start_on_a_wire() -> str:
-    namespaces.add_wire("switch1", "host1")
-    with bmv2.running({1: "switch1"}) as (address, _):
-        return address
-
-
-@pytest.mark.skipif(not bmv2.available(), reason="simple_switch_grpc is not on PATH")
-def test_bmv2_starts_and_ends() -> None:
-    assert networks.alone(__file__, "start_on_a_wire").startswith("127.0.0.1:")
-
-
 def test_a_missing_bmv2_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert not bmv2.available()
@@ -108,7 +96,3 @@ def test_a_bmv2_that_ends_at_once_is_reported(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TopologyError, match="simple_switch_grpc: ended with status 3"), bmv2.running({}):
         pass
-
-
-if __name__ == "__main__":
-    networks.main(globals())

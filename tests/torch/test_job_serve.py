@@ -57,15 +57,13 @@ def test_a_job_without_an_address(refused, tmp_path):
     assert "--udp: is missing; give it once for each of the job's switches, or --ethernet" in said
 
 
-def test_a_description_that_is_not_there(refused):
-    assert "nowhere.toml" in refused("nowhere.toml", "--udp", "h:1")
-
-
-def test_addresses_that_are_none(refused):
-    assert "give the switch as host:port" in refused("job.toml", "--udp", "here")
-    assert "give the address to listen at as host:port" in refused(
-        "job.toml", "--udp", "h:1", "--listen", "9560"
-    )
+def test_a_description_that_is_not_there_and_addresses_that_are_none(refused):
+    for arguments, reason in (
+        (("nowhere.toml", "--udp", "h:1"), "nowhere.toml"),
+        (("job.toml", "--udp", "here"), "give the switch as host:port"),
+        (("job.toml", "--udp", "h:1", "--listen", "9560"), "give the address to listen at as host:port"),
+    ):
+        assert reason in refused(*arguments)
 
 
 @pytest.fixture(scope="module")

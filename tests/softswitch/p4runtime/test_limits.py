@@ -143,15 +143,6 @@ def joined(*requests):
         assert not request.thread.is_alive()
 
 
-def test_turns_come_in_the_order_of_arrival():
-    queue, order = RequestQueue(9), []
-    with queue.turn(FakeCall()):
-        requests = [Waiting(queue, name, order) for name in "abcdef"]
-        assert order == []
-    joined(*requests)
-    assert order == list("abcdef")
-
-
 def test_a_long_batch_is_passed_for_as_long_as_it_takes_and_no_longer(monkeypatch):
     clock = iter([0.0, 0.0, 0.4, 0.6])
     monkeypatch.setattr("peelsum.softswitch.p4runtime.service.monotonic", lambda: next(clock))

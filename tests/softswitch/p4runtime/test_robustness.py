@@ -212,11 +212,6 @@ def test_bytes_that_are_no_message_get_a_status(client, method):
     client.write()
 
 
-def test_the_address_in_use_is_named(server, device):
-    with pytest.raises(OSError, match=server.address):
-        serve(device, server.address)
-
-
 def test_stopping_ends_streams_and_frees_the_port():
     device = Device(mode="python")
     server = serve(device, "127.0.0.1:0")

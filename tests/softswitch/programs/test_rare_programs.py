@@ -1,4 +1,4 @@
-"""Programs that p4c seldom or never writes, made of compiled ones by hand, in both modes."""
+"""Programs that p4c seldom or never writes, made of compiled ones by hand."""
 
 import copy
 import json
@@ -18,19 +18,14 @@ from peelsum.softswitch.errors import BadProgram
 P4 = Path(__file__).parents[1] / "p4"
 
 
-@pytest.fixture(params=["numba"])
-def switch_from(request):
-    """Return a function that makes a switch of a compiled program, once `change` has changed its JSON."""
-
-    def make(name, change):
-        document = json.loads((P4 / f"{name}.json").read_text())
-        change(document)
-        return Switch(parse(document, name), request.param)
-
-    return make
+def switch_from(name, change):
+    """Return a switch of a compiled program, once `change` has changed its JSON."""
+    document = json.loads((P4 / f"{name}.json").read_text())
+    change(document)
+    return Switch(parse(document, name), "numba")
 
 
-def test_a_checksum_that_one_copy_updates_is_not_in_the_next(switch_from):
+def test_a_checksum_that_one_copy_updates_is_not_in_the_next():
     def change(document):
         names = ("instance", "port", "zero", "length", "kind")
         inputs = [field("tag", name) for name in names]
@@ -60,7 +55,7 @@ def exchanged(switch, frame):
     return struct.unpack(">9I", got)[1:]
 
 
-def test_an_index_below_zero_is_past_the_end(switch_from):
+def test_an_index_below_zero_is_past_the_end():
     """Of 16 bits, from 8 bits less one: from 0 it is 65535, though nothing that is assigned is above 254."""
 
     def change(document):
@@ -111,7 +106,7 @@ def copied(document, back):
 
 
 @pytest.mark.parametrize("back", [True, False])
-def test_what_is_dropped_is_the_header_that_is_given(switch_from, back):
+def test_what_is_dropped_is_the_header_that_is_given(back):
     """p4c makes a copy of an `inout` argument, and copies it back after the call."""
     switch = switch_from("replicate", lambda document: copied(document, back))
     switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
@@ -130,7 +125,7 @@ def test_what_is_dropped_is_the_header_that_is_given(switch_from, back):
         (["c", "d"], (-3, 2), None, [(-3, 2)], [(-4, 2), (-2, 2)]),
     ],
 )
-def test_negative_numbers_that_a_parser_selects(switch_from, key, value, mask, selected, others):
+def test_negative_numbers_that_a_parser_selects(key, value, mask, selected, others):
     """p4c writes a key's numbers as a sum, e.g. (-3, 2) of 32 bits each as -3 * 2**32 + 2."""
 
     def whole(numbers):
