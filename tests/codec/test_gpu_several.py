@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_step_lies_on_the_first_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_lies_on_the_first_tensors_device(monkeypatch):
     """Words and kernels are there, whatever device is the current one."""
     entered: list[Any] = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
@@ -32,7 +32,7 @@ def test_a_step_lies_on_the_first_tensors_device(monkeypatch: pytest.MonkeyPatch
             assert entered == [tensor.device]
 
 
-def test_results_lie_on_their_tensors_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_lie_on_their_tensors_devices(monkeypatch):
     table = SegmentTable([Segment(99, sparse=False)] * 3)
     monkeypatch.setattr(launch, "run", lambda *arguments, **options: None)
     monkeypatch.setattr(gpu_segments, "_tiles", lambda table, stream: gpu_segments.Tiles(None, 0, 0))
@@ -45,7 +45,7 @@ def test_results_lie_on_their_tensors_devices(monkeypatch: pytest.MonkeyPatch) -
     assert [one.device for one in results] == [one.device for one in values]
 
 
-def test_words_are_sent_from_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_sent_from_one_device(monkeypatch):
     """Over NCCL a kernel cannot write a tensor's words to another device."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with FakeTensorMode():

@@ -3,7 +3,6 @@
 import re
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,10 +33,10 @@ LISTED = "  --thrift-port arg   TCP port on which to run the Thrift runtime serv
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def install(tmp_path, monkeypatch):
     """install(...) puts a BMv2 on PATH, alone."""
 
-    def put(*, thrift: bool, listed: bool, default: int) -> None:
+    def put(*, thrift, listed, default):
         fake = tmp_path / bmv2.BINARY
         fake.write_text(FAKE.format(help=LISTED if listed else "Options:", thrift=thrift, default=default))
         fake.chmod(0o755)
@@ -54,19 +53,19 @@ def taken():
         yield listening.getsockname()[1]
 
 
-def test_two_switches_with_thrift_come_up_side_by_side(install, taken) -> None:
+def test_two_switches_with_thrift_come_up_side_by_side(install, taken):
     install(thrift=True, listed=True, default=taken)
     with bmv2.running({}, device_id=1) as (first, _), bmv2.running({}, device_id=2) as (second, _):
         assert first != second
 
 
-def test_a_bmv2_without_thrift_is_given_no_port_for_it(install, taken) -> None:
+def test_a_bmv2_without_thrift_is_given_no_port_for_it(install, taken):
     install(thrift=False, listed=False, default=taken)
     with bmv2.running({}) as (address, _):
         assert address.startswith("127.0.0.1:")
 
 
-def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch):
     monkeypatch.setattr(bmv2, "_START_TIMEOUT_S", 3.0)
     install(thrift=True, listed=False, default=taken)
     with pytest.raises(TopologyError) as caught, bmv2.running({}):
@@ -79,7 +78,7 @@ def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pyte
     )
 
 
-def test_a_missing_bmv2_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bmv2_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert not bmv2.available()
     with (
@@ -89,7 +88,7 @@ def test_a_missing_bmv2_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_a_bmv2_that_ends_at_once_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_bmv2_that_ends_at_once_is_reported(monkeypatch, tmp_path):
     fake = tmp_path / bmv2.BINARY
     fake.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
     fake.chmod(0o755)

@@ -230,7 +230,7 @@ def test_its_end_is_that_of_all_it_started(switch, tmp_path):
         assert not server.is_running()
 
 
-def described_with_hosts() -> JobDescription:
+def described_with_hosts():
     """A job with spare ports, each of whose hosts has an address."""
     mac = "02:00:00:00:00:{:02x}"
     return JobDescription.model_validate(

@@ -42,12 +42,12 @@ RUN_ELSEWHERE = ("with_ddp", "with_zero", "with_torchft")
 LARGE = ("lightning", "transformers", "deepspeed", "torchtitan")
 
 
-def _marked(*examples: str) -> list[object]:
+def _marked(*examples):
     """Return the examples as parameters, those of large packages marked as `system`."""
     return [pytest.param(one, marks=[pytest.mark.system] if NEEDS[one] in LARGE else []) for one in examples]
 
 
-def skip_without(package: str) -> None:
+def skip_without(package):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
 
@@ -58,7 +58,7 @@ def by_hook():
     return cache(lambda: run_ranks(2, trainer_ranks.trained, "with_ddp", environments=_places())[0][0])
 
 
-def _places(*more: dict[str, str]) -> list[dict[str, str]]:
+def _places(*more):
     return trainer_ranks.environments(2, *more)
 
 

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
@@ -20,8 +18,8 @@ SIZE = packet_bytes(8)
 
 
 @contextlib.contextmanager
-def opened(*numbers: int, **options: object) -> Iterator[UdpPorts]:
-    ports = UdpPorts(numbers or (1, 2), **options)  # type: ignore[arg-type]
+def opened(*numbers, **options):
+    ports = UdpPorts(numbers or (1, 2), **options)
     try:
         ports.resize(SIZE)
         yield ports
@@ -29,15 +27,15 @@ def opened(*numbers: int, **options: object) -> Iterator[UdpPorts]:
         ports.close()
 
 
-def host_at(ports: UdpPorts, number: int) -> AbstractContextManager[BatchSocket]:
+def host_at(ports, number):
     return softswitch_frames.host_at(lambda _: ports.receive([number]), ports.listening[number], SIZE)
 
 
-def packets(count: int, seed: int = 1, size: int = SIZE) -> np.ndarray:
+def packets(count, seed=1, size=SIZE):
     return np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
 
 
-def test_received_payloads_get_headers_that_are_removed_on_sending() -> None:
+def test_received_payloads_get_headers_that_are_removed_on_sending():
     with opened(3) as ports, host_at(ports, 3) as host:
         sent = packets(5)
         host.send(sent)
@@ -53,7 +51,7 @@ def test_received_payloads_get_headers_that_are_removed_on_sending() -> None:
         assert (counts.hellos, counts.received, counts.sent) == (1, 5, 5)
 
 
-def test_programs_without_lanes_get_datagrams_of_any_size_and_peelsums_one_size_again() -> None:
+def test_programs_without_lanes_get_datagrams_of_any_size_and_peelsums_one_size_again():
     sizes = [1, 8, 16, 20, 1472, 8, MOST_BYTES]  # 8 bytes from the peer are no proof
     with opened(3) as ports, host_at(ports, 3) as host:
         ports.resize(packet_bytes(0))
@@ -85,7 +83,7 @@ def test_programs_without_lanes_get_datagrams_of_any_size_and_peelsums_one_size_
         assert len(ports.receive([3])) == 9, "the kernel does not merge any more"
 
 
-def test_headers_are_read_as_scapy_reads_them() -> None:
+def test_headers_are_read_as_scapy_reads_them():
     scapy = pytest.importorskip("scapy.layers.inet")
     frame = pytest.importorskip("scapy.layers.l2").Ether(bytes(frame_header(300, SIZE)) + bytes(SIZE))
     ip = frame[scapy.IP]
@@ -96,7 +94,7 @@ def test_headers_are_read_as_scapy_reads_them() -> None:
     assert (ip[scapy.UDP].dport, ip[scapy.UDP].len) == (UDP_PORT, 8 + SIZE)
 
 
-def test_packets_of_others_than_the_peer_are_dropped_and_counted() -> None:
+def test_packets_of_others_than_the_peer_are_dropped_and_counted():
     with opened(1) as ports, host_at(ports, 1) as host, BatchSocket.bind(("127.0.0.1", 0), SIZE) as stranger:
         stranger.send(packets(3, seed=2), ("127.0.0.1", ports.listening[1]))
         host.send(packets(2))
@@ -105,7 +103,7 @@ def test_packets_of_others_than_the_peer_are_dropped_and_counted() -> None:
         assert ports.ports[1].counts.foreign == 3
 
 
-def test_the_last_host_to_send_a_hello_is_the_peer() -> None:
+def test_the_last_host_to_send_a_hello_is_the_peer():
     with opened(1) as ports, host_at(ports, 1) as before:
         before.send(packets(1))
         frames = ports.receive([1])
@@ -115,7 +113,7 @@ def test_the_last_host_to_send_a_hello_is_the_peer() -> None:
             assert len(received(before, SIZE)) == 0
 
 
-def test_a_packet_for_a_port_without_peer_is_dropped_and_counted() -> None:
+def test_a_packet_for_a_port_without_peer_is_dropped_and_counted():
     with opened(1, 2) as ports, host_at(ports, 1) as host:
         host.send(packets(3))
         frames = ports.receive([1])
@@ -126,7 +124,7 @@ def test_a_packet_for_a_port_without_peer_is_dropped_and_counted() -> None:
         assert np.array_equal(received(host, SIZE), packets(3)[2:])
 
 
-def test_a_peer_that_the_system_refuses_does_not_end_the_switch() -> None:
+def test_a_peer_that_the_system_refuses_does_not_end_the_switch():
     with opened(1) as ports, host_at(ports, 1) as host:
         host.send(packets(3))
         frames = ports.receive([1])
@@ -135,7 +133,7 @@ def test_a_peer_that_the_system_refuses_does_not_end_the_switch() -> None:
         assert ports.ports[1].counts.unreachable == 3
 
 
-def test_copies_to_several_ports_keep_each_ports_order() -> None:
+def test_copies_to_several_ports_keep_each_ports_order():
     with opened(1, 2) as ports, host_at(ports, 1) as first, host_at(ports, 2) as second:
         sent = packets(6)
         first.send(sent)
@@ -147,7 +145,7 @@ def test_copies_to_several_ports_keep_each_ports_order() -> None:
 
 
 @pytest.mark.parametrize(("offset", "value"), [(12, 0x86), (14, 0x46), (23, 6), (None, None)])
-def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offset, value) -> None:
+def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offset, value):
     with opened(1) as ports, host_at(ports, 1) as host:
         host.send(packets(2))
         frames = ports.receive([1])
@@ -160,7 +158,7 @@ def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offs
         assert np.array_equal(received(host, SIZE), packets(2)[1:])
 
 
-def test_busy_ports_share_a_batch() -> None:
+def test_busy_ports_share_a_batch():
     with (
         opened(1, 2, batch=128, offload=False) as ports,
         host_at(ports, 1) as host_1,
@@ -174,8 +172,8 @@ def test_busy_ports_share_a_batch() -> None:
         assert sum(rest) == 400 - 128
 
 
-def test_loss_is_the_requested_share_and_the_same_for_a_seed() -> None:
-    def fates(seed: int) -> np.ndarray:
+def test_loss_is_the_requested_share_and_the_same_for_a_seed():
+    def fates(seed):
         with opened(1, loss=0.2, seed=seed) as ports:
             return np.array([udp_kernels.survives(ports.sockets, 0, 0) for _ in range(5000)])
 
@@ -184,7 +182,7 @@ def test_loss_is_the_requested_share_and_the_same_for_a_seed() -> None:
     assert not np.array_equal(fates(1), fates(2))
 
 
-def test_what_a_port_does_not_lose_arrives_whole_and_in_order() -> None:
+def test_what_a_port_does_not_lose_arrives_whole_and_in_order():
     sent = np.random.default_rng(1).integers(0, 256, (500, SIZE), np.uint8)
     with opened(1, loss=0.3, seed=2) as ports, host_at(ports, 1) as host:
         host.send(sent)
@@ -197,7 +195,7 @@ def test_what_a_port_does_not_lose_arrives_whole_and_in_order() -> None:
     assert np.all(np.diff(places) > 0)
 
 
-def test_loss_affects_both_directions_but_not_hellos() -> None:
+def test_loss_affects_both_directions_but_not_hellos():
     with opened(1, loss=0.5, seed=7) as ports:
         for _ in range(20):
             with host_at(ports, 1) as host:
@@ -215,24 +213,24 @@ def test_loss_affects_both_directions_but_not_hellos() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_loss_outside_its_range_is_refused_and_frees_the_port(share: float) -> None:
+def test_loss_outside_its_range_is_refused_and_frees_the_port(share):
     with pytest.raises(ValueError, match=f"loss: {share} is out of range; use 0 to 1"):
         UdpPorts([1], loss=share)
 
 
 @pytest.mark.parametrize("number", [-1, 512])
-def test_a_port_that_v1model_does_not_have_is_refused(number: int) -> None:
+def test_a_port_that_v1model_does_not_have_is_refused(number):
     with pytest.raises(ValueError, match=f"port: {number} is out of range; use 0 to 511"):
         UdpPorts([1, number])
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def test_a_taken_port_is_named_and_the_others_are_freed() -> None:
+def test_a_taken_port_is_named_and_the_others_are_freed():
     with BatchSocket.bind(("127.0.0.1", 0), SIZE) as holder:
         taken, free = holder.address[1], free_port()
         with pytest.raises(OSError, match=f"127.0.0.1:{taken}: .*choose another"):
@@ -240,7 +238,7 @@ def test_a_taken_port_is_named_and_the_others_are_freed() -> None:
         BatchSocket.bind(("127.0.0.1", free), SIZE).close()
 
 
-def test_resizing_changes_the_accepted_packet_size() -> None:
+def test_resizing_changes_the_accepted_packet_size():
     with opened(1) as ports, host_at(ports, 1) as host:
         ports.resize(packet_bytes(300))
         host.send(packets(2))
@@ -251,7 +249,7 @@ def test_resizing_changes_the_accepted_packet_size() -> None:
         assert ports.ports[1].counts.odd == 2
 
 
-def test_a_call_answers_so_many_hellos_at_most() -> None:
+def test_a_call_answers_so_many_hellos_at_most():
     with opened(1, offload=False) as ports, host_at(ports, 1) as host:
         for _ in range(100):
             host.send_hello()
@@ -262,7 +260,7 @@ def test_a_call_answers_so_many_hellos_at_most() -> None:
         assert ports.ports[1].counts.hellos == 1 + 100
 
 
-def test_a_port_that_was_joined_says_hello_until_the_other_answers() -> None:
+def test_a_port_that_was_joined_says_hello_until_the_other_answers():
     with opened(1) as ports, BatchSocket.bind(("127.0.0.1", 0), SIZE) as other, host_at(ports, 1) as host:
         host.send(packets(2))
         frames = ports.receive([1])
