@@ -1,7 +1,5 @@
 """LHC's layout is exact for what it peels and leaves over what is predicted; its fewest words recover all."""
 
-from __future__ import annotations
-
 import math
 from functools import reduce
 

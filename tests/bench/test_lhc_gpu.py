@@ -1,7 +1,5 @@
 """LHC's layout in Triton gives the CPU's bits; `bench codec` measures tensors on a device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Jobs that share a switch's slots: what the servers sum, exactly, with enough slots and with few."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.experiments.slots import measure

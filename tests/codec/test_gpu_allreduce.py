@@ -1,7 +1,5 @@
 """Allreduce of tensors on a device, beyond `test_random_jobs`, which compares all bits."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
 

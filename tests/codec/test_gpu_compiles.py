@@ -3,8 +3,6 @@
 The interpreter accepts code that the compiler rejects.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

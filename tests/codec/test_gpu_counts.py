@@ -3,8 +3,6 @@
 The counts are of one worker, in a step of which nothing is new: the device has the table of tiles then.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What only GPUs have: streams, many programs, large launches. Other tests compare bits on all devices."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

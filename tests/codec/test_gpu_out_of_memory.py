@@ -1,7 +1,5 @@
 """A device out of memory in the middle of a step: the host completes the step, and all sums are right."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import nullcontext
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Tensors on several GPUs. Torch's fake tensors stand in for them: they have devices, but no content."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

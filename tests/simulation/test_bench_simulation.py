@@ -1,7 +1,5 @@
 """The rows of `peelsum bench simulation`, the formulas' error, and a simulation beside an emulation."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.experiments import simulation_loss

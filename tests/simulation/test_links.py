@@ -1,7 +1,5 @@
 """A link's queue: against ns-3, and packets that are delivered or dropped for a reason."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What lost packets cost: a sum's virtual time, and what workers do, beside the same without loss."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sums through simulated networks: exact, repeatable, independent of how time is batched."""
 
-from __future__ import annotations
-
 import pytest
 
 from peelsum.simulation import Job, NetworkSection, Scenario, Simulation, SimulationError, simulate

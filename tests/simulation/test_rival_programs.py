@@ -1,7 +1,5 @@
 """The rivals' programs, packet by packet: what each register holds, up to its last cell, and BMv2 beside."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

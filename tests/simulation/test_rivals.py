@@ -1,7 +1,5 @@
 """Rivals on the same links: their sums are right under loss, and they send what their papers say."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Scenario files: read as written, refused in one line."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

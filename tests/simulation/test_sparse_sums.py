@@ -1,7 +1,5 @@
 """Sparse sums by every way of `experiment run density`: exact, and with the words that each has to send."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Words that stay on a device for NCCL, over a stand-in for it that refuses what NCCL refuses."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
