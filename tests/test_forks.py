@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from patience import PATIENCE_S
@@ -74,7 +73,7 @@ class Killed:
         while not self.requests.next_client(0.0, PATIENCE_S):
             pass
         self.requests.respond({"admission": {}})
-        self.addresses: dict[str, Any] = json.loads(worker.stdout.readline())
+        self.addresses = json.loads(worker.stdout.readline())
         self.requests.next_client(0.0, 0.0)
         self.holder_before = self.requests.holder
         worker.send_signal(signal.SIGKILL)

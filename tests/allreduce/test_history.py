@@ -1,12 +1,10 @@
 """Steps that go on from a saved history have the bits of steps that were not interrupted."""
 
 import math
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from patience import PATIENCE_S
 from sums_of_floats import FAR, SLOW
 
@@ -16,8 +14,6 @@ from peelsum.codec import BLOCK_SIZES
 from peelsum.compress import CompressedSum, TopK, compressed_sum
 
 N = 1 << 16
-Floats = NDArray[np.float32]
-Tensors = Mapping[str, Floats]
 
 
 def thin(share, seed, *, tiny=0.0, n=N):
@@ -46,7 +42,7 @@ def check(echo, steps, begin, first=None, **how):
         results = [reduce.sum(tensors)]
         if step >= begin:
             split = step == begin and first is not None
-            parts: list[Tensors] = [{name: own} for name, own in tensors.items()] if split else [tensors]
+            parts = [{name: own} for name, own in tensors.items()] if split else [tensors]
             results.append({name: one for part in parts for name, one in other.sum(part).items()})
         for name in tensors:
             assert len({result[name].values.tobytes() for result in results}) == 1, (step, name)

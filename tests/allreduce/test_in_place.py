@@ -24,7 +24,7 @@ def test_an_array_that_cannot_take_the_sum_is_refused(make_workers, out, message
 
 
 Places = dict[str, tuple[int, int, int]]
-APART: Places = {"g": (0, 6, 1), "h": (6, 12, 1)}
+APART = {"g": (0, 6, 1), "h": (6, 12, 1)}
 
 
 @pytest.mark.parametrize(

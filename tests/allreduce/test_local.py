@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.allreduce import (
-    Allreduce,
-    InvalidRequestError,
-    LocalSummation,
-    Part,
-    Summation,
-    SummationStalledError,
-)
+from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, Part, SummationStalledError
 
 
 def words(*values):
@@ -22,7 +15,7 @@ def words(*values):
 
 
 def test_parts_are_padded_and_combined_by_their_op():
-    group: list[Summation] = list(LocalSummation.group(2, lanes=2))
+    group = list(LocalSummation.group(2, lanes=2))
     parts = [
         [Part(words(2**32 - 1, 2, 3), "add"), Part(words(0b0101), "or"), Part(words(), "add")],
         [Part(words(2, 2**31, 2**31), "add"), Part(words(0b0011), "or"), Part(words(), "add")],

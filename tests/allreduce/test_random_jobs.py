@@ -1,7 +1,7 @@
 """Random jobs of any tensors, settings and implementations: each bit is an independent computation's."""
 
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import get_args
 from zlib import crc32
 
 import numpy as np
@@ -123,8 +123,8 @@ class Job:
 
     def step(self):
         """Draw a step: each worker's tensors, as they are passed, and the float32 that they equal."""
-        given: list[dict[str, Any]] = [{} for _ in range(self.workers)]
-        meant: dict[str, list[Any]] = {}
+        given = [{} for _ in range(self.workers)]
+        meant = {}
         for name in self.shapes:
             made = [typed(array, self.dtypes[name]) for array in self.floats(name)]
             meant[name] = [floats.copy() for _, floats in made]
@@ -158,7 +158,7 @@ def run(job, group):
     for _ in range(12 if job.seed % 10 == 9 else int(job.rng.integers(1, 5))):
         given, meant = job.step()
         over = job.rng.random(job.workers) < 0.3
-        outs: list[Any] = [
+        outs = [
             {n: np.full(shape, 7, np.float32) for n, shape in job.shapes.items() if job.rng.random() < 0.3}
             for _ in range(job.workers)
         ]

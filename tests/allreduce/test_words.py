@@ -1,8 +1,6 @@
 """A step sends the words of its rounds and no more: near the lower bound, in as few exchanges as can be."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +89,7 @@ def test_a_step_without_elements_agrees_and_sends_nothing(make_workers):
 def test_many_tensors_take_the_exchanges_of_one(make_workers):
     group = make_workers(2, network=SLOW)
     for step in range(3):
-        inputs: list[dict[str, Any]] = [{}, {}]
+        inputs = [{}, {}]
         for number in range(40):
             arrays = workers_of(100 + 31 * number, 2, [1.0, 0.05, 0.005][number % 3], step)
             for tensors, array in zip(inputs, arrays, strict=True):
@@ -143,7 +141,7 @@ def test_the_smallest_choice_is_near_the_bound(echo, kind, density, most):
     assert 32 * tensor.words_sent < most * lower_bound_bits(LARGE, int(np.count_nonzero(chosen)))
 
 
-UNIFORM: dict[str, list[float]] = {
+UNIFORM = {
     **{f"x{high}": [0.001] * 10 + [0.001 * high] * 10 + [0.001] * 10 for high in (2, 10)},
     "alternating": [0.002, 0.01] * 15,
     "log-uniform": np.exp(np.random.default_rng(4).uniform(np.log(0.001), np.log(0.05), STEPS)).tolist(),
@@ -222,7 +220,7 @@ def test_auto_follows_the_density_that_all_have_seen(make_workers):
     group = make_workers(2, network=SLOW)
     dense, thin = np.ones(N, np.float32), np.zeros(N, np.float32)
     thin[::100] = 1
-    forms: list[Any] = []
+    forms = []
     for values in (thin, thin, dense, dense, dense, thin, thin):
         results = group.sum([{"g": values}, {"g": thin}])
         assert len({result["g"].form for result in results}) == 1
@@ -234,5 +232,5 @@ def test_auto_follows_the_density_that_all_have_seen(make_workers):
 def test_each_step_lays_out_its_sketches_differently(make_workers):
     group = make_workers(2, forms="sparse", values="sketch", cells_per_candidate=0.8)
     inputs = [{name: workers_of(3000, 2, 0.1, 1)[w] for name in "gh"} for w in range(2)]
-    sent: Sequence[int] = [tensor.words_sent for _ in range(4) for tensor in group.sum(inputs)[0].tensors]
+    sent = [tensor.words_sent for _ in range(4) for tensor in group.sum(inputs)[0].tensors]
     assert len(set(sent)) > 3

@@ -29,7 +29,7 @@ class BuggedSwitch(SpecSwitch):
     def __init__(self, seed):
         super().__init__(LANES, SLOTS)
         self.mallory = Random(seed + 1)
-        self.overheard: list[tuple[int, bytes]] = []
+        self.overheard = []
         self.injected = 0
 
     def process(self, port, payload, now_us):

@@ -39,7 +39,7 @@ def test_a_killed_experiment_leaves_no_process(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "loss", "--quick", "--out", str(tmp_path)]
     child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        family: set[psutil.Process] = set()
+        family = set()
         began = time.monotonic()
         while sum(map(is_worker, family)) < 4:
             assert child.poll() is None

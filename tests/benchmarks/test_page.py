@@ -60,7 +60,7 @@ def test_a_committed_page_is_what_its_rows_say(name):
 
 def without_ids(path):
     """Return an SVG with its ids numbered: Matplotlib's depend on addresses of objects, in rare cases."""
-    ids: dict[str, str] = {}
+    ids = {}
     return re.sub(
         r"\b[a-z][0-9a-f]{10}\b", lambda found: ids.setdefault(found[0], f"id{len(ids)}"), path.read_text()
     )

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 from command_line import benchmarks
@@ -198,7 +197,7 @@ def test_a_cluster_of_two_workers_measures_all_rows(mine, tmp_path):
         .replace('"label": way', '"label": str(os.getpid())')
         .replace("import time", "import os, time")
     )
-    options: dict[str, Any] = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
     with LocalCluster(**options) as cluster:
         done = benchmarks(str(mine), "--out", str(tmp_path), "--scheduler", cluster.scheduler_address)
     assert done.returncode == 0, done.stderr

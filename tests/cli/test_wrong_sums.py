@@ -1,7 +1,6 @@
 """A wrong sum ends a command with status 1, even after other output."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -36,7 +35,7 @@ class PlayedProcesses:
     def __init__(self, steps):
         totals = [{"sent_packets": 10, "resends": 1}] * WORKERS
         dense = [DENSE_STEP] * WORKERS, [DENSE_STEP] * WORKERS, [{"sent_packets": 40, "resends": 2}] * WORKERS
-        self._reports: Iterator[object] = iter([*steps, totals, *dense])
+        self._reports = iter([*steps, totals, *dense])
 
     def start(self, *_):
         server = {"chunks_in_switch": 9, "chunks_at_server": 1}

@@ -2,7 +2,6 @@
 
 import logging
 from contextlib import nullcontext
-from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,10 +19,8 @@ from peelsum.codec.gpu import launch as launching
 from peelsum.codec.gpu.memory import DeviceMemory
 
 WORKERS, N = 2, 300
-#: Where results go: over the tensors, to new memory, or to new memory that the device lacks, too.
-Mode = Literal["in place", "new", "no room"]
 #: Tensors of a step, settings, the index of sparse tensors, and the mode.
-STEPS: list[tuple[list[str], dict[str, Any], Any, Mode]] = [
+STEPS = [
     (["a"], {"forms": "dense"}, None, "in place"),
     (["a", "b", "c"], {"forms": "dense"}, None, "new"),
     (["a"], {"forms": "dense"}, None, "no room"),

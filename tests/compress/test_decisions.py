@@ -25,7 +25,7 @@ class Group:
     def __init__(self, spike):
         self.spike, self.error, self.gain = spike, np.zeros(ELEMENTS), 1.0
         self.seats = [(seat, Memory()) for seat in LocalSummation.group(WORKERS)]
-        self.sums: dict[tuple[str, float], list[CompressedSum]] = {}
+        self.sums = {}
 
     def step(self, step, plan):
         """Sum a gradient of every worker, as the step's decision says."""

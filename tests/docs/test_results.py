@@ -3,12 +3,10 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import log2
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 
@@ -18,13 +16,9 @@ from benchmarks.rivals.sparse_sums import scenario_of
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGES = ROOT / "benchmarks/results", ROOT / "docs/results"
 
-#: A cell's text, its figures, or "" for a cell that is not compared.
-Cell = str | float | Sequence[float]
-Row = dict[str, Any]
-Rows = Callable[[], Iterable[Sequence[Cell]]]
 
 #: By page and beginning of a table's heading: the cells of its rows, made from the committed rows.
-TABLES: dict[tuple[str, str], Rows] = {}
+TABLES = {}
 #: Tables that other tests compare, and one without figures.
 ELSEWHERE = {("training.md", "condition"), ("codec.md", "form | aim")}
 
@@ -224,7 +218,7 @@ table_of("training.md", "model | Gbit/s | switch, ms")(lambda: _times("aggregati
 @table_of("training.md", "sums by | lstm")
 def processor_time():
     for path in PATHS:
-        cells: list[Cell] = []
+        cells = []
         for model in ("lstm", "ncf", "bert", "vgg19"):
             begin = f"peelsum bench train --model {model} --cpu"
             runs = [rows for command, rows in committed("train").items() if command.startswith(begin)]

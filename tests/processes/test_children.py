@@ -78,7 +78,7 @@ def test_a_stopped_child_ends_in_its_own_way():
 
 
 def test_an_interrupt_while_a_child_starts_ends_it(monkeypatch):
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
 
     class Interrupting(subprocess.Popen):
         def __init__(self, *args, **kwargs):

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +107,7 @@ def test_omnireduce_sends_the_lanes_of_first_blocks_and_of_those_that_are_not_ze
 @pytest.mark.parametrize(("elements", "blocks"), [(1, 1.0), (5_003, 0.0), (20_001, 0.05), (20_001, 0.7)])
 def test_sums_of_real_words_are_exact(name, elements, blocks):
     words = sparse_words(5, elements, blocks)
-    found: list[dict[int, np.ndarray]] = []
+    found = []
 
     def remembered(job, number):
         worker = PROTOCOLS[name].worker(job, number)
@@ -159,7 +158,7 @@ def test_thc_sums_floats_within_its_bound_in_half_of_a_float_s_bits(workers, los
     values = random.normal(size=(workers, 8 * LANES * 150 + 5)).astype(np.float32)
     values[:, 8 * LANES : 16 * LANES] = 0
     one = scenario(workers, values.shape[1], loss=loss).model_copy(update={"slots": 128})
-    results: list[dict[int, np.ndarray]] = []
+    results = []
 
     class Remembered(ThcWorker):
         def __init__(self, job, number):
@@ -309,7 +308,7 @@ def test_a_program_with_the_page_s_maximum_keeps_the_largest_lanes(tmp_path):
     subprocess.run(compile_it, check=True, capture_output=True)
 
     hosts, wrong = re.findall(r"```python\n(.*?)counting = |is `(lambda .*?)`\.", page, re.S)
-    scope: dict[str, Any] = {}
+    scope = {}
     exec(hosts[0], scope)
     protocol = SlotProtocol(tmp_path / "maximum.json", scope["EagerWorker"], wrong=eval(wrong[1]))
     row = run_protocol(scenario(3, 100).model_copy(update={"lanes": 7}), "maximum", protocol)
@@ -319,6 +318,6 @@ def test_a_program_with_the_page_s_maximum_keeps_the_largest_lanes(tmp_path):
 def test_a_collective_of_one_s_own_runs_as_the_page_shows_it():
     page = (ROOT / "docs/reference/simulation.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    scope: dict[str, object] = {}
+    scope = {}
     exec(block, scope)
     assert isinstance(scope["row"], RivalRow)

@@ -27,7 +27,7 @@ from patience import PATIENCE_S
 from program_frames import for_bmv2
 from rival_frames import THC_LEVELS, frame
 
-from benchmarks.rivals.program_bench import SlotJob, SlotProtocol, unpack
+from benchmarks.rivals.program_bench import SlotJob, unpack
 from benchmarks.rivals.slot_protocols import PROTOCOLS, SWITCHML_FLOATS, THC
 from peelsum.simulation import Job, TimersSection
 from peelsum.topology import namespaces
@@ -36,7 +36,7 @@ from peelsum.wire import FRAME_HEADER_BYTES
 
 pytestmark = pytest.mark.system
 WORKERS, LANES, CHUNKS = 3, 4, 200
-RIVALS: dict[str, SlotProtocol] = {**PROTOCOLS, "switchml_floats": SWITCHML_FLOATS, "thc": THC}
+RIVALS = {**PROTOCOLS, "switchml_floats": SWITCHML_FLOATS, "thc": THC}
 SWITCHES = {"softswitch": [*networks.PEELSUM, "simple-switch"], "bmv2": ["simple_switch_grpc"]}
 _SOL_PACKET, _IGNORE_OUTGOING, _ALL = 263, 23, 3
 

@@ -5,7 +5,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from benchmarks.rivals.sparse_sums import LANES, SparseSum, Tensors, Way, links, omnireduce, sparse_sum
+from benchmarks.rivals.sparse_sums import LANES, Tensors, Way, links, omnireduce, sparse_sum
 
 GBPS = 0.2
 ELEMENTS = 20_003
@@ -63,7 +63,7 @@ def row_seconds(words):
 @pytest.mark.slow
 def test_sparse_ways_send_less_than_dense_and_a_ring_more():
     tensors = Tensors(2**17, 0.01)
-    found: dict[str, SparseSum] = {way: sparse_sum(way, tensors, GBPS) for way in get_args(Way)}
+    found = {way: sparse_sum(way, tensors, GBPS) for way in get_args(Way)}
     assert found["compact"].words < 0.05 * found["dense"].words
     assert found["compact"].words < found["lhc"].words < found["dense"].words
     # A bit for each element, instead of four, is an eighth of the dense words less.

@@ -82,7 +82,7 @@ def test_a_committed_pipeline_sets_the_size_of_packets(rig):
 
 
 def test_controller_frames_enter_and_leave_at_the_cpu_port(rig):
-    delivered: list[bytes] = []
+    delivered = []
     rig.device.on_packet_in(delivered.extend)
     switch = StubSwitch(lambda port: np.where(port == FROM_CONTROLLER, 1, FROM_CONTROLLER))
     rig.device.install(switch)
@@ -99,7 +99,7 @@ def test_controller_frames_enter_and_leave_at_the_cpu_port(rig):
 
 def test_frames_of_a_pipeline_that_was_replaced_do_not_reach_the_controller(rig):
     """The controller would read their headers as those of the new pipeline."""
-    delivered: list[bytes] = []
+    delivered = []
     rig.device.on_packet_in(delivered.extend)
 
     def route(port):

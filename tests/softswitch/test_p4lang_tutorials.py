@@ -83,7 +83,7 @@ class Exercise:
             [*NAMESPACE, START + "make run"], cwd=self.folder, env=environment, text=True, bufsize=0,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        self._characters: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._characters = queue.SimpleQueue()
         Thread(target=self._read, daemon=True).start()
         self._until_prompt()
 

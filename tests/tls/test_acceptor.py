@@ -17,7 +17,7 @@ from peelsum.transport.lease import Lease
 @contextmanager
 def accepting(context):
     """Yield the address of an acceptor, and the connections that it passes on."""
-    passed_on: Queue = Queue()
+    passed_on = Queue()
     listening = socket.create_server(("127.0.0.1", 0))
     with closing(Acceptor(listening, passed_on.put, context)):
         yield listening.getsockname(), passed_on

@@ -57,7 +57,7 @@ def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair):
 
 
 def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys):
-    shown: list[str] = []
+    shown = []
 
     def start(_):
         deadline = time.monotonic() + PATIENCE_S

@@ -25,7 +25,7 @@ class SpecHosts:
         Job(self.switch, 1, [1, 2, 3], SERVER, generation=5)
         self.switch.set_age_limit(0)
         self.lose, self.spoil = lose, spoil
-        self.sums: list[bytes] = []
+        self.sums = []
         self.copies = 0
 
     def send(self, worker, batch):
@@ -122,7 +122,7 @@ class LateHosts(SpecHosts):
 
     def __init__(self):
         super().__init__()
-        self.received: list[int | None] = []
+        self.received = []
 
     def receive_sums(self, timeout):
         if not self.sums or (len(self.received) == 2):

@@ -43,7 +43,7 @@ def turn(ports, switch, loop):
 
 def heard(hosts, count):
     """Return frames until there are `count`, by port."""
-    found: list[tuple[int, bytes]] = []
+    found = []
     while len(found) < count:
         ready, _, _ = select.select(list(hosts.values()), [], [], PATIENCE_S)
         if not ready:

@@ -2,7 +2,6 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ class Crew:
 
     def __init__(self):
         self.barrier = threading.Barrier(WORKERS, timeout=PATIENCE_S)
-        self.held: list[torch.Tensor] = [torch.empty(0)] * WORKERS
+        self.held = [torch.empty(0)] * WORKERS
         self.store = dist.HashStore()  # not exported, but documented
 
 
@@ -75,12 +74,12 @@ class OverNccl(ProcessGroupSummation):
     def __init__(self, crew, rank, or_by):
         self.lanes, self.workers, self.worker_id = 32, WORKERS, rank
         self.device, self._direct_sum, self._or_method = DEVICE, None, or_by
-        self._group: Any = Nccl(crew, rank)
+        self._group = Nccl(crew, rank)
         self._backend, self._store, self._store_worker = "nccl", crew.store, None
         self._sums, self._watcher = 0, process_group_summation._FailureWatcher(crew.store, rank)
         self._crew = crew
         #: Whether each part's words were on the device.
-        self.on_device: list[bool] = []
+        self.on_device = []
 
     def sum_words(self, parts, **settings):
         self.on_device += [isinstance(part.words, torch.Tensor) for part in parts if part.check is None]
@@ -125,7 +124,7 @@ def test_sums_of_words_that_never_leave_the_device(or_by, settings):
     """Worker 0 has its tensors on the device, worker 1 on the host; the bits are those of another backend."""
     crew, local = Crew(), LocalSummation.group(WORKERS)
     over = [OverNccl(crew, rank, or_by) for rank in range(WORKERS)]
-    kinds: tuple[Any, ...] = ("gpu", "cpu")
+    kinds = ("gpu", "cpu")
     reduces = [Allreduce(one, implementation=kind, **settings) for one, kind in zip(over, kinds, strict=True)]
     reduces += [Allreduce(one, **settings) for one in local]
     for step in range(2):
@@ -182,11 +181,11 @@ def test_without_room_for_words_each_worker_has_one_error(monkeypatch):
     monkeypatch.setattr(process_group_summation, "_REPORT_S", 0.1)
     crew, prepared = Crew(), OverNccl._prepare_reduction
     over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
-    kinds: tuple[Any, ...] = ("gpu", "cpu")
+    kinds = ("gpu", "cpu")
     reduces = [
         Allreduce(one, implementation=kind, forms="dense") for one, kind in zip(over, kinds, strict=True)
     ]
-    full: list[bool] = []
+    full = []
 
     def without_room(self, part, *, tree):
         if full and isinstance(part.words, torch.Tensor):

@@ -4,7 +4,6 @@ import io
 import json
 import zipfile
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +114,7 @@ def test_damaged_files_are_read_or_are_an_error(content, tmp_path_factory, data)
             trace.gradient(step)
 
 
-CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+CHANGES = {
     "another format": ({"header": {"format": "x"}}, "header: is not a trace's"),
     "a later version": ({"header": {"version": 9}}, "version: 9 is not 2"),
     "a worker too many": ({"header": {"worker": 1}}, "worker: 1 is not one of 1"),

@@ -69,7 +69,7 @@ def test_a_model_s_gradients_are_recorded_bit_for_bit(ncf):
     optimizer = task.optimizer(task.model.parameters())
     batches = [task.batches(rank, 2, 0) for rank in range(2)]
     for step in range(2):
-        sums: dict[str, list[np.ndarray]] = {}
+        sums = {}
         for rank, trace in enumerate(read_folder(ncf)):
             optimizer.zero_grad()
             (batch,) = islice(batches[rank], 1)

@@ -33,7 +33,7 @@ class Told(logging.Handler):
 
     def __init__(self):
         super().__init__()
-        self.lines: list[str] = []
+        self.lines = []
         self.some = threading.Event()
 
     def emit(self, record):

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 from patience import PATIENCE_S, with_longer_timeouts
-from udp_switch import PORT, UdpSwitch, drawn, served
+from udp_switch import PORT, drawn, served
 
 from peelsum.summation import Part
 from peelsum.transport import (
@@ -39,7 +39,7 @@ class Planes:
     """Switches of the specification with their servers, and the workers in all of them."""
 
     def __init__(self, served, configs):
-        self.switches: list[UdpSwitch] = [switch for switch, *_ in served]
+        self.switches = [switch for switch, *_ in served]
         self.configs, self._served = configs, served
 
     def stop(self, plane):

@@ -104,7 +104,7 @@ def test_a_server_misled_at_its_start_follows_the_job_within_its_patience(joins_
     server.receive(partial(RUN - 2 * WINDOW, 0b111, 99), 0.0)
     sent(server)
     now = 0.0
-    answers: list[np.void] = []
+    answers = []
     while all(packet["chunk_id"] != RUN for packet in answers):
         answers += [packet for packet in sent(server, now) if packet["kind"] == Kind.RESULT]
         assert now < 2.5 * PATIENCE

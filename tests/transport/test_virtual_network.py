@@ -3,11 +3,9 @@
 With racks, leaves below a spine sum, too.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +61,7 @@ def run(seed, *, worst=0.3, racks=0, jobs=1, restarts=False, server_restarts=Fal
 
 
 #: For each scene, the first seeds of its blocks, how many seeds a block has, and the settings of a seed.
-SCENES: dict[str, tuple[range, int, Callable[[int], dict[str, Any]]]] = {
+SCENES = {
     "sums": (range(0, 150, 10), 10, lambda seed: {}),
     "restarts": (range(1000, 1080, 10), 10, lambda seed: {"restarts": True}),
     "two jobs": (range(2000, 2050, 10), 10, lambda seed: {"jobs": 2}),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from peelsum.softswitch.ports import udp_kernels
-from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
+from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.wire import packet_bytes
 from peelsum.wire.hello import proof, siphash_2_4
 
@@ -56,7 +56,7 @@ def answer(ports, host, datagram=b""):
 
 
 def counts(ports, port=1):
-    now: PortCounts = ports.ports[port].counts
+    now = ports.ports[port].counts
     return now.hellos, now.challenges, now.refused
 
 

@@ -83,7 +83,7 @@ def results(count):
 
 def arrived(sock, count):
     """Return `count` sent packets or more; on a busy machine they may arrive later."""
-    bursts: list[np.ndarray] = []
+    bursts = []
     until(lambda: bursts.append(received(sock, SIZE)) or sum(map(len, bursts)) >= count)
     return np.concatenate(bursts)
 
@@ -129,7 +129,7 @@ def test_it_goes_on_where_the_room_for_copies_ended(rig):
 
 
 def test_frames_for_the_controller_leave_the_others_in_order(rig):
-    delivered: list[bytes] = []
+    delivered = []
     rig.device.on_packet_in(delivered.extend)
     rig.job.rig.set_group(1, [2, CPU])
     rig.hosts[SERVER].send(results(20))
@@ -243,7 +243,7 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed):
     with rig_of() as rig:
         rings = new_rings([1, 3], limit, SIZE, rig.ports.sockets)
         send_buffers = rig.ports.send_buffers_for(2 * limit)
-        waiting: dict[int, list[tuple[int, bytes]]] = {1: [], 3: []}
+        waiting = {1: [], 3: []}
         now = (1 << 48) - 3000
         for _ in range(60):
             count = int(random.integers(0, 4))
