@@ -1,9 +1,11 @@
 """Programs of the softswitch's tests: frames for each, groups, and sessions of clones."""
 
+import json
 import struct
 from pathlib import Path
 
 from peelsum.softswitch import Switch, load
+from peelsum.softswitch.compiler.loading import parse
 
 P4 = Path(__file__).parents[1] / "softswitch" / "p4"
 PORTS = range(1, 10)
@@ -18,6 +20,13 @@ def switch_of(name, mode):
     switch = Switch(load(P4 / f"{name}.json"), mode)
     set_groups(switch)
     return switch
+
+
+def changed_switch(name, change, mode="python"):
+    """Return a switch that runs a program, once `change` has changed its JSON."""
+    document = json.loads((P4 / f"{name}.json").read_text())
+    change(document)
+    return Switch(parse(document, name), mode)
 
 
 def set_groups(switch):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from frames import checksum
+from program_frames import changed_switch
 from random_frames import Generator
 from unrolled_lanes import expression, field, number
 
@@ -16,13 +17,6 @@ from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.errors import BadProgram
 
 P4 = Path(__file__).parents[1] / "p4"
-
-
-def switch_from(name, change):
-    """Return a switch of a compiled program, once `change` has changed its JSON."""
-    document = json.loads((P4 / f"{name}.json").read_text())
-    change(document)
-    return Switch(parse(document, name), "numba")
 
 
 def test_a_checksum_that_one_copy_updates_is_not_in_the_next():
@@ -38,7 +32,7 @@ def test_a_checksum_that_one_copy_updates_is_not_in_the_next():
         (strip,) = (action for action in document["actions"] if action["name"] == "E.strip")
         strip["primitives"] = []
 
-    switch = switch_from("replicate", change)
+    switch = changed_switch("replicate", change, "numba")
     switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
     frame = struct.pack(">BHHI", 1, 3, 9 << 7, 1000)
     got = switch.process(Frames.of([(7, frame)]), 0).pairs()
@@ -73,7 +67,7 @@ def test_an_index_below_zero_is_past_the_end():
         for register in document["register_arrays"]:
             register["size"] = 255
 
-    switch = switch_from("registers", change)
+    switch = changed_switch("registers", change, "numba")
     assert exchanged(switch, cells(255, *range(1, 9))) == (0,) * 8
     assert exchanged(switch, cells(0, *range(11, 19))) == (0,) * 8
     assert [switch.registers[f"I.r{n}"].values().tolist() for n in range(8)] == [
@@ -108,7 +102,7 @@ def copied(document, back):
 @pytest.mark.parametrize("back", [True, False])
 def test_what_is_dropped_is_the_header_that_is_given(back):
     """p4c makes a copy of an `inout` argument, and copies it back after the call."""
-    switch = switch_from("replicate", lambda document: copied(document, back))
+    switch = changed_switch("replicate", lambda document: copied(document, back), "numba")
     switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
     switch.tables["E.copies"].insert(((20, 0xFFFF), (0, 0)), "E.drop", (), priority=1)
     frames = [struct.pack(">BHHI", kind, 3 * (kind != 2), 9 << 7, 1000) for kind in range(4)]
@@ -148,7 +142,7 @@ def test_negative_numbers_that_a_parser_selects(key, value, mask, selected, othe
         more = {"name": "more", "id": 1, "parser_ops": [extract], "transition_key": [], "transitions": []}
         document["parsers"][0]["parse_states"].append(more)
 
-    switch = switch_from("arithmetic", change)
+    switch = changed_switch("arithmetic", change, "numba")
     frames = [
         struct.pack(">BHBHQQii", 9, 0, 0, 0, 1, 2, *numbers) + bytes(range(24))
         for numbers in selected + others

@@ -1,22 +1,17 @@
 """Hashes compared with zlib and with polynomial division, in both modes."""
 
-import json
 import random
 import struct
 import zlib
 from functools import reduce
 from operator import xor
-from pathlib import Path
 
 import pytest
+from program_frames import changed_switch
 from random_programs import csum16
 from softswitch_frames import send
 
-from peelsum.softswitch import Switch
-from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.runtime import hashes
-
-P4 = Path(__file__).parents[1] / "p4"
 
 CRC16, CRC32, CSUM16, XOR16, IDENTITY, ODD, SMALL, EGRESS = range(8)
 
@@ -93,11 +88,13 @@ def test_hashes_are_over_fields_in_order(switch_of):
 
 def test_fields_of_an_invalid_header_are_left_out():
     """Here the JSON names the fields themselves, where p4c names copies."""
-    document = json.loads((P4 / "hashes.json").read_text())
-    for calculation in document["calculations"][:5]:
-        fields = (["ask", "a"], ["more", "x"], ["ask", "c"])
-        calculation["input"] = [{"type": "field", "value": field} for field in fields]
-    check(Switch(parse(document, "hashes"), "python"), absent=b"")
+
+    def change(document):
+        for calculation in document["calculations"][:5]:
+            fields = (["ask", "a"], ["more", "x"], ["ask", "c"])
+            calculation["input"] = [{"type": "field", "value": field} for field in fields]
+
+    check(changed_switch("hashes", change), absent=b"")
 
 
 @pytest.mark.parametrize("b", [0x0A55, 0xF1FE])
@@ -144,10 +141,12 @@ def hash_ex(data):
 
 def with_algorithms(mode, *algorithms):
     """Return a switch of the program in which these algorithms replace the first ones."""
-    document = json.loads((P4 / "hashes.json").read_text())
-    for calculation, algorithm in zip(document["calculations"], algorithms, strict=False):
-        calculation["algo"] = algorithm
-    return Switch(parse(document, "hashes"), mode)
+
+    def change(document):
+        for calculation, algorithm in zip(document["calculations"], algorithms, strict=False):
+            calculation["algo"] = algorithm
+
+    return changed_switch("hashes", change, mode)
 
 
 COMPILED = {
