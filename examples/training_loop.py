@@ -36,7 +36,8 @@ def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: in
     torch.manual_seed(options.seed + 1 + rank)  # dropout differs between ranks
     if rank == 0:
         parameters = sum(parameter.numel() for parameter in task.model.parameters())
-        print(f"{model}, {parameters:,} parameters, on {task.data}; {workers} ranks", flush=True)
+        ranks = "1 rank" if workers == 1 else f"{workers} ranks"
+        print(f"{model}, {parameters:,} parameters, on {task.data}; {ranks}", flush=True)
     network, state = task.model.to(device), None
     if options.sum != "none":
         init_process_group("gloo")  # unlike torch's own, it also works after torchrun restarts ranks
@@ -53,10 +54,11 @@ def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: in
     batches = islice(task.batches(rank, workers, options.seed), begin, options.steps)
     for step, batch in enumerate(batches, begin + 1):
         losses.append(_step(network, optimizer, tuple(one.to(device) for one in batch)))
-        if step % options.every == 0 or step == options.steps:
+        is_shown = step % options.every == 0 or step == options.steps
+        if is_shown:
             checkpoints.save(step)
-            if rank == 0:
-                print(f"step {step}: loss {losses[-1]:.4f}", flush=True)
+        if rank == 0 and (is_shown or step == begin + 1):  # the first shows that it has begun
+            print(f"step {step}: loss {losses[-1]:.4f}", flush=True)
     if rank == 0:
         print(f"parameters: {digest(task.model)}", flush=True)
         if state is not None:

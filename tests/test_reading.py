@@ -54,3 +54,9 @@ def test_a_file_of_too_many_bytes_is_not_read(tmp_path):
         read_bytes(path, 3)
     with pytest.raises(OSError, match="has more than 1,048,576 bytes"):
         read_bytes(Path("/dev/zero"))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("a = 1\n", encoding="utf-8-sig")
+    assert parse_toml(read_text(path)) == {"a": 1}

@@ -34,8 +34,11 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Return the content of a UTF-8 file. Raises OSError as `read_bytes` does, or UnicodeDecodeError."""
-    return read_bytes(path, most).decode()
+    """Return the content of a UTF-8 file, without a byte-order mark.
+
+    Raises OSError as `read_bytes` does, or UnicodeDecodeError.
+    """
+    return read_bytes(path, most).decode("utf-8-sig")
 
 
 def parse_toml(text: str, most: int = MOST_BYTES) -> dict[str, Any]:

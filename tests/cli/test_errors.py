@@ -82,6 +82,16 @@ def test_unknown_job(job_toml, switch):
     assert json.loads(run("status", "--p4runtime", address, "--json").stdout)["jobs"] == []
 
 
+def test_a_held_job_is_evicted_when_its_terminal_closes(job_toml, switch):
+    command = [*PEELSUM, "job", "admit", str(job_toml), "--hold", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert json.loads(holder.stdout.readline())["workers"] == 2
+        holder.send_signal(signal.SIGHUP)
+        assert holder.wait(timeout=PATIENCE_S) == 0
+    status = run("status", "--p4runtime", f"127.0.0.1:{switch['grpc_port']}", "--json")
+    assert json.loads(status.stdout)["jobs"] == []
+
+
 def test_ports_in_use():
     with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
         tcp.bind(("127.0.0.1", 0))
@@ -214,6 +224,13 @@ def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
         )
     assert done.stderr == "peelsum: stdout: No space left on device; write it elsewhere\n"
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_a_character_shows_a_question_mark(encoding):
+    done = run_process(*DRAW, env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].startswith("?? p")
 
 
 def test_a_reader_that_left_causes_no_message():

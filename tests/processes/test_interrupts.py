@@ -12,7 +12,7 @@ from patience import PATIENCE_S
 
 from peelsum.cli.demo.command import Processes
 from peelsum.processes import Child
-from peelsum.processes.user_errors import SIGNALS, InterruptContext, Interrupted
+from peelsum.processes.user_errors import SIGNALS, InterruptContext, Interrupted, ending_signals
 
 DEMO = [sys.executable, "-m", "peelsum.cli", "demo", "--workers", "2", "--steps", "100000"]
 #: Put ahead of everything else in a process: Ctrl-C when the command line's own imports begin.
@@ -113,8 +113,10 @@ def test_a_signal_that_c_has_swallowed_is_raised_again():
 
 
 def test_ignored_signals_stay_ignored():
+    assert signal.SIGHUP in ending_signals()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
+        assert ending_signals() == [signal.SIGINT, signal.SIGTERM]
         with InterruptContext() as interruption:
             signal.raise_signal(signal.SIGHUP)
             interruption.check()

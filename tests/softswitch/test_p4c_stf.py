@@ -1,6 +1,7 @@
 """p4c's own tests of programs for BMv2, on the softswitch: `.stf` files say what is sent and what must leave.
 
-`P4C_SAMPLES` names the folder testdata/p4_16_samples of a checkout of github.com/p4lang/p4c.
+Of p4c's other programs, all that BMv2 loads must load. `P4C_SAMPLES` names the folder testdata/p4_16_samples
+of a checkout of github.com/p4lang/p4c.
 """
 
 import json
@@ -12,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from bmv2_files import refusal
 from p4_programs import COMPILER
 
 from peelsum.softswitch import Frames, Switch
@@ -25,6 +27,14 @@ OTHERS = {
     f"{name}-bmv2" for name in ("extern-funcs", "gauntlet_optional", "hash-extern", "internet_checksum1")
 }
 STEMS = [path.stem for path in FILES if not path.stem.startswith("psa-") and path.stem not in OTHERS]
+#: What includes v1model; what p4c made of its P4_14 programs, and intermediate results of it.
+FOR_BMV2 = re.compile(r"v1model\.p4|arith(-inline)?-skeleton\.p4")
+P4_14, INTERMEDIATE = "p4_14_samples_outputs/**/*.p4", ("-first", "-frontend", "-midend")
+SOURCES = [
+    path
+    for path in ([] if SAMPLES is None else [*Path(SAMPLES).glob("*.p4"), *Path(SAMPLES).parent.glob(P4_14)])
+    if not path.stem.endswith(INTERMEDIATE) and FOR_BMV2.search(path.read_text(errors="replace"))
+]
 #: Commands that only show something, or set what no later packet depends on.
 NO_EFFECT = (
     "register_read",
@@ -106,3 +116,15 @@ def test_p4c_s_own_tests(stem, mode, tmp_path):
         if expected != [""]:  # any number of any packets
             assert len(sent) == len(expected)
             assert all(map(matches, expected, sent)), port
+
+
+@pytest.mark.skipif(shutil.which("simple_switch") is None, reason="simple_switch is not on PATH")
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_programs_that_bmv2_loads_load(source, tmp_path):
+    program = tmp_path / "program.json"
+    command = [COMPILER, "--Wdisable", "-o", str(program), str(source)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("p4c does not compile it")
+    if refusal(program, tmp_path) is not None:
+        pytest.skip("BMv2 does not load it")
+    Switch(parse(json.loads(program.read_bytes()), source.stem), "python")

@@ -41,6 +41,23 @@ def outputs_of(program, frames, count, folder, ports=PORTS):
     return {port: sent for port, sent in found.items() if sent}
 
 
+def refusal(program, folder):
+    """Return what BMv2 writes about a program that it does not load, or None if it loads it.
+
+    program: path of the BMv2 JSON file.
+    """
+    command = ["simple_switch", "--use-files", "0", "--log-level", "off", "-i", "0@p0", str(program)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    written = ""
+    with subprocess.Popen(command, cwd=folder, **streams) as process:
+        for line in process.stdout:
+            written += line
+            if "Adding interface" in line:  # it has loaded the program
+                process.kill()
+                return None
+    return written
+
+
 def _check_alive(status, log):
     if status == 1 and "bad json:" in log:
         raise NotLoadedError(log.partition("options parser")[2].strip())

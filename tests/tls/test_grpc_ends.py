@@ -149,6 +149,18 @@ def test_who_poses_as_a_switch_is_refused(device, identity, name):
         server.stop()
 
 
+@pytest.mark.parametrize("role", [None, "viewer"], ids=["plain", "TLS"])
+def test_no_connection_goes_through_a_proxy_of_the_environment(device, identity, monkeypatch, role):
+    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("grpc_proxy", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    server = serve(device, "127.0.0.1:0", role and identity("switch"))
+    try:
+        open_session(server.address, identity=role and identity(role)).close()
+    finally:
+        server.stop()
+
+
 def test_plain_is_for_loopback_only(device, identity):
     with pytest.raises(ValueError, match=r"0\.0\.0\.0 is beyond loopback.*give --tls FOLDER"):
         serve(device, "0.0.0.0:0")

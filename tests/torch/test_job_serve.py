@@ -52,6 +52,15 @@ def test_a_job_without_an_address(tmp_path):
     assert "--udp: is missing; give it once for each of the job's switches, or --ethernet" in said
 
 
+def test_a_switch_whose_name_is_unknown(tmp_path):
+    (tmp_path / "job.toml").write_text(described(Mock(p4runtime="127.0.0.1:1"), 2))
+    said = " ".join(
+        refused(str(tmp_path / "job.toml"), "--udp", "nowhere.invalid:1").replace("│", " ").split()
+    )
+    assert "--udp: nowhere.invalid: " in said
+    assert "use a name that this machine can resolve" in said
+
+
 def test_a_description_that_is_not_there_and_addresses_that_are_none():
     for arguments, reason in (
         (("nowhere.toml", "--udp", "h:1"), "nowhere.toml"),
@@ -110,7 +119,7 @@ def test_an_address_that_is_taken(switch, tmp_path):
     path.write_text(described(switch))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = refused(str(path), "--udp", "h:1", "--listen", place)
+        said = refused(str(path), "--udp", "127.0.0.1:1", "--listen", place)
     assert f"--listen: {place}: Address already in use; choose another" in said
 
 

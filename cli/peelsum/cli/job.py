@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -34,6 +33,7 @@ from peelsum.cli.serve import serve
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import SignalWaiter, print_message, terminate_with_parent
 from peelsum.processes.progress import progress_reporter, reporting_progress
+from peelsum.processes.user_errors import ending_signals
 
 if TYPE_CHECKING:
     from peelsum.control import SwitchStatus
@@ -126,18 +126,18 @@ def admit(description: Description, settings: _Admission, service: Service) -> N
             jobs.acquire_lease(job)
         with reporting_progress("freeing the job's slots, filling tables", tell):
             admission = jobs.admit_job(job)
+        signals = SignalWaiter(*ending_signals()) if settings.hold else None
         _print_admission(admission, service)
-        if settings.hold:
+        if signals is not None:
             log = service.job_event_logger(job=job.job.id, generation=admission["generation"])
             service.serve_metrics(stack, "controller", partial(job_metrics, jobs, job.job.id))
-            _hold(jobs, job, service)
+            _hold(jobs, job, service, signals)
 
 
-def _hold(jobs: JobController, job: AnyDescription, service: Service) -> None:
+def _hold(jobs: JobController, job: AnyDescription, service: Service, signals: SignalWaiter) -> None:
     """Check the job's switches until a signal arrives, then evict the job. Raises ControlError."""
     from peelsum.control import ControlError
 
-    signals = SignalWaiter(SIGINT, SIGTERM)
     while not signals.wait(CHECK_INTERVAL_S):
         jobs.poll()
     total: Counter[Verdict] = Counter()
@@ -312,7 +312,7 @@ def run_controller(settings: _ControllerSettings, service: Service) -> None:
             return cluster_values(cluster.totals())
 
         url = service.serve_metrics(stack, "cluster", read_metrics)
-        signals = SignalWaiter(SIGINT, SIGTERM)
+        signals = SignalWaiter(*ending_signals())
         service.announce(f"controller: listening at {own_address}", listen=own_address, **url)
         with cluster:
             serve_requests(

@@ -13,6 +13,7 @@ from peelsum.bench.point import Point
 from peelsum.cli.options import Json, with_settings
 from peelsum.cli.output import aligned, empty_table, measuring, print_json
 from peelsum.options import CommandSettings, Option
+from peelsum.processes.progress import reporting_progress
 
 if TYPE_CHECKING:
     from peelsum.simulation import Report, Simulation
@@ -70,8 +71,9 @@ def plan(
     from peelsum.bench import plan as bench
     from peelsum.bench.codec.timing import NotEnoughMemoryError, NotExactError
 
-    with measuring(NotEnoughMemoryError, NotExactError):
-        planned = bench.plan(request, check=check)
+    with measuring(NotEnoughMemoryError, NotExactError) as tell:
+        with reporting_progress("measuring" if check else "predicting", tell):
+            planned = bench.plan(request, check=check)
         if json:
             print_json(planned)
             return

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
-from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal
+from socket import getaddrinfo
 from typing import TYPE_CHECKING, Annotated
 
 from peelsum.cli.options import (
@@ -38,6 +38,7 @@ from peelsum.cli.options import (
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import SignalWaiter, terminate_with_parent
 from peelsum.processes.progress import compile_progress_reporter, reporting_progress
+from peelsum.processes.user_errors import ending_signals
 from peelsum.topology import TopologyError
 from peelsum.wire import UDP_PORT
 
@@ -119,8 +120,7 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
         name = f"job {job.job.id}"
         requests = stack.enter_context(RequestServer(socket, name, identity=identity, token=token))
         runs = stack.enter_context(JobRuns(controller, job, bases, ethernet=ethernet))
-        outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as with nohup
-        ended = SignalWaiter(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
+        ended = SignalWaiter(*ending_signals())
         host, port = socket.getsockname()[:2]
         url = service.serve_metrics(stack, "controller", partial(job_metrics, controller, job.job.id))
         service.announce(f"{name}: asked for at {host}:{port}", host=host, port=port, **url)
@@ -149,6 +149,13 @@ def _switch_addresses(
 
     if not ethernet:
         if len(udp) == len(job.plans()):
+            for host, port in udp:
+                try:
+                    getaddrinfo(host, port)
+                except OSError as error:
+                    raise OptionError(
+                        f"--udp: {host}: {error.strerror}; use a name that this machine can resolve"
+                    ) from None
             return udp
         if not udp:
             raise OptionError("--udp: is missing; give it once for each of the job's switches, or --ethernet")

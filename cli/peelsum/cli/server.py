@@ -16,7 +16,7 @@ from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import print_message, terminate_with_parent
 from peelsum.processes.children import ADMISSION
 from peelsum.processes.progress import compile_progress_reporter
-from peelsum.processes.user_errors import exit_on_errors
+from peelsum.processes.user_errors import ending_signals, exit_on_errors
 from peelsum.reading import parse_json, read_text
 
 app = typer.Typer(help="The aggregation server of a job.", no_args_is_help=True)
@@ -86,7 +86,7 @@ def run(settings: _ServerSettings, service: Service) -> None:
             signals.append(number)
             server.stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ending_signals():
             signal.signal(number, stop)
         line = f"job {config.job_id}: serving at {settings.switch}"
         service.announce(line, job_id=config.job_id, switch=settings.switch, **url)

@@ -22,6 +22,12 @@ INTERRUPTED = 130
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Return the signals that end a command that runs until Ctrl-C: SIGNALS, unless nohup ignores SIGHUP."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if number != signal.SIGHUP or not is_ignored]
+
+
 class ProcessError(Exception):
     """A process did not start, did not answer, or ended with an error."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self, TypeAlias
 
+from peelsum.processes.user_errors import ending_signals
 from peelsum.softswitch.compiler.loading import load
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
@@ -270,7 +271,7 @@ def run(
     observe: Callable[[Callable[[], SwitchCounts]], AbstractContextManager[object]] | None = None,
     announce: Callable[[Listening], None] = lambda listening: None,
 ) -> SwitchCounts:
-    """Run a switch until SIGINT (`Ctrl-C`) or SIGTERM; return its counts.
+    """Run a switch until Ctrl-C or another of `ending_signals`; return its counts.
 
     identity: P4Runtime's certificate. Without it, P4Runtime listens on loopback only, and UDP ports on
         loopback accept every hello as long as they have no secret.
@@ -377,11 +378,11 @@ def _open_ports(settings: SwitchSettings, accepts_any_hello: bool) -> Ports:
 
 @contextmanager
 def _stop_on_signals(plane: DataPlane) -> Iterator[None]:
-    """Call `stop` at SIGINT and SIGTERM while the body runs. Does nothing outside the main thread."""
+    """Call `stop` at the signals that end a command, while the body runs. Only the main thread can do so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = ending_signals()
     # A signal that comes just before the wait, or to another thread, would not end the wait by itself.
     previous_fd = signal.set_wakeup_fd(plane.waker, warn_on_full_buffer=False)
     previous_handlers = [signal.signal(number, lambda *_: plane.stop()) for number in numbers]

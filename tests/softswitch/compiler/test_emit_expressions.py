@@ -177,6 +177,7 @@ def test_what_is_stored_is_what_integers_of_any_size_give(expr, values, bits):
 @example(
     Binary("sat_cast", Binary("*", FieldRef("h", "w"), FieldRef("h", "t")), Const(100)), TRUE, NEGATIVE, 200
 )
+@example(Binary("-", FieldRef("h", "a"), Const(1)), TRUE, NEGATIVE | {"a": 0}, 65)
 def test_the_interpreter_computes_with_integers_of_any_size(expr, truth, values, bits):
     expressions = ExactPage().expressions
     text, value = expressions.truncated(expr, bits), expressions.value(expr)

@@ -4,12 +4,14 @@ import json
 import os
 import random
 import shutil
+import struct
 
 import pytest
 from bmv2_files import PORTS as FILE_PORTS
 from bmv2_files import outputs_of
 from program_frames import GROUPS, MADE, P4, PORTS, SESSIONS, TAIL, by_port, for_bmv2, switch_of
 from random_frames import Generator
+from rare_programs import LOGS, option_frames, with_declared_length, with_deparser
 
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.compiler.loading import parse
@@ -64,6 +66,12 @@ def compared(document, seed, folder, broken):
     switch = Switch(parse(document, "random"), "python")
     # BMv2 keeps 64 frames for a port, and drops further ones if the port is slower than the program.
     frames = [(rng.randrange(1, 5), frame) for frame in Generator(switch, rng).frames(60, broken)]
+    same_frames(document, frames, folder)
+
+
+def same_frames(document, frames, folder):
+    """Compare what BMv2 and the softswitch send of these frames, (port, bytes) each."""
+    switch = Switch(parse(document, "random"), "python")
     sent = by_port(switch.process(Frames.of(frames), 0).pairs())
     expected = {port: sorted(frames) for port, frames in sent.items() if port in FILE_PORTS}
     path = folder / "program.json"
@@ -73,8 +81,35 @@ def compared(document, seed, folder, broken):
 
 
 @needs_bmv2
+@pytest.mark.parametrize("algorithm", ["round_robin", "round_robin_consistent"])
+def test_hashes_that_count_as_bmv2_does(algorithm, tmp_path):
+    document = json.loads((P4 / "hashes.json").read_text())
+    document["calculations"][0]["algo"] = algorithm
+    rng = random.Random(1)
+    frames = [
+        bytes(2) + struct.pack(">QQ", 5, 1000) + bytes([rng.randrange(6)]) + bytes(43) for _ in range(40)
+    ]
+    same_frames(document, [(1, frame) for frame in frames], tmp_path)
+
+
+@needs_bmv2
+def test_lengths_that_headers_declare_as_bmv2_reads_them(tmp_path):
+    """Only with whole frames, and up to the largest size: BMv2 reads further."""
+    document = with_declared_length(json.loads((P4 / "variable.json").read_text()))
+    frames = list(option_frames(random.Random(1)))[:9]
+    same_frames(document, [(1, frame) for frame in frames], tmp_path)
+
+
+@needs_bmv2
+def test_a_deparser_shortens_as_in_bmv2(tmp_path):
+    document = json.loads((P4 / "lanes.json").read_text())
+    with_deparser(document, LOGS, ("truncate", {"type": "hexstr", "value": "0x14"}))
+    compared(document, 1, tmp_path, 0)
+
+
+@needs_bmv2
 @pytest.mark.parametrize(
-    "name", ["arithmetic", "banks", "lanes", "limbs", "lookups", "registers", "replicate", "widths"]
+    "name", ["arithmetic", "banks", "lanes", "limbs", "lookups", "registers", "replicate", "wide", "widths"]
 )
 def test_a_program_does_what_bmv2_makes_it_do_with_random_frames(name, tmp_path):
     """Only with whole frames: these programs read headers that are not valid, which in BMv2 are not 0."""

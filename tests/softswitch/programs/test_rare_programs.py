@@ -10,6 +10,7 @@ import pytest
 from frames import checksum
 from program_frames import changed_switch
 from random_frames import Generator
+from rare_programs import LOGS, option_frames, with_declared_length, with_deparser
 from unrolled_lanes import expression, field, number
 
 from peelsum.softswitch import Frames, Switch
@@ -167,6 +168,8 @@ def with_empty_fields(document):
         state["parser_ops"].append({"op": "set", "parameters": [nothing, number(1)]})
     for declared in (*document["calculations"], *document.get("field_lists", ())):
         declared["input" if "input" in declared else "elements"].append(nothing)
+    for digest in document.get("learn_lists", ()):
+        digest["elements"].insert(1, nothing)
     return document
 
 
@@ -180,6 +183,77 @@ def test_fields_of_0_bits_change_nothing(name):
     left, right = ([*switch.process(Frames.of(frames), 0).pairs()] for switch in (plain, changed))
     assert left == right
     assert left
+
+
+def test_a_member_of_0_bits_of_a_digest_is_0():
+    """BMv2 loads such programs, too, and a controller needs a number for each member that P4Info names."""
+    document = with_empty_fields(json.loads((P4.parent / "p4runtime/p4/externs.json").read_text()))
+    switch = Switch(parse(document, "externs"), "python")
+    switch.process(Frames.of([(3, struct.pack(">BBHIIQ", 1, 0, 7, 0, 0, 9))]), 0)
+    assert list(switch.messages.digests) == [("sighting_t", (7, 0, 3, 9))]
+
+
+def test_a_length_that_a_header_declares():
+    document = json.loads((P4 / "variable.json").read_text())
+    frames = [(1, frame) for frame in option_frames(random.Random(1))]
+    plain, declared = (
+        Switch(parse(one, "variable"), "python").process(Frames.of(frames), 0).pairs()
+        for one in (copy.deepcopy(document), with_declared_length(document))
+    )
+    assert plain == declared
+    assert len({len(sent) for _, sent in plain}) > 8
+
+
+def test_the_last_element_of_a_stack_as_a_whole():
+    """p4c writes this for `header = stack.last`; BMv2 loads it, and ends at the first packet."""
+
+    def change(document):
+        last = {"type": "expression", "value": {"type": "stack_field", "value": ["labels", "last"]}}
+        copied = {"op": "assign_header", "parameters": [{"type": "header", "value": "copy[0]"}, last]}
+        (state,) = (s for s in document["parsers"][0]["parse_states"] if s["name"] == "parse_label")
+        state["parser_ops"].append({"op": "primitive", "parameters": [copied]})
+
+    switch = changed_switch("stack", change, "numba")
+    for count in (1, 3, 4):
+        labels = [struct.pack(">HB", 256 + n, n == count - 1) for n in range(count)]
+        frame = struct.pack(">BBHI", 99, 0, 0, 0) + b"".join(labels)
+        ((_, sent),) = switch.process(Frames.of([(7, frame)]), 0).pairs()
+        assert sent[8:] == b"".join(labels) + labels[-1]
+
+
+def test_arithmetic_of_p4_14():
+    names = ("add", "subtract", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right")
+
+    def change(document):
+        first, *_ = document["actions"][0]["primitives"]  # chooses the port
+        operands = [field("cells", "index"), field("cells", "v7")]
+        document["actions"][0]["primitives"] = [
+            first,
+            *({"op": op, "parameters": [field("cells", f"v{n}"), *operands]} for n, op in enumerate(names)),
+        ]
+
+    sent = exchanged(changed_switch("registers", change, "numba"), cells(9, *[0] * 7, 12))
+    assert sent == (21, 2**32 - 3, 9 & 12, 9 | 12, 9 ^ 12, 9 << 12, 0, 12)
+
+
+def test_a_deparser_writes_to_the_log_shortens_and_asserts(caplog):
+    """It does so for each copy of a packet, and not for a packet that is dropped."""
+    other = expression("!=", field("standard_metadata", "egress_rid"), number(10))
+
+    def change(document):
+        holds = {"type": "expression", "value": {"op": "b2d", "left": None, "right": other}}
+        with_deparser(document, LOGS, ("assert", holds), ("truncate", number(20)))
+
+    switch = changed_switch("replicate", change, "numba")
+    switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
+    with caplog.at_level("INFO", "peelsum.switch"):
+        got = switch.process(
+            Frames.of([(7, struct.pack(">BHHI", 1, 3, 9 << 7, 1000) + bytes(60))]), 0
+        ).pairs()
+    assert [(port, len(frame)) for port, frame in got] == [(2, 20), (1, 20)]
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum(message.endswith("leaves") for message in messages) == 3
+    assert any("assert of deparser does not hold" in message for message in messages)
 
 
 def test_a_key_of_0_bits_is_refused():

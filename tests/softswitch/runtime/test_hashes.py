@@ -11,7 +11,8 @@ from program_frames import changed_switch
 from random_programs import csum16
 from softswitch_frames import send
 
-from peelsum.softswitch.runtime import hashes
+from peelsum.softswitch.program.model import GroupReference
+from peelsum.softswitch.runtime import hashes, plain
 
 CRC16, CRC32, CSUM16, XOR16, IDENTITY, ODD, SMALL, EGRESS = range(8)
 
@@ -196,3 +197,41 @@ def test_round_robin_counts_packets():
     """It has no input, so that successive packets get successive numbers."""
     got = answers(with_algorithms("python", "round_robin"), *[ask(CRC16, base=5, size=3)] * 5)
     assert [struct.unpack_from(">Q", frame)[0] for frame in got] == [5, 6, 7, 5, 6]
+
+
+def test_consistent_round_robin_counts_inputs(monkeypatch):
+    def numbers(*inputs):
+        return [
+            struct.unpack_from(">Q", frame)[0] for frame in answers(switch, *(ask(0, a=a) for a in inputs))
+        ]
+
+    switch = with_algorithms("numba", "round_robin_consistent")
+    assert switch.mode == "python"
+    assert numbers(7, 8, 7, 9, 8, 9, 10) == [0, 1, 0, 2, 1, 2, 3]
+    monkeypatch.setattr(plain, "_MOST_INPUTS", 4)
+    assert numbers(11, 7, 10) == [4, 5, 3], "the oldest input is forgotten"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flows", "ports"),
+    [
+        ("round_robin", [5, 5, 5, 6], [10, 20, 30, 10]),
+        ("round_robin_consistent", [5, 6, 5, 8, 6, 9], [10, 20, 10, 30, 20, 10]),
+    ],
+)
+def test_each_selector_counts_for_itself(algorithm, flows, ports):
+    def change(document):
+        profiles = {item["name"]: item for item in document["pipelines"][0]["action_profiles"]}
+        profiles["ExternsIngress.paths"]["selector"]["algo"] = algorithm
+        profiles["ExternsIngress.hops"]["selector"] = profiles["ExternsIngress.paths"]["selector"]
+
+    switch = changed_switch("../p4runtime/p4/externs", change)
+    for name, table, key in (("paths", "balanced", 1), ("hops", "indirect", (0, 0))):
+        profile = switch.profiles[f"ExternsIngress.{name}"]
+        for number in (1, 2, 3):
+            profile.insert_member(number, "ExternsIngress.send", [10 * number])
+        profile.insert_group(9, {1: 1, 2: 1, 3: 1})
+        switch.tables[f"ExternsIngress.{table}"].insert((key,), GroupReference(9), priority=1)
+    for first_key in (1, 2):  # the second goes to the other table
+        frames = [struct.pack(">BBHIIQ", 0, first_key, flow, 0, 0, 0) for flow in flows]
+        assert [port for port, _ in send(switch, *frames)] == ports

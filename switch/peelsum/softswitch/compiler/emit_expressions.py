@@ -144,7 +144,8 @@ class Expressions:
             return [self.truncated(expr, bits)]
         count = words_of(bits)
         texts = [self.limb(expr, number) for number in reversed(range(count))]
-        if bits % 64 and self.value(expr).high >> bits:
+        value = self.value(expr)
+        if bits % 64 and (value.low < 0 or value.high >> bits):
             texts[0] = f"({texts[0]} & {(1 << bits % 64) - 1})"
         return texts
 

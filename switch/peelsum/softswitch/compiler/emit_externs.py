@@ -100,8 +100,7 @@ def choose_member(emit: Emitter, profile: str, row: str, default: int) -> None:
         return
     emit.line(f"group_of = {address}", f"{row} = {default}")
     with emit.block(f"if memory[group_of + {GROUP_LENGTH}] != 0:"):
-        chosen = packets.hash_of(
-            emit, selector.algorithm, selector.inputs, f"selector of action profile {profile}"
-        )
+        what, counter = f"selector of action profile {profile}", list(emit.program.profiles).index(profile)
+        chosen = packets.hash_of(emit, selector.algorithm, selector.inputs, what, counter=1 + counter)
         emit.line(f"chosen = ({chosen} & 0xFFFFFFFF) % memory[group_of + {GROUP_LENGTH}]")
         emit.line(f"{row} = memory[memory[group_of + {GROUP_LIST}] + chosen]")

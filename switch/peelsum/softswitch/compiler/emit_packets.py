@@ -241,7 +241,7 @@ def deparse(emit: Emitter, header: str) -> None:
 def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
     """Store fields that together make up whole bytes."""
     end = group[-1].offset + group[-1].bits
-    if end - group[0].offset > 64:
+    if end - group[0].offset > 64 and not emit.exact:
         pieces = [(emit.name(variable.name), variable.bits) for variable in group]
         for byte, text in enumerate(_bytes_of(pieces), group[0].offset // 8):
             emit.line(f"store8(out, to + {byte}, {text})")
@@ -252,6 +252,9 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
         name = emit.name(variable.name)
         texts.append(f"({name} << {field_shift})" if field_shift else name)
     text, first, count = " | ".join(texts), group[0].offset // 8, (end - group[0].offset) // 8
+    if count > SIZES[0]:
+        emit.line(f"store_number(out, to + {first}, {count}, {text})")
+        return
     if len(texts) > 1 and count not in SIZES:
         emit.line(f"word = {text}")
         text = "word"
@@ -276,8 +279,13 @@ def _bytes_of(pieces: Sequence[tuple[str, int]]) -> Iterator[str]:
         yield f"({' | '.join(texts)}) & 255"
 
 
-def hash_of(emit: Emitter, algorithm: str, inputs: Inputs, what: str, payload: bool = False) -> str:
-    """Write code that fills `hashed` with inputs of valid headers; return the text of their hash."""
+def hash_of(
+    emit: Emitter, algorithm: str, inputs: Inputs, what: str, payload: bool = False, counter: int = 0
+) -> str:
+    """Write code that fills `hashed` with inputs of valid headers; return the text of their hash.
+
+    counter: which of the counters a hash that counts takes.
+    """
     if emit.exact:
         _gather_exact(emit, inputs)
     else:
@@ -286,7 +294,7 @@ def hash_of(emit: Emitter, algorithm: str, inputs: Inputs, what: str, payload: b
         emit.line("copy(hashed, count, data, base + parsed, remaining)", "count = count + remaining")
     if algorithm in INTERPRETED_HASHES and not emit.exact:
         raise NotCompilable(f"hash {algorithm}")
-    return f"({HASHES[algorithm].format(round_robin=emit.externs.round_robin)})"
+    return f"({HASHES[algorithm].format(counter=emit.externs.counters + counter)})"
 
 
 def _gather(emit: Emitter, inputs: Inputs, what: str) -> None:

@@ -6,6 +6,7 @@ multicast copies, checksums, deparsing. The program's statements come from `emit
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from peelsum.softswitch.compiler.emit_externs import send_digest
@@ -29,6 +30,7 @@ class Blocks(NamedTuple):
     parser: Block
     ingress: Block
     egress: Block
+    deparser: Block = ()
 
 
 class SwitchWriter:
@@ -249,7 +251,7 @@ class SwitchWriter:
         headers: list[str] = []
         names = {CURRENT_SIZE}
         direct_meters = self._emit.externs.direct_meters
-        for node in ops.walk(self._blocks.egress):
+        for node in ops.walk((self._blocks.egress, self._blocks.deparser)):
             match node:
                 case ops.Assign(target) | ops.Hash(target) | ops.ReadRegister(target):
                     targets.append(target)
@@ -279,13 +281,21 @@ class SwitchWriter:
         return frozenset(names)
 
     def _send(self) -> None:
-        """Update checksums, write the packet to the output, and send it."""
+        """Update checksums, run the deparser, write the packet to the output, and send it."""
         emit = self._emit
         for item in self._program.checksums:
             if item.update:
                 with emit.block(self._checksum_head(item)):
                     checksum(emit, item)
                     emit.line(f"{emit.place(item.target)} = folded")
+        self._statements.block(self._blocks.deparser)
+        asserts = any(isinstance(node, ops.Assert) for node in self._blocks.deparser)
+        with emit.block(f"if not {emit.name('failed')}:") if asserts else nullcontext():
+            self._write_packet()
+
+    def _write_packet(self) -> None:
+        """Write headers and payload to the output."""
+        emit = self._emit
         emit.line("to = sent * out_stride")
         for header in self._program.deparser:
             deparse(emit, header)

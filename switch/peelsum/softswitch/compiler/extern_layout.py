@@ -57,14 +57,15 @@ class ExternLayout:
     messages: int = 0
     message_words: int = 0
     random_state: int = 0
-    round_robin: int = 0
+    counters: int = 0
+    """Where the counters of hashes begin: that of all hashes in statements, then one of each selector."""
     end: int = 0
 
 
 def plan_externs(program: Program, start: int) -> ExternLayout:
     """Return the layout of a program's areas from word `start` on. Raises UnsupportedConstruct."""
     meters, hits, profiles, value_sets = {}, {}, {}, {}
-    random_state, round_robin, end = start, start + 1, start + 2
+    random_state, counters, end = start, start + 1, start + 2 + len(program.profiles)
     for name, meter in program.meters.items():
         size = meter.size if meter.table is None else program.tables[meter.table].capacity
         meters[name], end = end, end + METER_WORDS * size
@@ -98,7 +99,7 @@ def plan_externs(program: Program, start: int) -> ExternLayout:
         )
     direct = {meter.table: name for name, meter in program.meters.items() if meter.table is not None}
     return ExternLayout(
-        meters, direct, hits, profiles, value_sets, messages, message_words, random_state, round_robin, end
+        meters, direct, hits, profiles, value_sets, messages, message_words, random_state, counters, end
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from os import PathLike
@@ -42,7 +43,10 @@ def load(path: str | PathLike[str]) -> Program:
     try:
         document = parse_json(read_bytes(Path(path), MOST_PROGRAM_BYTES), MOST_PROGRAM_BYTES)
     except OSError as error:
-        raise BadProgram(f"{path}: {error.strerror}; give the JSON file that p4c-bm2-ss wrote") from None
+        remedy = "give the JSON file that p4c-bm2-ss wrote"
+        if error.errno == errno.EFBIG:
+            remedy = "remove its indentation, by `python -m json.tool --compact`"
+        raise BadProgram(f"{path}: {error.strerror}; {remedy}") from None
     except ValueError as error:
         raise BadProgram(f"{path}: not JSON ({error}); give the file that p4c-bm2-ss wrote") from None
     return parse(document, Path(path).stem)
@@ -131,7 +135,7 @@ def generate(program: Program, roll: bool = True, queued: bool = False, observed
 
 def _blocks(program: Program) -> Blocks:
     pipelines = (pipeline_block(program, graph) for graph in (program.ingress, program.egress))
-    return Blocks(parser_block(program.parser), *pipelines)
+    return Blocks._make((parser_block(program.parser), *pipelines, program.deparser_body))
 
 
 def _observed_blocks(observation: Observation) -> Blocks:
@@ -142,7 +146,7 @@ def _observed_blocks(observation: Observation) -> Blocks:
         block = pipeline_block(program, graph, lambda node: (observation.node_point(node),))
         ends = observation.pipeline_point("start", name), observation.pipeline_point("end", name)
         pipelines.append((ends[0], *block, ends[1]))
-    return Blocks(parser_block(program.parser), *pipelines)
+    return Blocks._make((parser_block(program.parser), *pipelines, program.deparser_body))
 
 
 def _generate(program: Program, roll: bool, queued: bool, exact: bool, observed: bool = False) -> Generated:

@@ -26,6 +26,11 @@ VALID = "$valid$"
 _UNARY = ("~", "not", "d2b", "b2d")
 _ARITHMETIC = ("+", "-", "*", "&", "|", "^", "<<", ">>", "two_comp_mod", "usat_cast", "sat_cast")
 _BINARY = (*_ARITHMETIC, "==", "!=", "<", "<=", ">", ">=", "and", "or")
+#: Primitives of P4_14 that compute: the operator with which each combines its last two arguments.
+_P4_14_OPERATORS = {
+    "add": "+", "add_to_field": "+", "subtract": "-", "subtract_from_field": "-", "bit_and": "&",
+    "bit_or": "|", "bit_xor": "^", "shift_left": "<<", "shift_right": ">>",
+}  # fmt: skip
 
 
 @contextmanager
@@ -51,6 +56,8 @@ class Scope:
     """By stack of unions, the names of a union's headers."""
     calculations: Mapping[str, Json]
     aliases: Mapping[str, ops.FieldRef]
+    lengths: Mapping[str, Json]
+    """By header or stack, the width of the varbit in JSON of P4_14 whose `extract` does not say it."""
     signed: frozenset[tuple[int, int]]
     """(action number, parameter index) of each parameter for which the program has a negative argument."""
     params: Sequence[ops.ActionParam] = ()
@@ -199,6 +206,10 @@ class Scope:
         Raises UnsupportedConstruct for anything but an element of a stack, or a header of one of unions.
         """
         item = _unwrapped(item)
+        match item:
+            case {"type": "stack_field", "value": [stack, "last"]}:  # not a field, but the element itself
+                last = ops.Binary("-", ops.StackCount(self.stack(stack)), ops.Const(1))
+                return list(self.stacks[stack]), last
         if item.get("op") == "access_union_header":
             elements, index = self.element(item["left"])
             return [(element[int(item["right"])],) for element in elements], index
@@ -260,7 +271,7 @@ def load_action(item: Json, scope: Scope) -> ops.Action:
 
     In BMv2 JSON they are indices of primitives, and a primitive may become several statements, or none.
     """
-    where = f"action {item['name']}"
+    where = item.get("where", f"action {item['name']}")
     params = tuple(
         ops.ActionParam(
             str(part["name"]), checked_bits(part["bitwidth"], where), (int(item["id"]), index) in scope.signed
@@ -311,9 +322,9 @@ def _single_primitive(op: str, args: Sequence[Json], scope: Scope) -> ops.Primit
     match op:
         case "assign" | "modify_field":
             return _assign(args[0], scope.expression(args[1]), scope)
-        case "add_to_field" | "subtract_from_field":  # of P4_14
-            sign, field = "+" if op == "add_to_field" else "-", scope.expression(args[0])
-            return _assign(args[0], ops.Binary(sign, field, scope.expression(args[1])), scope)
+        case _ if op in _P4_14_OPERATORS:
+            left, right = map(scope.expression, args[-2:])
+            return _assign(args[0], ops.Binary(_P4_14_OPERATORS[op], left, right), scope)
         case "register_read":
             return ops.ReadRegister(_target(args[0], scope), args[1]["value"], scope.expression(args[2]))
         case "register_write":
@@ -542,7 +553,8 @@ def _parser_operations(item: Json, scope: Scope) -> list[model.ParserOp]:
     args = item["parameters"]
     match item["op"]:
         case "extract" | "extract_VL":
-            bits = scope.expression(args[1]) if item["op"] == "extract_VL" else None
+            length = args[1] if item["op"] == "extract_VL" else scope.lengths.get(str(args[0]["value"]))
+            bits = None if length is None else scope.expression(length)
             checks = [] if bits is None else _lookahead_checks(bits)
             match args[0]["type"], args[0]["value"]:
                 case "regular", str() as header:

@@ -6,8 +6,9 @@ here or by the compiler, with its name in the program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, takewhile
+from typing import Any, cast
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 from peelsum.softswitch.program import model
@@ -55,8 +56,8 @@ def read(document: Json, name: str) -> model.Program:
         errors.setdefault(core_error, max(errors.values(), default=-1) + 1)
     empty = model.PipelineGraph("none", None, {})
     deparser = _single_item(document, "deparsers")
-    for primitive in deparser.get("primitives", ()):
-        raise UnsupportedConstruct(f"deparser: primitive {primitive.get('op')}: not supported; use emit only")
+    statements = {"name": "", "where": "deparser", "id": DEPARSER, "runtime_data": ()}
+    statements["primitives"] = deparser.get("primitives", ())
     program = model.Program(
         name=name,
         headers=headers,
@@ -64,6 +65,7 @@ def read(document: Json, name: str) -> model.Program:
         ingress=pipelines.get("ingress", empty),
         egress=pipelines.get("egress", empty),
         deparser=tuple(deparser["order"]),
+        deparser_body=load_action(statements, scope).body,
         actions=actions,
         registers=_registers(document),
         counters=_counters(document),
@@ -107,20 +109,17 @@ def _without_empty_fields(document: Json) -> Json:
         return isinstance(node, dict) and node.get("op") == op and is_empty(node["parameters"][0])
 
     def replaced(node: object) -> object:
-        if is_empty(node):
-            return {"type": "hexstr", "value": "0x0"}
+        if is_empty(node):  # as a member of a digest, a constant has a width
+            return {"type": "hexstr", "value": "0x0", "bitwidth": 1}
         if sets_empty(node, "assign"):  # jumps count an action's primitives
             return {"op": "no_op", "parameters": []}
         if isinstance(node, list):
             return [replaced(part) for part in node if not sets_empty(part, "set")]
         if not isinstance(node, dict):
             return node
-        lists = {  # of hashes, checksums, field lists and digests
-            key: [part for part in node[key] if not is_empty(part)]
-            for key in ("input", "elements")
-            if key in node
-        }
-        return {key: replaced(part) for key, part in (node | lists).items()}
+        if "input" in node:  # of a hash or checksum
+            node = {**node, "input": [part for part in node["input"] if not is_empty(part)]}
+        return {key: replaced(part) for key, part in node.items()}
 
     header_types = [
         {**item, "fields": [field for field in item["fields"] if field[1] != 0]}
@@ -146,8 +145,40 @@ def _scope(document: Json, headers: Mapping[str, model.Header]) -> Scope:
         members={item["name"]: members[item["union_type"]] for item in union_stacks},
         calculations={item["name"]: item for item in calculations},
         aliases={alias: ops.FieldRef(*target) for alias, target in document.get("field_aliases", ())},
+        lengths=_lengths(document),
         signed=_signed_parameters(document),
     )
+
+
+#: Makes a negative width a large one.
+_ALL_32_BITS = {"type": "hexstr", "value": "0xffffffff"}
+
+
+def _lengths(document: Json) -> dict[str, Json]:
+    """Return the widths of varbits that P4_14 declares with the header, by header or stack.
+
+    They depend on fields before the varbit, which are not extracted yet: the parser looks ahead.
+    """
+    lengths: dict[str, Json] = {}
+    for item in document["header_types"]:
+        if item.get("length_exp") is not None:
+            widths = list(takewhile(lambda bits: bits != "*", (bits for _, bits, *_ in item["fields"])))
+            starts = accumulate(widths, initial=0)
+            fields = [{"type": "lookahead", "value": place} for place in zip(starts, widths, strict=False)]
+            bits = {"op": "&", "left": _with_local(item["length_exp"], fields), "right": _ALL_32_BITS}
+            lengths[item["name"]] = {"type": "expression", "value": bits}
+    instances = (*document["headers"], *document.get("header_stacks", ()))
+    types = {item["name"]: item["header_type"] for item in instances}
+    return {name: lengths[kind] for name, kind in types.items() if kind in lengths}
+
+
+def _with_local(node: Any, fields: Sequence[Json]) -> Any:
+    """Return an expression in which fields replace their numbers."""
+    if not isinstance(node, dict):
+        return node
+    if node.get("type") == "local":
+        return fields[int(node["value"])]
+    return {key: _with_local(part, fields) for key, part in node.items()}
 
 
 def _field_lists(document: Json, scope: Scope) -> dict[int, tuple[ops.FieldRef, ...]]:
@@ -184,11 +215,6 @@ def _headers(document: Json) -> dict[str, model.Header]:
         for field_name, bits, *signed in item["fields"]:
             is_varbit = bits == "*"
             if is_varbit:
-                if item.get("length_exp") is not None:
-                    raise UnsupportedConstruct(
-                        f"field {item['name']}.{field_name}: P4_14's length of headers: not supported; write "
-                        "the program in P4_16, with varbit"
-                    )
                 bits = 8 * int(item["max_length"]) - fixed_bits
             most = MOST_VARBIT if is_varbit else MOST_BITS
             bits = checked_bits(bits, f"field {item['name']}.{field_name}", most)
@@ -348,12 +374,15 @@ def _check(program: model.Program) -> None:
         part.condition for state in program.parser.states.values() for part in state.transitions
     )
     tables = tuple(program.tables.values())
-    for node in ops.walk((parser, conditions, tables, *(action.body for action in program.actions.values()))):
+    bodies = [program.deparser_body, *(action.body for action in program.actions.values())]
+    for node in ops.walk((parser, conditions, tables, *bodies)):
         match node:
             case ops.ReadRegister() | ops.WriteRegister() if node.register not in program.registers:
                 what = f"register {node.register}: is not declared"
             case ops.SetValidity() | model.Extract() if program.headers[node.header].metadata:
                 what = f"header {node.header}: is metadata, in no packet"
+            case model.Extract(name, None) if program.headers[name].varbit:
+                what = f"header {name}: nothing says how long its varbit is"
             case ops.CountAt(counter) if counter not in program.counters:
                 what = f"counter {counter}: is not declared"
             case model.TableDeclaration() if node.profile not in (None, *program.profiles):
@@ -373,6 +402,8 @@ def _check(program: model.Program) -> None:
 
 #: Action number of the default action of tables without one, as in P4_14. It does nothing.
 NO_ACTION = -1
+#: Action number of the deparser's statements, in `Program.sources`.
+DEPARSER = -2
 _KINDS = ("exact", "lpm", "ternary", "range")
 
 
@@ -404,7 +435,8 @@ def _table(item: Json, scope: Scope, actions: Mapping[int, ops.Action]) -> model
     name, profile = item["name"], item.get("action_profile") or item.get("act_prof_name")
     if profile is not None and item.get("entries"):
         raise UnsupportedConstruct(
-            f"table {name}: entries with action profile {profile}: let a controller insert them"
+            f"table {name}: entries with action profile {profile}: not supported, as in BMv2; let a "
+            "controller insert them"
         )
     keys = tuple(_key(part, scope, name) for part in item["key"])
     # A table with an action profile has no default action in the file.
@@ -469,7 +501,9 @@ def _key(item: Json, scope: Scope, table: str) -> model.TableKey:
         ref = scope.field(item["target"])
         bits = scope.declared(ref).bits
     if kind == "range" and bits > 64:
-        raise UnsupportedConstruct(f"table {table}: range match on {bits} bits; use up to 64")
+        raise UnsupportedConstruct(
+            f"table {table}: key {item.get('name')}: range match on {bits} bits; use up to 64, or ternary"
+        )
     return model.TableKey(
         str(item.get("name") or f"{header}.{field}"), ref, cast(model.MatchKind, kind), bits, mask
     )

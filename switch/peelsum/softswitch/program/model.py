@@ -351,6 +351,8 @@ class Program:
     profiles: Mapping[str, ActionProfile] = field(default_factory=dict)
     value_sets: Mapping[str, ValueSet] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
+    deparser_body: tuple[Primitive, ...] = ()
+    """Statements of the deparser, such as lines of the log, which precede the headers."""
     sources: Mapping[str | tuple[int, int], Source] = field(default_factory=dict)
     """By name of a table or condition, or (number of an action, number of a statement)."""
 

@@ -25,14 +25,15 @@ HASHES = {
     "xor16": "xor_words(hashed, count, 1)",
     "xor32": "xor_words(hashed, count, 3)",
     "identity": "first_number(hashed, count)",
-    "round_robin": "next_number(memory, {round_robin})",
+    "round_robin": "next_number(memory, {counter})",
+    "round_robin_consistent": "consistent_number(memory, {counter}, hashed, count)",
     "toeplitz": "0",
     "hash_ex": "hash_ex(hashed, count)",
     "xxh64": "xxh64(hashed, count)",
     "bmv2_hash": "xxh64(hashed, count)",
 }
 #: Those of them that only the interpreter has.
-INTERPRETED_HASHES = ("hash_ex", "xxh64", "bmv2_hash")
+INTERPRETED_HASHES = ("hash_ex", "xxh64", "bmv2_hash", "round_robin_consistent")
 
 
 @dataclass_transform(frozen_default=True)

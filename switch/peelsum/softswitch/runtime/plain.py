@@ -7,6 +7,7 @@ of this module, so these use constants instead of numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,6 +66,7 @@ def interpreted(generated: Generated, observer: Observer | None = None) -> Calla
     functions = {**vars(hashes), **globals()}
     names: dict[str, Any] = {name: functions[name] for name in (*RUNTIME, *EXACT_RUNTIME)}
     names["observe"] = observer
+    names["consistent_number"] = partial(_consistent_number, {})
     try:
         exec(compile(generated.source, "<generated>", "exec"), names)
     except (RecursionError, MemoryError):  # Python's parser raises MemoryError if nesting is too deep
@@ -141,6 +143,26 @@ def next_number(memory: MutableSequence[int], cell: int) -> int:
     number = memory[cell]
     memory[cell] = (number + _ONE) & _WORD
     return number
+
+
+#: Inputs whose numbers `round_robin_consistent` keeps; beyond them, it forgets the oldest.
+_MOST_INPUTS = 1 << 16
+
+
+def _consistent_number(
+    numbers: dict[tuple[int, bytes], int],
+    memory: MutableSequence[int],
+    cell: int,
+    data: list[int],
+    count: int,
+) -> int:
+    """Return the number that the first `count` bytes already have, or give them the next one."""
+    key = cell, bytes(data[:count])
+    if key not in numbers:
+        if len(numbers) == _MOST_INPUTS:
+            del numbers[next(iter(numbers))]
+        numbers[key] = next_number(memory, cell)
+    return numbers[key]
 
 
 def random_number(memory: MutableSequence[int], cell: int, low: int, high: int) -> int:

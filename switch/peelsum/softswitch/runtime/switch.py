@@ -51,7 +51,7 @@ class ProgramMemory(NamedTuple):
 class Switch:
     """A running program and its state, which is initially zero and without entries.
 
-    mode: "numba" runs machine code; "python" interprets the generated code, thousands of times slower. A
+    mode: "numba" runs machine code; "python" interprets the generated code, hundreds of times slower. A
     program that would take too long to compile is interpreted, too: then the attribute `mode` is "python".
     roll: False keeps statements for each lane instead of loops, for tests that compare both.
     queues: the queues of ports that have a rate.
