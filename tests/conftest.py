@@ -3,7 +3,6 @@
 import gc
 import signal
 
-import pytest
 from forked_children import forked_children
 from free_ports import kept_port
 from hypothesis import HealthCheck, settings
@@ -35,6 +34,6 @@ settings.load_profile("suite")
 gc.disable()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish(session):
     gc.freeze()
     gc.enable()

@@ -11,7 +11,7 @@ from peelsum import buffers
 COUNT = 2**17
 
 
-def address(array) -> int:
+def address(array):
     return array.ctypes.data
 
 
@@ -69,7 +69,7 @@ def test_zeros_are_zeros_also_in_pages_that_had_other_words(count):
 
 
 def test_threads_never_share_an_array():
-    def fill(number: int) -> bool:
+    def fill(number):
         for _ in range(200):
             array = buffers.empty(COUNT // 4, np.uint32)
             array[:] = number

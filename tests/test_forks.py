@@ -5,9 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from patience import PATIENCE_S
@@ -63,22 +61,19 @@ else:
 class Killed:
     """A worker that was killed, whose child lives."""
 
-    def __init__(self, open_: ExitStack) -> None:
+    def __init__(self, open_):
         listening = open_.enter_context(socket.create_server(("127.0.0.1", 0)))
         self.requests = open_.enter_context(RequestServer(listening, "job 1"))
         address = str(listening.getsockname()[1])
         worker = open_.enter_context(
             subprocess.Popen(
-                [sys.executable, "-c", WORKER, address],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-c", WORKER, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
         )
         while not self.requests.next_client(0.0, PATIENCE_S):
             pass
         self.requests.respond({"admission": {}})
-        assert worker.stdout is not None
-        self.addresses: dict[str, Any] = json.loads(worker.stdout.readline())
+        self.addresses = json.loads(worker.stdout.readline())
         self.requests.next_client(0.0, 0.0)
         self.holder_before = self.requests.holder
         worker.send_signal(signal.SIGKILL)
@@ -86,12 +81,12 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def killed() -> Iterator[Killed]:
+def killed():
     with ExitStack() as open_:
         yield Killed(open_)
 
 
-def test_the_lease_ends_with_its_holder_and_not_before(killed: Killed) -> None:
+def test_the_lease_ends_with_its_holder_and_not_before(killed):
     """A child that closes its copy of the lease does not end it."""
     assert killed.holder_before is not None
     killed.requests.next_client(0.0, PATIENCE_S)
@@ -99,13 +94,13 @@ def test_the_lease_ends_with_its_holder_and_not_before(killed: Killed) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("port", socket.SOCK_DGRAM), ("metrics", socket.SOCK_STREAM)])
-def test_its_ports_are_free(killed: Killed, name: str, kind: int) -> None:
+def test_its_ports_are_free(killed, name, kind):
     if name not in killed.addresses:
         pytest.skip("prometheus_client is not installed")
     with socket.socket(socket.AF_INET, kind) as again:
         again.bind(tuple(killed.addresses[name]))
 
 
-def test_a_closed_file_that_an_error_refers_to_does_not_keep_the_others_open() -> None:
+def test_a_closed_file_that_an_error_refers_to_does_not_keep_the_others_open():
     run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True)
     assert (run.stdout, run.stderr) == ("[]\n", "")

@@ -8,12 +8,12 @@ __all__ = ["echo", "make_workers", "poisoned_memory"]
 
 
 @pytest.fixture
-def echo() -> Echo:
+def echo():
     """Return a backend of one worker, for tests that need no others."""
     return Echo()
 
 
 @pytest.fixture
-def make_workers() -> type[Workers]:
+def make_workers():
     """Return the class `Workers`."""
     return Workers

@@ -1,7 +1,6 @@
 """Steps in one round: by predictions of scales and unions, exact where these are wrong."""
 
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,9 @@ from peelsum.allreduce.history import BlockExponents
 from peelsum.allreduce.plan import Choice, Layout, TensorPlan
 
 WORKERS = 3
-Tensors = list[dict[str, Any]]
 
 
-def drawn(step: int, *, density: float = 0.05, factor: float = 1.0, n: int = 20_000) -> Tensors:
+def drawn(step, *, density=0.05, factor=1.0, n=20_000):
     """Draw every worker's dense and sparse tensor, of like magnitudes in all steps."""
     dense = workers_of(3000, WORKERS, 1.0, step, spread=1)
     sparse = workers_of(n, WORKERS, density, 100 + step, spread=1)
@@ -27,7 +25,7 @@ def drawn(step: int, *, density: float = 0.05, factor: float = 1.0, n: int = 20_
     return [{"d": np.float32(factor) * own, "s": np.float32(factor) * other} for own, other in pairs]
 
 
-def checked(group: Any, inputs: Tensors) -> Any:
+def checked(group, inputs):
     """Sum; return the first worker's result if all bits are right."""
     results = group.sum(inputs)
     for name in inputs[0]:
@@ -36,7 +34,7 @@ def checked(group: Any, inputs: Tensors) -> Any:
 
 
 @pytest.mark.parametrize("values", ["sketch", "auto"])
-def test_a_step_like_the_ones_before_takes_one_exchange(make_workers: Any, values: str) -> None:
+def test_a_step_like_the_ones_before_takes_one_exchange(make_workers, values):
     group = make_workers(WORKERS, 256, values=values)
     results = [checked(group, drawn(step)) for step in range(12)]
     assert [result.one_round for result in results] == [False] + 11 * [True]
@@ -48,7 +46,7 @@ def test_a_step_like_the_ones_before_takes_one_exchange(make_workers: Any, value
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_values_of_sums_beyond_float64_are_rounded_once(make_workers: Any, sign: int) -> None:
+def test_values_of_sums_beyond_float64_are_rounded_once(make_workers, sign):
     """2**28 + 16 + 2**-26 is above half of float32's spacing there; float64 rounds it to that half."""
     group = make_workers(WORKERS, 256, forms="dense", network=FAR)
     ones = np.ones(64, np.float32)
@@ -64,7 +62,7 @@ def test_values_of_sums_beyond_float64_are_rounded_once(make_workers: Any, sign:
 
 
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**-20, 2.0**35, 2.0**60])
-def test_scales_that_are_far_off_cost_one_more_exchange(make_workers: Any, factor: float) -> None:
+def test_scales_that_are_far_off_cost_one_more_exchange(make_workers, factor):
     group = make_workers(WORKERS, 256, values="sketch")
     for step in range(4):
         checked(group, drawn(step))
@@ -78,9 +76,7 @@ def test_scales_that_are_far_off_cost_one_more_exchange(make_workers: Any, facto
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("forms", ["dense", "sparse"])
 @pytest.mark.parametrize("values", ["sketch", "auto", "compact"])
-def test_no_step_after_a_spike_is_less_precise(
-    make_workers: Any, dtype: str, forms: str, values: str
-) -> None:
+def test_no_step_after_a_spike_is_less_precise(make_workers, dtype, forms, values):
     """Of a scale that is too coarse for the largest values, no bits are missing: they are sent again."""
     group, n = make_workers(WORKERS, 256, forms=forms, values=values, network=FAR), 5000
     for step in range(12):
@@ -93,9 +89,7 @@ def test_no_step_after_a_spike_is_less_precise(
 
 
 @pytest.mark.parametrize("factor", [2.0**-12, 2.0**5, 2.0**12, 2.0**20])
-def test_scales_that_are_off_cost_no_exchange_if_there_is_room_for_upper_parts(
-    make_workers: Any, factor: float
-) -> None:
+def test_scales_that_are_off_cost_no_exchange_if_there_is_room_for_upper_parts(make_workers, factor):
     group = make_workers(WORKERS, 256, values="sketch")
     for step in range(3):
         checked(group, drawn(step))
@@ -105,7 +99,7 @@ def test_scales_that_are_off_cost_no_exchange_if_there_is_room_for_upper_parts(
     assert checked(group, grown).exchanges == 1
 
 
-def test_a_tensor_that_is_zero_or_not_finite_takes_no_other_tensor_along(make_workers: Any) -> None:
+def test_a_tensor_that_is_zero_or_not_finite_takes_no_other_tensor_along(make_workers):
     group = make_workers(WORKERS, 256, values="sketch")
     for step in range(9):
         inputs = drawn(step)
@@ -122,7 +116,7 @@ def test_a_tensor_that_is_zero_or_not_finite_takes_no_other_tensor_along(make_wo
 
 
 @pytest.mark.parametrize("bad", ["d", "s"])
-def test_upper_parts_of_a_tensor_that_is_not_finite_elsewhere(make_workers: Any, bad: str) -> None:
+def test_upper_parts_of_a_tensor_that_is_not_finite_elsewhere(make_workers, bad):
     """A worker sends them before it knows, and they must not be taken for another tensor's."""
     group = make_workers(WORKERS, 256, values="sketch")
     for step in range(3):
@@ -136,7 +130,7 @@ def test_upper_parts_of_a_tensor_that_is_not_finite_elsewhere(make_workers: Any,
     assert (result.one_round, result[bad].local_non_zeros, result[bad].union_size) == (True, 0, 0)
 
 
-def with_histories(make_workers: Any) -> tuple[Any, list[History]]:
+def with_histories(make_workers):
     """Return workers, and the history of each."""
     group = make_workers(WORKERS, 256, values="sketch", timeout_s=PATIENCE_S)
     histories = [History() for _ in range(WORKERS)]
@@ -148,7 +142,7 @@ def with_histories(make_workers: Any) -> tuple[Any, list[History]]:
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_a_worker_with_other_expectations_stops_all(make_workers: Any, restored: bool) -> None:
+def test_a_worker_with_other_expectations_stops_all(make_workers, restored):
     """Numbers by other scales would add up to nothing: also in the first step from a checkpoint."""
     (group, histories), (other, odd) = (with_histories(make_workers) for _ in range(2))
     for step in range(3):
@@ -165,7 +159,7 @@ def test_a_worker_with_other_expectations_stops_all(make_workers: Any, restored:
     assert "or restore the history of the same step, on all of them" in str(failures[0])
 
 
-def test_steps_go_ahead_where_an_exchange_takes_longer_than_its_words(make_workers: Any) -> None:
+def test_steps_go_ahead_where_an_exchange_takes_longer_than_its_words(make_workers):
     """Compact values always follow their index."""
     for values, network, ahead in [
         ("sketch", FAR, True),
@@ -179,7 +173,7 @@ def test_steps_go_ahead_where_an_exchange_takes_longer_than_its_words(make_worke
         assert [result.one_round for result in results] == [False, ahead, ahead], (values, network)
 
 
-def test_guesses_that_are_always_wrong_are_given_up(make_workers: Any) -> None:
+def test_guesses_that_are_always_wrong_are_given_up(make_workers):
     group = make_workers(WORKERS, 256, values="sketch", network=NetworkModel(0.05, 3e-3))
     results = [checked(group, drawn(step, factor=4.0 ** (30 * (step % 2)))) for step in range(40)]
     given_up = [result.one_round for result in results].index(False, 1)
@@ -187,11 +181,11 @@ def test_guesses_that_are_always_wrong_are_given_up(make_workers: Any) -> None:
     assert sum(result.one_round for result in results[given_up:]) < 10, "tried again now and then"
 
 
-def table(elements: int, block: int) -> Any:
+def table(elements, block):
     return Layout([TensorPlan("g", (elements,), "float32", Choice("dense", scale_block=block))]).table
 
 
-def test_exponents_of_blocks_of_another_size() -> None:
+def test_exponents_of_blocks_of_another_size():
     """A larger block has the largest field in it; smaller ones all have that of theirs. So restored ones."""
     levels, key = BlockExponents(), ("g", 1000)
     levels.of((key,), table(1000, 32))[:] = np.arange(32)
@@ -203,7 +197,7 @@ def test_exponents_of_blocks_of_another_size() -> None:
 
 
 @given(arrays(np.int32, st.integers(0, 12), elements=st.integers(-1, 300)))
-def test_any_array_is_restored_as_it_was_saved_or_refused(array: Any) -> None:
+def test_any_array_is_restored_as_it_was_saved_or_refused(array):
     with suppress(ValueError):
         restored = BlockExponents.restored({"g": array})
         np.testing.assert_array_equal(restored.saved().get("g", np.empty(0, np.int32)), array)
@@ -214,12 +208,12 @@ def test_any_array_is_restored_as_it_was_saved_or_refused(array: Any) -> None:
     [[1, 0, 32, 0], [33, 0, 32, 0, 5], [32, 0, 31, 0, 5], [32, 0, 16, 0, 5, 5], [32, 0, 32, 0, 256],
      [32, 0, 32, 0, -1], [0, 0, 32, 0, 1]],
 )  # fmt: skip
-def test_fields_that_are_not_those_of_a_tensors_blocks_are_refused(array: list[int]) -> None:
+def test_fields_that_are_not_those_of_a_tensors_blocks_are_refused(array):
     with pytest.raises(ValueError, match=rf"'g' has {len(array)} fields"):
         BlockExponents.restored({"g": np.array(array, np.int32)})
 
 
-def test_a_saved_block_of_any_size_takes_no_more_memory_than_the_tensor() -> None:
+def test_a_saved_block_of_any_size_takes_no_more_memory_than_the_tensor():
     saved = np.concatenate([np.array([1000, 2**40], np.int64).view(np.int32), np.array([7], np.int32)])
     levels = BlockExponents.restored({"g": saved})
     assert levels.of((("g", 1000),), table(1000, 32)).tolist() == [7] * 32

@@ -1,13 +1,10 @@
 """Steps that go on from a saved history have the bits of steps that were not interrupted."""
 
 import math
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from patience import PATIENCE_S
 from sums_of_floats import FAR, SLOW
 
@@ -17,11 +14,9 @@ from peelsum.codec import BLOCK_SIZES
 from peelsum.compress import CompressedSum, TopK, compressed_sum
 
 N = 1 << 16
-Floats = NDArray[np.float32]
-Tensors = Mapping[str, Floats]
 
 
-def thin(share: float, seed: int, *, tiny: float = 0.0, n: int = N) -> Floats:
+def thin(share, seed, *, tiny=0.0, n=N):
     """Draw a sparse tensor; a share `tiny` of its non-zeros is so small that its integers are 0."""
     rng = np.random.default_rng(seed)
     values = rng.normal(size=n) * 10.0 ** rng.uniform(-3, 3, n)
@@ -29,14 +24,14 @@ def thin(share: float, seed: int, *, tiny: float = 0.0, n: int = N) -> Floats:
     return np.where(rng.random(n) < share, values, 0).astype(np.float32)
 
 
-def again(history: History) -> History:
+def again(history):
     """Return the history as another process restores it."""
     restored = History()
     restored.restore(history.saved())
     return restored
 
 
-def check(echo: Any, steps: Sequence[Tensors], begin: int, first: Tensors | None = None, **how: Any) -> None:
+def check(echo, steps, begin, first=None, **how):
     """Compare steps with those that a new all-reduce does from `begin` on; `first` replaces its first."""
     history = History()
     reduce, restored = Allreduce(echo, history=history, **how), history
@@ -47,21 +42,21 @@ def check(echo: Any, steps: Sequence[Tensors], begin: int, first: Tensors | None
         results = [reduce.sum(tensors)]
         if step >= begin:
             split = step == begin and first is not None
-            parts: list[Tensors] = [{name: own} for name, own in tensors.items()] if split else [tensors]
+            parts = [{name: own} for name, own in tensors.items()] if split else [tensors]
             results.append({name: one for part in parts for name, one in other.sum(part).items()})
         for name in tensors:
             assert len({result[name].values.tobytes() for result in results}) == 1, (step, name)
             assert len({result[name].fixed.block for result in results}) == 1, (step, name)
 
 
-def test_forms_of_several_sequences_of_tensors(echo: Any) -> None:
+def test_forms_of_several_sequences_of_tensors(echo):
     """A sequence's forms are chosen again if another's step has chosen for another union."""
     both = [{"a": thin(0.001, step), "b": thin(0.01, 50 + step)} for step in range(2)]
     one = [{"a": thin(0.05, step)} for step in range(2, 8)]
     check(echo, [*both, *one, {"a": thin(0.05, 8), "b": thin(0.01, 58)}], 8, network=SLOW)
 
 
-def test_the_size_that_is_forgotten(echo: Any) -> None:
+def test_the_size_that_is_forgotten(echo):
     """It depends on nothing that is not saved, such as which sequences of tensors were used lately."""
     history = History()
     sizes = [1000 * number for number in range(40, 48)]
@@ -74,25 +69,25 @@ def test_the_size_that_is_forgotten(echo: Any) -> None:
     np.testing.assert_array_equal(history.saved()["unions"]["a"], restored.saved()["unions"]["a"])
 
 
-def densities(tiny: float) -> list[Tensors]:
+def densities(tiny):
     rng = np.random.default_rng(5)
     shares = 0.003 * np.exp(rng.uniform(-0.5, 0.5, 60))
     return [{"a": thin(share, 300 + step, tiny=tiny)} for step, share in enumerate(shares.tolist())]
 
 
 @pytest.mark.parametrize("tiny", [0.0, 0.4, 0.55, 0.9])
-def test_what_is_learnt_does_not_depend_on_the_seeds_of_filters(echo: Any, tiny: float) -> None:
+def test_what_is_learnt_does_not_depend_on_the_seeds_of_filters(echo, tiny):
     """The restored all-reduce counts its steps, and so seeds its filters, from 1 on."""
     check(echo, densities(tiny), 20, network=FAR, forms="sparse")
 
 
-def test_what_is_learnt_does_not_depend_on_the_other_tensors(echo: Any) -> None:
+def test_what_is_learnt_does_not_depend_on_the_other_tensors(echo):
     """A tensor alone has another filter, or none, than with a neighbour: as in DDP's first step."""
     steps = [{**one, "b": thin(0.1, 900 + step, tiny=0.5)} for step, one in enumerate(densities(0.4))]
     check(echo, steps, 20, steps[20], network=FAR, forms="sparse")
 
 
-def test_expected_unions_are_the_same_numbers_on_every_processor() -> None:
+def test_expected_unions_are_the_same_numbers_on_every_processor():
     """They take only operations that IEEE 754 rounds; NumPy's powers depend on the processor's vectors."""
     rng = np.random.default_rng(3)
     elements = rng.integers(10, 10**6, 1000)
@@ -110,7 +105,7 @@ def test_expected_unions_are_the_same_numbers_on_every_processor() -> None:
 
 @pytest.mark.parametrize("column", [0, 3, 6, -1])
 @pytest.mark.parametrize("value", [-1.0, 1e10, 1e300, math.nan, math.inf])
-def test_counts_that_no_tensor_has_are_refused(echo: Any, column: int, value: float) -> None:
+def test_counts_that_no_tensor_has_are_refused(echo, column, value):
     """From a union of 1e10 would follow a sketch of 50 GB; a history keeps what it had."""
     history = History()
     Allreduce(echo, history=history).sum({"a": thin(0.01, 1)})
@@ -125,7 +120,7 @@ def test_counts_that_no_tensor_has_are_refused(echo: Any, column: int, value: fl
 WORKERS = 2
 
 
-def tensors(worker: int, step: int) -> dict[str, np.ndarray]:
+def tensors(worker, step):
     """Two tensors of sparse integers, of which few are alike in size from step to step."""
     drawn = np.random.default_rng(step)
     sizes = drawn.choice([33, 100, 5000, 9000, 12000], 2, replace=False)
@@ -137,13 +132,13 @@ def tensors(worker: int, step: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_workers_that_forget_still_agree(monkeypatch, compressed: bool) -> None:
+def test_workers_that_forget_still_agree(monkeypatch, compressed):
     monkeypatch.setattr(history, "_SIZES", 2)
     monkeypatch.setattr(allreduce, "_PLANS", 2)
     monkeypatch.setattr(allreduce, "_AGREED_PLANS", 2)
     monkeypatch.setattr(compressed_sum, "_AGREED", 2)
 
-    def work(seat: LocalSummation) -> list[dict[str, np.ndarray]]:
+    def work(seat):
         summed = Allreduce(seat)
         if compressed:
             summed = CompressedSum(seat, TopK(1.0), error_feedback=False, average=False)

@@ -1,7 +1,5 @@
 """Where results are written; `test_random_jobs` compares their bits, signs of zeros included."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -20,13 +18,13 @@ from peelsum.allreduce import InvalidRequestError
         ({"g": [0.0] * 6}, "out: 'g' cannot take the sum"),
     ],
 )
-def test_an_array_that_cannot_take_the_sum_is_refused(make_workers: Any, out: Any, message: str) -> None:
+def test_an_array_that_cannot_take_the_sum_is_refused(make_workers, out, message):
     with pytest.raises(InvalidRequestError, match=message):
         make_workers(1).each(lambda w, reduce: reduce.sum({"g": np.ones(6, np.float32)}, out=out))
 
 
 Places = dict[str, tuple[int, int, int]]
-APART: Places = {"g": (0, 6, 1), "h": (6, 12, 1)}
+APART = {"g": (0, 6, 1), "h": (6, 12, 1)}
 
 
 @pytest.mark.parametrize(
@@ -40,9 +38,7 @@ APART: Places = {"g": (0, 6, 1), "h": (6, 12, 1)}
         ({"g": (12, 18, 1), "h": (0, 24, 4)}, {"g": (18, 24, 1)}, "'g' shares memory with 'h'"),
     ],
 )
-def test_arrays_that_share_memory_are_refused_and_nothing_is_lost(
-    make_workers: Any, tensors: Places, out: Places, pair: str
-) -> None:
+def test_arrays_that_share_memory_are_refused_and_nothing_is_lost(make_workers, tensors, out, pair):
     """Places are slices of one array: first, behind the last, step."""
     workers, memory = make_workers(1), np.arange(24, dtype=np.float32)
     given, into = (
@@ -55,7 +51,7 @@ def test_arrays_that_share_memory_are_refused_and_nothing_is_lost(
     assert all(np.array_equal(result[name].values, tensor) for name, tensor in given.items())
 
 
-def test_neighbours_in_one_array_do_not_share_memory(make_workers: Any) -> None:
+def test_neighbours_in_one_array_do_not_share_memory(make_workers):
     memory = np.arange(24, dtype=np.float32)
     g, h, i = memory[:6], memory[6:12], memory[12:18]
     empty = memory[3:3]

@@ -2,28 +2,20 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import Any
 
 import numpy as np
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.allreduce import (
-    Allreduce,
-    InvalidRequestError,
-    LocalSummation,
-    Part,
-    Summation,
-    SummationStalledError,
-)
+from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, Part, SummationStalledError
 
 
-def words(*values: int) -> Any:
+def words(*values):
     return np.array(values, np.uint32)
 
 
-def test_parts_are_padded_and_combined_by_their_op() -> None:
-    group: list[Summation] = list(LocalSummation.group(2, lanes=2))
+def test_parts_are_padded_and_combined_by_their_op():
+    group = list(LocalSummation.group(2, lanes=2))
     parts = [
         [Part(words(2**32 - 1, 2, 3), "add"), Part(words(0b0101), "or"), Part(words(), "add")],
         [Part(words(2, 2**31, 2**31), "add"), Part(words(0b0011), "or"), Part(words(), "add")],
@@ -44,12 +36,12 @@ def test_parts_are_padded_and_combined_by_their_op() -> None:
     ],
     ids=str,
 )
-def test_a_group_that_cannot_be_is_refused(group: Any, message: str) -> None:
+def test_a_group_that_cannot_be_is_refused(group, message):
     with pytest.raises(InvalidRequestError, match=f"^{message}$"):
         LocalSummation.group(**{"workers": 1, **group})
 
 
-def test_a_stall_names_chunk_and_missing_workers() -> None:
+def test_a_stall_names_chunk_and_missing_workers():
     group = LocalSummation.group(4, lanes=2, timeout_s=0.01)
     with pytest.raises(SummationStalledError, match=r"chunk 0 .* from workers 1, 2, 3 within 0.01 s"):
         group[0].sum_words([Part(words(1, 2, 3), "add")])
@@ -57,13 +49,13 @@ def test_a_stall_names_chunk_and_missing_workers() -> None:
         group[2].sum_words([Part(words(1, 2, 3), "add")])
 
 
-def test_a_check_ends_the_call_before_later_parts_are_waited_for() -> None:
+def test_a_check_ends_the_call_before_later_parts_are_waited_for():
     group = LocalSummation.group(2, lanes=2, timeout_s=PATIENCE_S)
 
-    def refuse(total: Any) -> None:
+    def refuse(total):
         raise ValueError(f"saw {total.tolist()}")
 
-    def attempt(one: LocalSummation, its: list[Part]) -> None:
+    def attempt(one, its):
         with pytest.raises(ValueError, match=r"saw \[3\]"):
             one.sum_words(its)
 
@@ -73,7 +65,7 @@ def test_a_check_ends_the_call_before_later_parts_are_waited_for() -> None:
         list(pool.map(attempt, group, [alone, longer]))
 
 
-def test_times_come_from_the_clock_that_was_given() -> None:
+def test_times_come_from_the_clock_that_was_given():
     ticks = count()
     reduce = Allreduce(LocalSummation.group(1)[0], forms="dense", clock=lambda: float(next(ticks)))
     result = reduce.sum({"g": np.ones(3, np.float32)})
@@ -82,12 +74,12 @@ def test_times_come_from_the_clock_that_was_given() -> None:
 
 
 @pytest.mark.parametrize("members", [(), (0, 2, 5)], ids=["from the start", "after losses"])
-def test_a_result_names_its_members_and_averages_divide_by_their_number(members: tuple[int, ...]) -> None:
+def test_a_result_names_its_members_and_averages_divide_by_their_number(members):
     group = LocalSummation.group(3, timeout_s=PATIENCE_S)
     for backend in group if members else ():
         setattr(backend, "members", members)  # noqa: B010 - only a backend that loses ranks has it
 
-    def average(backend: LocalSummation) -> Any:
+    def average(backend):
         gradient = np.array([backend.worker_id, 12.0], np.float32)
         return Allreduce(backend, average=True).sum({"g": gradient})
 

@@ -1,7 +1,6 @@
 """A measured network model is that of the slowest worker, on all of them."""
 
 import math
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,24 +12,22 @@ from peelsum.allreduce import (
     InvalidRequestError,
     LocalSummation,
     NetworkModel,
-    Part,
     PlanMismatchError,
     measured,
     measuring,
 )
 from peelsum.codec import CodecError
-from peelsum.summation import Summation, Words
 
 
 class Link:
     """A worker's summation over a link, with a clock of its own."""
 
-    def __init__(self, summation: Summation, trip_s: float, gbps: float) -> None:
+    def __init__(self, summation, trip_s, gbps):
         self._summation, self._trip_s, self._word_s = summation, trip_s, 32e-9 / gbps
         self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
         self.now, self.words = 0.0, 0
 
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+    def sum_words(self, parts):
         count = sum(len(part.words) for part in parts)
         self.now += self._trip_s + self._word_s * count
         self.words += count
@@ -48,12 +45,7 @@ class Link:
         pytest.param([(1.0, 1e9)] * 2, (1.0, 1000.0), 2**22, marks=pytest.mark.slow),
     ],
 )
-def test_the_slowest_worker_counts(
-    links: list[tuple[float, float]],
-    expected: tuple[float, float],
-    longest: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_slowest_worker_counts(links, expected, longest, monkeypatch):
     codecs = iter([CodecModel(call=1234.5, cell=1.0), CodecModel(call=1.0, cell=23.45), CodecModel(call=0.0)])
     monkeypatch.setattr(measuring, "codec_model", lambda implementation: next(codecs))
     group = [
@@ -68,7 +60,7 @@ def test_the_slowest_worker_counts(
     np.testing.assert_array_equal([one.words for one in group], group[0].words)
 
 
-def test_workers_of_which_one_measures_get_an_error() -> None:
+def test_workers_of_which_one_measures_get_an_error():
     first, second = LocalSummation.group(2)
     gradient = {"g": np.ones(3, np.float32)}
     with ThreadPoolExecutor(2) as pool:
@@ -77,7 +69,7 @@ def test_workers_of_which_one_measures_get_an_error() -> None:
             assert isinstance(one.exception(), PlanMismatchError)
 
 
-def test_forms_are_chosen_for_the_codec() -> None:
+def test_forms_are_chosen_for_the_codec():
     """Where peeling takes no time, a sketch saves the exchange; where it takes long, values are compact."""
     values = np.where(np.random.default_rng(1).random(2**16) < 0.02, 1.0, 0.0).astype(np.float32)
     forms = []
@@ -92,13 +84,13 @@ def test_forms_are_chosen_for_the_codec() -> None:
 
 
 @pytest.mark.parametrize("number", [-1.0, math.inf, math.nan])
-def test_impossible_codecs_are_refused(number: float) -> None:
+def test_impossible_codecs_are_refused(number):
     with pytest.raises(InvalidRequestError, match=r"^cell: .* is not a time; use 0 or more nanoseconds"):
         CodecModel(cell=number)
 
 
-def test_all_workers_hear_of_one_that_cannot_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def model(implementation: str) -> CodecModel:
+def test_all_workers_hear_of_one_that_cannot_measure(monkeypatch):
+    def model(implementation):
         if implementation == "gpu":
             raise CodecError("no GPU is here")
         return CodecModel()

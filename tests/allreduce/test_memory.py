@@ -2,12 +2,11 @@
 
 import tracemalloc
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
 
-from peelsum.allreduce import Allreduce, NetworkModel, Summation
+from peelsum.allreduce import Allreduce, NetworkModel
 from peelsum.codec import threads, warm_up
 
 N = 1 << 20
@@ -17,9 +16,7 @@ SLACK = 64 * 1024
 SLOW, FAR = NetworkModel(gbps=1e-3, round_trip_s=0.0), NetworkModel(gbps=0.01, round_trip_s=10.0)
 
 
-def peak_bytes(
-    summation: Summation, non_zeros: int, dtype: type[np.floating[Any]] = np.float32, **settings: Any
-) -> tuple[int, int]:
+def peak_bytes(summation, non_zeros, dtype=np.float32, **settings):
     """Return the peak memory of a step after others, and its number of candidates."""
     warm_up()
     rng = np.random.default_rng(0)
@@ -37,7 +34,7 @@ def peak_bytes(
 
 
 @pytest.fixture(params=[1, 2, 16])
-def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def cores(request, monkeypatch):
     """Set the number of cores, all of which work on tensors of N elements."""
     monkeypatch.setattr(threads, "PER_CORE", N // 32)
     monkeypatch.setattr(threads, "_CORES", request.param)
@@ -56,9 +53,7 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
 )
-def test_peak(
-    echo: Summation, settings: dict[str, Any], per_element: float, per_candidate: float, while_peeling: float
-) -> None:
+def test_peak(echo, settings, per_element, per_candidate, while_peeling):
     for non_zeros in (N // 1000, N // 5, N // 2):
         peak, candidates = peak_bytes(echo, non_zeros, **settings)
         bound = max(per_element * N + per_candidate * candidates, 0.25 * N + while_peeling * candidates)
@@ -67,7 +62,7 @@ def test_peak(
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("implementation", ["cpu", "reference"])
-def test_what_is_kept_of_a_step_keeps_no_more_alive(echo: Summation, form: Any, implementation: Any) -> None:
+def test_what_is_kept_of_a_step_keeps_no_more_alive(echo, form, implementation):
     """A result does not keep the tensors, and a tally keeps no array of elements."""
     reduce = Allreduce(echo, forms=form, implementation=implementation)
     for _ in range(2):

@@ -1,8 +1,6 @@
 """Workers whose plans differ all raise the same error, in any step; forms follow from agreed values."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from peelsum.allreduce import (
     Choice,
     InvalidRequestError,
     NetworkModel,
-    Part,
     Plan,
     PlanMismatchError,
     TensorPlan,
@@ -21,7 +18,7 @@ from peelsum.allreduce import (
 )
 from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import FORMS, PlanSettings, agreed, agreement_words
-from peelsum.codec import CodecError, Implementation
+from peelsum.codec import CodecError
 
 ONES = np.ones((4, 5), np.float32)
 
@@ -38,7 +35,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("odd", DIFFERENT.values(), ids=DIFFERENT.keys())
 @pytest.mark.parametrize("steps_before", [0, 2])
 @pytest.mark.parametrize(("form", "sent"), [("dense", "dense"), ("sparse", "sketch")])
-def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, form: str, sent: str) -> None:
+def test_every_worker_raises(make_workers, odd, steps_before, form, sent):
     group = make_workers(3, forms=form, values="sketch", timeout_s=PATIENCE_S)
     for _ in range(steps_before):
         group.sum([{"g": ONES}] * 3)
@@ -60,7 +57,7 @@ def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, for
         {"network": NetworkModel(gbps=100.0)},
     ],
 )
-def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any]) -> None:
+def test_settings_are_part_of_the_plan(make_workers, setting):
     group = make_workers(2, timeout_s=PATIENCE_S)
     group.reduces[1] = Allreduce(group.summations[1], **setting)
     assert [type(failure) for failure in group.failures([{"g": ONES}] * 2)] == [PlanMismatchError] * 2
@@ -68,9 +65,7 @@ def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("steps_before", [1, 3])
-def test_a_worker_that_counts_steps_from_0_again_stops_all(
-    make_workers: Any, form: str, steps_before: int
-) -> None:
+def test_a_worker_that_counts_steps_from_0_again_stops_all(make_workers, form, steps_before):
     """A sketch's layout depends on the step, so one worker's new Allreduce would add to the wrong cells."""
     group = make_workers(3, forms=form, timeout_s=PATIENCE_S)
     for _ in range(steps_before):
@@ -82,7 +77,7 @@ def test_a_worker_that_counts_steps_from_0_again_stops_all(
     assert "in step 1; " in str(failures[1])
 
 
-def test_after_a_failure_nothing_is_summed(make_workers: Any) -> None:
+def test_after_a_failure_nothing_is_summed(make_workers):
     group = make_workers(2)
     group.failures([{"g": ONES}, {"h": ONES}])
     for failure in group.failures([{"g": ONES}] * 2):
@@ -90,7 +85,7 @@ def test_after_a_failure_nothing_is_summed(make_workers: Any) -> None:
         assert "start again with a new summation" in str(failure)
 
 
-def test_what_is_asked_for_no_tensor_is_refused_by_all(make_workers: Any) -> None:
+def test_what_is_asked_for_no_tensor_is_refused_by_all(make_workers):
     asked = {"g": "dense", "h": "dense"}
     for failure in make_workers(2, forms=asked).failures([{"g": ONES, "i": ONES}] * 2):
         assert isinstance(failure, InvalidRequestError)
@@ -126,7 +121,7 @@ def test_what_is_asked_for_no_tensor_is_refused_by_all(make_workers: Any) -> Non
     ],
     ids=str,
 )
-def test_settings_of_another_kind_are_refused_at_once(make_workers: Any, setting: Any, message: str) -> None:
+def test_settings_of_another_kind_are_refused_at_once(make_workers, setting, message):
     with pytest.raises((InvalidRequestError, CodecError)) as raised:
         make_workers(1, **setting)
     assert str(raised.value) == message
@@ -136,7 +131,7 @@ def test_settings_of_another_kind_are_refused_at_once(make_workers: Any, setting
     ("field", "value"),
     [("gbps", 0.0), ("gbps", -1.0), ("gbps", math.nan), ("round_trip_s", -1.0), ("round_trip_s", math.inf)],
 )
-def test_impossible_networks_are_refused_at_once(field: str, value: float) -> None:
+def test_impossible_networks_are_refused_at_once(field, value):
     with pytest.raises(InvalidRequestError, match=f"^{field}: {value} is not a .*; use "):
         NetworkModel(**{field: value})
 
@@ -153,15 +148,13 @@ def test_impossible_networks_are_refused_at_once(field: str, value: float) -> No
     ],
     ids=["masked", "surrogate", "alike"],
 )
-def test_tensors_that_would_be_taken_for_others_are_refused(
-    make_workers: Any, tensors: Any, message: str
-) -> None:
+def test_tensors_that_would_be_taken_for_others_are_refused(make_workers, tensors, message):
     (failure,) = make_workers(1).failures([tensors])
     assert isinstance(failure, InvalidRequestError)
     assert str(failure) == message
 
 
-def test_what_numpy_does_not_take_is_refused_before_anything_is_sent(make_workers: Any) -> None:
+def test_what_numpy_does_not_take_is_refused_before_anything_is_sent(make_workers):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     group = make_workers(1)
     given = {
@@ -184,7 +177,7 @@ def test_what_numpy_does_not_take_is_refused_before_anything_is_sent(make_worker
     assert result["soft"].values.tolist() == [1, 1, 1]
 
 
-def test_digests_agree_exactly_when_equal() -> None:
+def test_digests_agree_exactly_when_equal():
     rng = np.random.default_rng(0)
     digests = [int.from_bytes(rng.bytes(8)) for _ in range(50)]
     for one in digests:
@@ -193,7 +186,7 @@ def test_digests_agree_exactly_when_equal() -> None:
             assert agreed(joined) == (one == flipped)
 
 
-def test_digest_is_the_same_in_every_process() -> None:
+def test_digest_is_the_same_in_every_process():
     plan = Plan((TensorPlan("g", (2, 3), "float32", Choice("dense")),), 4, 256, PlanSettings())
     assert f"{plan.digest:#018x}" == "0xd9c3594d3930db30"
     assert str(plan) == "0xd9c3594d3930db30 (sum over 4 workers of 'g' float32[2, 3] dense)"
@@ -204,7 +197,7 @@ class AllCandidates:
 
     lanes, workers, worker_id = 256, 1, 0
 
-    def sum_words(self, parts: Sequence[Part]) -> list[Any]:
+    def sum_words(self, parts):
         sums = [part.words.copy() for part in parts]
         for part, words in zip(parts, sums, strict=True):
             if part.op == "or" and part.check is None:
@@ -214,7 +207,7 @@ class AllCandidates:
 
 @pytest.mark.parametrize("implementation", ["reference", "cpu"])
 @pytest.mark.parametrize("values", ["compact", "sketch"])
-def test_bits_of_an_index_where_no_elements_are(implementation: Implementation, values: Any) -> None:
+def test_bits_of_an_index_where_no_elements_are(implementation, values):
     reduce = Allreduce(AllCandidates(), forms="sparse", values=values, implementation=implementation)
     own = np.arange(33, dtype=np.float32)
     result = reduce.sum({"g": own})["g"]

@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +11,12 @@ from sums_of_floats import check, workers_of
 MEDIAN, MOST = 2.0, 10.0
 
 
-def exact_sums(arrays: list[Any]) -> list[Fraction]:
+def exact_sums(arrays):
     flat = [array.reshape(-1).tolist() for array in arrays]
     return [sum((Fraction(value) for value in values), Fraction(0)) for values in zip(*flat, strict=True)]
 
 
-def held(tensor: Any, sums: list[Fraction], divisor: int = 1) -> None:
+def held(tensor, sums, divisor=1):
     """Neither bound is exceeded by any element, in Python's fractions; the bound for all is the larger."""
     bounds, values = tensor.error_bounds.reshape(-1), tensor.values.reshape(-1)
     assert tensor.error_bounds.shape == tensor.shape
@@ -32,7 +31,7 @@ def held(tensor: Any, sums: list[Fraction], divisor: int = 1) -> None:
 
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
-def test_no_value_differs_by_more_than_its_bound(make_workers: Any, form: str, average: bool) -> None:
+def test_no_value_differs_by_more_than_its_bound(make_workers, form, average):
     group = make_workers(3, forms=form, average=average)
     for step in range(3):
         arrays = workers_of(700, 3, 0.4, step, spread=12)
@@ -44,7 +43,7 @@ def test_no_value_differs_by_more_than_its_bound(make_workers: Any, form: str, a
             assert not tensor.error_bounds[untouched].any()
 
 
-def test_bounds_are_no_larger_than_they_must_be(make_workers: Any) -> None:
+def test_bounds_are_no_larger_than_they_must_be(make_workers):
     """The worst of many elements comes close; without the rounding to float32, it would exceed its bound."""
     rng = np.random.default_rng(1)
     arrays = [rng.uniform(0.5, 1, 4000).astype(np.float32) for _ in range(2)]
@@ -56,7 +55,7 @@ def test_bounds_are_no_larger_than_they_must_be(make_workers: Any) -> None:
     assert errors.max() > 2 / 2 ** (tensor.fixed.scale + 1)
 
 
-def test_a_sum_too_large_for_float32_has_no_bound(make_workers: Any) -> None:
+def test_a_sum_too_large_for_float32_has_no_bound(make_workers):
     array = np.array([3e38, 1.0], np.float32)
     tensor = make_workers(2).sum([{"g": array}] * 2)[0]["g"]
     assert tensor.values.tolist() == [math.inf, 0.0]
@@ -65,7 +64,7 @@ def test_a_sum_too_large_for_float32_has_no_bound(make_workers: Any) -> None:
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("workers", [2, 4, 8])
-def test_small_values_are_summed_as_well_as_by_float32(make_workers: Any, form: str, workers: int) -> None:
+def test_small_values_are_summed_as_well_as_by_float32(make_workers, form, workers):
     """Rows of 128 whose magnitudes differ by up to 2**30; with one scale, half would be lost.
 
     In its first step, a compact tensor of unknown density has larger blocks.

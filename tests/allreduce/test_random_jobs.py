@@ -1,7 +1,7 @@
 """Random jobs of any tensors, settings and implementations: each bit is an independent computation's."""
 
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import get_args
 from zlib import crc32
 
 import numpy as np
@@ -31,13 +31,13 @@ class Forced(Chooser):
 
     seed, step = 0, 0
 
-    def choose(self, tensors: Any, settings: Any) -> Any:
+    def choose(self, tensors, settings):
         (chosen, ahead), self.step = super().choose(tensors, settings), self.step + 1
         rng = np.random.default_rng([self.seed, self.step])
         indexes = [drawn_index(rng) for _ in range(rng.integers(1, 4))]
         return tuple(self._forced(tensor, indexes) for tensor in chosen), ahead
 
-    def _forced(self, tensor: Any, indexes: list[Any]) -> Any:
+    def _forced(self, tensor, indexes):
         rng = np.random.default_rng([self.seed, self.step, crc32(tensor.name.encode())])
         choice = replace(tensor.choice, scale_block=2 ** int(rng.integers(5, 16)))
         if choice.index is not None:
@@ -45,7 +45,7 @@ class Forced(Chooser):
         return replace(tensor, choice=choice)
 
 
-def drawn_index(rng: np.random.Generator) -> Any:
+def drawn_index(rng):
     refined = bool(rng.random() < 0.5)
     return [
         BitmapIndex(),
@@ -61,7 +61,7 @@ class Job:
     seed: int
     large: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         rng = self.rng = np.random.default_rng(self.seed)
         self.workers = int(
             rng.choice([1, 2, 3, 4, 5, 8, 17, 32], p=[0.2, 0.3, 0.2, 0.12, 0.1, 0.05, 0.02, 0.01])
@@ -89,19 +89,19 @@ class Job:
         self.implementations = rng.choice(["cpu", "reference"], self.workers, p=[0.6, 0.4]).tolist()
         self.forced, self.non_finite = bool(rng.random() < 0.6), bool(rng.random() < 0.15)
 
-    def _shape(self, size: int) -> tuple[int, ...]:
+    def _shape(self, size):
         if size == 1:
             return [(), (1,), (1, 1, 1)][self.rng.integers(3)]
         return (size // 3, 3) if size % 3 == 0 and self.rng.random() < 0.5 else (size,)
 
-    def group(self, make_workers: Any, implementations: list[str]) -> Any:
+    def group(self, make_workers, implementations):
         group = make_workers(self.workers, self.lanes, implementations=implementations, **self.settings)
         if self.forced:
             for reduce in group.reduces:
                 reduce._chooser.__class__, reduce._chooser.seed = Forced, self.seed
         return group
 
-    def floats(self, name: str) -> list[Any]:
+    def floats(self, name):
         """Draw a tensor of each worker, float32."""
         rng, size = self.rng, int(np.prod(self.shapes[name], dtype=int))
         if rng.random() < 0.4:
@@ -121,10 +121,10 @@ class Job:
             arrays[rng.integers(self.workers)].reshape(-1)[rng.integers(size)] = rng.choice([np.nan, np.inf])
         return arrays
 
-    def step(self) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
+    def step(self):
         """Draw a step: each worker's tensors, as they are passed, and the float32 that they equal."""
-        given: list[dict[str, Any]] = [{} for _ in range(self.workers)]
-        meant: dict[str, list[Any]] = {}
+        given = [{} for _ in range(self.workers)]
+        meant = {}
         for name in self.shapes:
             made = [typed(array, self.dtypes[name]) for array in self.floats(name)]
             meant[name] = [floats.copy() for _, floats in made]
@@ -132,7 +132,7 @@ class Job:
                 tensors[name] = self._strided(tensor) if self.rng.random() < 0.2 else tensor
         return given, meant
 
-    def _strided(self, tensor: Any) -> Any:
+    def _strided(self, tensor):
         if isinstance(tensor, BFloat16):
             return BFloat16(self._strided(tensor.bits))
         wide = np.repeat(tensor.reshape(*tensor.shape, 1), 2, -1)
@@ -141,7 +141,7 @@ class Job:
         return view
 
 
-def on_gpu(tensor: Any) -> Any:
+def on_gpu(tensor):
     """Return a copy of a tensor on the device on which GPU tests run, with gaps if it has any."""
     import torch
     from gpu_device import DEVICE
@@ -153,12 +153,12 @@ def on_gpu(tensor: Any) -> Any:
     return copy if tensor.flags.c_contiguous or not tensor.ndim else copy.repeat_interleave(2, -1)[..., ::2]
 
 
-def run(job: Job, group: Any) -> list[Any]:
+def run(job, group):
     """Run the job's steps; return the words of all exchanges of all workers."""
     for _ in range(12 if job.seed % 10 == 9 else int(job.rng.integers(1, 5))):
         given, meant = job.step()
         over = job.rng.random(job.workers) < 0.3
-        outs: list[Any] = [
+        outs = [
             {n: np.full(shape, 7, np.float32) for n, shape in job.shapes.items() if job.rng.random() < 0.3}
             for _ in range(job.workers)
         ]
@@ -167,7 +167,7 @@ def run(job: Job, group: Any) -> list[Any]:
                 tensors.update({name: on_gpu(tensor) for name, tensor in tensors.items()})
         begin = [len(calls) for calls in group.calls]
 
-        def work(worker: int, reduce: Any) -> Any:
+        def work(worker, reduce):
             return reduce.sum(given[worker], in_place=bool(over[worker]), out=outs[worker])  # noqa: B023
 
         results = group.each(work)
@@ -189,14 +189,14 @@ def run(job: Job, group: Any) -> list[Any]:
     return group.calls
 
 
-def address(array: Any) -> int:
+def address(array):
     """Return the address of an array's or tensor's first byte, another one for each without elements."""
     if isinstance(array, np.ndarray | np.generic):
         return int(array.ctypes.data) if isinstance(array, np.ndarray) and array.size else -id(array)
     return int(array.data_ptr()) or -id(array)
 
 
-def check_tally(result: Any) -> None:
+def check_tally(result):
     """Compare counts with the arrays that they count."""
     tallies, contributed = result.tally.tensors(), result.contributions()
     assert result.tally.elements == sum(tensor.elements for tensor in result.tensors)
@@ -218,14 +218,14 @@ def check_tally(result: Any) -> None:
             assert numbers[:2] == (sent / size, np.count_nonzero(one.quantized) / size)
 
 
-def replaceable(tensor: Any) -> bool:
+def replaceable(tensor):
     """Whether the sum in place can be written over a tensor that has elements."""
     if isinstance(tensor, np.ndarray):
         return tensor.dtype == np.float32 and tensor.flags.carray and tensor.size > 0
     return str(tensor.dtype) == "torch.float32" and tensor.is_contiguous() and tensor.numel() > 0
 
 
-def typed_back(tensor: Any) -> Any:
+def typed_back(tensor):
     if isinstance(tensor, BFloat16):
         return (np.ascontiguousarray(tensor.bits).astype(np.uint32) << 16).view(np.float32)
     if not isinstance(tensor, np.ndarray):
@@ -234,14 +234,14 @@ def typed_back(tensor: Any) -> Any:
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_every_bit_is_right(make_workers: Any, batch: int) -> None:
+def test_every_bit_is_right(make_workers, batch):
     for number in range(JOBS):
         job = Job(1000 * batch + number)
         run(job, job.group(make_workers, job.implementations))
 
 
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 60), marks=pytest.mark.slow)], ids=str)
-def test_implementations_send_the_same_words(make_workers: Any, seeds: range) -> None:
+def test_implementations_send_the_same_words(make_workers, seeds):
     """The numbers of a tensor that is not finite are undefined, so all are finite here."""
     for seed in seeds:
         sent = []
@@ -256,7 +256,7 @@ def test_implementations_send_the_same_words(make_workers: Any, seeds: range) ->
 
 
 @pytest.mark.parametrize("seed", GPU_SEEDS)
-def test_sums_with_a_gpu_are_those_of_the_host(make_workers: Any, seed: int) -> None:
+def test_sums_with_a_gpu_are_those_of_the_host(make_workers, seed):
     """On a device if there is one, else in Triton's interpreter; other workers are on the host."""
     shuffled = pytest.importorskip("gpu_order").shuffled
     job = Job(seed + 5000)
@@ -266,9 +266,7 @@ def test_sums_with_a_gpu_are_those_of_the_host(make_workers: Any, seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_large_tensors_are_cut_into_pieces_over_several_cores(
-    make_workers: Any, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_large_tensors_are_cut_into_pieces_over_several_cores(make_workers, monkeypatch, seed):
     monkeypatch.setattr(threads, "_CORES", 3)
     monkeypatch.setattr(threads, "PER_CORE", 2**14)
     monkeypatch.setattr(cpu_segments, "PER_CORE", 2**14)

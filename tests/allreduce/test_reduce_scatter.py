@@ -8,7 +8,7 @@ import pytest
 from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, reduce_scatter
 
 
-def drawn(workers: int, size: int, seed: int) -> list[np.ndarray]:
+def drawn(workers, size, seed):
     """Draw tensors of many magnitudes, with a piece of zeros, and one that is not finite on worker 0."""
     numbers = np.random.default_rng(seed)
     each = numbers.standard_normal((workers, workers * size)) * np.exp(
@@ -26,12 +26,10 @@ def drawn(workers: int, size: int, seed: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 1000, 70_001])
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("implementation", ["cpu", "reference"])
-def test_a_piece_has_the_bits_of_an_allreduce(
-    workers: int, size: int, average: bool, implementation: str
-) -> None:
+def test_a_piece_has_the_bits_of_an_allreduce(workers, size, average, implementation):
     tensors = drawn(workers, size, workers + size)
 
-    def work(summation: LocalSummation) -> tuple[np.ndarray, np.ndarray]:
+    def work(summation):
         mine = summation.worker_id
         given = tensors[mine].copy()
         piece = reduce_scatter(summation, given, average=average, implementation=implementation)
@@ -58,10 +56,10 @@ def test_a_piece_has_the_bits_of_an_allreduce(
 @pytest.mark.parametrize(
     "values", [np.zeros(3, np.float32), np.zeros(4, np.float64), np.zeros((2, 2), np.float32)], ids=str
 )
-def test_what_has_no_pieces_is_refused(values: np.ndarray) -> None:
+def test_what_has_no_pieces_is_refused(values):
     with pytest.raises(InvalidRequestError, match="values: "):
         reduce_scatter(LocalSummation.group(2)[0], values)
 
 
-def test_nothing_is_sent_of_nothing() -> None:
+def test_nothing_is_sent_of_nothing():
     assert reduce_scatter(LocalSummation.group(2)[0], np.zeros(0, np.float32)).size == 0

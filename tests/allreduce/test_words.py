@@ -1,12 +1,9 @@
 """A step sends the words of its rounds and no more: near the lower bound, in as few exchanges as can be."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sums_of_floats import FAR, SLOW, check, workers_of
 
 from peelsum.allreduce import Allreduce, BitmapIndex, BlockIndex, BloomIndex, Choice, NetworkModel
@@ -16,18 +13,17 @@ from peelsum.allreduce.costs import CostEstimate, lower_bound_bits
 N, STEPS = 1 << 16, 30
 LARGE = 1 << 20
 WORDS_ONLY, DEFAULT = NetworkModel(gbps=1e-6, round_trip_s=0.0), NetworkModel()
-Support = NDArray[np.bool_]
 
 
-def ops_of(group: Any) -> list[list[str]]:
+def ops_of(group):
     return [[op for op, _, _ in call] for call in group.take()]
 
 
-def forced(monkeypatch: pytest.MonkeyPatch, index: Any, form: Any = "compact") -> None:
+def forced(monkeypatch, index, form="compact"):
     """Give every sparse tensor this index, from the first step on."""
     own = Chooser._find_cheapest
 
-    def choose(chooser: Any, asked: Any, *rest: Any) -> CostEstimate:
+    def choose(chooser, asked, *rest):
         if asked == "dense":
             return own(chooser, asked, *rest)
         return CostEstimate(Choice(form, index), words=0, exchanges=1, codec_s=0)  # ahead is no faster
@@ -49,9 +45,7 @@ def forced(monkeypatch: pytest.MonkeyPatch, index: Any, form: Any = "compact") -
     ],
     ids=str,
 )
-def test_rounds(
-    make_workers: Any, monkeypatch: pytest.MonkeyPatch, index: Any, cells: Any, rounds: list[list[str]]
-) -> None:
+def test_rounds(make_workers, monkeypatch, index, cells, rounds):
     """They are those of the table that opens `peelsum.allreduce.two_rounds`. New tensors agree alone."""
     form = "sketch" if cells else "compact"
     forced(monkeypatch, index, form)
@@ -67,7 +61,7 @@ def test_rounds(
         assert ops == (rounds if step else [["or"], ["or"], *rounds[1:]])
 
 
-def test_zeros_and_what_is_not_finite_send_no_values(make_workers: Any) -> None:
+def test_zeros_and_what_is_not_finite_send_no_values(make_workers):
     group = make_workers(2, lanes=16, forms={"d": "dense", "i": "dense", "s": "sparse"}, values="compact")
     zeros = {name: np.zeros(99, np.float32) for name in "dis"}
     infinite = zeros | {"i": np.full(99, np.inf, np.float32)}
@@ -81,7 +75,7 @@ def test_zeros_and_what_is_not_finite_send_no_values(make_workers: Any) -> None:
     assert result["i"].error_bound == math.inf
 
 
-def test_a_step_without_elements_agrees_and_sends_nothing(make_workers: Any) -> None:
+def test_a_step_without_elements_agrees_and_sends_nothing(make_workers):
     group = make_workers(2)
     for tensors in ({}, {"g": np.zeros((0, 3), np.float32)}):
         for _ in range(2):
@@ -92,10 +86,10 @@ def test_a_step_without_elements_agrees_and_sends_nothing(make_workers: Any) -> 
             assert result.density == 0.0
 
 
-def test_many_tensors_take_the_exchanges_of_one(make_workers: Any) -> None:
+def test_many_tensors_take_the_exchanges_of_one(make_workers):
     group = make_workers(2, network=SLOW)
     for step in range(3):
-        inputs: list[dict[str, Any]] = [{}, {}]
+        inputs = [{}, {}]
         for number in range(40):
             arrays = workers_of(100 + 31 * number, 2, [1.0, 0.05, 0.005][number % 3], step)
             for tensors, array in zip(inputs, arrays, strict=True):
@@ -109,7 +103,7 @@ def test_many_tensors_take_the_exchanges_of_one(make_workers: Any) -> None:
 @pytest.mark.parametrize(
     ("network", "values"), [(SLOW, "auto"), (DEFAULT, "compact")], ids=["slow", "default"]
 )
-def test_a_mixture_stays_near_the_bound(echo: Any, network: NetworkModel, values: Any) -> None:
+def test_a_mixture_stays_near_the_bound(echo, network, values):
     """An embedding of rows, of which 1 % are used, beside a layer of 15 % and dense layers."""
     rng, reduce = np.random.default_rng(1), Allreduce(echo, values=values, network=network)
     for _ in range(3):
@@ -125,7 +119,7 @@ def test_a_mixture_stays_near_the_bound(echo: Any, network: NetworkModel, values
     assert [result[name].form for name in ("scattered", "layer", "dense7")] == ["compact", "compact", "dense"]
 
 
-def support(kind: str, density: float, rng: np.random.Generator) -> Support:
+def support(kind, density, rng):
     if kind == "uniform":
         return rng.random(LARGE) < density
     if kind == "rows":
@@ -138,7 +132,7 @@ def support(kind: str, density: float, rng: np.random.Generator) -> Support:
 @pytest.mark.parametrize(
     ("density", "most"), [(0.001, 1.25), (0.01, 1.25), (0.03, 1.1), (0.1, 1.1), (0.3, 1.1), (0.5, 1.1)]
 )
-def test_the_smallest_choice_is_near_the_bound(echo: Any, kind: str, density: float, most: float) -> None:
+def test_the_smallest_choice_is_near_the_bound(echo, kind, density, most):
     rng, reduce = np.random.default_rng(5), Allreduce(echo, network=SLOW)
     for _ in range(2):
         chosen = support(kind, density, rng)
@@ -147,7 +141,7 @@ def test_the_smallest_choice_is_near_the_bound(echo: Any, kind: str, density: fl
     assert 32 * tensor.words_sent < most * lower_bound_bits(LARGE, int(np.count_nonzero(chosen)))
 
 
-UNIFORM: dict[str, list[float]] = {
+UNIFORM = {
     **{f"x{high}": [0.001] * 10 + [0.001 * high] * 10 + [0.001] * 10 for high in (2, 10)},
     "alternating": [0.002, 0.01] * 15,
     "log-uniform": np.exp(np.random.default_rng(4).uniform(np.log(0.001), np.log(0.05), STEPS)).tolist(),
@@ -155,7 +149,7 @@ UNIFORM: dict[str, list[float]] = {
 }
 
 
-def moving(shape: str) -> Iterator[Support]:
+def moving(shape):
     rng = np.random.default_rng(len(shape))
     for step in range(STEPS):
         if shape == "rows that dissolve" and step >= STEPS // 2:
@@ -170,7 +164,7 @@ def moving(shape: str) -> Iterator[Support]:
 
 
 @pytest.mark.parametrize("shape", [*UNIFORM, "rows of 1024", "rows of 64", "rows that dissolve"])
-def test_words_stay_near_the_bound_as_densities_change(echo: Any, shape: str) -> None:
+def test_words_stay_near_the_bound_as_densities_change(echo, shape):
     """After a change, or without knowledge, a step may send two more bits for each element."""
     reduce, counts = Allreduce(echo, forms="sparse", network=WORDS_ONLY), [0]
     for chosen in moving(shape):
@@ -195,8 +189,8 @@ def test_words_stay_near_the_bound_as_densities_change(echo: Any, shape: str) ->
     ids=["x10", "alternating", "log-uniform", "alternating, near"],
 )
 def test_steps_ahead_stay_near_the_bound_as_densities_change(
-    make_workers: Any, shape: str, network: NetworkModel, most_words: float, most_exchanges: float
-) -> None:
+    make_workers, shape, network, most_words, most_exchanges
+):
     """Also where an exchange takes as long as many words: the second one ends what an estimate has missed."""
     group, rng = make_workers(1, 256, network=network), np.random.default_rng(8)
     words = bound = exchanges = 0.0
@@ -213,7 +207,7 @@ def test_steps_ahead_stay_near_the_bound_as_densities_change(
 
 
 @pytest.mark.parametrize("network", [DEFAULT, FAR], ids=["default", "far"])
-def test_false_positives_are_not_learnt(echo: Any, network: NetworkModel) -> None:
+def test_false_positives_are_not_learnt(echo, network):
     """After a jump that overfills the filter, the next step is as small as if nothing had happened."""
     reduce = Allreduce(echo, forms="sparse", network=network)
     for density in (0.001, 0.001, 0.01, 0.01, 0.01):
@@ -222,11 +216,11 @@ def test_false_positives_are_not_learnt(echo: Any, network: NetworkModel) -> Non
     assert tensor.density < 1.25 * np.count_nonzero(chosen) / chosen.size
 
 
-def test_auto_follows_the_density_that_all_have_seen(make_workers: Any) -> None:
+def test_auto_follows_the_density_that_all_have_seen(make_workers):
     group = make_workers(2, network=SLOW)
     dense, thin = np.ones(N, np.float32), np.zeros(N, np.float32)
     thin[::100] = 1
-    forms: list[Any] = []
+    forms = []
     for values in (thin, thin, dense, dense, dense, thin, thin):
         results = group.sum([{"g": values}, {"g": thin}])
         assert len({result["g"].form for result in results}) == 1
@@ -235,8 +229,8 @@ def test_auto_follows_the_density_that_all_have_seen(make_workers: Any) -> None:
     assert forms == ["compact"] * 3 + ["dense"] * 4
 
 
-def test_each_step_lays_out_its_sketches_differently(make_workers: Any) -> None:
+def test_each_step_lays_out_its_sketches_differently(make_workers):
     group = make_workers(2, forms="sparse", values="sketch", cells_per_candidate=0.8)
     inputs = [{name: workers_of(3000, 2, 0.1, 1)[w] for name in "gh"} for w in range(2)]
-    sent: Sequence[int] = [tensor.words_sent for _ in range(4) for tensor in group.sum(inputs)[0].tensors]
+    sent = [tensor.words_sent for _ in range(4) for tensor in group.sum(inputs)[0].tensors]
     assert len(set(sent)) > 3

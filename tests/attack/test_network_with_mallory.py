@@ -26,13 +26,13 @@ UPWARDS = [Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS]
 class BuggedSwitch(SpecSwitch):
     """A switch that records all packets and processes Mallory's after some; all their outputs travel."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         super().__init__(LANES, SLOTS)
         self.mallory = Random(seed + 1)
-        self.overheard: list[tuple[int, bytes]] = []
+        self.overheard = []
         self.injected = 0
 
-    def process(self, port: int, payload: bytes, now_us: int) -> list[tuple[int, bytes]]:
+    def process(self, port, payload, now_us):
         self.overheard.append((port, payload))
         out = list(super().process(port, payload, now_us))
         if self.mallory.random() < 0.4:
@@ -40,7 +40,7 @@ class BuggedSwitch(SpecSwitch):
             out += super().process(*self._attack(), now_us)
         return out
 
-    def _attack(self) -> tuple[int, bytes]:
+    def _attack(self):
         """Return Mallory's next packet, and its port."""
         port, payload = self.mallory.choice(self.overheard[-200:])
         if self.mallory.random() < 0.5:
@@ -48,7 +48,7 @@ class BuggedSwitch(SpecSwitch):
         port = self.mallory.choice(HER_PORTS)
         return port, self._forged(payload, port)
 
-    def _forged(self, payload: bytes, port: int) -> bytes:
+    def _forged(self, payload, port):
         """Return a variation of `payload`, half the time one that the switch accepts for her own job."""
         batch = np.frombuffer(bytearray(payload), np.uint8)[None]
         (fields,) = packet_fields(batch, LANES)
@@ -68,7 +68,7 @@ class BuggedSwitch(SpecSwitch):
         return batch.tobytes()
 
 
-def admit_hers(network: VirtualNetwork, generation: int) -> None:
+def admit_hers(network, generation):
     """Admit Mallory's own job, whose hosts never answer."""
     config = JobConfig(job_id=HERS, generation=generation, workers=2, lanes=LANES, timers=TIMERS)
     for actor in network.admit(config, SERVER_PORT[HERS]):
@@ -77,7 +77,7 @@ def admit_hers(network: VirtualNetwork, generation: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_sums_stay_exact(seed: int) -> None:
+def test_sums_stay_exact(seed):
     """Play the victim's job on a network with Mallory in it."""
     random, switch = Random(seed), BuggedSwitch(seed)
     faults = Faults.drawn(random, 0.1)

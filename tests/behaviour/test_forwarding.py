@@ -81,7 +81,7 @@ def forged(frame_rig):
     return job.packet(Kind.RESULT, chunk=5, lanes=[99] * frame_rig.lanes, sender=EVERYONE, bitmap=0b111)
 
 
-def with_options(raw: bytes, options: bytes) -> bytes:
+def with_options(raw, options):
     """Return the frame with options in its IPv4 header."""
     header = bytearray(raw[14:34] + options)
     header[0] += len(options) // 4
@@ -91,7 +91,7 @@ def with_options(raw: bytes, options: bytes) -> bytes:
     return raw[:14] + bytes(header) + raw[34:]
 
 
-def tagged(raw: bytes, ether_type: int, vlan: int) -> bytes:
+def tagged(raw, ether_type, vlan):
     """Return the frame with a VLAN tag."""
     return raw[:12] + struct.pack("!HH", ether_type, vlan) + raw[12:]
 

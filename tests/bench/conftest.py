@@ -1,7 +1,6 @@
 """Benchmarks write their rows below the folder in which they run: here, one of each test."""
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -14,5 +13,5 @@ collect_ignore = (
 
 
 @pytest.fixture(autouse=True)
-def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

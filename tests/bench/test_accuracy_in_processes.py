@@ -38,7 +38,7 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def in_process() -> list[tuple[np.ndarray, int]]:
+def in_process():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     outcome = []
@@ -52,12 +52,12 @@ def in_process() -> list[tuple[np.ndarray, int]]:
 
 
 @pytest.fixture(scope="module")
-def over_gloo() -> list[list[tuple[np.ndarray, int]]]:
+def over_gloo():
     return run_ranks(RANKS, trained, SETTINGS, "gloo", patience_s=240.0)
 
 
 @pytest.fixture(scope="module")
-def over_switch() -> list[list[tuple[np.ndarray, int]]]:
+def over_switch():
     with Star(RANKS) as star:
         seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
         return run_ranks(RANKS, trained, SETTINGS, "switch", environments=seats, patience_s=240.0)
@@ -65,9 +65,7 @@ def over_switch() -> list[list[tuple[np.ndarray, int]]]:
 
 @pytest.mark.system
 @pytest.mark.parametrize("backend", ["over_gloo", "over_switch"])
-def test_parameters_are_those_of_processes_bit_for_bit(
-    in_process: list[tuple[np.ndarray, int]], backend: str, request: pytest.FixtureRequest
-) -> None:
+def test_parameters_are_those_of_processes_bit_for_bit(in_process, backend, request):
     for rank in request.getfixturevalue(backend):
         pairs = zip(SETTINGS, in_process, rank, strict=True)
         differ = [
@@ -79,9 +77,7 @@ def test_parameters_are_those_of_processes_bit_for_bit(
 
 
 @pytest.mark.system
-def test_bytes_are_those_of_the_hook_s_statistics(
-    in_process: list[tuple[np.ndarray, int]], over_gloo: list[list[tuple[np.ndarray, int]]]
-) -> None:
+def test_bytes_are_those_of_the_hook_s_statistics(in_process, over_gloo):
     pairs = zip(SETTINGS, in_process, over_gloo[0], strict=True)
     differ = [(setting, mine, theirs) for setting, (_, mine), (_, theirs) in pairs if mine != theirs]
     assert differ == []

@@ -3,8 +3,6 @@
 import json
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from command_line import benchmarks
 
 from benchmarks.accuracy.in_process import Traffic, WorkerThreads
 from benchmarks.accuracy.methods import METHODS, MethodError, parse
-from benchmarks.accuracy.subjects import SUBJECTS, SharesError, SubjectName, divide, make_subject
+from benchmarks.accuracy.subjects import SUBJECTS, SharesError, divide, make_subject
 from benchmarks.accuracy.training import TrainingRun, TrainingSetting, train
 from benchmarks.experiments.accuracy import compared, fastest
 from peelsum.compress import (
@@ -33,7 +31,7 @@ from peelsum.summation import Part
 LABELS = np.repeat(np.arange(10), 50)
 
 
-def finished(method: str = "dense", seed: int = 0, **changes: Any) -> TrainingRun:
+def finished(method="dense", seed=0, **changes):
     """A run of four steps that did not happen."""
     run = TrainingRun(
         setting=TrainingSetting("digits", method, seed=seed),
@@ -53,7 +51,7 @@ def finished(method: str = "dense", seed: int = 0, **changes: Any) -> TrainingRu
 
 
 @pytest.mark.parametrize("shares", ["iid", "label", "0.3", "100"])
-def test_every_example_is_in_one_share(shares: str) -> None:
+def test_every_example_is_in_one_share(shares):
     divided = divide(LABELS, 4, shares, seed=2)
     assert sorted(np.concatenate(divided).tolist()) == list(range(LABELS.size))
     again = divide(LABELS, 4, shares, seed=2)
@@ -61,8 +59,8 @@ def test_every_example_is_in_one_share(shares: str) -> None:
     assert not np.array_equal(divided[0], divide(LABELS, 4, shares, seed=3)[0])
 
 
-def test_shares_differ_in_labels_as_they_say() -> None:
-    def labels(shares: str) -> float:
+def test_shares_differ_in_labels_as_they_say():
+    def labels(shares):
         return float(np.mean([np.unique(LABELS[share]).size for share in divide(LABELS, 4, shares, seed=0)]))
 
     assert labels("iid") == labels("100") == 10
@@ -79,12 +77,12 @@ def test_shares_differ_in_labels_as_they_say() -> None:
         ("iid", 501, "shares: iid leaves worker 500 without examples"),
     ],
 )
-def test_shares_that_cannot_be_made(shares: str, workers: int, error: str) -> None:
+def test_shares_that_cannot_be_made(shares, workers, error):
     with pytest.raises(SharesError, match=error):
         divide(LABELS, workers, shares, seed=0)
 
 
-def test_methods_are_made_of_names_arguments_and_flags() -> None:
+def test_methods_are_made_of_names_arguments_and_flags():
     for text, compressor in {
         "top-k": TopK(0.01),
         "top-k:0.1/bucket": TopK(0.1, per="bucket"),
@@ -124,7 +122,7 @@ def test_methods_are_made_of_names_arguments_and_flags() -> None:
         ("top-k/momentum/no-feedback", "has momentum without feedback; leave one out"),
     ],
 )
-def test_methods_that_do_not_exist(text: str, error: str) -> None:
+def test_methods_that_do_not_exist(text, error):
     with pytest.raises(MethodError) as raised:
         parse(text, 100)
     assert error in str(raised.value)
@@ -133,7 +131,7 @@ def test_methods_that_do_not_exist(text: str, error: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "images")) for name in SUBJECTS]
 )
-def test_a_subject_is_the_same_for_the_same_seed_and_can_be_measured(name: SubjectName) -> None:
+def test_a_subject_is_the_same_for_the_same_seed_and_can_be_measured(name):
     subject, same, different = make_subject(name), make_subject(name), make_subject(name, seed=1)
     assert math.isfinite(subject.measure())
     assert subject.measure() == same.measure()
@@ -143,8 +141,8 @@ def test_a_subject_is_the_same_for_the_same_seed_and_can_be_measured(name: Subje
     assert subject.labels.size > 4 * subject.batch_size
 
 
-def test_a_run_is_the_same_for_the_same_seed() -> None:
-    def values(seed: int) -> dict[str, Any]:
+def test_a_run_is_the_same_for_the_same_seed():
+    def values(seed):
         run = train(TrainingSetting("digits", "star:0.05", workers=2, shares="0.5", seed=seed, steps=12))
         return asdict(replace(run, compute_s=0.0, compress_s=0.0))
 
@@ -154,7 +152,7 @@ def test_a_run_is_the_same_for_the_same_seed() -> None:
     assert first["curve"] != values(4)["curve"]
 
 
-def test_training_ends_where_it_is_no_longer_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_ends_where_it_is_no_longer_finite(monkeypatch):
     monkeypatch.setattr("benchmarks.accuracy.subjects.SmallConvNet.forward", infinite)
     run = train(TrainingSetting("digits", "top-k", workers=2, steps=50))
     assert run.curve[-1] == (1, None)
@@ -162,12 +160,12 @@ def test_training_ends_where_it_is_no_longer_finite(monkeypatch: pytest.MonkeyPa
     assert [row[name] for name in ("final", "target", "reached", "time_s")] == [None, None, 0, None]
 
 
-def infinite(self: Any, images: Any, labels: Any) -> Any:
+def infinite(self, images, labels):
     return self.scores(images).sum() * math.inf
 
 
-def test_a_failing_worker_does_not_leave_others_waiting() -> None:
-    def work(worker: int) -> Any:
+def test_a_failing_worker_does_not_leave_others_waiting():
+    def work(worker):
         if worker == 1:
             raise ValueError("worker 1 fails")
         return threads.members[worker].sum_words([Part(np.zeros(3, np.uint32), "add")])
@@ -176,7 +174,7 @@ def test_a_failing_worker_does_not_leave_others_waiting() -> None:
         threads.run(work)
 
 
-def test_a_row_adds_up_what_was_measured_and_modelled() -> None:
+def test_a_row_adds_up_what_was_measured_and_modelled():
     link = LinkModel(1e-4, 1.0)
     slow = [finished(seed=seed, curve=[(0, 0.1), (2, 0.5), (4, 0.9 + 0.02 * seed)]) for seed in (0, 1)]
     quick = [
@@ -203,7 +201,7 @@ def test_a_row_adds_up_what_was_measured_and_modelled() -> None:
     assert (dense["pays_below_gbps"], dense["faster"]) == (None, 1.0)
 
 
-def test_dense_gradients_take_the_planner_s_fastest_path() -> None:
+def test_dense_gradients_take_the_planner_s_fastest_path():
     """Without time to encode, the paths of floats are those of `peelsum plan`."""
     for gbps in (0.1, 100.0):
         link = LinkModel(1e-3, gbps)
@@ -215,7 +213,7 @@ def test_dense_gradients_take_the_planner_s_fastest_path() -> None:
         assert path.name == rows[0].method.replace("dense_", "float ")
 
 
-def test_gathered_values_take_the_planner_s_time() -> None:
+def test_gathered_values_take_the_planner_s_time():
     link = LinkModel(1e-3, 1.0)
     run = finished(
         "top-k", kind="indexed", payload_bytes=4 * 8 * 1000, traffic=Traffic(exchanges=10**6, parts=10**6)
@@ -226,7 +224,7 @@ def test_gathered_values_take_the_planner_s_time() -> None:
 
 
 @pytest.mark.system
-def test_quick_rows_compare_with_dense_training() -> None:
+def test_quick_rows_compare_with_dense_training():
     done = benchmarks("accuracy", "--quick", "--gbps", "1", "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["compressor"]: row for row in json.loads(done.stdout)}
@@ -247,7 +245,7 @@ def test_quick_rows_compare_with_dense_training() -> None:
         (("--workers", "1"), "--workers: '1' cannot be used; use 2 to 32"),
     ],
 )
-def test_invalid_options_are_one_line(arguments: tuple[str, ...], error: str, tmp_path: Path) -> None:
+def test_invalid_options_are_one_line(arguments, error, tmp_path):
     quick = ("--quick", "--compressor", "top-k") if "--compressor" not in arguments else ("--quick",)
     done = benchmarks("accuracy", *quick, *arguments, "--out", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,15 +1,13 @@
 """`peelsum bench allreduce`: inputs and checks are independent and strict."""
 
 import json
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 from command_line import peelsum
 
-from peelsum.allreduce import Allreduce, LocalSummation, Part
+from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.bench.allreduce import Case, measure, worker_tensor, wrong_elements
 from peelsum.wire import packet_bytes
 
@@ -24,38 +22,38 @@ CASES = [
 class Corrupting:
     """A backend that flips one bit of the values' sum, for this worker only."""
 
-    def __init__(self, honest: LocalSummation) -> None:
+    def __init__(self, honest):
         self._honest = honest
         self.lanes, self.workers, self.worker_id = honest.lanes, honest.workers, honest.worker_id
 
-    def sum_words(self, parts: Sequence[Part]) -> list[Any]:
+    def sum_words(self, parts):
         results = self._honest.sum_words(parts)
         if parts[-1].op == "add":
             results[-1][7] ^= np.uint32(1)
         return results
 
 
-def measured(case: Case, summations: Sequence[Any], **settings: Any) -> list[dict[str, Any]]:
+def measured(case, summations, **settings):
     options = {"iterations": 2, "warmups": 1} | settings
     with ThreadPoolExecutor(len(summations)) as pool:
         return list(pool.map(lambda summation: measure(summation, case, **options), summations))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_exact_sums_count_no_wrong_element(case: Case) -> None:
+def test_exact_sums_count_no_wrong_element(case):
     for report in measured(case, LocalSummation.group(3)):
         assert report["wrong"] == 0
         assert report["time_s"] >= report["encode_s"] + report["network_s"] + report["decode_s"] > 0
 
 
-def test_one_wrong_bit_is_counted_where_it_arrived() -> None:
+def test_one_wrong_bit_is_counted_where_it_arrived():
     group = LocalSummation.group(2)
     results = measured(CASES[1], [group[0], Corrupting(group[1])], iterations=1)
     assert [report["wrong"] for report in results] == [0, 1]
 
 
 @pytest.mark.usefixtures("forked_children")
-def test_rows_over_a_real_switch() -> None:
+def test_rows_over_a_real_switch():
     sizes = ("--elements", "2048", "--iterations", "2", "--workers", "2", "--density", "0.1")
     done = peelsum("bench", "allreduce", *sizes, "--form", "compact,sketch", "--json")
     assert done.returncode == 0, done.stderr
@@ -72,7 +70,7 @@ def test_rows_over_a_real_switch() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_density_is_that_of_the_union(workers: int) -> None:
+def test_density_is_that_of_the_union(workers):
     case = Case(100_000, 0.05, "compact", seed=5)
     tensors = [worker_tensor(case, worker_id, workers) for worker_id in range(workers)]
     union = np.logical_or.reduce([tensor != 0 for tensor in tensors])
@@ -81,7 +79,7 @@ def test_density_is_that_of_the_union(workers: int) -> None:
     np.testing.assert_array_equal(tensors[0], worker_tensor(case, 0, workers))
 
 
-def test_elements_are_wrong_that_differ_in_the_total_the_value_or_where_all_should_be_zero() -> None:
+def test_elements_are_wrong_that_differ_in_the_total_the_value_or_where_all_should_be_zero():
     (summation,) = LocalSummation.group(1)
     tensor = worker_tensor(CASES[1], 0, 1)
     result, at = Allreduce(summation).sum({"g": tensor})["g"], int(np.flatnonzero(tensor)[0])

@@ -2,8 +2,6 @@
 
 import json
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import benchmarks, peelsum
@@ -14,19 +12,18 @@ from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec import rows as bench
 from peelsum.bench.codec import timing
 from peelsum.bench.codec.timing import NotEnoughMemoryError, TimedDevice, require_memory, tensor
-from peelsum.bench.point import Support
 
 N = 1 << 16
 LHC_FORMS = ("lhc_published", "lhc", "lhc_best")
 FORMS = [*LHC_FORMS, *(form for form, _ in bench.WAYS)]
 
 
-def rows_of(support: Support, density: float) -> list[dict[str, Any]]:
+def rows_of(support, density):
     return list(codec.measure(0, N, density, support, 1.3, "cpu"))
 
 
 @pytest.mark.parametrize("support", ["uniform", "rows"])
-def test_rows_of_every_form_and_ratios_to_lhc(support: Support) -> None:
+def test_rows_of_every_form_and_ratios_to_lhc(support):
     rows = rows_of(support, 0.05)
     assert [row["form"] for row in rows] == FORMS
     by_form = {row["form"]: row for row in rows}
@@ -54,7 +51,7 @@ def test_rows_of_every_form_and_ratios_to_lhc(support: Support) -> None:
         assert by_form["auto"]["bits_per_element"] < compact
 
 
-def test_what_peeling_leaves_over_is_counted_and_sent() -> None:
+def test_what_peeling_leaves_over_is_counted_and_sent():
     roomy, tight = (
         next(bench.bench_codec("uniform", N, 0.05, ways=[("sketch", "bitmap")], cells_per_candidate=cells))
         for cells in (1.6, 0.9)
@@ -72,13 +69,13 @@ def test_what_peeling_leaves_over_is_counted_and_sent() -> None:
     )
 
 
-def test_where_lhc_recovers_everything_by_no_size_it_has_no_smallest_row() -> None:
+def test_where_lhc_recovers_everything_by_no_size_it_has_no_smallest_row():
     rows = rows_of("uniform", 0.95)
     assert [row["form"] for row in rows] == [form for form in FORMS if form != "lhc"]
     assert all(row["time_ratio_to_best"] is not None for row in rows)
 
 
-def test_the_command_prints_medians_and_all_rows_as_json() -> None:
+def test_the_command_prints_medians_and_all_rows_as_json():
     command = ("bench", "codec", "--elements", "4096", "--density", "0.01", "--repetitions", "2")
     rows = json.loads(peelsum(*command, "--json").stdout)
     assert [row["form"] for row in rows] == [form for form, _ in bench.WAYS] * 2
@@ -87,7 +84,7 @@ def test_the_command_prints_medians_and_all_rows_as_json() -> None:
     assert [line.split()[3] for line in lines] == [form for form, _ in bench.WAYS]
 
 
-def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_measured_is_refused(monkeypatch):
     with pytest.raises(bench.CodecBenchError, match=r"--density: 0.6 is too dense.* use at most 0\.5"):
         bench.random_tensor("columns", N, 0.6, 0, "cpu")
     with pytest.raises(bench.CodecBenchError, match=r"--density: .* no non-zeros; increase"):
@@ -100,7 +97,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     require_memory(2**40, 1)
 
 
-def test_sequences_count_words_of_steps_that_change(tmp_path: Path) -> None:
+def test_sequences_count_words_of_steps_that_change(tmp_path):
     options = ("--sequence", "dense", "--out", str(tmp_path), "--json")
     done = benchmarks("sequence", "--elements", "4096", *options)
     assert done.returncode == 0, done.stderr
@@ -114,8 +111,6 @@ def test_sequences_count_words_of_steps_that_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cores", "clock"), [(1, time.thread_time), (2, time.perf_counter)])
-def test_other_processes_do_not_count_where_one_thread_works(
-    cores: int, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processes_do_not_count_where_one_thread_works(cores, clock, monkeypatch):
     monkeypatch.setattr(config, "NUMBA_NUM_THREADS", cores)
     assert TimedDevice.of("cpu").clock is clock

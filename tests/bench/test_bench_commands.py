@@ -1,7 +1,5 @@
 """`peelsum bench` and `plan`: wrong options end in one line, and old names in one that says what to write."""
 
-from typing import Any
-
 import pytest
 import typer
 from command_line import peelsum
@@ -36,17 +34,17 @@ ERRORS = {("bench", *words): message for words, message in OF_BENCH.items()} | {
 
 
 @pytest.mark.parametrize("arguments", ERRORS)
-def test_what_cannot_be_measured_is_one_line(arguments: tuple[str, ...]) -> None:
+def test_what_cannot_be_measured_is_one_line(arguments):
     done = peelsum(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     *_, line = done.stderr.splitlines()  # on a busy machine after lines of progress
     assert ERRORS[arguments] in line
 
 
-def test_a_table_of_repetitions_hides_no_wrong_sum(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_repetitions_hides_no_wrong_sum(capsys):
     """Of five repetitions one was wrong, whose median was 0, and the first was exact."""
 
-    def measure(seed: int, **point: Any) -> list[dict[str, Any]]:
+    def measure(seed, **point):
         return [{"way": "a", "time": float(seed), "wrong": 7 * (seed == 3), "exact": seed != 3}]
 
     with pytest.raises(typer.Exit) as ended:

@@ -9,7 +9,7 @@ from peelsum.bench import endpoint as rates
 from peelsum.bench.endpoint import WrongSumError, measure
 
 
-def test_a_row_for_each_way_has_its_share_of_bare_sockets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_for_each_way_has_its_share_of_bare_sockets(capsys):
     rows = list(measure(32, seconds=0.02))
     assert [row["way"] for row in rows] == ["sockets", "bare"]
     bare = rows[-1]["packets_per_core_s"]
@@ -19,7 +19,7 @@ def test_a_row_for_each_way_has_its_share_of_bare_sockets(capsys: pytest.Capture
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_result_that_differs_by_one_bit_is_noticed() -> None:
+def test_a_result_that_differs_by_one_bit_is_noticed():
     sent = np.arange(4, dtype=np.uint32)
     with pytest.raises(WrongSumError, match="element 2: 3 came back instead of 2"):
         rates._require_equal(sent ^ np.uint32([0, 0, 1, 0]), sent)

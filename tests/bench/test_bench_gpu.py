@@ -1,8 +1,5 @@
 """`bench gpu`, and what it says without a GPU."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from command_line import benchmarks, peelsum
 
@@ -20,12 +17,12 @@ NO_GPU = f"--device: 'cuda' is not available, as torch {torch.__version__} finds
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 
 
-def test_buckets_are_measured() -> None:
+def test_buckets_are_measured():
     assert bench.bucket_us(str(DEVICE), 3, 40, steps=1) > 0
 
 
 @pytest.mark.slow
-def test_stages_are_measured() -> None:
+def test_stages_are_measured():
     figures = gpu_stages.stages(str(DEVICE), 3, 3001, 0.05, runs=1)
     assert 100 < figures["candidates"] < 200
     assert figures["left"] == 0
@@ -33,10 +30,10 @@ def test_stages_are_measured() -> None:
 
 
 @pytest.mark.system
-def test_a_wrong_peeled_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_peeled_number_is_an_error(monkeypatch):
     right = GpuDevice.sketch_decode
 
-    def wrong(device: Any, layout: Any, sketch: Any, positions: Any, out: Any) -> Any:
+    def wrong(device, layout, sketch, positions, out):
         left_over = right(device, layout, sketch, positions, out)
         out[5] ^= 1
         return left_over
@@ -57,9 +54,7 @@ def test_a_wrong_peeled_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         (["train", "--device", "tpu"], "--device: 'tpu' is unknown; use one of cpu, cuda"),
     ],
 )
-def test_a_missing_device_is_named_in_one_line(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_device_is_named_in_one_line(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # with it the codec runs without a GPU
     done = peelsum("bench", *arguments) if arguments[0] in ("codec", "train") else benchmarks(*arguments)

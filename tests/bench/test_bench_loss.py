@@ -7,7 +7,7 @@ from command_line import benchmarks
 
 
 @pytest.mark.system
-def test_a_lossy_network_sums_in_more_packets() -> None:
+def test_a_lossy_network_sums_in_more_packets():
     shape = ("--workers", "2", "--lanes", "32", "--elements", "5000", "--seconds", "0", "--seed", "3")
     done = benchmarks("loss", "--quick", "--loss", "0,0.02", *shape, "--attempts", "1", "--json")
     assert done.returncode == 0, done.stderr

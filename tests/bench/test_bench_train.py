@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 from command_line import peelsum
@@ -23,12 +22,12 @@ OPTIONS = {"model": "ncf", "small": True, "path": None, "seed": 0, "device": "cp
 STEPS = {"steps": 2, "warm_ups": 1}
 
 
-def refused(self: ShapedLan) -> ShapedLan:
+def refused(self):
     raise TopologyError("ip: not found on PATH; install iproute2")
 
 
 @pytest.mark.system
-def test_json_rows_compare_all_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_rows_compare_all_paths(monkeypatch):
     monkeypatch.setattr(ShapedLan, "__enter__", refused)
     done = peelsum(*TRAIN, "--workers", "2", "--gbps", "1", "--steps", "2", "--warm-ups", "1", "--json")
     assert done.returncode == 0, done.stderr
@@ -61,7 +60,7 @@ def test_json_rows_compare_all_paths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.system
-def test_cpu_time_of_every_backend_is_compared_with_gloo_s() -> None:
+def test_cpu_time_of_every_backend_is_compared_with_gloo_s():
     done = peelsum(*TRAIN, "--cpu", "--workers", "2", "--steps", "3", "--warm-ups", "1", "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["path"]: row for row in json.loads(done.stdout)}
@@ -80,7 +79,7 @@ def test_cpu_time_of_every_backend_is_compared_with_gloo_s() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
-def test_gloo_runs_over_links_of_the_rate() -> None:
+def test_gloo_runs_over_links_of_the_rate():
     measured = bench.bench_train(OPTIONS | STEPS, 2, (0.02, 1.0), cpu=False)
     rows = [row for row in measured if row["path"] in bench.GLOO_PATHS]
     if rows[0]["shaped_by"] is None:
@@ -97,14 +96,14 @@ def test_gloo_runs_over_links_of_the_rate() -> None:
 
 
 @pytest.mark.system
-def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
+def test_the_worker_that_failed_is_named(tmp_path):
     message = f"worker [01]: {tmp_path}: has no CIFAR-10 files .* and no folder of images; pass"
     options = OPTIONS | STEPS | {"model": "vgg19", "path": str(tmp_path)}
     with pytest.raises(ProcessError, match=message):
         bench.bench_train(options, 2, (1.0,), cpu=False)
 
 
-def test_a_task_of_ones_own_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_ones_own_is_trained(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from peelsum.training import make_task\n\ndef make():\n    return make_task('ncf')\n"
     )
@@ -115,5 +114,5 @@ def test_a_task_of_ones_own_is_trained(tmp_path: Path, monkeypatch: pytest.Monke
         check_model("mine:other")
 
 
-def test_averages_with_other_bits_on_a_worker_or_beyond_the_bound_are_wrong() -> None:
+def test_averages_with_other_bits_on_a_worker_or_beyond_the_bound_are_wrong():
     assert run_ranks(2, wrong_averages) == [[0, 1, 1], [0, 0, 1]]

@@ -1,14 +1,10 @@
 """LHC's layout is exact for what it peels and leaves over what is predicted; its fewest words recover all."""
 
-from __future__ import annotations
-
 import math
 from functools import reduce
-from typing import Literal
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from benchmarks.experiments.codec import TimedLhc, best_lhc
 from benchmarks.rivals.lhc import (
@@ -25,14 +21,14 @@ from benchmarks.rivals.lhc import (
 )
 from peelsum.bench.codec.rows import peel
 from peelsum.bench.codec.timing import Measured, TimedDevice, tensor
-from peelsum.codec import FixedPoint, fixed_point
+from peelsum.codec import fixed_point
 
 
-def four_bits(index: NDArray[np.uint32], elements: int) -> NDArray[np.uint32]:
+def four_bits(index, elements):
     return (index[:, np.newaxis] >> np.arange(0, 32, 4, dtype=np.uint32) & 15).reshape(-1)[:elements]
 
 
-def drawn(elements: int, density: float, seed: int) -> tuple[NDArray[np.float32], FixedPoint]:
+def drawn(elements, density, seed):
     values, _ = tensor("uniform", elements, density, seed)
     return values, fixed_point(int(np.abs(values).max().view(np.uint32)) >> 23, LARGEST_FAN_IN)
 
@@ -42,7 +38,7 @@ def drawn(elements: int, density: float, seed: int) -> tuple[NDArray[np.float32]
 )
 @pytest.mark.parametrize("density", [0.01, 1.0])
 @pytest.mark.parametrize("index_bits", [1, 4])
-def test_decodes_the_exact_sum_of_workers(elements: int, density: float, index_bits: Literal[1, 4]) -> None:
+def test_decodes_the_exact_sum_of_workers(elements, density, index_bits):
     workers = 3 if elements < 2**20 else 1
     layout = LhcLayout(max(8, 5 * elements // 1024), index_bits=index_bits)
     tensors = [drawn(elements, density, seed)[0] for seed in range(workers)]
@@ -57,7 +53,7 @@ def test_decodes_the_exact_sum_of_workers(elements: int, density: float, index_b
     np.testing.assert_array_equal(out, (exact * 2.0**-fixed.scale).astype(np.float32))
 
 
-def test_index_counts_workers_and_overflows_at_sixteen() -> None:
+def test_index_counts_workers_and_overflows_at_sixteen():
     values = np.array([0.0, 1.0, -0.0, np.nan, 0.0, -2.0], np.float32)
     layout = LhcLayout(1)
     np.testing.assert_array_equal(four_bits(15 * layout.index(values), 6), [0, 15, 0, 15, 0, 15])
@@ -66,7 +62,7 @@ def test_index_counts_workers_and_overflows_at_sixteen() -> None:
 
 
 @pytest.mark.parametrize("rows", [9, 40, 400])
-def test_what_is_left_over_is_what_parallel_peeling_leaves(rows: int) -> None:
+def test_what_is_left_over_is_what_parallel_peeling_leaves(rows):
     values, fixed = drawn(200_000, 0.2, 1)
     layout = LhcLayout(rows, seed=3)
     left_over = layout.peeled(np.flatnonzero(values)).left_over
@@ -76,7 +72,7 @@ def test_what_is_left_over_is_what_parallel_peeling_leaves(rows: int) -> None:
 
 @pytest.mark.parametrize("elements", [5003, 60_000])
 @pytest.mark.parametrize("density", [0.01, 0.3, 0.95])
-def test_every_table_that_is_tried_gives_the_exact_values(elements: int, density: float) -> None:
+def test_every_table_that_is_tried_gives_the_exact_values(elements, density):
     values, fixed = drawn(elements, density, 6)
     positions = np.flatnonzero(values)
     expected = (np.rint(values * 2.0**fixed.scale) * 2.0**-fixed.scale).astype(np.float32)
@@ -98,11 +94,11 @@ def test_every_table_that_is_tried_gives_the_exact_values(elements: int, density
     assert min(leftovers) == 0 or density == 0.95
 
 
-def test_the_best_is_the_fastest_of_all_runs() -> None:
+def test_the_best_is_the_fastest_of_all_runs():
     variants = lhc_variants(1000, None)
     speeds = {layout: 1.0 + number for number, layout in enumerate(variants)}
 
-    def step(layout: LhcLayout) -> Measured:
+    def step(layout):
         return Measured(1, speeds[layout], 1.0, None, 0)
 
     slower = TimedLhc(variants[0], Measured(1, 5.0, 1.0, None, 0))
@@ -111,16 +107,15 @@ def test_the_best_is_the_fastest_of_all_runs() -> None:
     assert best_lhc(variants, step, faster) == faster
 
 
-def test_the_smallest_layout_recovers_all_and_one_of_fewer_rows_does_not() -> None:
+def test_the_smallest_layout_recovers_all_and_one_of_fewer_rows_does_not():
     positions = np.flatnonzero(drawn(300_000, 0.05, 2)[0])
     layout = smallest_lhc(positions, 300_000)
-    assert layout is not None
     assert layout.peeled(positions).left_over == 0
     assert LhcLayout(int(layout.rows / 1.06)).peeled(positions).left_over > 0
     assert smallest_lhc(np.arange(300_000), 300_000) is None
 
 
-def test_peeling_counts_rounds_in_which_something_is_recovered() -> None:
+def test_peeling_counts_rounds_in_which_something_is_recovered():
     # A chain: only the cell at its end is pure, and peeling it makes the next one pure.
     chain = np.array([[0, 0, 1], [1, 1, 2], [2, 2, 3]])
     assert peel(chain, 4) == (0, 3)
@@ -132,11 +127,11 @@ def test_peeling_counts_rounds_in_which_something_is_recovered() -> None:
 N = 2**17
 
 
-def support(density: float) -> np.ndarray:
+def support(density):
     return np.flatnonzero(np.random.default_rng(7).random(N) < density)
 
 
-def cost(non_zeros: int, hashes: int, cells: float) -> float:
+def cost(non_zeros, hashes, cells):
     """Bits of a filter by the textbook's formula, and of the cells of its false positives."""
     bits = -non_zeros * math.log(0.5**hashes) / math.log(2) ** 2
     return bits + 32 * cells * (N - non_zeros) * 0.5**hashes
@@ -144,7 +139,7 @@ def cost(non_zeros: int, hashes: int, cells: float) -> float:
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.05, 0.2])
 @pytest.mark.parametrize("cells", [1.3, 3.0])
-def test_no_other_filter_has_fewer_bits(density: float, cells: float) -> None:
+def test_no_other_filter_has_fewer_bits(density, cells):
     non_zeros = round(density * N)
     hashes = best_hashes(non_zeros, N, cells)
     least = cost(non_zeros, hashes, cells) if hashes else N
@@ -152,7 +147,7 @@ def test_no_other_filter_has_fewer_bits(density: float, cells: float) -> None:
 
 
 @pytest.mark.parametrize("hashes", [1, 3, 6])
-def test_a_filter_passes_its_positions_and_few_others(hashes: int) -> None:
+def test_a_filter_passes_its_positions_and_few_others(hashes):
     positions = support(0.02)
     passed = passing(positions, N, filter_words(positions.size, hashes), hashes)
     assert np.isin(positions, passed).all()
@@ -161,11 +156,9 @@ def test_a_filter_passes_its_positions_and_few_others(hashes: int) -> None:
 
 
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.01, 0.2])
-def test_the_fewest_words_recover_everything(density: float) -> None:
+def test_the_fewest_words_recover_everything(density):
     positions = support(density)
     best, program = fewest_words(positions, N), smallest_lhc(positions, N, index_bits=1)
-    assert best is not None
-    assert program is not None
     assert best.layout.peeled(best.candidates).left_over == 0
     assert np.isin(positions, best.candidates).all()
     assert best.words < program.words(N)

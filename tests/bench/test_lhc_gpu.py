@@ -1,9 +1,5 @@
 """LHC's layout in Triton gives the CPU's bits; `bench codec` measures tensors on a device."""
 
-from __future__ import annotations
-
-from typing import Literal
-
 import numpy as np
 import pytest
 import torch
@@ -21,7 +17,7 @@ FIXED = fixed_point(130, 1)
 
 
 @pytest.fixture(scope="module")
-def cuda() -> TimedDevice:
+def cuda():
     return TimedDevice.of("cuda")
 
 
@@ -29,9 +25,7 @@ def cuda() -> TimedDevice:
 @pytest.mark.parametrize("elements", [1, 15, 1023, 1024, 1025, 5003])
 @pytest.mark.parametrize("density", [0.05, 1.0])
 @pytest.mark.parametrize("index_bits", [1, 4])
-def test_index_sketch_and_counts_are_those_of_the_cpu(
-    elements: int, density: float, index_bits: Literal[1, 4]
-) -> None:
+def test_index_sketch_and_counts_are_those_of_the_cpu(elements, density, index_bits):
     values, _ = tensor("uniform", elements, density, 1)
     layout = LhcLayout(3, seed=2**64 - 5, index_bits=index_bits)
     index = layout.index(values)
@@ -47,9 +41,7 @@ def test_index_sketch_and_counts_are_those_of_the_cpu(
     ("rows", "index_bits"),
     [pytest.param(2, 4, marks=pytest.mark.slow), pytest.param(5, 1, marks=pytest.mark.slow), (5, 4), (60, 1)],
 )
-def test_recovers_what_parallel_peeling_recovers(
-    cuda: TimedDevice, rows: int, index_bits: Literal[1, 4]
-) -> None:
+def test_recovers_what_parallel_peeling_recovers(cuda, rows, index_bits):
     values, positions = tensor("uniform", 6001, 0.3, 2)
     layout = LhcLayout(rows, seed=7, index_bits=index_bits)
     left_over = layout.peeled(positions).left_over
@@ -57,7 +49,7 @@ def test_recovers_what_parallel_peeling_recovers(
     assert lhc_step(cuda, layout, values, FIXED).left_over == left_over
 
 
-def test_decodes_the_exact_sum_of_workers() -> None:
+def test_decodes_the_exact_sum_of_workers():
     layout, workers = LhcLayout(40), 3
     tensors = [tensor("rows", 5000, 0.1, seed)[0] for seed in range(workers)]
     fixed, lhc = fixed_point(130, workers), DeviceLhc(layout)
@@ -72,7 +64,7 @@ def test_decodes_the_exact_sum_of_workers() -> None:
 
 
 @pytest.mark.slow
-def test_rows_of_a_device_have_the_sizes_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_device_have_the_sizes_of_the_cpu(monkeypatch):
     # Every run has its own seed, and sizes differ a little: one run makes the result deterministic.
     monkeypatch.setattr(timing, "REPEATS", 1)
     monkeypatch.setattr(lhc, "SIZES", ())
@@ -91,7 +83,7 @@ def test_rows_of_a_device_have_the_sizes_of_the_cpu(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(REAL, reason="there is a device here, so it is not refused")
-def test_no_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_device_is_refused(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(NoDeviceError, match=r"--device: 'cuda' is not available; use cpu: .*GPU"):
         TimedDevice.of("cuda")

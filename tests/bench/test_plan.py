@@ -6,7 +6,6 @@ Its cost model is compared with the packet level, in virtual time.
 import json
 from itertools import product
 from statistics import median
-from typing import Any
 
 import pytest
 from command_line import peelsum
@@ -16,7 +15,6 @@ from peelsum.allreduce import Choice, InvalidRequestError, NetworkModel, PlanSet
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.indexes import UnionCounts
 from peelsum.allreduce.plan import Layout, TensorPlan
-from peelsum.allreduce.protocol import SumProtocol
 from peelsum.allreduce.step import StepDecoder
 from peelsum.bench import plan as plan_module
 from peelsum.bench.codec import timing
@@ -33,7 +31,7 @@ SLOW = Point(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform")
 
 @pytest.mark.parametrize("gbps", [0.01, 1.0, 400.0])
 @pytest.mark.parametrize("rtt", [1e-6, 3e-3])
-def test_the_choice_is_what_an_allreduce_takes(gbps: float, rtt: float) -> None:
+def test_the_choice_is_what_an_allreduce_takes(gbps, rtt):
     request = Point(1 << 20, 0.01, gbps, rtt, 4, "rows")
     chooser = Chooser(network=request.network)
     tensor = TensorPlan("g", (1 << 20,), "float32", Choice("dense"))
@@ -44,7 +42,7 @@ def test_the_choice_is_what_an_allreduce_takes(gbps: float, rtt: float) -> None:
     assert plan(request)["choice"]["index"] == (chosen.choice.index.form if chosen.choice.index else "none")
 
 
-def test_candidates_are_sorted_and_their_parts_add_up() -> None:
+def test_candidates_are_sorted_and_their_parts_add_up():
     planned = plan(SLOW)
     times = [row["total_ms"] for row in planned["candidates"]]
     assert times == sorted(times)
@@ -56,7 +54,7 @@ def test_candidates_are_sorted_and_their_parts_add_up() -> None:
         assert row["measured_bytes"] is None
 
 
-def test_the_reason_names_the_choice_and_what_each_other_form_would_add() -> None:
+def test_the_reason_names_the_choice_and_what_each_other_form_would_add():
     planned = plan(SLOW)
     first, *others, precision = planned["why"]
     assert first.startswith(f"{planned['choice']['form']} with {planned['choice']['index']}")
@@ -68,7 +66,7 @@ def test_the_reason_names_the_choice_and_what_each_other_form_would_add() -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("support", ["uniform", "rows", "columns"])
-def test_a_check_finds_predicted_bytes_near_those_sent(support: Any) -> None:
+def test_a_check_finds_predicted_bytes_near_those_sent(support):
     request = Point(1 << 20, 0.02, 1, 3e-3, 4, support)
     for row in plan(request, check=True)["candidates"]:
         assert row["bytes_error"] == pytest.approx(row["bytes"] / row["measured_bytes"] - 1, abs=1e-3)
@@ -77,7 +75,7 @@ def test_a_check_finds_predicted_bytes_near_those_sent(support: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3, 16])
-def test_a_ring_takes_a_part_of_the_words_in_every_step(workers: int) -> None:
+def test_a_ring_takes_a_part_of_the_words_in_every_step(workers):
     words, hop_s = 480_000, 1e-4
     steps = [32 * words / workers / 10e9 + hop_s for _ in ("reduce", "gather") for _ in range(workers - 1)]
     ring = NetworkModel.ring(workers, 10, hop_s)
@@ -89,13 +87,13 @@ def test_a_ring_takes_a_part_of_the_words_in_every_step(workers: int) -> None:
     ("arguments", "message"),
     [((1, 10, 0), "workers: 1 are too few for a ring; use 2"), ((2, 0, 0), "gbps: 0")],
 )
-def test_an_impossible_ring_is_refused(arguments: tuple[int, float, float], message: str) -> None:
+def test_an_impossible_ring_is_refused(arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
         NetworkModel.ring(*arguments)
 
 
 @pytest.mark.system
-def test_each_form_s_step_is_said_to_be_predicted_or_measured_and_simulated() -> None:
+def test_each_form_s_step_is_said_to_be_predicted_or_measured_and_simulated():
     request = Point(1 << 14, 0.01, 1, 3e-3, 4, "uniform")
     alone = plan(request)
     assert {form["ms"] for form in alone["forms"]} == {None}
@@ -114,7 +112,7 @@ def test_each_form_s_step_is_said_to_be_predicted_or_measured_and_simulated() ->
 PLAN = ("plan", "--elements", "1000000", "--gbps", "10", "--rtt", "0.001", "--density")
 
 
-def test_json_is_the_plan() -> None:
+def test_json_is_the_plan():
     done = peelsum(*PLAN, "0.01", "--json")
     assert done.returncode == 0, done.stderr
     planned = json.loads(done.stdout)
@@ -122,7 +120,7 @@ def test_json_is_the_plan() -> None:
     assert planned.keys() == {"choice", "why", "candidates", "forms", "methods", "crossovers", "advice"}
     assert planned["forms"][0].keys() == {"form", "predicted_ms", "ms", "codec_ms", "wrong"}
     assert planned["methods"][0].keys() == {
-        *("method", "sent_bytes", "latency_ms", "words_ms", "codec_ms", "total_ms"),
+        *("method", "sent_bytes", "latency_ms", "words_ms", "codec_ms", "total_ms")
     }
     assert planned["choice"].keys() == {
         *("form", "index", "layout", "bytes", "exchanges", "words_ms", "exchanges_ms", "codec_ms"),
@@ -130,7 +128,7 @@ def test_json_is_the_plan() -> None:
     }
 
 
-def test_the_command_prints_ways_and_reasons() -> None:
+def test_the_command_prints_ways_and_reasons():
     done = peelsum(*PLAN, "0.01")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -152,9 +150,7 @@ def test_the_command_prints_ways_and_reasons() -> None:
     ("gbps", "ratio", "start"),
     [(0.1, 0.01, "Compress: "), (400.0, 0.01, "Do not compress: dense_"), (0.1, 1.0, "Do not compress: ")],
 )
-def test_methods_are_compared_and_dense_is_advised_where_it_wins(
-    gbps: float, ratio: float, start: str
-) -> None:
+def test_methods_are_compared_and_dense_is_advised_where_it_wins(gbps, ratio, start):
     request = Point(1 << 20, 0.3, gbps, 1e-4, 4, "uniform", ratio)
     planned = plan(request)
     assert planned["methods"] == method_rows(Workload(1 << 20, ratio, 4, LinkModel(5e-5, gbps)))
@@ -165,20 +161,20 @@ def test_methods_are_compared_and_dense_is_advised_where_it_wins(
     ]
 
 
-def test_no_compression_is_advised_where_an_exact_form_is_faster() -> None:
+def test_no_compression_is_advised_where_an_exact_form_is_faster():
     planned = plan(Point(65536, 0.01, 1, 0.001, 4, "uniform"))
     assert planned["choice"]["total_ms"] < planned["methods"][0]["total_ms"]
     assert planned["advice"].startswith("Do not compress: sketch with bloom (")
     assert " sends all non-zero elements in " in planned["advice"]
 
 
-def test_one_worker_has_nothing_to_sum() -> None:
+def test_one_worker_has_nothing_to_sum():
     planned = plan(Point(1 << 10, 0.1, 1, 1e-3, 1, "uniform"))
     assert (planned["methods"], planned["crossovers"]) == ([], [])
     assert planned["advice"] == "One worker has nothing to sum."
 
 
-def test_the_largest_tensors_have_a_plan() -> None:
+def test_the_largest_tensors_have_a_plan():
     assert plan(Point(2**39, 0.01, 1, 3e-3, 4, "uniform"))["choice"]["form"] == "compact"
 
 
@@ -186,7 +182,7 @@ def test_the_largest_tensors_have_a_plan() -> None:
 SIMULATED = {"peelsum": "switch", "ring": "all_reduce_ring", "all_gather": "all_gather"}
 
 
-def error_of(name: str, workers: int, gbps: float, delay_us: float, words: int) -> float:
+def error_of(name, workers, gbps, delay_us, words):
     """Return the cost model's time of a collective over the simulated one, less 1.
 
     Processors take no time. There are two links between workers, whose queues are never full.
@@ -204,27 +200,25 @@ def error_of(name: str, workers: int, gbps: float, delay_us: float, words: int) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIMULATED)
-def test_the_median_error_is_below_15_percent_over_rates_delays_sizes_and_workers(name: str) -> None:
+def test_the_median_error_is_below_15_percent_over_rates_delays_sizes_and_workers(name):
     grid = product((2, 4), (0.1, 10.0), (10.0, 1000.0), (1_000, 25_000))
     assert median(abs(error_of(name, *point)) for point in grid) < 0.15
 
 
-def test_a_window_that_has_to_open_takes_longer_than_the_model_says() -> None:
+def test_a_window_that_has_to_open_takes_longer_than_the_model_says():
     """The page names this limit: on long, fast links the model lets a worker send a whole window at once."""
     assert error_of("peelsum", 2, 10.0, 1000.0, 100_000) == pytest.approx(-0.54, abs=0.1)
 
 
 @pytest.mark.parametrize("form", ["dense", "sketch"])
-def test_a_step_ahead_is_measured_with_values_that_were_not_predicted(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_ahead_is_measured_with_values_that_were_not_predicted(form, monkeypatch):
     """With a history of the same values, `--check` showed half of the time that such a step takes."""
     values, _ = timing.tensor("uniform", 1 << 16, 0.1, 0)
     values[100] = 1e6  # in a block whose largest value was smaller in the step before
     overflow = []
 
     class Decoder(StepDecoder):
-        def decode(self, protocol: SumProtocol) -> None:
+        def decode(self, protocol):
             overflow.append(protocol.overflow)
             super().decode(protocol)
 
@@ -237,7 +231,7 @@ def test_a_step_ahead_is_measured_with_values_that_were_not_predicted(
     assert len(overflow[0].sums)
 
 
-def test_milliseconds_have_no_exponent() -> None:
+def test_milliseconds_have_no_exponent():
     values = (0.00002048, 0.0125, 20.0, 999.4, 999.6, 12_345.6)
     texts = ["0.0000205 ms", "0.0125 ms", "20 ms", "999 ms", "1,000 ms", "12,346 ms"]
     assert [plan_module._ms(value) for value in values] == texts

@@ -17,9 +17,7 @@ POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3, workers=2)
 
 
 @pytest.mark.parametrize(("gbps", "rtt"), [(1.0, 20e-3), pytest.param(10.0, 1e-3, marks=pytest.mark.slow)])
-def test_long_exchanges_take_as_long_as_if_all_of_them_were_simulated(
-    gbps: float, rtt: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_exchanges_take_as_long_as_if_all_of_them_were_simulated(gbps, rtt, monkeypatch):
     monkeypatch.setattr(which_form, "WINDOW", 128)
     chunks = 7 * 128 + 77
     which_form.exchange.cache_clear()
@@ -32,7 +30,7 @@ def test_long_exchanges_take_as_long_as_if_all_of_them_were_simulated(
     assert whole[1] == 0
 
 
-def test_a_simulated_step_is_exact_and_takes_its_codec_its_words_and_its_round_trips() -> None:
+def test_a_simulated_step_is_exact_and_takes_its_codec_its_words_and_its_round_trips():
     forms = which_form.simulate_forms(POINT)
     assert [form.form for form in forms] == list(FORMS)
     for form in forms:
@@ -44,14 +42,14 @@ def test_a_simulated_step_is_exact_and_takes_its_codec_its_words_and_its_round_t
     assert dense.ms - dense.codec_ms > 1e3 * POINT.rtt + 1e3 * 32 * POINT.elements / (POINT.gbps * 1e9)
 
 
-def test_other_links_change_no_step_in_memory_unless_they_change_the_index() -> None:
+def test_other_links_change_no_step_in_memory_unless_they_change_the_index():
     near = which_form.simulate_forms(POINT)
     far = which_form.simulate_forms(replace(POINT, rtt=8e-3))
     assert [form.codec_ms for form in far] == [form.codec_ms for form in near]
     assert all(there.ms > here.ms + 2.9 for here, there in zip(near, far, strict=True))
 
 
-def test_every_step_has_other_non_zeros_at_the_same_density() -> None:
+def test_every_step_has_other_non_zeros_at_the_same_density():
     first, second = ((tensors[0] != 0) | (tensors[1] != 0) for tensors in map(POINT.tensors, (3, 4)))
     assert (first != second).any()
     for union in (first, second):
@@ -61,7 +59,7 @@ def test_every_step_has_other_non_zeros_at_the_same_density() -> None:
 @pytest.mark.parametrize(
     "point", [POINT, Point(1 << 16, 0.5, 100.0, 1e-4), Point(1 << 16, 0.2, 0.1, 1e-4)], ids=str
 )
-def test_the_automatic_form_is_that_of_an_allreduce(point: Point) -> None:
+def test_the_automatic_form_is_that_of_an_allreduce(point):
     reduce = Allreduce(LoopbackSummation(), network=point.network)
     for number in range(3):
         (union,) = replace(point, workers=1).tensors(number)
@@ -71,7 +69,7 @@ def test_the_automatic_form_is_that_of_an_allreduce(point: Point) -> None:
 
 @pytest.mark.system
 @pytest.mark.usefixtures("forked_children")
-def test_a_step_over_links_is_exact_and_no_quicker_than_they_are() -> None:
+def test_a_step_over_links_is_exact_and_no_quicker_than_they_are():
     points = [Point(5000, density, gbps=0.1, rtt=20e-3, workers=2) for density in (0.01, 0.1)]
     measured = list(over_links(points))
     assert [point for point, _ in measured] == points
@@ -81,11 +79,10 @@ def test_a_step_over_links_is_exact_and_no_quicker_than_they_are() -> None:
         assert forms[1].ms >= 2 * 20, "compact values follow the header"
 
 
-def test_the_map_has_a_square_for_each_point_and_marks_where_auto_is_slower() -> None:
+def test_the_map_has_a_square_for_each_point_and_marks_where_auto_is_slower():
     from matplotlib.figure import Figure
 
     fill = load(find("which_form")).plots[0].fill
-    assert fill is not None
     columns = ["gbps", "density", "fastest", "auto_over_fastest", "modelled"]
     points = [
         ("0.1", "0.01", "compact", 1.05, True),

@@ -1,7 +1,5 @@
 """A small experiment, as a user's own file."""
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks import rows
@@ -43,13 +41,13 @@ EXPERIMENT = Experiment(
 
 
 @pytest.fixture(autouse=True)
-def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_processes(monkeypatch):
     """Rows without measured times are measured here, too: a process takes seconds for its imports."""
     monkeypatch.setattr(rows, "_FEW", 1000)
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def mine(tmp_path):
     """The path of the file of an experiment with 21 rows."""
     path = tmp_path / "mine.py"
     path.write_text(MINE)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from pathlib import Path
 
 import psutil
 import pytest
@@ -19,7 +18,7 @@ from benchmarks.rows import read
 SLOW = ("density", "accuracy")
 
 
-def test_sentences_are_of_experiments_and_name_their_run() -> None:
+def test_sentences_are_of_experiments_and_name_their_run():
     said = tomllib.loads((FOLDER.parent / "sentences.toml").read_text())
     assert set(said) <= set(known())
     names = {"measured", "shows", "loses", "does_not_show", "surprised", "run"}
@@ -27,7 +26,7 @@ def test_sentences_are_of_experiments_and_name_their_run() -> None:
     assert [name for name, texts in said.items() if name not in texts["run"]] == []
 
 
-def is_worker(process: psutil.Process) -> bool:
+def is_worker(process):
     """Say whether `process` runs a worker of `loss`; one that has ended does not."""
     try:
         return "benchmarks.summing_workers" in process.cmdline()
@@ -36,11 +35,11 @@ def is_worker(process: psutil.Process) -> bool:
 
 
 @pytest.mark.system
-def test_a_killed_experiment_leaves_no_process(tmp_path: Path) -> None:
+def test_a_killed_experiment_leaves_no_process(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "loss", "--quick", "--out", str(tmp_path)]
     child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        family: set[psutil.Process] = set()
+        family = set()
         began = time.monotonic()
         while sum(map(is_worker, family)) < 4:
             assert child.poll() is None
@@ -58,7 +57,7 @@ def test_a_killed_experiment_leaves_no_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in known()]
 )
-def test_quick_experiments_run(name: str, tmp_path: Path) -> None:
+def test_quick_experiments_run(name, tmp_path):
     done = benchmarks(name, "--quick", "--attempts", "1", "--out", str(tmp_path), "--json")
     if ("gpu" in name and "no GPU" in done.stderr) or ": needs p4c-bm2-ss" in done.stderr:
         pytest.skip(done.stderr)

@@ -1,7 +1,5 @@
 """Plans, and malformed experiments and options, which end in one line that names file, field and remedy."""
 
-from pathlib import Path
-
 import pytest
 from command_line import benchmarks
 
@@ -43,7 +41,7 @@ OPTIONS = {
 }
 
 
-def one_line(*arguments: str) -> str:
+def one_line(*arguments):
     done = benchmarks(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     *_, line = done.stderr.splitlines()  # on a busy machine after lines of progress
@@ -51,7 +49,7 @@ def one_line(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_malformed_experiment_is_one_line(mine: Path, tmp_path: Path, change: str) -> None:
+def test_a_malformed_experiment_is_one_line(mine, tmp_path, change):
     before, after, said = CHANGES[change]
     assert before in mine.read_text()
     mine.write_text(mine.read_text().replace(before, after, 1))
@@ -59,11 +57,11 @@ def test_a_malformed_experiment_is_one_line(mine: Path, tmp_path: Path, change: 
 
 
 @pytest.mark.parametrize("arguments", OPTIONS)
-def test_invalid_options_are_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_invalid_options_are_one_line(arguments, tmp_path):
     assert OPTIONS[arguments] in one_line(*arguments, "--out", str(tmp_path))
 
 
-def test_the_same_seed_gives_the_same_plan(mine: Path) -> None:
+def test_the_same_seed_gives_the_same_plan(mine):
     experiment = load(find(str(mine)))
     tasks = plan(experiment, "usual", 3)
     assert tasks == plan(experiment, "usual", 3) != plan(experiment, "usual", 4)
@@ -74,7 +72,7 @@ def test_the_same_seed_gives_the_same_plan(mine: Path) -> None:
     assert [task.point for task in tasks[:7]] != [task.point for task in tasks[7:14]]
 
 
-def test_a_point_of_two_parts_is_measured_once() -> None:
+def test_a_point_of_two_parts_is_measured_once():
     """Parts that name a parameter that the other leaves to its default have it in another place."""
     options = {"level": ("packet",), "way": ("peelsum",), "workers": (4, 8), "loss": (0.001,)}
     tasks = plan(load(find("scale")), "usual", 0, options)

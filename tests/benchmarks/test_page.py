@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 DRAW_AGAIN = "run: python -m benchmarks.committed"
 
 
-def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_path: Path) -> None:
+def test_a_page_has_figures_tables_and_how_they_were_measured(mine, tmp_path):
     done = benchmarks(str(mine), "--out", str(tmp_path))
     folder = tmp_path / "squares"
     assert done.stderr.splitlines()[-1] == f"squares: 21 rows: {folder / 'page.md'}"
@@ -50,7 +50,7 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
 
 
 @pytest.mark.parametrize("name", [name for name in committed.FOLDERS if name not in committed.PRINTED])
-def test_a_committed_page_is_what_its_rows_say(name: str) -> None:
+def test_a_committed_page_is_what_its_rows_say(name):
     text = page(Run(find(name)), committed.rows_of(name), name)
     assert (committed.FOLDERS[name] / "page.md").read_text(encoding="utf-8") == text, DRAW_AGAIN
     begins = ("# ", "![", "**What was measured.** ", "**What it shows.** ", "**Where we lose.** ")
@@ -58,16 +58,16 @@ def test_a_committed_page_is_what_its_rows_say(name: str) -> None:
     assert all(part.startswith(begin) for begin, part in zip(begins, parts, strict=True)), parts
 
 
-def without_ids(path: Path) -> str:
+def without_ids(path):
     """Return an SVG with its ids numbered: Matplotlib's depend on addresses of objects, in rare cases."""
-    ids: dict[str, str] = {}
+    ids = {}
     return re.sub(
         r"\b[a-z][0-9a-f]{10}\b", lambda found: ids.setdefault(found[0], f"id{len(ids)}"), path.read_text()
     )
 
 
 @pytest.mark.parametrize("name", committed.FOLDERS)
-def test_committed_figures_are_what_their_rows_show_and_say_it(name: str, tmp_path: Path) -> None:
+def test_committed_figures_are_what_their_rows_show_and_say_it(name, tmp_path):
     experiment, folder = load(find(name)), committed.FOLDERS[name]
     points = summaries(experiment, committed.rows_of(name))
     drawn = list(draw(experiment, points, tmp_path, ("svg",)))
@@ -82,7 +82,7 @@ def test_committed_figures_are_what_their_rows_show_and_say_it(name: str, tmp_pa
         assert {found[1] for found in embedded if found} <= {finding}
 
 
-def test_a_median_says_that_some_repetitions_have_no_number() -> None:
+def test_a_median_says_that_some_repetitions_have_no_number():
     """Two of three runs reached the target: their median is not that of the method."""
     experiment, rows = load(find("adapting")), committed.rows_of("adapting")
     where = (rows["network"] == "far") & (rows["method"] == "top 1%")
@@ -97,7 +97,7 @@ def test_a_median_says_that_some_repetitions_have_no_number() -> None:
 
 
 @pytest.mark.parametrize("ports", ["packet", "veth"])
-def test_a_run_of_today_shows_what_the_committed_rows_of_the_switch_do(ports: str) -> None:
+def test_a_run_of_today_shows_what_the_committed_rows_of_the_switch_do(ports):
     """BMv2's ports were named "veth" in the committed rows, and new runs had no finding."""
     experiment, rows = load(find("switch")), committed.rows_of("switch")
     points = summaries(experiment, rows.replace({"ports": {"veth": ports}}))
@@ -105,27 +105,27 @@ def test_a_run_of_today_shows_what_the_committed_rows_of_the_switch_do(ports: st
         assert title(plot, points).startswith("By UDP the softswitch takes 2.")
 
 
-def test_the_headline_is_what_its_rows_show(tmp_path: Path) -> None:
+def test_the_headline_is_what_its_rows_show(tmp_path):
     drawn = without_ids(committed.headline(tmp_path))
     assert without_ids(committed.DOCS / "results/figures/headline.svg") == drawn, DRAW_AGAIN
 
 
 @pytest.mark.parametrize("places", [[], [5.0], [0.0, 1.0, 30.0], [9.0, 0.0, 8.0, 8.5, 40.0]])
-def test_names_of_lines_are_apart_and_in_order(places: list[float]) -> None:
+def test_names_of_lines_are_apart_and_in_order(places):
     apart = spread(places, 10.0)
     order = sorted(range(len(places)), key=lambda number: places[number])
     assert all(apart[b] - apart[a] >= 10.0 - 1e-9 for a, b in pairwise(order))
     assert sum(apart) == pytest.approx(sum(places))  # least squares keep the mean
 
 
-def test_all_experiments_are_listed() -> None:
+def test_all_experiments_are_listed():
     assert [line.split()[0] for line in benchmarks("list").stdout.splitlines()] == known()
     said = benchmarks("list", "loss").stdout
     assert "\n  --loss 0.0,0.001,0.005,0.01,0.02,0.05 (of 0, 0.5)\n" in said
     assert "\n  wrong: words that differ from an independent sum\n" in said
 
 
-def test_the_example_of_the_how_to_page_runs(tmp_path: Path) -> None:
+def test_the_example_of_the_how_to_page_runs(tmp_path):
     text = (ROOT / "docs/how-to/write-an-experiment.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
     assert example.count("\n") <= 45
@@ -139,7 +139,7 @@ def test_the_example_of_the_how_to_page_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "k"), [(1, 1), (2, 1), (5, 1), (6, 1), (8, 1), (9, 2), (10, 2), (12, 3), (20, 6), (25, 8)]
 )
-def test_intervals_are_those_of_the_sign_test(count: int, k: int) -> None:
+def test_intervals_are_those_of_the_sign_test(count, k):
     """The tables of the sign test at 5 % have these k; under six values there are none."""
     assert interval(range(count)) == (k - 1, count - k)
     outside = sum(comb(count, heads) for heads in range(count + 1) if heads < k or heads > count - k)

@@ -6,10 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 from command_line import benchmarks
 from patience import PATIENCE_S
@@ -37,19 +34,19 @@ EXPERIMENT = Experiment(
 """
 
 
-def run(what: Run, path: Path) -> tuple[int, pd.DataFrame, list[str]]:
+def run(what, path):
     """Run; return the number of tasks that were measured, all rows, and errors."""
     count, *outcomes = measure_missing(what, path)
     assert len(outcomes) == count
     return count, of_plan(what, read(path), of_run=True), [one for one in outcomes if isinstance(one, str)]
 
 
-def figures(path: Path) -> list[list[str]]:
+def figures(path):
     """Return the cells that do not depend on time and machine, ordered."""
     return sorted(map(list, read(path)[FIGURES].to_numpy()))
 
 
-def test_rows_that_are_missing_are_added_in_the_plan_s_order(mine: Path, tmp_path: Path) -> None:
+def test_rows_that_are_missing_are_added_in_the_plan_s_order(mine, tmp_path):
     what, whole, cut = Run(find(str(mine)), "quick"), tmp_path / "whole.csv", tmp_path / "cut.csv"
     _, first, _ = run(what, whole)
     lines = whole.read_text().splitlines(keepends=True)
@@ -61,7 +58,7 @@ def test_rows_that_are_missing_are_added_in_the_plan_s_order(mine: Path, tmp_pat
         assert list(again["area"]) == list(first["area"])
 
 
-def test_parameters_are_options(tmp_path: Path) -> None:
+def test_parameters_are_options(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
     command = (str(tmp_path / "parts.py"), "--out", str(tmp_path))
     given = ("--lanes=128", "--share", "0.5,1", "--checked")
@@ -76,7 +73,7 @@ def test_parameters_are_options(tmp_path: Path) -> None:
     assert "parts: 2 rows: " in benchmarks(*command, *given, "--again").stderr
 
 
-def test_a_killed_run_goes_on(mine: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on(mine, tmp_path):
     mine.write_text(mine.read_text().replace('    modelled={"way": ("b",)},\n', ""))
     benchmarks(str(mine), "--out", str(tmp_path / "whole"))
     slow = tmp_path / "slow/mine.py"
@@ -100,7 +97,7 @@ def test_a_killed_run_goes_on(mine: Path, tmp_path: Path) -> None:
     assert len({(folder / "areas.svg").read_bytes() for folder in folders}) == 1
 
 
-def test_an_interrupt_keeps_the_rows_and_leaves_nothing_else(mine: Path, tmp_path: Path) -> None:
+def test_an_interrupt_keeps_the_rows_and_leaves_nothing_else(mine, tmp_path):
     stop = "    if width == 4:\n        import os, signal\n        os.kill(os.getpid(), signal.SIGINT)\n"
     changed = (
         mine.read_text()
@@ -116,9 +113,7 @@ def test_an_interrupt_keeps_the_rows_and_leaves_nothing_else(mine: Path, tmp_pat
     assert len(read(tmp_path / "out/squares/rows.csv")) == order.index(4)
 
 
-def test_another_commit_or_seed_measures_all_rows_again(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_commit_or_seed_measures_all_rows_again(mine, tmp_path, monkeypatch):
     what, path = Run(find(str(mine)), "quick"), tmp_path / "rows.csv"
     assert [run(what, path)[0] for _ in range(2)] == [4, 0]
     monkeypatch.setattr(rows, "commit", lambda: "another")
@@ -132,13 +127,8 @@ def test_another_commit_or_seed_measures_all_rows_again(
     [((0.1,), 1, "False", "1"), ((0.9, 0.2), 2, "False", "2"), ((0.9, 0.5, 0.7), 2, "True", "2")],
 )
 def test_disturbed_rows_are_repeated_and_the_calmest_counts(
-    mine: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    others: tuple[float, ...],
-    attempt: int,
-    disturbed: str,
-    wall_s: str,
-) -> None:
+    mine, monkeypatch, others, attempt, disturbed, wall_s
+):
     spans = iter([{"wall_s": str(number), "others": str(share)} for number, share in enumerate(others, 1)])
     monkeypatch.setattr(Span, "conditions", lambda self: next(spans))
     what = Run(find(str(mine)), "quick", calm=0.25, attempts=3)
@@ -147,7 +137,7 @@ def test_disturbed_rows_are_repeated_and_the_calmest_counts(
     assert list(spans) == []
 
 
-def test_rows_that_fail_are_reported_and_measured_by_the_next_run(mine: Path, tmp_path: Path) -> None:
+def test_rows_that_fail_are_reported_and_measured_by_the_next_run(mine, tmp_path):
     mine.write_text(mine.read_text().replace("time.sleep(PAUSE_S)", "1 / (width - 2)"))
     done = benchmarks(str(mine), "--quick", "--out", str(tmp_path), "--json")
     assert done.returncode == 1
@@ -161,16 +151,14 @@ def test_rows_that_fail_are_reported_and_measured_by_the_next_run(mine: Path, tm
     assert f"The first that failed: {failure}." in page
 
 
-def test_two_runs_do_not_write_to_one_file(mine: Path, tmp_path: Path) -> None:
+def test_two_runs_do_not_write_to_one_file(mine, tmp_path):
     first, second = (measure_missing(Run(find(str(mine))), tmp_path / "rows.csv") for _ in range(2))
     next(first)
     with pytest.raises(ExperimentError, match="another run writes to it"):
         next(second)
 
 
-def test_modelled_rows_with_measured_times_are_alone(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modelled_rows_with_measured_times_are_alone(mine, tmp_path, monkeypatch):
     """Such as simulated sums with a codec's measured time: another one beside them would count in it."""
     monkeypatch.setattr(rows, "_FEW", 2)
     text = mine.read_text().replace('"label": way', '"label": str(os.getpid())')
@@ -184,9 +172,7 @@ def test_modelled_rows_with_measured_times_are_alone(
 
 
 @pytest.mark.parametrize("timed", [True, False])
-def test_only_rows_without_measured_times_are_side_by_side(
-    timed: bool, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_rows_without_measured_times_are_side_by_side(timed, mine, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "_FEW", 2)
     text = mine.read_text().replace('"label": way', '"label": str(os.getpid())')
     text = text.replace("PAUSE_S = 0.0", "PAUSE_S = 0.1").replace("import time", "import os, time")
@@ -203,7 +189,7 @@ def test_only_rows_without_measured_times_are_side_by_side(
 
 
 @pytest.mark.system
-def test_a_cluster_of_two_workers_measures_all_rows(mine: Path, tmp_path: Path) -> None:
+def test_a_cluster_of_two_workers_measures_all_rows(mine, tmp_path):
     from distributed import LocalCluster
 
     mine.write_text(
@@ -211,7 +197,7 @@ def test_a_cluster_of_two_workers_measures_all_rows(mine: Path, tmp_path: Path) 
         .replace('"label": way', '"label": str(os.getpid())')
         .replace("import time", "import os, time")
     )
-    options: dict[str, Any] = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
     with LocalCluster(**options) as cluster:
         done = benchmarks(str(mine), "--out", str(tmp_path), "--scheduler", cluster.scheduler_address)
     assert done.returncode == 0, done.stderr
@@ -221,7 +207,7 @@ def test_a_cluster_of_two_workers_measures_all_rows(mine: Path, tmp_path: Path) 
     assert (found["area"].astype(int) == found["width"].astype(int) ** 2 + found["seed"].astype(int)).all()
 
 
-def test_files_that_are_no_rows_are_one_line(mine: Path, tmp_path: Path) -> None:
+def test_files_that_are_no_rows_are_one_line(mine, tmp_path):
     path, command = tmp_path / "squares/rows.csv", (str(mine), "--quick", "--out", str(tmp_path))
     assert benchmarks(*command).returncode == 0
     right = path.read_text()

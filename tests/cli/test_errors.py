@@ -39,16 +39,6 @@ def refused(done):
     return line.removeprefix("peelsum: ")
 
 
-@pytest.fixture
-def taken():
-    """Return a port on which another process holds a TCP and a UDP socket."""
-    with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
-        tcp.bind(("127.0.0.1", 0))
-        tcp.listen()
-        udp.bind(("127.0.0.1", 0))
-        yield tcp.getsockname()[1], udp.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def switch():
     """Yield a running switch, as `peelsum switch run --json` announces it."""
@@ -71,10 +61,6 @@ def job_toml(tmp_path, switch):
     path = tmp_path / "job.toml"
     path.write_text(job_text(1, f"127.0.0.1:{switch['grpc_port']}", ports=(1, 2), up=3))
     return path
-
-
-def test_unknown_command():
-    assert refused(run_process("nonsense")) == "No such command 'nonsense'."
 
 
 def test_switch_that_does_not_run():
@@ -106,16 +92,15 @@ def test_a_held_job_is_evicted_when_its_terminal_closes(job_toml, switch):
     assert json.loads(status.stdout)["jobs"] == []
 
 
-def test_p4runtime_port_in_use(taken):
-    line = refused(run("switch", "run", "--p4runtime", f"127.0.0.1:{taken[0]}"))
-    assert f"127.0.0.1:{taken[0]}" in line
-
-
-def test_udp_port_in_use(taken):
-    line = refused(
-        run("switch", "run", "--ports", "1", "--p4runtime", "127.0.0.1:0", "--udp-base", str(taken[1] - 1))
-    )
-    assert str(taken[1]) in line
+def test_ports_in_use():
+    with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
+        tcp.bind(("127.0.0.1", 0))
+        tcp.listen()
+        udp.bind(("127.0.0.1", 0))
+        address, port = f"127.0.0.1:{tcp.getsockname()[1]}", udp.getsockname()[1]
+        assert address in refused(run("switch", "run", "--p4runtime", address))
+        base = ("--ports", "1", "--p4runtime", "127.0.0.1:0", "--udp-base", str(port - 1))
+        assert str(port) in refused(run("switch", "run", *base))
 
 
 def test_stale_pipeline(tmp_path, job_toml):
@@ -154,22 +139,19 @@ def test_invalid_admission(tmp_path, monkeypatch, admission, message):
     )
 
 
-def test_invalid_switch_address():
-    line = refused(run("server", "run", "--switch", "localhost", "--admission", "{}"))
-    assert line == "--switch: localhost: give the switch port as host:port, for example 127.0.0.1:9559"
-
-
 LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
 
 
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("demo --workers 9", "--workers: 9 is out of range; use 2 to 8"),
+        ("nonsense", "No such command 'nonsense'."),
         (
-            "demo --form bloom",
-            "--form: 'bloom' is not one of 'sketch', 'compact', 'auto'",
+            "server run --switch=localhost --admission={}",
+            "--switch: localhost: give the switch port as host:port, for example 127.0.0.1:9559",
         ),
+        ("demo --workers 9", "--workers: 9 is out of range; use 2 to 8"),
+        ("demo --form bloom", "--form: 'bloom' is not one of 'sketch', 'compact', 'auto'"),
         ("bench allreduce --lanes=7", LANES),
         ("bench switch --lanes=7", LANES),
         ("bench switch --seconds=nan", "--seconds: nan is out of range; use 0.1 to 3600"),
@@ -184,10 +166,7 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
             "--p4runtime: localhost:99999: give the switch as host:port, for example 127.0.0.1:9559",
         ),
         ("job evict", "Missing argument 'job_id'; see `peelsum job evict --help`"),
-        (
-            "switch trace --packet=00 --port=999",
-            "--port: '999': input should be less than or equal to 510",
-        ),
+        ("switch trace --packet=00 --port=999", "--port: '999': input should be less than or equal to 510"),
         ("job evict x", "job_id: 'x' is not a whole number; give one"),
         ("demo --loss=high", "--loss: 'high' is not a number; give one"),
         ("job evict 1 --device-id=-1", DEVICE_ID.format(-1)),

@@ -12,7 +12,7 @@ def narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
 
 
-def cell_text(output: str) -> str:
+def cell_text(output):
     """Return the text of a table's first column."""
     return "".join(line.strip("│┃ ").split("│")[0].strip() for line in output.splitlines())
 

@@ -1,14 +1,13 @@
 """`peelsum simulate`: options, files, errors of one line."""
 
 import json
-from pathlib import Path
 
 from command_line import peelsum
 
 QUICK = ("--elements", "4000", "--lanes", "32")
 
 
-def test_options_come_before_the_file_and_the_same_seed_prints_the_same(tmp_path: Path) -> None:
+def test_options_come_before_the_file_and_the_same_seed_prints_the_same(tmp_path):
     path = tmp_path / "scenario.toml"
     path.write_text("[network]\ngbps = 25.0\nloss = 0.01\n[[jobs]]\nworkers = 3\n")
     runs = [
@@ -25,7 +24,7 @@ def test_options_come_before_the_file_and_the_same_seed_prints_the_same(tmp_path
     assert (given["network"]["gbps"], given["network"]["loss"]) == (25.0, 0.01)
 
 
-def test_a_table_for_people() -> None:
+def test_a_table_for_people():
     done = peelsum("simulate", *QUICK, "--jobs", "2")
     assert done.returncode == 0, done.stderr
     assert "packets at switches" in done.stdout

@@ -45,7 +45,7 @@ SAID = {
 }
 
 
-def _named(page: Path) -> object:
+def _named(page):
     name = str(page.relative_to(ROOT))
     return pytest.param(page, id=name, marks=[LONG[name]] if name in LONG else [])
 

@@ -1,7 +1,6 @@
 """A wrong sum ends a command with status 1, even after other output."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -33,21 +32,21 @@ DENSE_STEP = STEP | {"candidates": 0, "cells": 0, "left_over": 0, "network_s": 0
 class PlayedProcesses:
     """Demo processes whose workers report scripted steps, then dense ones, at a star with fixed counters."""
 
-    def __init__(self, steps: list[list[dict[str, object]]]) -> None:
+    def __init__(self, steps):
         totals = [{"sent_packets": 10, "resends": 1}] * WORKERS
         dense = [DENSE_STEP] * WORKERS, [DENSE_STEP] * WORKERS, [{"sent_packets": 40, "resends": 2}] * WORKERS
-        self._reports: Iterator[object] = iter([*steps, totals, *dense])
+        self._reports = iter([*steps, totals, *dense])
 
-    def start(self, *_: object) -> object:
+    def start(self, *_):
         server = {"chunks_in_switch": 9, "chunks_at_server": 1}
         seats = [SimpleNamespace(admission={"lanes": 256})]
         return SimpleNamespace(seats=seats, report=SimpleNamespace(server=server), close=lambda: None)
 
-    def gather_reports(self) -> object:
+    def gather_reports(self):
         return next(self._reports)
 
 
-def played(monkeypatch: pytest.MonkeyPatch, *, as_json: bool) -> None:
+def played(monkeypatch, *, as_json):
     """Run the demo with scripted reports of two steps with sketches."""
     monkeypatch.setattr(demo, "Processes", lambda *_: PlayedProcesses([[STEP] * WORKERS] * 2))
     demo.command(workers=WORKERS, steps=2, form="sketch", loss=0.0, seed=0, json=as_json)

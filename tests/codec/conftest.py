@@ -1,7 +1,5 @@
 """Codec tests run in poisoned memory, and the same tests on every device, with arrays of the host."""
 
-from typing import Any
-
 import pytest
 from poison import poisoned_memory
 
@@ -11,7 +9,7 @@ __all__ = ["poisoned_memory"]
 
 
 @pytest.fixture(params=["reference", "cpu", "gpu"])
-def ops(request: pytest.FixtureRequest) -> Any:
+def ops(request):
     """Return a device. The GPU's operations take and return arrays of the host, too."""
     if request.param == "gpu":
         return pytest.importorskip("gpu_device").GpuOnArrays()

@@ -1,12 +1,9 @@
 """Workers agree on each block's exponent from OR-ed words; it is never below that of any worker."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from sums_of_floats import finest, scales_of
 
 from peelsum.allreduce.history_loops import (
@@ -28,7 +25,7 @@ SIZES = [1, 31, 32, 33, 1023, 1025, 8193]
 IMPLEMENTATIONS = ["reference", "cpu"]
 
 
-def drawn(n: int, worker: int, octaves: int) -> Any:
+def drawn(n, worker, octaves):
     """Blocks of 32 elements of magnitudes 2**-octaves to 1, one in four of them zero."""
     rng = np.random.default_rng([n, worker, octaves])
     blocks = 2.0 ** -rng.integers(0, octaves + 1, n // 32 + 1) * (rng.random(n // 32 + 1) < 0.75)
@@ -37,7 +34,7 @@ def drawn(n: int, worker: int, octaves: int) -> Any:
     return values
 
 
-def agreed(implementation: Any, tensors: list[list[Any]], block: int) -> Any:
+def agreed(implementation, tensors, block):
     """Return a codec that has read the words of all workers, each with its list of tensors."""
     table = SegmentTable([Segment(values.size, sparse=False, block=block) for values in tensors[0]])
     segments, out = device(implementation).segments, [None] * len(table)
@@ -54,7 +51,7 @@ def agreed(implementation: Any, tensors: list[list[Any]], block: int) -> Any:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("block", [32, 256, 2**15])
 @pytest.mark.parametrize("octaves", [3, 40, 90])
-def test_scales_are_those_of_the_rules(implementation: Any, block: int, octaves: int) -> None:
+def test_scales_are_those_of_the_rules(implementation, block, octaves):
     tensors = [[drawn(n, worker, octaves) for n in SIZES] for worker in range(3)]
     tensors[2] = [values * np.float32(2.0**-50) for values in tensors[2]]
     expected = [scales_of(list(arrays), block)[::block] for arrays in zip(*tensors, strict=True)]
@@ -64,7 +61,7 @@ def test_scales_are_those_of_the_rules(implementation: Any, block: int, octaves:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @settings(deadline=None, derandomize=True)
 @given(data=st.data())
-def test_no_scale_is_too_fine_whatever_the_exponents(implementation: Any, data: Any) -> None:
+def test_no_scale_is_too_fine_whatever_the_exponents(implementation, data):
     """Even where workers' largest values are so far apart that levels are mistaken for others."""
     bits = st.integers(0, 0x7F7FFFFF)
     workers = [
@@ -80,7 +77,7 @@ def test_no_scale_is_too_fine_whatever_the_exponents(implementation: Any, data: 
 
 @settings(deadline=None, derandomize=True)
 @given(data=st.data())
-def test_loops_write_the_words_of_the_definition(data: Any) -> None:
+def test_loops_write_the_words_of_the_definition(data):
     """Any magnitudes, and any words, also such as no worker writes."""
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     firsts = np.cumsum([0, *lengths])
@@ -105,7 +102,7 @@ def test_loops_write_the_words_of_the_definition(data: Any) -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_zeros_and_non_finite_values_are_told_apart(implementation: Any) -> None:
+def test_zeros_and_non_finite_values_are_told_apart(implementation):
     tensors = [[np.full(70, value, np.float32) for value in (-0.0, 1.0, 3e38, 1e-45)] for _ in range(2)]
     tensors[1][1][69] = np.nan
     tensors[0][2][0] = -np.inf
@@ -114,12 +111,12 @@ def test_zeros_and_non_finite_values_are_told_apart(implementation: Any) -> None
 
 @settings(deadline=None, derandomize=True)
 @given(data=st.data())
-def test_loops_compare_blocks_with_what_was_expected_of_them(data: Any) -> None:
+def test_loops_compare_blocks_with_what_was_expected_of_them(data):
     """As NumPy does, of any fields, scales and words."""
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     firsts, count = np.cumsum([0, *lengths]), sum(lengths)
 
-    def drawn(numbers: st.SearchStrategy[int], size: int = count) -> NDArray[np.int32]:
+    def drawn(numbers, size=count):
         return np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), np.int32)
 
     field, highest, bits = st.integers(0, 254), 155, data.draw(st.integers(20, 30))

@@ -1,37 +1,33 @@
 """Allreduce of tensors on a device, beyond `test_random_jobs`, which compares all bits."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from allreduce_workers import Workers
 from gpu_device import DEVICE, needs_device
-from numpy.typing import NDArray
 from sums_of_floats import OnHost, check
 
 from peelsum import codec
-from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, StepResult
+from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation
 from peelsum.codec import CodecError, device, warm_up
 
 
-def mixed(**settings: Any) -> Workers:
+def mixed(**settings):
     """Return two workers: the first one's tensors are on the device, the other's on the host."""
     return Workers(2, 32, implementations=["gpu", "cpu"], **settings)
 
 
-def drawn(n: int) -> list[NDArray[np.float32]]:
+def drawn(n):
     """Draw a sparse tensor of each worker."""
     rng = np.random.default_rng(n)
     return [np.where(rng.random(n) < 0.05, rng.normal(size=n), 0).astype(np.float32) for _ in range(2)]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_view_with_the_other_sign_in_memory(in_place: bool) -> None:
+def test_a_view_with_the_other_sign_in_memory(in_place):
     """Such as the imaginary part of a conjugate, which lies behind the real part."""
     parts = torch.tensor([3 + 5j], dtype=torch.complex64, device=DEVICE)
     ours = {"real": parts.real, "imaginary": parts.conj().imag}
@@ -41,7 +37,7 @@ def test_a_view_with_the_other_sign_in_memory(in_place: bool) -> None:
         assert results[0][name].values.tolist() == results[1][name].values.tolist() == [total]
 
 
-def test_a_tensor_behind_a_smaller_storage_of_the_same_address() -> None:
+def test_a_tensor_behind_a_smaller_storage_of_the_same_address():
     memory = torch.arange(20, dtype=torch.float32, device=DEVICE)
     ours = {"a": torch.from_dlpack(memory[:10]), "b": memory[10:]}
     theirs = {name: np.zeros(10, np.float32) for name in ours}
@@ -49,7 +45,7 @@ def test_a_tensor_behind_a_smaller_storage_of_the_same_address() -> None:
     assert [results[0][name].values.tolist() for name in "ab"] == [[*range(10)], [*range(10, 20)]]
 
 
-def test_tensors_made_in_inference_mode_are_overwritten_outside() -> None:
+def test_tensors_made_in_inference_mode_are_overwritten_outside():
     with torch.inference_mode():
         ours = {"a": torch.ones(40, device=DEVICE), "b": torch.ones(3, device=DEVICE)}
     theirs = {"a": np.ones(40, np.float32), "b": np.ones(3, np.float32)}
@@ -57,11 +53,11 @@ def test_tensors_made_in_inference_mode_are_overwritten_outside() -> None:
     assert {name: set(tensor.tolist()) for name, tensor in ours.items()} == {"a": {2.0}, "b": {2.0}}
 
 
-def test_torchs_default_device_is_not_where_arrays_of_the_host_lie() -> None:
+def test_torchs_default_device_is_not_where_arrays_of_the_host_lie():
     group, (ours, theirs) = mixed(forms="sparse", values="sketch"), drawn(1061)
     tensor = torch.from_numpy(ours).to(DEVICE)
 
-    def summed(w: int, reduce: Allreduce) -> StepResult:
+    def summed(w, reduce):
         if w:
             return reduce.sum({"a": theirs})
         with torch.device(DEVICE if DEVICE.type == "cuda" else "meta"):
@@ -70,7 +66,7 @@ def test_torchs_default_device_is_not_where_arrays_of_the_host_lie() -> None:
     check([OnHost(result) for result in group.each(summed)], [ours, theirs], "a")
 
 
-def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
+def test_a_tensor_that_lies_elsewhere_is_refused():
     reduce = Allreduce(LocalSummation.group(1)[0], implementation="gpu")
     elsewhere = f"tensors: '0': ndarray is not on the kernels' device; pass torch tensors on {DEVICE}"
     with pytest.raises(InvalidRequestError, match=elsewhere):
@@ -84,14 +80,14 @@ def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
         reduce.sum([torch.zeros(3, device=DEVICE)], out=[wide])
 
 
-def test_without_a_gpu_the_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_kernels_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(CodecError, match="'gpu' needs a GPU that torch can use; set TRITON_INTERPRET=1"):
         device("gpu")
 
 
-def test_without_triton_the_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_the_kernels_are_refused(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("peelsum.codec.gpu")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(codec, "gpu")
@@ -102,19 +98,19 @@ def test_without_triton_the_kernels_are_refused(monkeypatch: pytest.MonkeyPatch)
         device("gpu")
 
 
-def test_kernels_warm_up() -> None:
+def test_kernels_warm_up():
     warm_up("gpu")
 
 
 @needs_device
-def test_sums_of_what_the_callers_stream_has_still_to_write() -> None:
+def test_sums_of_what_the_callers_stream_has_still_to_write():
     """The sum waits for the gradient's kernels without any synchronization by the caller."""
     side, (ours, theirs) = torch.cuda.Stream(), drawn(2**20)
     group, fresh = mixed(forms="sparse", values="sketch"), torch.from_numpy(ours).to(DEVICE)
     tensor = torch.zeros_like(fresh)
     torch.cuda.synchronize()
 
-    def on_side() -> StepResult:
+    def on_side():
         with torch.cuda.stream(side):
             torch.cuda._sleep(20_000_000)
             tensor.copy_(fresh)
@@ -126,7 +122,7 @@ def test_sums_of_what_the_callers_stream_has_still_to_write() -> None:
 
 
 @needs_device
-def test_tensors_that_share_memory_are_refused() -> None:
+def test_tensors_that_share_memory_are_refused():
     memory = torch.arange(24, dtype=torch.float32, device=DEVICE)
     allreduce = Allreduce(LocalSummation.group(1, 8)[0], implementation="gpu")
     for out in (memory[11:17], memory[1:21:4]):

@@ -3,8 +3,6 @@
 The interpreter accepts code that the compiler rejects.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -21,7 +19,7 @@ SOURCES = Path(sys.modules[device.__module__].__file__ or "").parent
 @pytest.mark.parametrize(
     "capability", [90, *(pytest.param(capability, marks=pytest.mark.slow) for capability in (80, 100, 120))]
 )
-def test_kernels_compile(capability: int, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+def test_kernels_compile(capability, pytestconfig, tmp_path):
     # What has compiled once is found there again: the key is the kernel's code, and Triton's version.
     cache = pytestconfig.cache.mkdir("triton") if pytestconfig.cache else tmp_path
     environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(cache), "HOME": str(tmp_path)}

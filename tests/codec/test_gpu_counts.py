@@ -3,16 +3,11 @@
 The counts are of one worker, in a step of which nothing is new: the device has the table of tiles then.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from allreduce_workers import Echo
-from gpu_counts import Counts, calls_outside_launches, counted
+from gpu_counts import calls_outside_launches, counted
 from gpu_device import DEVICE
 from gpu_indexes import INDEXES, chosen
 
@@ -24,9 +19,7 @@ _COPIED_TABLE = 2
 _SPARSE, _BLOCKS, _REFINED, _BLOOM, _REFINED_BLOOM = INDEXES
 
 
-def late_step(
-    n: int, tensors: int, density: float = 0.02, steps: int = 3, steady: bool = False, **settings: Any
-) -> tuple[Counts, Callable[[], int]]:
+def late_step(n, tensors, density=0.02, steps=3, steady=False, **settings):
     """Return the counts of a step with tensors of random numbers, and what counts the calls of the next one.
 
     steady: whether all steps have the same numbers. If not, some blocks exceed their predicted exponents.
@@ -58,9 +51,7 @@ def late_step(
     ],
     ids=["dense", "sketch", "compact"],
 )
-def test_a_steady_step_takes_few(
-    launches: int, waits: int, calls: int, settings: dict[str, Any], tensors: int
-) -> None:
+def test_a_steady_step_takes_few(launches, waits, calls, settings, tensors):
     """One launch puts tensors that lie apart end to end. `compact` waits in each of two rounds."""
     counts, count_calls = late_step(3000 // tensors, tensors, steps=5, steady=True, **settings)
     assert counts.launches <= launches, str(counts)
@@ -86,13 +77,8 @@ def test_a_steady_step_takes_few(
 )
 @pytest.mark.covering(1)
 def test_a_step_takes_the_same_for_any_number_of_tensors(
-    waits: int,
-    launches: int,
-    settings: dict[str, Any],
-    index: Any,
-    tensors: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    waits, launches, settings, index, tensors, monkeypatch
+):
     """All tensors share each launch and each wait."""
     chosen(monkeypatch, index)
     counts, _ = late_step(3000 // tensors, tensors, **settings)
@@ -104,9 +90,7 @@ def test_a_step_takes_the_same_for_any_number_of_tensors(
 
 
 @pytest.mark.parametrize("tensors", [2, 20])
-def test_waits_do_not_grow_with_indexes_or_dense_tensors_of_few_numbers(
-    tensors: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waits_do_not_grow_with_indexes_or_dense_tensors_of_few_numbers(tensors, monkeypatch):
     """Several indexes are decoded before the host waits; dense sums are looked at together."""
     chosen(monkeypatch, *INDEXES)
     sparse, _ = late_step(101 + tensors, tensors, forms="sparse", values="compact")

@@ -1,7 +1,5 @@
 """What only GPUs have: streams, many programs, large launches. Other tests compare bits on all devices."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 
@@ -11,7 +9,6 @@ import torch
 from gpu_device import DEVICE, REAL, bits, needs_device, on_device, poisoned, poisoned_allocations, same
 from gpu_order import shuffled
 from gpu_probe import bloom_row_kernel
-from numpy.typing import NDArray
 
 from peelsum.codec import BloomLayout, SketchLayout, device, index_words
 from peelsum.codec.gpu import GpuDevice, launch
@@ -26,7 +23,7 @@ __all__ = ["poisoned_allocations"]
 REFERENCE, GPU = device("reference"), GpuDevice()
 
 
-def test_a_filter_of_more_words_than_an_int32_counts() -> None:
+def test_a_filter_of_more_words_than_an_int32_counts():
     layout, word = BloomLayout(32, 2**27 - 1, 5), 2**31 + 3
     rows, _ = reference_index._bloom_places(layout, 1, 32 * word)
     for j in (0, 15, 16, 31):
@@ -36,7 +33,7 @@ def test_a_filter_of_more_words_than_an_int32_counts() -> None:
         assert row.item() == rows[0, j]
 
 
-def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.int32]) -> int:
+def peeled(layout, where, numbers):
     """Encode and decode numbers at positions, and compare with the reference; return the left-over's size."""
     sketch, out = np.empty(layout.cells, np.uint32), np.empty(numbers.shape, np.int32)
     ours, decoded = poisoned(*sketch.shape), poisoned(*out.shape)
@@ -49,7 +46,7 @@ def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.i
     return left.size
 
 
-def test_a_crowded_segment_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowded_segment_is_left_over(monkeypatch):
     """The limit is lowered for the interpreter, which is slow."""
     monkeypatch.setattr(reference_sketch, "MOST_CANDIDATES", 80)
     monkeypatch.setattr(gpu_sketch, "MOST_CANDIDATES", 80)
@@ -59,7 +56,7 @@ def test_a_crowded_segment_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None
     assert peeled(layout, chosen, chosen.astype(np.int32) + 1) == 81
 
 
-def test_peeling_that_takes_many_rounds() -> None:
+def test_peeling_that_takes_many_rounds():
     """The counts of rounds go round three places many times."""
     layout = SketchLayout(200, 3)
     where = chain(layout, 40)
@@ -67,7 +64,7 @@ def test_peeling_that_takes_many_rounds() -> None:
     assert peeled(layout, where, np.arange(1, where.size + 1, dtype=np.int32)) == 0
 
 
-def chain(layout: SketchLayout, links: int) -> NDArray[np.int64]:
+def chain(layout, links):
     """Return elements that can be peeled only from both ends.
 
     Each shares one cell with its successor, and one with all others.
@@ -84,7 +81,7 @@ def chain(layout: SketchLayout, links: int) -> NDArray[np.int64]:
     return np.array(sorted(chosen), np.int64)
 
 
-def rounds(layout: SketchLayout, where: NDArray[np.int64]) -> int:
+def rounds(layout, where):
     """Count the peel rounds, if each round removes all candidates in pure cells."""
     cells, _ = reference_sketch.places(layout, where)
     count, left = 0, np.ones(where.size, np.bool_)
@@ -99,7 +96,7 @@ def rounds(layout: SketchLayout, where: NDArray[np.int64]) -> int:
 
 
 @needs_device
-def test_work_is_on_the_callers_stream() -> None:
+def test_work_is_on_the_callers_stream():
     """Kernels see the results of earlier work on the same side stream, without synchronization."""
     side = torch.cuda.Stream()
     elements = 2**24
@@ -116,7 +113,7 @@ def test_work_is_on_the_callers_stream() -> None:
 
 @needs_device
 @pytest.mark.parametrize("n", [2**22 - 1, 2**24 + 33])
-def test_large_tensors(n: int) -> None:
+def test_large_tensors(n):
     bitmap = np.packbits(np.random.default_rng(n).random(32 * index_words(n)) < 0.01, bitorder="little")
     where = REFERENCE.positions(bitmap.view(np.uint32), n)
     same(GPU.positions(on_device(bitmap.view(np.uint32)), n), where)
@@ -125,7 +122,7 @@ def test_large_tensors(n: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_runs_give_the_same_bits() -> None:
+def test_a_hundred_runs_give_the_same_bits():
     """Threads come in another order in every run on a device; sums of integers do not depend on it.
 
     The interpreter runs the programs of each launch in another order in each of three runs.
@@ -147,7 +144,7 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
         assert all(map(torch.equal, run, kept[0]))
 
 
-def test_tiles_are_kept_as_long_as_their_table() -> None:
+def test_tiles_are_kept_as_long_as_their_table():
     table = SegmentTable([Segment(70, sparse=False)])
     first, second = (GpuSegments(table, [torch.zeros(70, device=DEVICE)], [None], 1) for _ in range(2))
     assert first._tiles is second._tiles
@@ -157,7 +154,7 @@ def test_tiles_are_kept_as_long_as_their_table() -> None:
     assert kept() is None
 
 
-def test_an_error_comes_before_results_are_written_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_comes_before_results_are_written_over_tensors(monkeypatch):
     """One launch writes all of them, so that the host can go through the step again."""
     table = SegmentTable([Segment(40, sparse=False), Segment(70, sparse=True)])
     whole = torch.ones(110, device=DEVICE)

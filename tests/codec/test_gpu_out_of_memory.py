@@ -1,11 +1,7 @@
 """A device out of memory in the middle of a step: the host completes the step, and all sums are right."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,27 +10,17 @@ from allreduce_workers import Workers
 from gpu_device import DEVICE
 from gpu_indexes import chosen
 from gpu_shortage import Shortage, kernels_apart
-from numpy.typing import NDArray
 from sums_of_floats import OnHost, check
 
-from peelsum.allreduce import (
-    Allreduce,
-    DeviceMemoryError,
-    InvalidRequestError,
-    LocalSummation,
-    NetworkModel,
-    StepResult,
-)
+from peelsum.allreduce import Allreduce, DeviceMemoryError, InvalidRequestError, LocalSummation, NetworkModel
 from peelsum.allreduce.indexes import BlockIndex, BloomIndex
 from peelsum.codec import HOST
 from peelsum.codec.gpu import launch as launching
 from peelsum.codec.gpu.memory import DeviceMemory
 
 WORKERS, N = 2, 300
-#: Where results go: over the tensors, to new memory, or to new memory that the device lacks, too.
-Mode = Literal["in place", "new", "no room"]
 #: Tensors of a step, settings, the index of sparse tensors, and the mode.
-STEPS: list[tuple[list[str], dict[str, Any], Any, Mode]] = [
+STEPS = [
     (["a"], {"forms": "dense"}, None, "in place"),
     (["a", "b", "c"], {"forms": "dense"}, None, "new"),
     (["a"], {"forms": "dense"}, None, "no room"),
@@ -49,7 +35,7 @@ SLOW = 0, 3, 5, 7
 
 
 @pytest.fixture(autouse=True)
-def outside_of_kernels() -> Iterator[None]:
+def outside_of_kernels():
     with kernels_apart():
         yield
 
@@ -57,19 +43,19 @@ def outside_of_kernels() -> Iterator[None]:
 class Pair:
     """Two workers, the first with its tensors on the device; every bit of each sum is checked."""
 
-    def __init__(self, names: list[str], settings: dict[str, Any], in_place: bool) -> None:
+    def __init__(self, names, settings, in_place):
         self.workers = Workers(WORKERS, 32, implementations=["gpu", "cpu"], **settings)
         self.names, self.in_place, self.step, self.scale = names, in_place, 0, 1.0
         self.divisor = WORKERS if settings.get("average") else 1
 
-    def sum(self, shortage: Shortage | None = None) -> list[StepResult]:
+    def sum(self, shortage=None):
         """Sum new tensors, with a shortage at the first worker; return the workers' results."""
         self.step += 1
         arrays = [self.arrays(worker) for worker in range(WORKERS)]
         ours = {name: torch.from_numpy(array.copy()).to(DEVICE) for name, array in arrays[0].items()}
         given = ours, {name: array.copy() for name, array in arrays[1].items()}
 
-        def run(worker: int, reduce: Allreduce) -> StepResult:
+        def run(worker, reduce):
             with shortage if shortage is not None and worker == 0 else nullcontext():
                 try:
                     return reduce.sum(given[worker], in_place=self.in_place)
@@ -86,7 +72,7 @@ class Pair:
                 assert results[0][name].values.data_ptr() == ours[name].data_ptr()
         return results
 
-    def arrays(self, worker: int) -> dict[str, NDArray[np.float32]]:
+    def arrays(self, worker):
         rng = np.random.default_rng([self.step, worker])
         sizes = {"a": N, "b": 33, "c": 64}
         drawn = {name: (rng.random(n) < 0.05) * rng.normal(size=n) for name, n in sizes.items()}
@@ -101,14 +87,7 @@ class Pair:
     ],
     ids=lambda value: str(value).replace("'", ""),
 )
-def test_every_allocation_of_a_step_may_fail(
-    names: list[str],
-    settings: dict[str, Any],
-    index: Any,
-    mode: Mode,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_allocation_of_a_step_may_fail(names, settings, index, mode, caplog, monkeypatch):
     """Step after step, a later allocation fails, until a step makes fewer; all workers' sums are right."""
     chosen(monkeypatch, index)
     pair, first = Pair(names, settings, mode == "in place"), 0
@@ -129,7 +108,7 @@ def test_every_allocation_of_a_step_may_fail(
     pair.sum()
 
 
-def test_sums_beyond_32_bits_that_find_no_room_leave_tensors_as_they_were() -> None:
+def test_sums_beyond_32_bits_that_find_no_room_leave_tensors_as_they_were():
     """The step goes ahead, and its numbers are larger than expected; its last allocations fail."""
     settings = {"forms": "dense", "network": NetworkModel(1.0, 10.0)}
     pair, last = Pair(["a"], settings, in_place=True), 0
@@ -147,12 +126,12 @@ def test_sums_beyond_32_bits_that_find_no_room_leave_tensors_as_they_were() -> N
     assert last > 10
 
 
-def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch):
     """Each launch of a step fails once, as Triton's modules do; then the host computes the step."""
     pair, launched, first = Pair(["a", "b", "c"], {"forms": {"c": "dense"}}, in_place=True), [0], 0
     launch = launching.run
 
-    def failing(*arguments: Any, **options: Any) -> None:
+    def failing(*arguments, **options):
         launched[0] += 1
         if launched[0] == first + 1:
             raise RuntimeError("Triton Error [CUDA]: out of memory")
@@ -166,7 +145,7 @@ def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.Mon
     assert first > 3
 
 
-def test_the_hosts_results_do_not_take_torchs_default_dtype() -> None:
+def test_the_hosts_results_do_not_take_torchs_default_dtype():
     pair, before = Pair(["a"], {"forms": "dense"}, in_place=False), torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -180,11 +159,11 @@ class SwitchedOff:
 
     lanes, workers, worker_id = 32, 1, 0
 
-    def sum_words(self, parts: Any) -> Any:
+    def sum_words(self, parts):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
 
 
-def test_a_backend_that_lacks_memory_cannot_go_on() -> None:
+def test_a_backend_that_lacks_memory_cannot_go_on():
     reduce = Allreduce(SwitchedOff(), implementation="gpu", forms="dense")
     reduce._agreed[reduce._plan({"a": torch.ones(3, device=DEVICE)}).request] = None
     with pytest.raises(DeviceMemoryError, match=r"1\.00 GiB on the device, in step 1 .* new summation"):
@@ -193,7 +172,7 @@ def test_a_backend_that_lacks_memory_cannot_go_on() -> None:
         reduce.sum({"a": torch.ones(3, device=DEVICE)})
 
 
-def test_results_for_which_there_is_no_room_are_on_the_host() -> None:
+def test_results_for_which_there_is_no_room_are_on_the_host():
     reduce = Allreduce(LocalSummation.group(1)[0], implementation="gpu", forms="dense")
     gradient = torch.full((3,), 2.5, device=DEVICE)
     for _ in range(2):
@@ -210,8 +189,8 @@ def test_results_for_which_there_is_no_room_are_on_the_host() -> None:
     assert reduce.sum({"a": gradient})["a"].values.tolist() == [2.5] * 3
 
 
-def test_other_errors_are_raised_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Any, count: int) -> Any:
+def test_other_errors_are_raised_as_they_are(monkeypatch):
+    def broken(self, count):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(DeviceMemory, "words", broken)
@@ -221,11 +200,11 @@ def test_other_errors_are_raised_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("text", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory"])
-def test_errors_of_pinned_memory_and_of_modules_count(text: str) -> None:
+def test_errors_of_pinned_memory_and_of_modules_count(text):
     assert DeviceMemory().out_of_memory(RuntimeError(text)) == "what a copy or a kernel needs"
 
 
-def test_strided_tensors_of_every_type_reach_the_host() -> None:
+def test_strided_tensors_of_every_type_reach_the_host():
     wide = torch.arange(48, dtype=torch.float32, device=DEVICE).view(6, 8)
     memory = DeviceMemory()
     for dtype in (torch.float32, torch.float16, torch.bfloat16):

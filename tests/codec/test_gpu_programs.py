@@ -3,8 +3,6 @@
 On a GPU, `make gpu` runs the same kernels with all their programs; these tests are for the interpreter.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gpu_device import REAL, on_device, poisoned, poisoned_allocations, same

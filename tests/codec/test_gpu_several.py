@@ -1,9 +1,6 @@
 """Tensors on several GPUs. Torch's fake tensors stand in for them: they have devices, but no content."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -22,9 +19,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_step_lies_on_the_first_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_lies_on_the_first_tensors_device(monkeypatch):
     """Words and kernels are there, whatever device is the current one."""
-    entered: list[Any] = []
+    entered = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
     with FakeTensorMode():
         tensor = torch.empty(3, device="cuda:1")
@@ -32,20 +29,20 @@ def test_a_step_lies_on_the_first_tensors_device(monkeypatch: pytest.MonkeyPatch
             assert entered == [tensor.device]
 
 
-def test_results_lie_on_their_tensors_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_lie_on_their_tensors_devices(monkeypatch):
     table = SegmentTable([Segment(99, sparse=False)] * 3)
     monkeypatch.setattr(launch, "run", lambda *arguments, **options: None)
     monkeypatch.setattr(gpu_segments, "_tiles", lambda table, stream: gpu_segments.Tiles(None, 0, 0))
     monkeypatch.setattr(gpu_segments, "stream_of", lambda device: (device, 0))
     with FakeTensorMode(allow_non_fake_inputs=True):
         values = [torch.empty(99, device=f"cuda:{m % 2}") for m in range(3)]
-        codec: Any = GpuSegments(table, values, [None] * 3, 1)
+        codec = GpuSegments(table, values, [None] * 3, 1)
         codec._on_device = values[0], values[0]
         results = codec.decode(values[0], values[0], 1)
     assert [one.device for one in results] == [one.device for one in values]
 
 
-def test_words_are_sent_from_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_sent_from_one_device(monkeypatch):
     """Over NCCL a kernel cannot write a tensor's words to another device."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with FakeTensorMode():

@@ -1,12 +1,10 @@
 """`SegmentCodec`: every device writes the reference's words and results, with any pieces and cores."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from poison import Guarded
 
-from peelsum.codec import CodecDevice, Implementation, device, threads
+from peelsum.codec import device, threads
 from peelsum.codec.cpu import segments as cpu_segments
 from peelsum.codec.segments import ROW, Segment, SegmentTable
 
@@ -16,7 +14,7 @@ SIZES = [1, 15, 16, 17, 31, 32, 33, 64, 65, 1023, 1024, 1025, 4095, 4097, 8191, 
 DENSITIES = [0.0, 0.001, 0.02, 0.04, 0.3, 1.0]
 
 
-def tables(rng: np.random.Generator) -> SegmentTable:
+def tables(rng):
     sizes = rng.choice(SIZES, int(rng.integers(1, 12))).tolist()
     if rng.random() < 0.1:
         sizes = [1 + m * 7 % 100 for m in range(90)]
@@ -24,7 +22,7 @@ def tables(rng: np.random.Generator) -> SegmentTable:
     return SegmentTable([Segment(n, s >= dense, 2 ** int(rng.integers(5, 16))) for s, n in enumerate(sizes)])
 
 
-def drawn(n: int, rng: np.random.Generator) -> Any:
+def drawn(n, rng):
     """Draw floats of many magnitudes among zeros of either sign; some tensors are not finite, some tiny."""
     values = rng.standard_normal(n) * 2.0 ** rng.integers(-20, 20, n) * 10.0 ** rng.integers(-40, 30)
     values[rng.random(n) >= rng.choice(DENSITIES)] = rng.choice([0.0, -0.0])
@@ -33,7 +31,7 @@ def drawn(n: int, rng: np.random.Generator) -> Any:
     return values.astype(np.float32)
 
 
-def run(ops: CodecDevice, table: SegmentTable, seed: int, workers: int) -> list[Any]:
+def run(ops, table, seed, workers):
     """Go through a step of one worker among several; return everything that its codec writes."""
     rng, host = np.random.default_rng(seed), ops.to_host
     arrays = [drawn(n, rng) for n in table.elements.tolist()]
@@ -95,7 +93,7 @@ def run(ops: CodecDevice, table: SegmentTable, seed: int, workers: int) -> list[
     ]
 
 
-def compare(ops: CodecDevice, table: SegmentTable, seed: int, workers: int) -> None:
+def compare(ops, table, seed, workers):
     for ours, theirs in zip(
         run(ops, table, seed, workers), run(REFERENCE, table, seed, workers), strict=True
     ):
@@ -103,7 +101,7 @@ def compare(ops: CodecDevice, table: SegmentTable, seed: int, workers: int) -> N
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_words_and_results_are_those_of_the_reference(name: Implementation) -> None:
+def test_words_and_results_are_those_of_the_reference(name):
     """Few jobs in the interpreter of a GPU's kernels, which is slow."""
     interpreted = name == "gpu" and not pytest.importorskip("gpu_device").REAL
     for seed in range(8 if interpreted else 48):
@@ -111,7 +109,7 @@ def test_words_and_results_are_those_of_the_reference(name: Implementation) -> N
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_elements_of_flagged_blocks_are_located(seed: int) -> None:
+def test_elements_of_flagged_blocks_are_located(seed):
     rng = np.random.default_rng(seed)
     table = tables(rng)
     flags = rng.random(int(table.blocks[-1])) < rng.choice([0, 0.1, 1])
@@ -130,9 +128,7 @@ def test_elements_of_flagged_blocks_are_located(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("cores", [1, 3])
-def test_pieces_over_several_cores_change_nothing(
-    seed: int, cores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_over_several_cores_change_nothing(seed, cores, monkeypatch):
     monkeypatch.setattr(threads, "_CORES", cores)
     for module in (threads, cpu_segments):
         monkeypatch.setattr(module, "PER_CORE", 2**13)
@@ -152,7 +148,7 @@ def test_pieces_over_several_cores_change_nothing(
     assert (len(calls) > 1) == (cores > 1 and int(table.begins[-1]) >= 2 * 2**13)
 
 
-def test_a_table_has_the_begins_of_rows_and_blocks() -> None:
+def test_a_table_has_the_begins_of_rows_and_blocks():
     table = SegmentTable([Segment(70, False, 64), Segment(1, True), Segment(33, True, 32)])
     assert (table.dense, table.scale_words, table.words) == (1, 3 + 2 + 1 + 2, 3)
     assert table.first_words.tolist() == [0, 1, 3]

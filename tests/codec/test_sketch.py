@@ -1,52 +1,41 @@
 """The sketch is lossless: encoding is linear, decoding is its inverse, and all workers know the left-over."""
 
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from poison import Guarded
 
-from peelsum.codec import SUB_TABLES, CodecDevice, CodecError, SketchLayout, device, threads
+from peelsum.codec import SUB_TABLES, CodecError, SketchLayout, device, threads
 from peelsum.codec.layout import MIX_STEP, mix
 from peelsum.codec.reference import sketch as reference
 
-Support = Callable[[np.random.Generator, int], NDArray[np.int64]]
 INT32 = st.integers(-(2**31), 2**31 - 1)
 CPU, REFERENCE = device("cpu"), device("reference")
 FAR = 2**40 + 32
 
 
-def uniform(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+def uniform(rng, n):
     return np.flatnonzero(rng.random(n) < 0.07)
 
 
-def rows(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+def rows(rng, n):
     return np.flatnonzero(np.repeat(rng.random(n // 64 + 1) < 0.05, 64)[:n])
 
 
-def everything(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+def everything(rng, n):
     return np.arange(n)
 
 
-def encoded(
-    ops: CodecDevice, layout: SketchLayout, where: NDArray[np.int64], values: NDArray[np.int32]
-) -> NDArray[np.uint32]:
+def encoded(ops, layout, where, values):
     sketch = np.empty(layout.cells, np.uint32)
     ops.sketch_encode(layout, where, values, sketch)
     return sketch
 
 
-def decoded_with_left_over_round(
-    ops: CodecDevice,
-    layout: SketchLayout,
-    sketch: NDArray[np.uint32],
-    where: NDArray[np.int64],
-    total: NDArray[np.int32],
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def decoded_with_left_over_round(ops, layout, sketch, where, total):
     """Return the workers' final sums: peeled values, and one `compact` round for the left-over."""
     values = np.empty(where.size, np.int32)
     left = ops.sketch_decode(layout, sketch, where, values)
@@ -56,7 +45,7 @@ def decoded_with_left_over_round(
     return values, left
 
 
-def two_core(layout: SketchLayout, where: NDArray[np.int64]) -> list[int]:
+def two_core(layout, where):
     """Return the candidates that share every cell with another, by repeated deletion from a dictionary."""
     cells = {k: cells_of(layout, int(i)) for k, i in enumerate(where)}
     while True:
@@ -68,7 +57,7 @@ def two_core(layout: SketchLayout, where: NDArray[np.int64]) -> list[int]:
             del cells[k]
 
 
-def cells_of(layout: SketchLayout, element: int) -> list[int]:
+def cells_of(layout, element):
     """Return an element's cells, computed in Python's integers."""
     drawn = mix((element * MIX_STEP + layout.seed) % 2**64)
     first = (drawn >> 51) % layout.segments * SUB_TABLES
@@ -78,9 +67,7 @@ def cells_of(layout: SketchLayout, element: int) -> list[int]:
 
 @pytest.mark.parametrize("support", [uniform, rows, everything])
 @pytest.mark.parametrize("cells_per_candidate", [1.6, 1.3, 0.14])
-def test_decode_inverts_encode_for_any_support(
-    ops: CodecDevice, support: Support, cells_per_candidate: float
-) -> None:
+def test_decode_inverts_encode_for_any_support(ops, support, cells_per_candidate):
     for n in (0, 1, 31, 997) if getattr(ops, "interpreted", False) else (0, 1, 31, 997, 4096):
         rng = np.random.default_rng(n)
         where = support(rng, n) + FAR
@@ -96,9 +83,7 @@ def test_decode_inverts_encode_for_any_support(
 
 @pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=["cpu", "reference"])
 @pytest.mark.parametrize(("count", "left"), [(2**16, 0), (2**16 + 1, 2**16 + 1)])
-def test_a_segment_with_more_than_65_536_candidates_is_left_over(
-    ops: CodecDevice, count: int, left: int
-) -> None:
+def test_a_segment_with_more_than_65_536_candidates_is_left_over(ops, count, left):
     """The other segment of the sketch is peeled."""
     rng, layout = np.random.default_rng(0), SketchLayout(2**15, 11, 2)
     drawn = np.array([cells_of(layout, i)[0] // layout.segment_cells for i in range(150_000)])
@@ -112,7 +97,7 @@ def test_a_segment_with_more_than_65_536_candidates_is_left_over(
 
 
 @pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=["cpu", "reference"])
-def test_a_cell_may_hold_65_536_candidates(ops: CodecDevice) -> None:
+def test_a_cell_may_hold_65_536_candidates(ops):
     """They fill the bits that count them."""
     layout = SketchLayout(1, 0, 2)
     segments = [cells_of(layout, i)[0] // 3 for i in range(140_000)]
@@ -130,9 +115,7 @@ def test_a_cell_may_hold_65_536_candidates(ops: CodecDevice) -> None:
     seed=st.integers(0, 2**64 - 1),
     segments=st.sampled_from([1, 2, 8, 2**13]),
 )
-def test_any_support_any_size_any_seed(
-    elements: dict[int, int], width: int, seed: int, segments: int
-) -> None:
+def test_any_support_any_size_any_seed(elements, width, seed, segments):
     where = np.array(sorted(elements), np.int64)
     values = np.array([elements[i] for i in sorted(elements)], np.int32)
     layout = SketchLayout(width if segments < 2**13 else min(width, 40), seed, segments)
@@ -145,7 +128,7 @@ def test_any_support_any_size_any_seed(
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 6554])
-def test_ends_of_peeling(count: int) -> None:
+def test_ends_of_peeling(count):
     """Peeled candidates have their values, and others 0; nothing beside them is written."""
     rng, where = np.random.default_rng(count), 5 * np.arange(count)
     numbers = rng.integers(-(2**31), 2**31, count).astype(np.int32)
@@ -157,9 +140,7 @@ def test_ends_of_peeling(count: int) -> None:
 
 
 @pytest.mark.parametrize(("segments", "width"), [(1, 200), (2, 90), (16, 6), (128, 2)])
-def test_every_segment_is_a_sketch_of_its_own(
-    ops: CodecDevice, segments: int, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_segment_is_a_sketch_of_its_own(ops, segments, width, monkeypatch):
     """Also if several cores share them."""
     if getattr(ops, "interpreted", False) and segments > 16:
         pytest.skip("takes a minute in Triton's interpreter")
@@ -181,7 +162,7 @@ def test_every_segment_is_a_sketch_of_its_own(
         np.testing.assert_array_equal(left[np.isin(left, part)], unpeeled)
 
 
-def test_each_element_adds_its_sign_once_to_each_sub_table(ops: CodecDevice) -> None:
+def test_each_element_adds_its_sign_once_to_each_sub_table(ops):
     layout = SketchLayout(120, 3)
     for element in (0, 23, 24, 1000, 2**33 + 11):
         sketch = encoded(ops, layout, np.array([element]), np.array([1], np.int32))
@@ -191,7 +172,7 @@ def test_each_element_adds_its_sign_once_to_each_sub_table(ops: CodecDevice) -> 
         assert set(sketch[touched].tolist()) <= {1, 2**32 - 1}
 
 
-def test_segments_cells_and_signs_are_spread() -> None:
+def test_segments_cells_and_signs_are_spread():
     layout = SketchLayout(500, 12345, 2)
     load, negative = np.zeros(layout.cells, np.uint32), 0
     for element in range(0, 64 * 4000, 64):
@@ -219,9 +200,7 @@ def test_segments_cells_and_signs_are_spread() -> None:
         (2**28, 1.3, 2**13, 14200),
     ],
 )
-def test_a_sketch_has_the_fewest_segments_of_32_768_candidates(
-    candidates: int, size: float, segments: int, width: int
-) -> None:
+def test_a_sketch_has_the_fewest_segments_of_32_768_candidates(candidates, size, segments, width):
     layout = SketchLayout.sized(candidates, 5, size)
     assert (layout.segments, layout.width, layout.seed) == (segments, width, 5)
     assert size * candidates <= layout.cells < size * candidates + SUB_TABLES * segments + 1
@@ -239,7 +218,7 @@ def test_a_sketch_has_the_fewest_segments_of_32_768_candidates(
         (1, 0, 2**14, "segments"),
     ],
 )
-def test_impossible_layouts_are_refused(width: int, seed: int, segments: int, field: str) -> None:
+def test_impossible_layouts_are_refused(width, seed, segments, field):
     with pytest.raises(CodecError, match=f"^{field}: .*; use "):
         SketchLayout(width, seed, segments)
 
@@ -252,12 +231,12 @@ def test_impossible_layouts_are_refused(width: int, seed: int, segments: int, fi
         *((10, size, "cells_per_candidate: ") for size in (0.0, -1.0, float("nan"), float("inf"))),
     ],
 )
-def test_impossible_sizes_are_refused(candidates: int, size: float, message: str) -> None:
+def test_impossible_sizes_are_refused(candidates, size, message):
     with pytest.raises(CodecError, match=f"^{message}"):
         SketchLayout.sized(candidates, 0, size)
 
 
-def structured(kind: str, n: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def structured(kind, n, count, rng):
     """Return the positions of about `count` non-zeros of n elements."""
     if kind.startswith("rows"):
         length = int(kind.split()[-1])
@@ -286,7 +265,7 @@ KINDS = ["uniform", *ROWS, "stride", "columns", "skewed rows", "few columns"]
     "count",
     [1000, 1200, 4000, 34_000, *(pytest.param(count, marks=pytest.mark.slow) for count in (20_000, 70_000))],
 )
-def test_one_in_a_hundred_sketches_may_have_left_over(count: int) -> None:
+def test_one_in_a_hundred_sketches_may_have_left_over(count):
     """With 1.30 cells a candidate, or 1.32 words with what is left over; below 1,000, more may have."""
     failed, large = dict.fromkeys(KINDS, 0), 0
     n, seeds = (1 << 20, 100) if count <= 20_000 else (1 << 23, 10)

@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
@@ -57,7 +56,7 @@ def use(state, by=2):
 """
 
 
-def loops(folder: Path, text: str = LOOPS):
+def loops(folder, text=LOOPS):
     """Write and import the module of loops, and return it: its functions are not compiled yet."""
     path = folder / "peelsum_loops.py"
     path.write_text(text)
@@ -80,7 +79,7 @@ def folder(tmp_path, monkeypatch):
     cache.folder.cache_clear()
 
 
-def misses(*functions) -> list[int]:
+def misses(*functions):
     return [sum(function.stats.cache_misses.values()) for function in functions]
 
 
@@ -157,31 +156,31 @@ def test_code_for_which_there_is_no_room_is_compiled(tmp_path, folder, caplog, m
     assert {path.suffix for path in folder.iterdir()} == {".lock"}
 
 
-def chosen(folder: Path) -> None:
+def chosen(folder):
     folder.mkdir(parents=True)
 
 
-def shared(folder: Path) -> None:
+def shared(folder):
     chosen(folder)
     folder.chmod(0o777)
 
 
-def in_a_shared_one(folder: Path) -> None:
+def in_a_shared_one(folder):
     chosen(folder)
     folder.parent.chmod(0o777)
 
 
-def link(folder: Path) -> None:
+def link(folder):
     folder.parent.mkdir()
     folder.symlink_to(folder.parents[1])
 
 
-def file(folder: Path) -> None:
+def file(folder):
     folder.parent.mkdir()
     folder.touch()
 
 
-def of_another(folder: Path) -> None:
+def of_another(folder):
     chosen(folder)
     os.chown(folder, 65534, 65534)
 

@@ -82,7 +82,7 @@ def test_what_cannot_be_used(make, complaint):
     assert "\n" not in str(caught.value)
 
 
-def sums() -> Allreduce:
+def sums():
     return Allreduce(LocalSummation.group(1)[0], average=False)
 
 

@@ -282,7 +282,7 @@ def test_warm_up_is_exponential():
     assert [StarTopK(0.01, warm_up_steps=2).count(100, step) for step in (0, 1, 2, 3)] == [25, 6, 1, 1]
 
 
-def test_natural_compression_ends_at_the_smallest_normal_float() -> None:
+def test_natural_compression_ends_at_the_smallest_normal_float():
     least = 2.0**-126
     tensor = np.array([least, 0.5 * least, 2.0**127, 1.5 * 2.0**127], np.float32)
     seen = [alone(NaturalCompression(seed=seed), tensor)[0].tolist() for seed in range(20)]
@@ -293,11 +293,11 @@ def test_natural_compression_ends_at_the_smallest_normal_float() -> None:
 
 
 @pytest.mark.parametrize(("workers", "bits"), [(1, 2), (2, 4), (7, 4), (8, 8), (127, 8), (128, 16)])
-def test_a_sum_of_signs_has_the_narrowest_field_that_fits(workers: int, bits: int) -> None:
+def test_a_sum_of_signs_has_the_narrowest_field_that_fits(workers, bits):
     assert SignSGD().field(workers) == (bits, 1)
 
 
-def test_bfloat16_that_would_be_infinite_is_the_largest() -> None:
+def test_bfloat16_that_would_be_infinite_is_the_largest():
     largest = float(np.uint32(0x7F7F0000).view(np.float32))
     values, _ = alone(Brain(), np.array([3.4e38, -3.4e38, largest, 1.0], np.float32))
     assert values.tolist() == [largest, -largest, largest, 1.0]

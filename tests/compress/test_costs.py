@@ -1,6 +1,5 @@
 """The cost model: collectives against a simulation message by message, methods against their parts."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,11 +11,9 @@ from peelsum.compress import (
     AXES,
     COLLECTIVES,
     METHODS,
-    Compressor,
     Dense,
     LinkModel,
     Memory,
-    Method,
     StarTopK,
     SwitchPath,
     TopK,
@@ -37,10 +34,10 @@ STEP = Workload(1_000_000, 0.01, 4, LinkModel(1e-3, 1.0), select_s=0.0)
 class Clocks:
     """Workers that send messages to each other; each message starts when its sender has its words."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers):
         self.at = [0.0] * workers
 
-    def round(self, pairs: list[tuple[int, int]], words: float) -> None:
+    def round(self, pairs, words):
         """Send messages at the same time, one for each pair of sender and receiver."""
         arrive = [(to, self.at[by] + LINK.latency_s + words * WORD_S) for by, to in pairs]
         for by, _ in pairs:
@@ -48,17 +45,17 @@ class Clocks:
         for to, time in arrive:
             self.at[to] = max(self.at[to], time)
 
-    def ring(self, words: float) -> None:
+    def ring(self, words):
         self.round([(rank, (rank + 1) % len(self.at)) for rank in range(len(self.at))], words)
 
-    def tree(self, words: float, *, down: bool) -> None:
+    def tree(self, words, *, down):
         distances = [2**power for power in range(10) if 2**power < len(self.at)]
         for distance in reversed(distances) if down else distances:
             low = range(0, len(self.at) - distance, 2 * distance)
             self.round([(one, one + distance) if down else (one + distance, one) for one in low], words)
 
 
-def simulated(name: str, workers: int, words: float) -> float:
+def simulated(name, workers, words):
     clocks = Clocks(workers)
     for _ in range(workers - 1):
         if name in ("all_reduce_ring", "reduce_scatter"):
@@ -78,7 +75,7 @@ def simulated(name: str, workers: int, words: float) -> float:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_collective_takes_what_its_messages_take(name: str) -> None:
+def test_a_collective_takes_what_its_messages_take(name):
     """Other numbers of workers than powers of two take no longer."""
     for workers in (2, 4, 8, 16):
         model = COLLECTIVES[name](LINK, workers)
@@ -91,7 +88,7 @@ def test_a_collective_takes_what_its_messages_take(name: str) -> None:
 
 @pytest.mark.parametrize("workers", [2, 3, 5, 8])
 @pytest.mark.parametrize("words", [1, 1000, 48_001])
-def test_an_exchange_costs_its_messages_and_its_words_on_the_busiest_link(workers: int, words: int) -> None:
+def test_an_exchange_costs_its_messages_and_its_words_on_the_busiest_link(workers, words):
     """Counted as the hook does, it takes what the model of its collective says."""
     for network, (messages, sent) in (
         (COLLECTIVES["all_reduce_ring"], all_reduce_cost(workers, words)),
@@ -105,7 +102,7 @@ def test_an_exchange_costs_its_messages_and_its_words_on_the_busiest_link(worker
     assert direct_cost(workers, words, words - 1) == (2, pytest.approx(2 * words * (workers - 1) / workers))
 
 
-def test_a_switch_sends_whole_packets_and_at_most_a_window_in_a_round_trip() -> None:
+def test_a_switch_sends_whole_packets_and_at_most_a_window_in_a_round_trip():
     frame_s = 8 * (FRAME_HEADER_BYTES + packet_bytes(256)) / 1e9
     wide = SwitchPath(window=1 << 16, slots=1 << 18).network(LinkModel(1e-4, 1.0))
     assert wide.seconds(256, 0) == pytest.approx(frame_s)
@@ -118,7 +115,7 @@ def test_a_switch_sends_whole_packets_and_at_most_a_window_in_a_round_trip() -> 
     assert two_racks.seconds(0, 1) == pytest.approx(4e-3)
 
 
-def test_methods_are_the_sum_of_their_collectives() -> None:
+def test_methods_are_the_sum_of_their_collectives():
     sent, link = 10_000, STEP.link
     ring, tree = COLLECTIVES["all_reduce_ring"](link, 4), COLLECTIVES["all_reduce_tree"](link, 4)
     indexes = COLLECTIVES["broadcast"](link, 4).seconds(sent, 1)
@@ -133,7 +130,7 @@ def test_methods_are_the_sum_of_their_collectives() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_sum_has_its_latency_and_headers(method: str) -> None:
+def test_every_sum_has_its_latency_and_headers(method):
     one = cost(method, STEP)
     many = cost(method, replace(STEP, sums=7))
     assert many.latency_s == pytest.approx(7 * one.latency_s)
@@ -161,9 +158,7 @@ def test_every_sum_has_its_latency_and_headers(method: str) -> None:
         ("ar_top_k_switch", VarTopK, 1),
     ],
 )
-def test_the_switch_s_exchanges_and_words_are_those_of_a_sum(
-    method: Method, compressor: Callable[[float], Compressor], election: int, ratio: float, elements: int
-) -> None:
+def test_the_switch_s_exchanges_and_words_are_those_of_a_sum(method, compressor, election, ratio, elements):
     """Four workers' second sum, as in the hook; VAR-Topk elects in an exchange more."""
     workers = Workers(compressor(ratio), 4, kind=Memory)
     for seed in range(2):
@@ -179,7 +174,7 @@ def test_the_switch_s_exchanges_and_words_are_those_of_a_sum(
 
 
 @pytest.mark.parametrize("axis", AXES)
-def test_at_a_crossover_two_methods_take_the_same_time(axis: str) -> None:
+def test_at_a_crossover_two_methods_take_the_same_time(axis):
     found = list(crossovers(STEP, axis))
     assert [one.at for one in found] == sorted(one.at for one in found)
     for before, after in pairwise(found):
@@ -193,13 +188,13 @@ def test_at_a_crossover_two_methods_take_the_same_time(axis: str) -> None:
         assert costs(at(axis, one.at * 1.01))[0].method == one.above
 
 
-def at(axis: str, value: float) -> Workload:
+def at(axis, value):
     if axis in ("gbps", "latency_s"):
         return replace(STEP, link=replace(STEP.link, **{axis: value}))
     return replace(STEP, **{axis: round(value) if axis == "elements" else value})
 
 
-def test_crossovers_are_of_the_methods_that_there_are() -> None:
+def test_crossovers_are_of_the_methods_that_there_are():
     rings = ("dense_ring", "ar_top_k_ring")
     (only,) = crossovers(replace(STEP, select_s=0.01), "gbps", rings)
     assert (only.below, only.above) == ("ar_top_k_ring", "dense_ring")
@@ -220,7 +215,7 @@ def test_crossovers_are_of_the_methods_that_there_are() -> None:
         ({"window": 0}, "window: 0 is out of range"),
     ],
 )
-def test_what_is_out_of_range_is_named(change: dict[str, float], message: str) -> None:
+def test_what_is_out_of_range_is_named(change, message):
     (name,) = change
     section = next(one for one in (STEP, STEP.link, STEP.path) if hasattr(one, name))
     with pytest.raises(CompressConfigError, match=message):

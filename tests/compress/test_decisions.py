@@ -9,7 +9,7 @@ from network_model import World
 pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.allreduce import LocalSummation
-from peelsum.compress import DENSE, CompressedSum, Flexible, LinkModel, Memory, StepPlan
+from peelsum.compress import DENSE, CompressedSum, Flexible, LinkModel, Memory
 from peelsum.compress.reducers import compressor_of
 
 WORKERS, ELEMENTS = 2, 60
@@ -22,12 +22,12 @@ LINKS = {"dense": LinkModel(1e-5, 100.0), "sparse": LinkModel(1e-4, 1.0)}
 class Group:
     """Workers that sum a gradient by a strategy's decisions; `error` is that of all later sums together."""
 
-    def __init__(self, spike: float) -> None:
+    def __init__(self, spike):
         self.spike, self.error, self.gain = spike, np.zeros(ELEMENTS), 1.0
         self.seats = [(seat, Memory()) for seat in LocalSummation.group(WORKERS)]
-        self.sums: dict[tuple[str, float], list[CompressedSum]] = {}
+        self.sums = {}
 
-    def step(self, step: int, plan: StepPlan) -> None:
+    def step(self, step, plan):
         """Sum a gradient of every worker, as the step's decision says."""
         given = np.random.default_rng(step).standard_normal((WORKERS, ELEMENTS)).astype(np.float32)
         given *= np.float32(self.spike if step == SPIKE_AT else 1.0)
@@ -45,7 +45,7 @@ class Group:
 
 
 @pytest.mark.parametrize("best", LINKS)
-def test_later_sums_are_as_close_to_the_gradients_as_without_a_spike(best: str) -> None:
+def test_later_sums_are_as_close_to_the_gradients_as_without_a_spike(best):
     errors, methods = [], []
     for spike in (1.0, 1e9):
         group = Group(spike)

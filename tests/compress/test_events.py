@@ -84,7 +84,7 @@ def test_nothing_is_not_drawn():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])
-def test_all_agree_on_the_least_of_the_network_and_the_most_of_the_work(workers: int) -> None:
+def test_all_agree_on_the_least_of_the_network_and_the_most_of_the_work(workers):
     rows = np.random.default_rng(workers).uniform(0, 1, (workers, 8)).astype(np.float32)
     rows[0, 0] = 0.0
     words = [Measurement(*row.tolist()).words(rank, workers) for rank, row in enumerate(rows)]

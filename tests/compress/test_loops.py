@@ -14,7 +14,7 @@ from peelsum.compress.sparsifier import largest
 NUMBERS = np.array([0, 1, -1, 3, 2**24 + 1, -(2**24) - 3, 2**60 + 2**36, -(2**61), 2**61 - 1], np.int64)
 
 
-def nearest_float(value: Fraction) -> np.float32:
+def nearest_float(value):
     """Return the nearest float32; of two, the even one."""
     near = np.float32(float(value))
     some = [np.nextafter(near, np.float32(to)) for to in (-np.inf, np.inf)] + [near]
@@ -27,7 +27,7 @@ FLOATS = np.array(
 )
 
 
-def sums(a: list[Fraction], b: list[Fraction], got: list[Fraction]) -> int:
+def sums(a, b, got):
     """Require that got is a + b: exactly if 60 bits hold it, else up to 2**-58 of the larger."""
     rounded = 0
     for one, other, total in zip(a, b, got, strict=True):
@@ -39,13 +39,13 @@ def sums(a: list[Fraction], b: list[Fraction], got: list[Fraction]) -> int:
     return rounded
 
 
-def pairs(scales: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def pairs(scales):
     """Return every combination of a float, a number and a scale."""
     floats, numbers, scale = np.meshgrid(FLOATS, NUMBERS, np.array(scales, np.int16), indexing="ij")
     return floats.ravel(), numbers.ravel(), scale.ravel()
 
 
-def test_a_gradient_is_added_exactly_where_there_is_room() -> None:
+def test_a_gradient_is_added_exactly_where_there_is_room():
     floats, numbers, scales = pairs([-70, -24, 0, 24, 40, 149, 185])
     out, out_scales = np.full(numbers.size, 7, np.int64), np.full(numbers.size, 7, np.int16)
     loops.add_gradient(floats.view(np.uint32), numbers, scales, out, out_scales)
@@ -56,14 +56,14 @@ def test_a_gradient_is_added_exactly_where_there_is_room() -> None:
     assert not out_scales[(floats == 0) & (numbers == 0)].any()
 
 
-def test_a_number_that_became_zero_leaves_no_scale_behind() -> None:
+def test_a_number_that_became_zero_leaves_no_scale_behind():
     """However coarse it was: the next gradient is exact."""
     out, scales = np.zeros(FLOATS.size, np.int64), np.full(FLOATS.size, -77, np.int16)
     loops.add_gradient(FLOATS.view(np.uint32), np.zeros_like(out), scales, out, scales)
     assert exactly(out, scales) == [Fraction(float(one)) for one in FLOATS]
 
 
-def test_what_was_sent_is_subtracted_exactly_where_there_is_room() -> None:
+def test_what_was_sent_is_subtracted_exactly_where_there_is_room():
     floats, numbers, scales = pairs([-24, 0, 40, 149])
     sent = ExactValues.of(floats.astype(np.float64))
     before, at = exactly(numbers, scales), sent.positions
@@ -76,7 +76,7 @@ def test_what_was_sent_is_subtracted_exactly_where_there_is_room() -> None:
     assert (one.tolist(), scale.tolist()) == ([1], [1])
 
 
-def test_velocities_decay_and_are_added() -> None:
+def test_velocities_decay_and_are_added():
     """u = momentum u + gradient, and what is kept grows by u, up to 2**-38 of the velocity."""
     floats, numbers, scales = pairs([-70, 0, 40, 149])
     velocity = np.roll(numbers, 1) // 8
@@ -96,7 +96,7 @@ def test_velocities_decay_and_are_added() -> None:
 
 
 @pytest.mark.parametrize("scale", [0, 40, 100, 185, -60])
-def test_offers_are_floats_near_the_numbers(scale: int) -> None:
+def test_offers_are_floats_near_the_numbers(scale):
     out = np.full(NUMBERS.size, 7, np.float32)
     loops.to_floats(NUMBERS, np.full(NUMBERS.size, scale, np.int16), out)
     expected = [
@@ -106,7 +106,7 @@ def test_offers_are_floats_near_the_numbers(scale: int) -> None:
     np.testing.assert_array_equal(out.view(np.uint32), np.array(expected).view(np.uint32))
 
 
-def test_offers_of_too_large_numbers_are_a_part_of_them() -> None:
+def test_offers_of_too_large_numbers_are_a_part_of_them():
     out, scales = np.full(3, 7, np.float32), np.full(3, -70, np.int16)
     loops.to_floats(np.array([2**60, -(2**58), 2**55]), scales, out)
     assert out.tolist() == [2.0**126, -(2.0**126), 2.0**125]
@@ -123,23 +123,23 @@ def test_offers_of_too_large_numbers_are_a_part_of_them() -> None:
     ]
     + [([1.0, value, -4.0], math.inf) for value in (np.nan, -np.nan, np.inf, -np.inf)],
 )
-def test_magnitude_of_floats(values: list[float], expected: float) -> None:
+def test_magnitude_of_floats(values, expected):
     assert magnitude(np.array(values, np.float32)) == np.float32(expected)
 
 
-def expected_largest(values: np.ndarray, count: int) -> list[int]:
+def expected_largest(values, count):
     order = sorted(np.flatnonzero(~np.isnan(values)), key=lambda i: (-abs(float(values[i])), i))
     return sorted(int(one) for one in order[:count])
 
 
-def test_largest_takes_the_first_of_equals() -> None:
+def test_largest_takes_the_first_of_equals():
     values = np.array([1.0, -3.0, 2.0, 0.0, 3.0, -2.0, 2.0, np.nan, 2.0 + 2**-22], np.float32)
     for count in range(10):
         assert largest(values, count).tolist() == expected_largest(values, count)
 
 
 @pytest.mark.parametrize("kind", ["apart", "near", "few", "equal", "zero", "every other", "not finite"])
-def test_largest_of_many(kind: str) -> None:
+def test_largest_of_many(kind):
     """Of all kinds of values, whether a sample tells where they are, or misleads."""
     for size in (1, 5, 300, 2047, 2048, 4095, 4096, 4097, 20000):
         values = many(kind, size)
@@ -147,7 +147,7 @@ def test_largest_of_many(kind: str) -> None:
             assert largest(values, count).tolist() == expected_largest(values, count)
 
 
-def many(kind: str, size: int) -> np.ndarray:
+def many(kind, size):
     rng = np.random.default_rng(size)
     values = rng.standard_normal(size)
     if kind == "apart":

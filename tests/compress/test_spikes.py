@@ -6,7 +6,6 @@ from compressors import COMPRESSORS, Workers, in_units, kept
 
 from peelsum.compress import (
     Brain,
-    Compressor,
     Dense,
     Half,
     Int8Blocks,
@@ -59,7 +58,7 @@ def gradients(step, workers=2, spike=None, where="all"):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
-def test_books_balance_over_spikes(compressor: Compressor, where: str) -> None:
+def test_books_balance_over_spikes(compressor, where):
     """Sent and kept come to all gradients: exactly, or up to the precision of the element's own largest."""
     for spike in (1e6, 1e30):
         workers = Workers(compressor, 2, error_feedback=True)
@@ -78,7 +77,7 @@ def test_books_balance_over_spikes(compressor: Compressor, where: str) -> None:
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
-def test_what_float32_cannot_hold_is_sent_in_parts(compressor: Compressor, where: str) -> None:
+def test_what_float32_cannot_hold_is_sent_in_parts(compressor, where):
     """Gradients of 6e37 twice in a row are finite, but not what is kept. No tensor becomes NaN.
 
     Rotated, the gradients themselves outgrow float32: these two steps are as those that are not finite.
@@ -97,7 +96,7 @@ def test_what_float32_cannot_hold_is_sent_in_parts(compressor: Compressor, where
             assert 0 <= one.offered_energy < np.inf
 
 
-def test_a_spike_is_clipped_as_precisely_as_others() -> None:
+def test_a_spike_is_clipped_as_precisely_as_others():
     """The factor is as small as 1e-40, of which float32 has few bits."""
     direction = np.linspace(1, 2, 8, dtype=np.float32)
     memory = Memory()

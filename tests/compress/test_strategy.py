@@ -17,7 +17,6 @@ from peelsum.compress import (
     LinkChanged,
     LinkModel,
     Measurement,
-    Method,
     MethodCandidate,
     MethodChosen,
     StepTraffic,
@@ -38,14 +37,14 @@ EXPLORING = 16
 BY_GROUP = tuple(method for method in METHODS if carrier_of(method) == "group")
 
 
-def falling(step: int) -> LinkModel:
+def falling(step):
     """Return a link whose rate falls tenfold from step 100 to step 200."""
     return SLOW if 100 <= step < 200 else FAST
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("prefer", ["knee", 1.0])
-def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer: str | float, seed: int) -> None:
+def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer, seed):
     world = World(falling, seed=seed)
     world.run(Flexible(prefer=prefer, methods=BY_GROUP), 300)
     before, slow, after = world.used[99], world.used[110], world.used[210]
@@ -59,7 +58,7 @@ def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer: st
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_switch_whose_links_slow_down_is_left_within_ten_steps_and_used_again(seed: int) -> None:
+def test_a_switch_whose_links_slow_down_is_left_within_ten_steps_and_used_again(seed):
     """The process group has links of its own, which stay as they are."""
     slow = LinkModel(1e-3, 0.1)
     world = World(
@@ -74,7 +73,7 @@ def test_a_switch_whose_links_slow_down_is_left_within_ten_steps_and_used_again(
     assert {event.carrier for _, event in world.events if isinstance(event, LinkChanged)} == {"switch"}
 
 
-def test_a_decider_goes_on_from_what_another_saved() -> None:
+def test_a_decider_goes_on_from_what_another_saved():
     """Both decide alike, whether the ratios were being explored or used, if what was on its way is lost."""
     settings = Flexible()
     for steps in (7, 40):
@@ -91,7 +90,7 @@ def test_a_decider_goes_on_from_what_another_saved() -> None:
             assert first.observe(measured, traffic) == second.observe(measured, traffic)
 
 
-def test_a_gradient_of_another_size_is_decided_for() -> None:
+def test_a_gradient_of_another_size_is_decided_for():
     """Many sums of few elements take as long as their latency: all are sent."""
     decider = Decider(Flexible(explore_steps=1), ELEMENTS, WORKERS)
     for _ in range(40):
@@ -101,7 +100,7 @@ def test_a_gradient_of_another_size_is_decided_for() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_latency_that_rises_is_noticed_within_ten_steps(seed: int) -> None:
+def test_a_latency_that_rises_is_noticed_within_ten_steps(seed):
     world = World(lambda step: LinkModel(1e-2 if step >= 50 else 1e-5, 1.0), seed=seed)
     world.run(Flexible(methods=BY_GROUP), 80)
     assert 50 <= world.of(LinkChanged)[0] < 60
@@ -109,7 +108,7 @@ def test_a_latency_that_rises_is_noticed_within_ten_steps(seed: int) -> None:
 
 
 @pytest.mark.parametrize("prefer", ["knee", 0.5, 2.0])
-def test_what_is_in_use_is_the_best_of_all_candidates_by_the_true_times(prefer: str | float) -> None:
+def test_what_is_in_use_is_the_best_of_all_candidates_by_the_true_times(prefer):
     for link in (LinkModel(1e-5, 0.05), LinkModel(1e-3, 1.0), LinkModel(5e-3, 0.1)):
         world = World(lambda _, link=link: link, noise=0.0)
         settings = Flexible(prefer=prefer)
@@ -129,16 +128,16 @@ def test_what_is_in_use_is_the_best_of_all_candidates_by_the_true_times(prefer: 
         assert candidate_loss(here, front, prefer) <= candidate_loss(best, front, prefer) + 0.1
 
 
-def seconds(world: World, method: Method, ratio: float, link: LinkModel) -> float:
+def seconds(world, method, ratio, link):
     one = cost(method, Workload(ELEMENTS, ratio, WORKERS, link, select_s=world.select_s))
     return one.seconds + world.compute_s
 
 
-def gain(method: Method, ratio: float) -> float:
+def gain(method, ratio):
     return 1.0 if method in DENSE else ratio**0.2
 
 
-def test_every_ratio_is_explored_first_and_its_gain_learned() -> None:
+def test_every_ratio_is_explored_first_and_its_gain_learned():
     world = World(lambda _: SLOW)
     world.run(Flexible(explore_steps=2), 12)
     assert [ratio for _, ratio, _ in world.used[:10]] == np.repeat([0.1, 0.03, 0.01, 3e-3, 1e-3], 2).tolist()
@@ -149,7 +148,7 @@ def test_every_ratio_is_explored_first_and_its_gain_learned() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_a_gain_that_moves_is_explored_again(factor: float) -> None:
+def test_a_gain_that_moves_is_explored_again(factor):
     world = World(
         lambda _: SLOW, gain=lambda step, ratio: min(0.4 * ratio**0.2 * (factor if step >= 50 else 1), 1)
     )
@@ -160,14 +159,14 @@ def test_a_gain_that_moves_is_explored_again(factor: float) -> None:
     assert [exploring for _, _, exploring in world.used[changed + 1 :]][:17] == [True] * 16 + [False]
 
 
-def test_old_gains_are_explored_again_when_the_link_moves() -> None:
+def test_old_gains_are_explored_again_when_the_link_moves():
     world = World(falling)
     world.run(Flexible(explore_after=150), 300)
     (started,) = world.of(ExplorationStarted)
     assert 200 <= started < 210
 
 
-def test_a_steady_network_is_left_alone() -> None:
+def test_a_steady_network_is_left_alone():
     for seed in range(3):
         world = World(lambda _: LinkModel(1e-3, 0.5), noise=0.1, seed=seed)
         world.run(Flexible(), 400)
@@ -175,13 +174,13 @@ def test_a_steady_network_is_left_alone() -> None:
         assert not world.of(ExplorationStarted)
 
 
-def test_a_slow_step_changes_nothing() -> None:
+def test_a_slow_step_changes_nothing():
     world = World(lambda step: LinkModel(1e-3, 0.001 if step in (60, 90) else 1.0))
     world.run(Flexible(), 150)
     assert world.of(LinkChanged) == []
 
 
-def test_a_small_step_is_told_the_rate_by_probes() -> None:
+def test_a_small_step_is_told_the_rate_by_probes():
     world = World(lambda step: LinkModel(5e-3, 1.0 if step < 100 else 0.02))
     settings = Flexible(ratios=(1e-6,), methods=("ar_top_k_tree",))
     deciders = world.run(settings, 130)
@@ -193,17 +192,17 @@ def test_a_small_step_is_told_the_rate_by_probes() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3, 16])
-def test_any_number_of_workers_agree(workers: int) -> None:
+def test_any_number_of_workers_agree(workers):
     world = World(falling, noise=0.5)
     world.run(Flexible(), 250, workers)
     assert world.of(LinkChanged)
 
 
-def points(*times_and_gains: tuple[float, float]) -> list[MethodCandidate]:
+def points(*times_and_gains):
     return [MethodCandidate("ar_top_k_ring", gain, time, gain) for time, gain in times_and_gains]
 
 
-def test_the_front_holds_what_nothing_beats() -> None:
+def test_the_front_holds_what_nothing_beats():
     good = points((10, 1.0), (5, 0.8), (1, 0.3))
     bad = points((11, 0.9), (5, 0.5), (4.9, 0.7), (1.2, 0.2))
     for order in itertools.permutations([*good, *bad[:3]]):
@@ -211,7 +210,7 @@ def test_the_front_holds_what_nothing_beats() -> None:
     assert pareto_front([*bad, *good]) == good
 
 
-def test_knee_and_weight_choose_on_the_front() -> None:
+def test_knee_and_weight_choose_on_the_front():
     candidates = points((10, 1.0), (5, 0.9), (1, 0.7), (0.9, 0.1))
     assert choose_candidate(candidates, "knee").seconds == 1
     assert choose_candidate(candidates, 0.0).seconds == 0.9
@@ -219,7 +218,7 @@ def test_knee_and_weight_choose_on_the_front() -> None:
     assert choose_candidate(points((10, 1.0), (9.8, 0.5)), "knee").gain == 1.0
 
 
-def test_the_current_one_is_kept_unless_another_is_better_by_the_margin() -> None:
+def test_the_current_one_is_kept_unless_another_is_better_by_the_margin():
     candidates = points((10, 1.0), (1, 0.7), (0.9, 0.65))
     current = candidates[2]
     assert choose_candidate(candidates, "knee", current, 0.1) == current
@@ -234,7 +233,7 @@ def test_the_current_one_is_kept_unless_another_is_better_by_the_margin() -> Non
     assert choose_candidate(candidates, "knee", twice, 0.5) == twice
 
 
-def test_a_method_that_selects_needs_a_carrier() -> None:
+def test_a_method_that_selects_needs_a_carrier():
     settings = Flexible(methods=("dense_ring", "top_k_switch"))
     with pytest.raises(CompressConfigError, match="methods: none that selects goes over group; add one"):
         Decider(settings, 1, 2)
@@ -254,7 +253,7 @@ def test_a_method_that_selects_needs_a_carrier() -> None:
         ({"margin": 1.0}, "margin: 1 is out of range"),
     ],
 )
-def test_mistakes_are_one_line(change: dict[str, object], told: str) -> None:
+def test_mistakes_are_one_line(change, told):
     with pytest.raises(CompressConfigError, match=told) as caught:
-        Flexible(**change)  # type: ignore[arg-type]
+        Flexible(**change)
     assert len(str(caught.value).splitlines()) == 1

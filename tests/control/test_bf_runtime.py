@@ -160,10 +160,7 @@ def test_rows_have_the_values_that_the_description_gives(switch, admitting):
     assert jobs[1] == ((generation + 1) % 65536).to_bytes(2, "big")
     assert jobs[3] == b"\0\0\0\x03"
     assert jobs[4] == (140).to_bytes(2, "big")
-    assert switch.table("forwarding.routes").keys() == {
-        ((bytes(4), 0),),
-        ((b"\x0a\x01\0\0", 16),),
-    }
+    assert switch.table("forwarding.routes").keys() == {((bytes(4), 0),), ((b"\x0a\x01\0\0", 16),)}
     node = switch.schema.table("$pre.node").data["$DEV_PORT"].number
     assert switch.table("$pre.node")[(b"\0\0\0\x03",)][node] == [132, 136]
     port = switch.schema.table("$PORT").data

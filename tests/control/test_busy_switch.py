@@ -9,20 +9,22 @@ from peelsum.control import SwitchError
 from peelsum.control.tables import bridge_entries
 
 
-class Full(grpc.RpcError):
-    """How gRPC refuses a call beyond the most that run at once."""
+class Refused(grpc.RpcError):
+    """A refused call, with what a client can ask of it."""
 
-    def code(self):
-        return grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    def details(self):
-        return "Concurrent RPC limit exceeded!"
-
-    def trailing_metadata(self):
-        return ()
+    def __init__(self, code, details, *trailing):
+        self.code, self.details, self.trailing_metadata = lambda: code, lambda: details, lambda: trailing
 
 
-def refuse(controller, monkeypatch, times, refusal=Full):
+#: How gRPC refuses a call beyond the most that run at once.
+FULL = Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+#: How a switch refuses a Write that it has looked at: with the reason for each update.
+FULL_TABLE = Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "", ("grpc-status-details-bin", b""))
+#: How BMv2 refuses to read an entity of a kind that it does not know.
+UNKNOWN_ENTITY = Refused(grpc.StatusCode.UNKNOWN, "Incorrect entity type")
+
+
+def refuse(controller, monkeypatch, times, refusal=FULL):
     """Let the next Writes fail, so many; return a list that grows by each one that came."""
     came, send = [], controller.session._stub.Write
 
@@ -61,28 +63,11 @@ def test_a_table_that_is_full_is_an_error_at_once(controller, monkeypatch):
     assert all(one != other for one, other in pairwise(came))
 
 
-class FullTable(Full):
-    """How a switch refuses a Write that it has looked at: with the reason for each update."""
-
-    def trailing_metadata(self):
-        return (("grpc-status-details-bin", b""),)
-
-
 def test_a_write_that_the_switch_has_looked_at_is_not_sent_again(controller, monkeypatch):
-    came = refuse(controller, monkeypatch, 10_000, FullTable)
+    came = refuse(controller, monkeypatch, 10_000, FULL_TABLE)
     with pytest.raises(SwitchError, match="writing"):
         controller.session.write([+row for row in bridge_entries({1: 1})])
     assert len(came) == 1
-
-
-class UnknownEntity(Full):
-    """How BMv2 refuses to read an entity of a kind that it does not know."""
-
-    def code(self):
-        return grpc.StatusCode.UNKNOWN
-
-    def details(self):
-        return "Incorrect entity type"
 
 
 def test_a_job_is_admitted_at_a_switch_that_knows_no_secrets(controller, description, monkeypatch):
@@ -90,7 +75,7 @@ def test_a_job_is_admitted_at_a_switch_that_knows_no_secrets(controller, descrip
 
     def read_known(request, timeout):
         if any(entity.HasField("extern_entry") for entity in request.entities):
-            raise UnknownEntity
+            raise UNKNOWN_ENTITY
         return read(request, timeout=timeout)
 
     monkeypatch.setattr(controller.session._stub, "Read", read_known)

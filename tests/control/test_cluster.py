@@ -12,7 +12,7 @@ from primary import Primary
 
 from peelsum.control import ControlError, SwitchError, open_session
 from peelsum.control.cluster import JobController, Store
-from peelsum.control.cluster.cluster import parse_cluster, read_cluster
+from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError, NotPrimaryError
@@ -122,17 +122,11 @@ def test_generations_go_on_after_an_eviction_and_a_restart_of_the_switch(primary
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            ('p4runtime = "', 'p4runtime = "x'),
-            "switch.p4runtime: 'x127.* is not a switch of this cluster",
-        ),
+        (('p4runtime = "', 'p4runtime = "x'), "switch.p4runtime: 'x127.* is not a switch of this cluster"),
         (("workers = 2", "wokers = 2"), "a.toml: job.wokers: .*; call it 'workers'"),
         (("pipeline_lanes = 32", "pipeline_lanes = 64"), "pipeline_lanes: 64: the switch runs 32 lanes"),
         (("window = 64", "window = 60000"), "job.window: 60000: at most half"),
-        (
-            ("[job]", "[job] # \ud800"),
-            r"^a.toml: line 2: '\\ud800': is no Unicode character; remove it$",
-        ),
+        (("[job]", "[job] # \ud800"), r"^a.toml: line 2: '\\ud800': is no Unicode character; remove it$"),
     ],
 )
 def test_a_job_that_cannot_be_admitted_changes_nothing(primary, switches, change, message):
@@ -297,11 +291,7 @@ def test_the_file_refuses_changes_of_an_earlier_epoch(tmp_path):
         old = store.take_over("one:1", [("switch:1", 1)])
         new = store.take_over("two:2", [("switch:1", 1)])
         job = StoredJob(3, True, 5, "text", "", "")
-        for change in (
-            lambda: store.admit(old, job),
-            lambda: store.evict(old, 3),
-            lambda: store.resign(old),
-        ):
+        for change in (lambda: store.admit(old, job), lambda: store.evict(old, 3), lambda: store.resign(old)):
             with pytest.raises(BackupError, match="ask the primary, at two:2"):
                 change()
         assert (store.jobs(), store.leader().address) == ([], "two:2")
@@ -478,11 +468,6 @@ def test_errors_of_the_file_name_field_value_and_remedy(right, wrong, message):
     assert right in text
     with pytest.raises(DescriptionError, match=f"^c.toml: {message}"):
         parse_cluster(text.replace(right, wrong, 1), "c.toml")
-
-
-def test_a_missing_file_is_called_a_cluster_description(tmp_path):
-    with pytest.raises(DescriptionError, match="No such file or directory; give the path of a cluster"):
-        read_cluster(tmp_path / "absent.toml")
 
 
 def polled_until_up(cluster):

@@ -150,7 +150,10 @@ def findings(at):
             ("job", "evict", "3", "--controller", "127.0.0.1:1"),
             "controller: nothing answers at 127.0.0.1:1; is",
         ),
-        (("controller", "run", "--config", "no.toml"), "no.toml: No such file"),
+        (
+            ("controller", "run", "--config", "no.toml"),
+            "no.toml: No such file or directory; give the path of a cluster",
+        ),
     ],
 )
 def test_errors_are_one_line(words, message, monkeypatch):

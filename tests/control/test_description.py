@@ -107,10 +107,7 @@ REFUSED = [
     (("id = 1", ""), "job.id: is missing"),
     (("workers = 2", "workers = 33"), "job.workers: 33 is out of range; use 32 or less"),
     (("workers = 2", "workers = 3"), r"ports.workers: \[1, 2\]: lists 2 ports for job.workers = 3"),
-    (
-        ("workers = 2", "workers = 2\ntimeout_s = inf"),
-        "job.timeout_s: inf: input should be a finite number",
-    ),
+    (("workers = 2", "workers = 2\ntimeout_s = inf"), "job.timeout_s: inf: input should be a finite number"),
     (("workers = 2", "workers = 2\nwindows = 5"), "job.windows: is not a field of a job description"),
     (("[1, 2]", "[1, 1]"), "ports: 1: is used 2 times"),
     (("[1, 2]", "[1, 255]"), "ports.workers.1: 255: port 255 is reserved by the switch"),
@@ -156,10 +153,7 @@ REFUSED = [
     (("id = 1", "id = 1\ncolour = 3"), "job.colour: .*; use one of id, workers, .*, or remove it"),
 ]
 RACKS_REFUSED = [
-    (
-        ("workers = 3", "workers = 4"),
-        "racks: list 3 workers for job.workers = 4; give each worker a port",
-    ),
+    (("workers = 3", "workers = 4"), "racks: list 3 workers for job.workers = 4; give each worker a port"),
     (("workers = 3", "workers = 1025"), "job.workers: 1025 is out of range; use 1024 or less"),
     (("spine_port = 1", "spine_port = 0"), r"spine\.ports: 0: is used 2 times"),
     (("workers = [1, 2]", "workers = [1, 8]"), r"racks\.0\.ports: 8: is used 2 times"),

@@ -3,12 +3,10 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import log2
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 
@@ -18,48 +16,44 @@ from benchmarks.rivals.sparse_sums import scenario_of
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGES = ROOT / "benchmarks/results", ROOT / "docs/results"
 
-#: A cell's text, its figures, or "" for a cell that is not compared.
-Cell = str | float | Sequence[float]
-Row = dict[str, Any]
-Rows = Callable[[], Iterable[Sequence[Cell]]]
 
 #: By page and beginning of a table's heading: the cells of its rows, made from the committed rows.
-TABLES: dict[tuple[str, str], Rows] = {}
+TABLES = {}
 #: Tables that other tests compare, and one without figures.
 ELSEWHERE = {("training.md", "condition"), ("codec.md", "form | aim")}
 
 
-def table_of(page: str, heading: str) -> Callable[[Rows], Rows]:
+def table_of(page, heading):
     """Register the function that yields a table's cells."""
 
-    def register(rows: Rows) -> Rows:
+    def register(rows):
         TABLES[page, heading] = rows
         return rows
 
     return register
 
 
-def committed(name: str) -> Any:
+def committed(name):
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def select(name: str, **where: Any) -> list[Row]:
+def select(name, **where):
     """Return the rows of a file with these values."""
     return [row for row in committed(name) if where.items() <= row.items()]
 
 
-def only(name: str, **where: Any) -> Row:
+def only(name, **where):
     (row,) = select(name, **where)
     return row
 
 
-def figures(row: Row, columns: str) -> list[Cell]:
+def figures(row, columns):
     """Return a row's values of columns such as `lanes` and `100*density`, which are separated by spaces."""
     parts = [column.rpartition("*") for column in columns.split()]
     return [float(factor) * row[name] if factor else row[name] for factor, _, name in parts]
 
 
-def tables(page: Path) -> Iterator[tuple[str, list[list[str]]]]:
+def tables(page):
     """Yield the heading and the rows of each table of a page."""
     for block in re.findall(r"(?:^\|.*\n?)+", page.read_text(), re.M):
         heading, _, *lines = block.strip().splitlines()
@@ -70,7 +64,7 @@ def tables(page: Path) -> Iterator[tuple[str, list[list[str]]]]:
         )
 
 
-def shows(cell: str, expected: Cell) -> bool:
+def shows(cell, expected):
     """Return whether a cell has a text, or figures rounded to as many digits as it prints."""
     if isinstance(expected, str):
         return expected in ("", cell)
@@ -82,7 +76,7 @@ def shows(cell: str, expected: Cell) -> bool:
     )
 
 
-def _switch(name: str, key: str) -> Iterator[Sequence[Cell]]:
+def _switch(name, key):
     for row in committed(name):
         assert row["bmv2"] == "measured"
         latencies = "latency_p50_us latency_p99_us latency_to_bmv2"
@@ -94,7 +88,7 @@ table_of("performance.md", "target | ports | workers")(lambda: _switch("ports", 
 
 
 @table_of("performance.md", "ports | lanes | workers")
-def interfaces() -> Iterator[Sequence[Cell]]:
+def interfaces():
     names = "packets_per_s rate_to_bmv2 latency_p50_us latency_p99_us packets_per_cpu_s"
     for row in select("interfaces", target="softswitch"):
         if row["ports"] != "udp":
@@ -102,13 +96,13 @@ def interfaces() -> Iterator[Sequence[Cell]]:
 
 
 @table_of("performance.md", "what | lanes")
-def endpoint() -> Iterator[Sequence[Cell]]:
+def endpoint():
     names = {"sockets": "endpoint and sockets", "bare": "bare sockets"}
     for row in committed("endpoint"):
         yield names[row["way"]], *figures(row, "lanes packets_per_core_s share_of_bare packets_per_s")
 
 
-def _transcribed(begin: str) -> Iterator[Sequence[Cell]]:
+def _transcribed(begin):
     (run,) = (run for command, run in committed("transcribed")["runs"].items() if begin in command)
     assert run["date"]
     assert run["machine"]
@@ -120,7 +114,7 @@ table_of("performance.md", "elements | density")(lambda: _transcribed("bench all
 
 
 @table_of("simulation.md", "loss | peelsum")
-def loss() -> Iterator[Sequence[Cell]]:
+def loss():
     for share in (0.0, 0.001, 0.005, 0.01, 0.02, 0.05):
         of = partial(only, "simulation_loss", loss=share)
         mine, slow = (of(algorithm="peelsum", timers=timers) for timers in ("quick", "default"))
@@ -131,7 +125,7 @@ def loss() -> Iterator[Sequence[Cell]]:
 
 
 @table_of("codec.md", "non-zeros | lower bound, bits")
-def size() -> Iterator[Sequence[Cell]]:
+def size():
     forms = {"sketch": ("bitmap", "bloom"), "lhc": (None,), "lhc_fewest": (None,)}
     for share in (0.001, 0.01, 0.05, 0.2, 0.5):
         entropy = -share * log2(share) - (1 - share) * log2(1 - share)
@@ -146,7 +140,7 @@ def size() -> Iterator[Sequence[Cell]]:
 
 
 @table_of("codec.md", "densities | auto")
-def sequences() -> Iterator[Sequence[Cell]]:
+def sequences():
     columns = (("words", "auto"), ("default", "auto"), ("words", "sketch"))
     for sequence in dict.fromkeys(row["sequence"] for row in committed("codec_sequence")):
         rows = [only("codec_sequence", sequence=sequence, network=net, way=way) for net, way in columns]
@@ -154,13 +148,13 @@ def sequences() -> Iterator[Sequence[Cell]]:
 
 
 @table_of("codec.md", "support | cells")
-def recovery() -> Iterator[Sequence[Cell]]:
+def recovery():
     for row in select("recovery", kind="table"):
         yield figures(row, "support cells lanes 100*lhc 100*ours ours_rounds")
 
 
 @table_of("codec.md", "elements | non-zeros | LHC")
-def speed() -> Iterator[Sequence[Cell]]:
+def speed():
     forms = [("compact", "bitmap"), ("auto", None), ("sketch", "bitmap"), ("sketch", "bloom")]
     for elements in (2**20, 2**22, 2**24, 2**26):
         for share in (0.001, 0.01, 0.05, 0.1, 0.2):
@@ -175,7 +169,7 @@ table_of("codec.md", "model | step")(lambda: _transcribed("--precision"))
 
 
 @table_of("training.md", "model | tensor")
-def densities() -> Iterator[Sequence[Cell]]:
+def densities():
     tensors = {
         "ncf": ("users.weight", "items.weight", "perceptron.0.weight"),
         "lstm": ("embedding.weight", "softmax.weight", "lstm.weight_hh_l0"),
@@ -190,7 +184,7 @@ def densities() -> Iterator[Sequence[Cell]]:
             yield model, shown_name, *figures(rows[name], columns)
 
 
-def _iterations() -> Iterator[tuple[str, float, dict[str, Row]]]:
+def _iterations():
     """Yield model, rate and the rows by path of each iteration that was measured."""
     for command, rows in committed("train").items():
         if "--gbps" in command:
@@ -203,14 +197,14 @@ PATHS = ("switch", "switch-dense", "gloo", "hook-gloo", "fp16")
 
 
 @table_of("training.md", "model | union")
-def bytes_of_a_step() -> Iterator[Sequence[Cell]]:
+def bytes_of_a_step():
     for name, gbps, rows in _iterations():
         if gbps == 1:
             sent = (rows[path]["bytes_per_step"] / 1e6 for path in PATHS)
             yield name, 100 * rows["switch"]["density_union"], *sent
 
 
-def _times(of: str, over: str, *first: str) -> Iterator[Sequence[Cell]]:
+def _times(of, over, *first):
     for name, gbps, rows in _iterations():
         switch, gloo = rows["switch"], rows["hook-gloo"]
         ratios = switch[f"{over}_over_dense"], switch[f"{over}_over_gloo"], gloo[f"{over}_over_gloo"]
@@ -222,9 +216,9 @@ table_of("training.md", "model | Gbit/s | switch, ms")(lambda: _times("aggregati
 
 
 @table_of("training.md", "sums by | lstm")
-def processor_time() -> Iterator[Sequence[Cell]]:
+def processor_time():
     for path in PATHS:
-        cells: list[Cell] = []
+        cells = []
         for model in ("lstm", "ncf", "bert", "vgg19"):
             begin = f"peelsum bench train --model {model} --cpu"
             runs = [rows for command, rows in committed("train").items() if command.startswith(begin)]
@@ -236,7 +230,7 @@ def processor_time() -> Iterator[Sequence[Cell]]:
         yield "", *cells
 
 
-def _trained(model: str) -> Iterator[list[Row]]:
+def _trained(model):
     """Yield the rows of each compressor, which differ in the rate, of a model's table."""
     rows = select("accuracy", model=model, workers=4, shares="iid")
     for compressor in dict.fromkeys(row["compressor"] for row in rows):
@@ -244,7 +238,7 @@ def _trained(model: str) -> Iterator[list[Row]]:
 
 
 @table_of("accuracy.md", "model | data")
-def subjects() -> Iterator[Sequence[Cell]]:
+def subjects():
     for model in ("digits", "ratings", "text", "transformer", "images"):
         dense, *_ = next(rows for rows in _trained(model) if rows[0]["compressor"] == "dense")
         ends = dense["at_80_percent"], dense["final"]
@@ -252,7 +246,7 @@ def subjects() -> Iterator[Sequence[Cell]]:
         yield model, "", "", [10, *ends] if model == "ratings" else ends
 
 
-def methods(model: str) -> Iterator[Sequence[Cell]]:
+def methods(model):
     for rows in _trained(model):
         row, dense = rows[0], rows[0]["compressor"] == "dense"
         columns = "time_s time_spread_s" + ("" if dense else " faster")
@@ -277,7 +271,7 @@ for _model, _metric, _target in (
 
 
 @table_of("gpu.md", "elements | density")
-def gpu_stages() -> Iterator[Sequence[Cell]]:
+def gpu_stages():
     for row in committed("gpu")["stages"]:
         rate = row["candidates"] / row["peel_us"] / 1e3
         stages = figures(row, "100*density copy_us index_us numbers_us peel_us")
@@ -285,13 +279,13 @@ def gpu_stages() -> Iterator[Sequence[Cell]]:
 
 
 @table_of("gpu.md", "tensors | elements of each")
-def gpu_buckets() -> Iterator[Sequence[Cell]]:
+def gpu_buckets():
     for row in sorted(committed("gpu")["buckets"], key=lambda row: (row["tensors"], row["elements"])):
         yield figures(row, "tensors elements tensor_us")
 
 
 @table_of("gpu.md", "model | parameters")
-def gpu_training() -> Iterator[Sequence[Cell]]:
+def gpu_training():
     rows = committed("gpu")["training"]
     for model, name in (("ncf", "NCF"), ("bert", "BERT-base"), ("vgg19", "VGG19")):
         step_ms = {row["sums"]: row["step_ms"] for row in rows if row["model"] == model}
@@ -300,7 +294,7 @@ def gpu_training() -> Iterator[Sequence[Cell]]:
 
 
 @table_of("gpu.md", "form | index")
-def gpu_codec() -> Iterator[Sequence[Cell]]:
+def gpu_codec():
     forms = {
         "lhc_published": "LHC, as published", "lhc_cuda": "LHC, its CUDA program",
         "lhc": "LHC, its best table", "lhc_best": "LHC, its best table",
@@ -313,7 +307,7 @@ def gpu_codec() -> Iterator[Sequence[Cell]]:
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.name)
-def test_tables_have_the_figures_of_their_rows(page: Path) -> None:
+def test_tables_have_the_figures_of_their_rows(page):
     for heading, printed in tables(page):
         keys = [key for key in (*ELSEWHERE, *TABLES) if key[0] == page.name and heading.startswith(key[1])]
         assert len(keys) == 1, heading
@@ -323,7 +317,7 @@ def test_tables_have_the_figures_of_their_rows(page: Path) -> None:
                 assert differing == [], heading
 
 
-def test_the_values_that_a_core_sums_are_those_of_the_rows() -> None:
+def test_the_values_that_a_core_sums_are_those_of_the_rows():
     (page,) = [path for path in (ROOT / "docs/how-to").glob("*.md") if path.stem == "aggregate-on-a-server"]
     (printed,) = [rows for heading, rows in tables(page) if heading.startswith("lanes | UDP ports")]
     for lanes, *cells in printed:
@@ -333,7 +327,7 @@ def test_the_values_that_a_core_sums_are_those_of_the_rows() -> None:
             assert shows(cell, row["packets_per_cpu_s"] * row["lanes"] * 32 / 1e9)
 
 
-def test_the_map_s_counts_are_those_of_its_rows() -> None:
+def test_the_map_s_counts_are_those_of_its_rows():
     with (PAGES / "experiments/which_form/rows.csv").open() as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     guide = " ".join((ROOT / "docs/how-to/choose-a-form.md").read_text().split())

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from patience import PATIENCE_S
@@ -13,7 +12,7 @@ from peelsum.processes import Child, SignalWaiter
 from peelsum.processes.user_errors import InterruptContext, Interrupted
 
 
-def ended(program: str) -> Child:
+def ended(program):
     """A child that ran a Python program to its end."""
     child = Child("part", [sys.executable, "-c", program])
     assert child.has_message(30)
@@ -31,13 +30,13 @@ def ended(program: str) -> Child:
         ("raise SystemExit(1)", "status 1"),
     ],
 )
-def test_how_a_child_ended_is_told_with_its_last_lines(program: str, told: str) -> None:
+def test_how_a_child_ended_is_told_with_its_last_lines(program, told):
     child = ended(program)
     assert child.exit_report() == f"part: ended with {told}"
     child.stop()
 
 
-def test_a_killed_child_is_told_of_by_its_signal() -> None:
+def test_a_killed_child_is_told_of_by_its_signal():
     child = Child("part", [sys.executable, "-c", "import signal; print('{}', flush=True); signal.pause()"])
     assert child.ready() == {}
     os.kill(child.pid, signal.SIGKILL)
@@ -46,13 +45,13 @@ def test_a_killed_child_is_told_of_by_its_signal() -> None:
     child.stop()
 
 
-def test_a_message_to_a_child_that_has_ended_does_not_harm() -> None:
+def test_a_message_to_a_child_that_has_ended_does_not_harm():
     child = ended("import os; os.kill(os.getpid(), 9)")
     child.send(hello=1)
     assert child.stop() == {}
 
 
-def test_a_signal_is_remembered_until_it_was_waited_for() -> None:
+def test_a_signal_is_remembered_until_it_was_waited_for():
     before = signal.getsignal(signal.SIGUSR2)
     signalled = SignalWaiter(signal.SIGUSR2)
     try:
@@ -64,7 +63,7 @@ def test_a_signal_is_remembered_until_it_was_waited_for() -> None:
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_stopped_child_ends_in_its_own_way() -> None:
+def test_a_stopped_child_ends_in_its_own_way():
     program = (
         "import os, signal, sys, time\n"
         # A handler cannot print while the line below is printed.
@@ -78,11 +77,11 @@ def test_a_stopped_child_ends_in_its_own_way() -> None:
     assert child.stop() == {"last": 1}
 
 
-def test_an_interrupt_while_a_child_starts_ends_it(monkeypatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
+def test_an_interrupt_while_a_child_starts_ends_it(monkeypatch):
+    started = []
 
     class Interrupting(subprocess.Popen):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             started.append(self)
             signal.raise_signal(signal.SIGTERM)

@@ -11,31 +11,31 @@ class Mortal:
 
     name = "s1"
 
-    def exit_report(self) -> str:
+    def exit_report(self):
         return "s1: ended by SIGKILL"
 
-    def stop(self) -> None:
+    def stop(self):
         """It has ended already."""
 
 
 class Clock:
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def process(clock) -> RestartableProcess:
+def process(clock):
     return RestartableProcess(Mortal(), Mortal, clock)
 
 
-def test_one_that_ends_at_once_again_and_again_is_given_up(process) -> None:
+def test_one_that_ends_at_once_again_and_again_is_given_up(process):
     for _ in range(MAX_RESTARTS):
         before = process.child
         assert process.restart() == "s1: ended by SIGKILL; started again"
@@ -44,7 +44,7 @@ def test_one_that_ends_at_once_again_and_again_is_given_up(process) -> None:
         process.restart()
 
 
-def test_one_that_lives_for_a_while_may_be_restarted_as_often_again(process, clock) -> None:
+def test_one_that_lives_for_a_while_may_be_restarted_as_often_again(process, clock):
     for _ in range(MAX_RESTARTS):
         process.restart()
     clock.now += RESET_AFTER_S
@@ -55,6 +55,6 @@ def test_one_that_lives_for_a_while_may_be_restarted_as_often_again(process, clo
         process.restart()
 
 
-def test_one_that_cannot_be_started_again_says_how_it_ended(clock) -> None:
+def test_one_that_cannot_be_started_again_says_how_it_ended(clock):
     with pytest.raises(ProcessError, match=r"^s1: ended by SIGKILL$"):
         RestartableProcess(Mortal(), None, clock).restart()

@@ -49,7 +49,7 @@ print(reply[0], reply[4:] == words[4:])
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.system]
 
 
-def asked(host: str, other: str, address: str) -> None:
+def asked(host, other, address):
     """A datagram to `other`, and its answer, neither of them on a job's UDP port."""
     listener = exec_in(other, sys.executable, "-c", LISTENER)
     assert listener.stdout.readline() == "listening\n"
@@ -57,17 +57,17 @@ def asked(host: str, other: str, address: str) -> None:
     assert said(listener).startswith("hello 10.0.0.")
 
 
-def forget(host: str, address: str) -> None:
+def forget(host, address):
     """Have a host ask around for an address (ARP) before it sends there."""
     said(exec_in(host, "ip", "neighbour", "del", address, "dev", "eth0"))
 
 
-def forwarded(p4runtime: str) -> int:
+def forwarded(p4runtime):
     status = said(exec_in("s1", *PEELSUM, "status", "--p4runtime", p4runtime, "--json"))
     return json.loads(status)["verdicts"].get("forwarded", 0)
 
 
-def test_hosts_of_a_star_talk_beside_a_job_and_after_a_restart_of_the_switch(switch) -> None:
+def test_hosts_of_a_star_talk_beside_a_job_and_after_a_restart_of_the_switch(switch):
     with up("star", "veth", switch, "--restart") as network:
         workers = [exec_in(f"h{n}", sys.executable, WORKER, "1", "5", "100") for n in range(1, 5)]
         assert said(exec_in("h5", sys.executable, "-c", PING, "10.0.0.2")) == "0 True"
@@ -82,7 +82,7 @@ def test_hosts_of_a_star_talk_beside_a_job_and_after_a_restart_of_the_switch(swi
         asked("h3", "h5", "10.0.0.5")
 
 
-def test_broadcasts_cross_racks_once(switch) -> None:
+def test_broadcasts_cross_racks_once(switch):
     """From rack to rack over the spine: the requested host answers, and no frame loops."""
     with up("two_racks", "veth", switch) as network:
         for host, other in (("h1", "10.0.0.3"), ("h3", "10.0.0.1")):

@@ -23,7 +23,7 @@ PAUSE = 5
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.system]
 
 
-def star(tmp_path, *, hosts=3, loss=0.0, job=True, timeout_s=PATIENCE_S) -> str:
+def star(tmp_path, *, hosts=3, loss=0.0, job=True, timeout_s=PATIENCE_S):
     """A description of one switch, a job's server last."""
     names = [f"h{number}" for number in range(1, hosts + 1)]
     network = {
@@ -36,7 +36,7 @@ def star(tmp_path, *, hosts=3, loss=0.0, job=True, timeout_s=PATIENCE_S) -> str:
     return written(tmp_path, network)
 
 
-def written(tmp_path, network) -> str:
+def written(tmp_path, network):
     path = tmp_path / "network.json"
     path.write_text(json.dumps(network))
     return str(path)
@@ -50,12 +50,12 @@ def await_pause(worker, round_):
     assert worker.stdout.readline() == f"before {round_}\n"
 
 
-def go_on(worker) -> None:
+def go_on(worker):
     worker.stdin.write("\n")
     worker.stdin.flush()
 
 
-def test_a_worker_starts_again_and_the_job_goes_on_where_it_was(tmp_path, switch) -> None:
+def test_a_worker_starts_again_and_the_job_goes_on_where_it_was(tmp_path, switch):
     with up(star(tmp_path, timeout_s=5.0), "veth", switch):
         workers = [worker_at("h1", pauses=[1, PAUSE]), worker_at("h2", pauses=[1])]
         for worker in workers:  # else the first to start may wait longer than the timeout for the second
@@ -73,7 +73,7 @@ def test_a_worker_starts_again_and_the_job_goes_on_where_it_was(tmp_path, switch
         assert [said(worker) for worker in workers] == ["exact", "exact"]
 
 
-def description(job_id: int, workers: list[int], server: int, p4runtime: str) -> str:
+def description(job_id, workers, server, p4runtime):
     """A job of hosts on the wires of these ports, for `peelsum job admit`."""
     text = (
         f"[job]\nid = {job_id}\nworkers = {len(workers)}\nwindow = 64\ntimeout_s = {PATIENCE_S}\n"
@@ -86,7 +86,7 @@ def description(job_id: int, workers: list[int], server: int, p4runtime: str) ->
     return text
 
 
-def admitted(tmp_path, job_id: int, workers: list[int], server: int, p4runtime: str) -> dict[str, object]:
+def admitted(tmp_path, job_id, workers, server, p4runtime):
     path = tmp_path / f"job{job_id}.toml"
     path.write_text(description(job_id, workers, server, p4runtime))
     return json.loads(said(exec_in("s1", *PEELSUM, "job", "admit", str(path), "--json")))
@@ -111,7 +111,7 @@ def seated(admission, host, worker_id, **rounds):
     return worker_at(host, before=("env", f"PEELSUM_SEAT={json.dumps(seat)}"), **rounds)
 
 
-def test_two_jobs_collide_on_slots(tmp_path, switch) -> None:
+def test_two_jobs_collide_on_slots(tmp_path, switch):
     """One job holds slots while the other goes through all that there are; then they go on side by side."""
     with up(star(tmp_path, hosts=6, job=False), "veth", switch) as network:
         p4runtime = network.said["p4runtime"]["s1"]
@@ -132,7 +132,7 @@ def test_two_jobs_collide_on_slots(tmp_path, switch) -> None:
             said(server)
 
 
-def test_a_second_job_beside_a_held_one_and_a_restart_under_both(tmp_path, switch) -> None:
+def test_a_second_job_beside_a_held_one_and_a_restart_under_both(tmp_path, switch):
     """Each has a controller of its own, which puts its tables back."""
     hosts = {f"h{n}": {} for n in range(1, 7)}
     held = {"workers": ["h1", "h2"], "server": "h3", "lanes": 32}
@@ -158,7 +158,7 @@ def test_a_second_job_beside_a_held_one_and_a_restart_under_both(tmp_path, switc
 
 
 @needs_nftables
-def test_racks_below_a_spine_and_links_that_lose(switch) -> None:
+def test_racks_below_a_spine_and_links_that_lose(switch):
     with up(str(ROOT / "examples/topologies/racks.toml"), "veth", switch):
         workers = [worker_at(f"h{number}", last=8) for number in range(1, 6)]
         assert [said(worker) for worker in workers] == ["exact"] * 5

@@ -1,7 +1,5 @@
 """A link's queue: against ns-3, and packets that are delivered or dropped for a reason."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,14 +14,14 @@ FRAME_PS = 8 * FRAME_BYTES * 10_000
 NS3_RECEIVED = 1050
 
 
-def train(times: np.ndarray) -> Train:
+def train(times):
     count = len(times)
     return Train(
         times.astype(np.int64), np.full(count, FRAME_BYTES, np.int32), np.zeros((count, 8), np.uint8)
     )
 
 
-def test_two_senders_into_one_link_lose_as_many_packets_as_in_ns_3() -> None:
+def test_two_senders_into_one_link_lose_as_many_packets_as_in_ns_3():
     hosts = [SimulatedLink(LinkSpec(0.1, 10e-6, 1 << 10), 1, number) for number in (0, 1)]
     sent = [train(ps(1.0) + host * FRAME_PS // 3 + np.arange(1000) * FRAME_PS) for host in (0, 1)]
     arrived = merged([(host, hosts[host].send(sent[host])) for host in (0, 1)]).train
@@ -40,9 +38,7 @@ def test_two_senders_into_one_link_lose_as_many_packets_as_in_ns_3() -> None:
     cross=st.sampled_from([0.0, 0.5]),
     cut=st.integers(0, 60),
 )
-def test_every_packet_is_counted_once_however_trains_are_cut(
-    gaps: list[int], queue: int, loss: float, cross: float, cut: int
-) -> None:
+def test_every_packet_is_counted_once_however_trains_are_cut(gaps, queue, loss, cross, cut):
     spec = LinkSpec(0.1, 1e-6, queue, 2, loss, cross)
     times = np.cumsum(gaps)
     whole, parts = SimulatedLink(spec, 3, 0), SimulatedLink(spec, 3, 0)

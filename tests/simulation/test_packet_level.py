@@ -1,10 +1,8 @@
 """Sums through simulated networks: exact, repeatable, independent of how time is batched."""
 
-from __future__ import annotations
-
 import pytest
 
-from peelsum.simulation import Job, NetworkSection, Report, Scenario, Simulation, SimulationError, simulate
+from peelsum.simulation import Job, NetworkSection, Scenario, Simulation, SimulationError, simulate
 from peelsum.simulation.scenario import RateChange, Straggler, TimersSection
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
@@ -35,7 +33,7 @@ CROWDED = Scenario(
 )
 
 
-def check(report: Report) -> None:
+def check(report):
     """Every sum is exact, and every packet delivered, dropped for a reason, or in a slot's sum."""
     assert [row.wrong for row in report.jobs] == [0] * len(report.jobs)
     assert report.offered == report.delivered + report.drops["queue_full"] + report.drops["lost"]
@@ -44,7 +42,7 @@ def check(report: Report) -> None:
 @pytest.mark.parametrize(
     "scenario", [LOSSY, pytest.param(CROWDED, marks=pytest.mark.slow)], ids=["lossy", "crowded"]
 )
-def test_the_same_seed_gives_the_same_rows_on_every_switch_and_in_every_batch(scenario: Scenario) -> None:
+def test_the_same_seed_gives_the_same_rows_on_every_switch_and_in_every_batch(scenario):
     report = simulate(scenario)
     check(report)
     assert report.drops["lost"] > 0
@@ -56,7 +54,7 @@ def test_the_same_seed_gives_the_same_rows_on_every_switch_and_in_every_batch(sc
     assert simulate(scenario.model_copy(update={"seed": 2})) != report
 
 
-def test_without_loss_the_switch_sums_every_chunk_and_time_is_near_its_bound() -> None:
+def test_without_loss_the_switch_sums_every_chunk_and_time_is_near_its_bound():
     scenario = Scenario(lanes=LANES, jobs=(Job(workers=4, elements=LANES * 2000, initial_window=1024),))
     report = simulate(scenario)
     check(report)
@@ -68,13 +66,13 @@ def test_without_loss_the_switch_sums_every_chunk_and_time_is_near_its_bound() -
 
 
 @pytest.mark.parametrize(("racks", "links"), [(1, 4), (2, 6)])
-def test_a_chunk_takes_exactly_the_links_to_the_server_and_back(racks: int, links: int) -> None:
+def test_a_chunk_takes_exactly_the_links_to_the_server_and_back(racks, links):
     network = NetworkSection(racks=racks)
     report = simulate(Scenario(lanes=LANES, network=network, jobs=(Job(workers=2, elements=LANES),)))
     assert report.jobs[0].seconds == pytest.approx(links * (FRAME_S + 1e-6), abs=1e-12)
 
 
-def test_a_straggler_delays_everyone_by_as_much_as_it_is_late() -> None:
+def test_a_straggler_delays_everyone_by_as_much_as_it_is_late():
     job = Job(workers=4, elements=LANES * 100)
     plain = simulate(Scenario(lanes=LANES, jobs=(job,))).jobs[0]
     late = job.model_copy(update={"stragglers": (Straggler(worker=2, late_s=3e-5),)})
@@ -83,7 +81,7 @@ def test_a_straggler_delays_everyone_by_as_much_as_it_is_late() -> None:
     assert delayed.wrong == 0
 
 
-def test_few_slots_move_sums_to_the_server() -> None:
+def test_few_slots_move_sums_to_the_server():
     jobs = tuple(Job(workers=2, elements=8 * 600, window=512, initial_window=512) for _ in range(2))
     report = simulate(Scenario(lanes=8, slots=256, jobs=jobs))
     check(report)
@@ -91,7 +89,7 @@ def test_few_slots_move_sums_to_the_server() -> None:
     assert report.packets["collided"] > 0
 
 
-def test_the_rate_changes_when_the_schedule_says_so() -> None:
+def test_the_rate_changes_when_the_schedule_says_so():
     job = Job(workers=2, elements=LANES * 1000, initial_window=1024)
     steady = simulate(Scenario(lanes=LANES, jobs=(job,))).jobs[0].seconds
     slower = NetworkSection(schedule=(RateChange(at_s=steady / 2, gbps=50.0),))
@@ -100,7 +98,7 @@ def test_the_rate_changes_when_the_schedule_says_so() -> None:
     )
 
 
-def test_a_simulation_that_takes_too_long_says_so() -> None:
+def test_a_simulation_that_takes_too_long_says_so():
     scenario = LOSSY.model_copy(update={"limit_s": 1e-5})
     with pytest.raises(
         SimulationError, match=r"limit_s: not done after 1e-05 s of simulated time; give more"

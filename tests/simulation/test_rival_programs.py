@@ -1,13 +1,10 @@
 """The rivals' programs, packet by packet: what each register holds, up to its last cell, and BMv2 beside."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import shutil
 import struct
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -38,12 +35,12 @@ LAST = 0xFFFFFFFF
 NAMES = pytest.mark.parametrize("name", ["switchml", "omnireduce", "atp", "thc", "counting"])
 
 
-def job(number: int, workers: int) -> SlotJob:
+def job(number, workers):
     words = np.zeros((workers, 1, LANES), np.uint32)
     return SlotJob(number, 2, 1 << 16, Job(), words, LANES, LANES, range(workers), SERVER)
 
 
-def switch_of(name: str, workers: int, *, roll: bool = True) -> Switch:
+def switch_of(name, workers, *, roll=True):
     """Return a switch that interprets a program; the workers of jobs 1 and 2 are at ports from 0 on."""
     switch = Switch(load_program(PROGRAMS / f"{name}.json", LANES), "python", roll=roll)
     for number in (1, 2):
@@ -54,18 +51,13 @@ def switch_of(name: str, workers: int, *, roll: bool = True) -> Switch:
 class Program:
     """A program, and jobs of so many workers."""
 
-    def __init__(self, name: str, workers: int = 2) -> None:
+    def __init__(self, name, workers=2):
         self._switch, self._workers = switch_of(name, workers), workers
 
-    def send(self, message: Message, port: int | None = None, number: int = 1) -> dict[int, Message]:
+    def send(self, message, port=None, number=1):
         """Send a message from its worker's port, or from another; return what leaves, by port."""
         frames = Frames.of(
-            [
-                (
-                    message.worker if port is None else port,
-                    frame(job(number, self._workers), message),
-                )
-            ]
+            [(message.worker if port is None else port, frame(job(number, self._workers), message))]
         )
         out = {}
         for to, raw in self._switch.process(frames, 0).pairs():
@@ -77,11 +69,11 @@ class Program:
         return out
 
 
-def words(*values: int) -> np.ndarray:
+def words(*values):
     return np.array(values, np.uint32)
 
 
-def sums(out: dict[int, Message]) -> dict[int, list[int]]:
+def sums(out):
     return {port: message.words.tolist() for port, message in out.items()}
 
 
@@ -91,7 +83,7 @@ POOLS = pytest.mark.parametrize("name", ["switchml", "omnireduce"])
 
 
 @POOLS
-def test_a_slot_answers_for_a_finished_version_until_all_workers_are_past_it(name: str) -> None:
+def test_a_slot_answers_for_a_finished_version_until_all_workers_are_past_it(name):
     program = Program(name)
     first, second = Message(0, ONE, worker=0), Message(0, TWO, worker=1)
     assert program.send(first) == {}
@@ -110,7 +102,7 @@ def test_a_slot_answers_for_a_finished_version_until_all_workers_are_past_it(nam
 
 
 @POOLS
-def test_no_two_versions_of_slots_share_cells(name: str) -> None:
+def test_no_two_versions_of_slots_share_cells(name):
     program, cells = Program(name), [(slot, version) for slot in (0, 1, 32766, 32767) for version in (0, 1)]
     for n, (slot, version) in enumerate(cells):
         assert program.send(Message(0, words(n, 0, 0, 0), slot=slot, flags=version, worker=version)) == {}
@@ -120,7 +112,7 @@ def test_no_two_versions_of_slots_share_cells(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["switchml", "omnireduce", "atp", "counting"])
-def test_32_workers_fill_a_bitmap(name: str) -> None:
+def test_32_workers_fill_a_bitmap(name):
     program = Program(name, 32)
     for round_number in range(1 if name in ("atp", "counting") else 3):
         for worker in range(32):
@@ -133,7 +125,7 @@ def test_32_workers_fill_a_bitmap(name: str) -> None:
         assert sums(out) == {key: [496, 32, 0, 0] for key in ports}
 
 
-def test_switchml_returns_the_largest_exponent_of_each_version() -> None:
+def test_switchml_returns_the_largest_exponent_of_each_version():
     program = Program("switchml")
     for version, (a, b) in enumerate([(200, 255), (7, 3), (1, 0), (0, 0)]):
         program.send(Message(version, ONE, a, flags=version & 1))
@@ -143,7 +135,7 @@ def test_switchml_returns_the_largest_exponent_of_each_version() -> None:
         assert again[1].extra == max(a, b)
 
 
-def test_thc_adds_the_levels_of_indices() -> None:
+def test_thc_adds_the_levels_of_indices():
     program, random = Program("thc", 8), np.random.default_rng(1)
     # A lane has each index once, and the highest sums; then at random.
     indices = [random.integers(0, 16, (8, 8 * LANES)) for _ in range(3)]
@@ -161,7 +153,7 @@ def test_thc_adds_the_levels_of_indices() -> None:
             assert answer.extra == 600
 
 
-def test_omnireduce_adds_blocks_to_empty_packets_in_any_order() -> None:
+def test_omnireduce_adds_blocks_to_empty_packets_in_any_order():
     program = Program("omnireduce", 3)
     for version, order in enumerate([(0, 1, 2), (1, 2, 0), (2, 0, 1)]):
         for worker in order:
@@ -175,15 +167,15 @@ def test_omnireduce_adds_blocks_to_empty_packets_in_any_order() -> None:
     assert {message.extra for message in out.values()} == {LAST}
 
 
-def contribution(worker: int, chunk: int = 7, flags: int = 0, slot: int = 65535) -> Message:
+def contribution(worker, chunk=7, flags=0, slot=65535):
     return Message(chunk, (ONE, TWO)[worker], 1 << worker, slot, flags, worker, SERVER)
 
 
-def result(chunk: int = 7, port: int = TO_ALL) -> Message:
+def result(chunk=7, port=TO_ALL):
     return Message(chunk, TWO, 3, 65535, RESULT, 0, port)
 
 
-def test_atp_sums_once_and_keeps_the_slot_until_the_result() -> None:
+def test_atp_sums_once_and_keeps_the_slot_until_the_result():
     program = Program("atp")
     assert program.send(contribution(0, flags=ECN)) == {}
     assert program.send(contribution(0)) == {}
@@ -204,7 +196,7 @@ def test_atp_sums_once_and_keeps_the_slot_until_the_result() -> None:
     assert (out.words.tolist(), out.extra, out.flags) == (BOTH, 3, 0)
 
 
-def test_atp_s_resend_frees_the_slot_and_takes_along_what_it_held() -> None:
+def test_atp_s_resend_frees_the_slot_and_takes_along_what_it_held():
     program = Program("atp")
     assert program.send(contribution(0)) == {}
     out = program.send(contribution(0, flags=RESEND))
@@ -220,7 +212,7 @@ def test_atp_s_resend_frees_the_slot_and_takes_along_what_it_held() -> None:
     assert program.send(contribution(0)) == {}
 
 
-def test_atp_s_slots_do_not_share_cells() -> None:
+def test_atp_s_slots_do_not_share_cells():
     program = Program("atp")
     for slot in (0, 1, 32768, 65535):
         assert program.send(contribution(0, chunk=slot, slot=slot)) == {}
@@ -228,7 +220,7 @@ def test_atp_s_slots_do_not_share_cells() -> None:
         assert sums(program.send(contribution(1, chunk=slot, slot=slot))) == {SERVER: BOTH}
 
 
-def random_messages(seed: int) -> Iterator[tuple[int, int, Message]]:
+def random_messages(seed):
     """Yield messages of two jobs that meet in a few slots: the job, the port, and the message."""
     rng = random.Random(seed)
     for _ in range(150):
@@ -242,7 +234,7 @@ def random_messages(seed: int) -> Iterator[tuple[int, int, Message]]:
 
 
 @NAMES
-def test_loops_over_lanes_do_what_the_statements_did(name: str) -> None:
+def test_loops_over_lanes_do_what_the_statements_did(name):
     rolled, plain = switch_of(name, 2), switch_of(name, 2, roll=False)
     left = 0
     for number, port, message in random_messages(3):
@@ -256,7 +248,7 @@ def test_loops_over_lanes_do_what_the_statements_did(name: str) -> None:
 @pytest.mark.skipif(shutil.which("simple_switch_grpc") is None, reason="simple_switch_grpc is not on PATH")
 @pytest.mark.skipif(os.geteuid() != 0, reason="BMv2's ports need root")
 @NAMES
-def test_a_program_does_what_bmv2_makes_it_do(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_program_does_what_bmv2_makes_it_do(name, tmp_path):
     from bmv2_frames import Bmv2Frames
 
     switch, marker_port = switch_of(name, 2), 7

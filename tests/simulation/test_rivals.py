@@ -1,28 +1,17 @@
 """Rivals on the same links: their sums are right under loss, and they send what their papers say."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.rivals.collectives import COLLECTIVES, ring
 from benchmarks.rivals.flows import run_collective
-from benchmarks.rivals.program_bench import (
-    RESEND,
-    Message,
-    RivalRow,
-    SlotJob,
-    SlotProtocol,
-    Worker,
-    run_protocol,
-)
+from benchmarks.rivals.program_bench import RESEND, Message, RivalRow, SlotProtocol, Worker, run_protocol
 from benchmarks.rivals.slot_protocols import (
     PROGRAMS,
     PROTOCOLS,
@@ -41,14 +30,14 @@ ROOT = Path(__file__).parents[2]
 QUICK = TimersSection(first_answer=1e-3, resend_least=5e-5, resend_most=2e-3, need=2e-4, reply_gap=2e-5)
 
 
-def scenario(workers: int, elements: int, **network: float) -> Scenario:
+def scenario(workers, elements, **network):
     job = Job(workers=workers, elements=elements, timers=QUICK)
     return Scenario(lanes=LANES, network=NetworkSection(**network), jobs=(job,))
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("network", [{}, {"loss": 0.02}, {"racks": 2, "oversubscription": 4.0, "queue": 50}])
-def test_collectives_sum_exactly_and_lose_no_packet_uncounted(name: str, network: dict[str, float]) -> None:
+def test_collectives_sum_exactly_and_lose_no_packet_uncounted(name, network):
     row = run_collective(scenario(8, 4000, **network), name)
     assert row.wrong == 0
     assert row.offered == row.delivered + sum(row.drops.values())
@@ -56,18 +45,18 @@ def test_collectives_sum_exactly_and_lose_no_packet_uncounted(name: str, network
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_any_number_of_workers_and_words(name: str) -> None:
+def test_any_number_of_workers_and_words(name):
     assert [run_collective(scenario(w, n), name).wrong for w, n in ((2, 1), (3, 100), (7, 2))] == [0, 0, 0]
 
 
-def test_a_collective_is_repeatable_and_its_straggler_holds_it_up() -> None:
+def test_a_collective_is_repeatable_and_its_straggler_holds_it_up():
     lossy = scenario(4, 4000, loss=0.02)
     assert run_collective(lossy, "ring") == run_collective(lossy, "ring")
     late = lossy.jobs[0].model_copy(update={"stragglers": (Straggler(worker=1, late_s=1e-3),)})
     assert run_collective(lossy.model_copy(update={"jobs": (late,)}), "ring").seconds > 1e-3
 
 
-def test_each_sends_what_its_paper_says() -> None:
+def test_each_sends_what_its_paper_says():
     frames = 32 * 64
     each = {name: run_collective(scenario(4, LANES * frames), name) for name in COLLECTIVES}
     for name in ("ring", "sharded_server"):
@@ -77,7 +66,7 @@ def test_each_sends_what_its_paper_says() -> None:
     assert each["ring"].seconds < each["all_gather"].seconds
 
 
-def test_the_check_of_sums_finds_an_order_that_is_wrong() -> None:
+def test_the_check_of_sums_finds_an_order_that_is_wrong():
     transfers = ring(4, 8)
     assert transfers.wrong(list(range(len(transfers.each)))) == 0
     assert transfers.wrong(list(reversed(range(len(transfers.each))))) > 0
@@ -85,7 +74,7 @@ def test_the_check_of_sums_finds_an_order_that_is_wrong() -> None:
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize(("workers", "loss"), [(2, 0.0), (5, 0.01), (8, 0.05)])
-def test_slot_protocols_sum_exactly(name: str, workers: int, loss: float) -> None:
+def test_slot_protocols_sum_exactly(name, workers, loss):
     one = scenario(workers, LANES * 300, loss=loss).model_copy(update={"slots": 256})
     row = run_protocol(one, name, PROTOCOLS[name])
     assert row.wrong == 0
@@ -94,7 +83,7 @@ def test_slot_protocols_sum_exactly(name: str, workers: int, loss: float) -> Non
     assert run_protocol(one, name, PROTOCOLS[name]) == row
 
 
-def sparse_words(workers: int, elements: int, blocks: float, seed: int = 1) -> np.ndarray:
+def sparse_words(workers, elements, blocks, seed=1):
     """Return random words, uint32[workers, elements], in which a share `blocks` of blocks is not zero."""
     random = np.random.default_rng(seed)
     chunks = -(-elements // LANES)
@@ -102,7 +91,7 @@ def sparse_words(workers: int, elements: int, blocks: float, seed: int = 1) -> n
     return random.integers(0, 1 << 32, (workers, elements), np.uint32) * has
 
 
-def test_omnireduce_sends_the_lanes_of_first_blocks_and_of_those_that_are_not_zero() -> None:
+def test_omnireduce_sends_the_lanes_of_first_blocks_and_of_those_that_are_not_zero():
     one = scenario(4, LANES * 500).model_copy(update={"slots": 256})
     words = sparse_words(4, LANES * 500, 0.1)
     row = run_protocol(one, "omnireduce", PROTOCOLS["omnireduce"], [words])
@@ -116,11 +105,11 @@ def test_omnireduce_sends_the_lanes_of_first_blocks_and_of_those_that_are_not_ze
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize(("elements", "blocks"), [(1, 1.0), (5_003, 0.0), (20_001, 0.05), (20_001, 0.7)])
-def test_sums_of_real_words_are_exact(name: str, elements: int, blocks: float) -> None:
+def test_sums_of_real_words_are_exact(name, elements, blocks):
     words = sparse_words(5, elements, blocks)
-    found: list[dict[int, np.ndarray]] = []
+    found = []
 
-    def remembered(job: SlotJob, number: int) -> Worker:
+    def remembered(job, number):
         worker = PROTOCOLS[name].worker(job, number)
         found.append(worker.results)
         return worker
@@ -137,9 +126,9 @@ def test_sums_of_real_words_are_exact(name: str, elements: int, blocks: float) -
     assert (row.wrong, len(found)) == (0, 5)
 
 
-def test_the_check_of_words_finds_one_wrong_bit() -> None:
+def test_the_check_of_words_finds_one_wrong_bit():
     class Wrong(BlockWorker):
-        def take(self, result: Message) -> Message | None:
+        def take(self, result):
             return super().take(result._replace(words=result.words ^ np.uint32(result.chunk == 3)))
 
     one = scenario(3, LANES * 10)
@@ -148,7 +137,7 @@ def test_the_check_of_words_finds_one_wrong_bit() -> None:
 
 
 @pytest.mark.parametrize(("workers", "loss"), [(2, 0.0), (3, 0.01), (8, 0.01)])
-def test_switchml_sums_floats_within_its_bound(workers: int, loss: float) -> None:
+def test_switchml_sums_floats_within_its_bound(workers, loss):
     random = np.random.default_rng(4)
     # Chunks of different exponents, one of zeros, and one of the smallest values.
     exponents = np.repeat(random.integers(-40, 40, 301), LANES).astype(np.float64)[: LANES * 300 + 7]
@@ -164,15 +153,15 @@ def test_switchml_sums_floats_within_its_bound(workers: int, loss: float) -> Non
 
 
 @pytest.mark.parametrize(("workers", "loss"), [(2, 0.0), (8, 0.01)])
-def test_thc_sums_floats_within_its_bound_in_half_of_a_float_s_bits(workers: int, loss: float) -> None:
+def test_thc_sums_floats_within_its_bound_in_half_of_a_float_s_bits(workers, loss):
     random = np.random.default_rng(6)
     values = random.normal(size=(workers, 8 * LANES * 150 + 5)).astype(np.float32)
     values[:, 8 * LANES : 16 * LANES] = 0
     one = scenario(workers, values.shape[1], loss=loss).model_copy(update={"slots": 128})
-    results: list[dict[int, np.ndarray]] = []
+    results = []
 
     class Remembered(ThcWorker):
-        def __init__(self, job: SlotJob, number: int) -> None:
+        def __init__(self, job, number):
             super().__init__(job, number)
             results.append(self.results)
 
@@ -188,14 +177,14 @@ def test_thc_sums_floats_within_its_bound_in_half_of_a_float_s_bits(workers: int
     assert errors.std() < 0.5 * workers**0.5
 
 
-def test_thc_s_sums_are_for_8_workers() -> None:
+def test_thc_s_sums_are_for_8_workers():
     with pytest.raises(SimulationError, match="9: THC's 8-bit sums are for up to 8; use fewer"):
         run_protocol(scenario(9, 100), "thc", THC)
 
 
-def test_the_check_of_floats_finds_an_exponent_of_another_chunk() -> None:
+def test_the_check_of_floats_finds_an_exponent_of_another_chunk():
     class Wrong(FloatPoolWorker):
-        def take(self, result: Message) -> Message | None:
+        def take(self, result):
             return super().take(result._replace(extra=result.extra - (result.chunk == 130)))
 
     words = np.random.default_rng(5).normal(size=(2, LANES * 300)).astype(np.float32).view(np.uint32)
@@ -204,7 +193,7 @@ def test_the_check_of_floats_finds_an_exponent_of_another_chunk() -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_jobs_share_a_switch_and_sum_exactly(name: str) -> None:
+def test_jobs_share_a_switch_and_sum_exactly(name):
     one = scenario(2, LANES * 800)
     jobs = tuple(one.jobs[0].model_copy(update={"workers": workers}) for workers in (2, 3, 2))
     alone = run_protocol(one.model_copy(update={"slots": 512}), name, PROTOCOLS[name])
@@ -216,7 +205,7 @@ def test_jobs_share_a_switch_and_sum_exactly(name: str) -> None:
     assert row.in_switch <= alone.in_switch
 
 
-def test_each_job_has_stragglers_of_its_own() -> None:
+def test_each_job_has_stragglers_of_its_own():
     job, frame_bits = Job(workers=2, elements=LANES * 100), 8 * 1082
     slow = job.model_copy(update={"stragglers": (Straggler(worker=1, late_s=1e-4, gbps=10.0),)})
     row = run_protocol(Scenario(lanes=LANES, jobs=(job, slow)), "switchml", PROTOCOLS["switchml"])
@@ -233,14 +222,12 @@ def test_each_job_has_stragglers_of_its_own() -> None:
         ({"jobs": (Job(workers=33),)}, r"jobs\.0\.workers: 33: rivals' programs are for 32"),
     ],
 )
-def test_a_scenario_that_programs_have_no_room_for_gets_one_line(
-    change: dict[str, object], error: str
-) -> None:
+def test_a_scenario_that_programs_have_no_room_for_gets_one_line(change, error):
     with pytest.raises(SimulationError, match=error):
         run_protocol(scenario(2, 100).model_copy(update=change), "atp", PROTOCOLS["atp"])
 
 
-def test_atp_s_server_sums_what_finds_no_slot() -> None:
+def test_atp_s_server_sums_what_finds_no_slot():
     job = Job(workers=2, elements=LANES * 4000, window=1024, initial_window=1024, timers=QUICK)
     long = Scenario(
         lanes=LANES, slots=256, network=NetworkSection(delay_us=100.0, queue=1 << 14), jobs=(job,) * 2
@@ -258,19 +245,19 @@ class Careless(Worker):
     message: Message | None = None
     timer: float | None = None
 
-    def start(self, now: float) -> list[Message]:
+    def start(self, now):
         """Send the message."""
         return [] if self.message is None else [self.message]
 
-    def receive(self, message: Message, now: float) -> list[Message]:
+    def receive(self, message, now):
         """Ignore what arrives."""
         return []
 
-    def next_timer(self) -> float | None:
+    def next_timer(self):
         """Return the timer."""
         return self.timer
 
-    def expire(self, now: float) -> list[Message]:
+    def expire(self, now):
         """Send nothing."""
         return []
 
@@ -290,20 +277,18 @@ ONE = np.ones(LANES, np.uint32)
         ({"message": Message(0, ONE, flags=RESEND, port=77)}, r"port 77: leads nowhere; send to one of 0, 1"),
     ],
 )
-def test_a_careless_worker_gets_one_line(fields: dict[str, object], error: str) -> None:
+def test_a_careless_worker_gets_one_line(fields, error):
     protocol = replace(PROTOCOLS["atp"], worker=type("Careless", (Careless,), fields))
     with pytest.raises(SimulationError, match=error):
         run_protocol(scenario(2, 2 * LANES), "atp", protocol)
 
 
-def test_an_unknown_collective_gets_one_line() -> None:
+def test_an_unknown_collective_gets_one_line():
     with pytest.raises(SimulationError, match=r"algorithm: 'rings' is unknown; use ring, "):
         run_collective(scenario(2, 10), "rings")
 
 
-def test_the_page_about_a_program_of_one_s_own_shows_the_committed_one_and_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_about_a_program_of_one_s_own_shows_the_committed_one_and_runs(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs/how-to/bring-your-own-aggregator.md").read_text()
     program, session = (re.findall(rf"```{language}\n(.*?)```", page, re.S) for language in ("c", "python"))
@@ -313,7 +298,7 @@ def test_the_page_about_a_program_of_one_s_own_shows_the_committed_one_and_runs(
 
 
 @pytest.mark.skipif(shutil.which("p4c-bm2-ss") is None, reason="p4c-bm2-ss is not on PATH")
-def test_a_program_with_the_page_s_maximum_keeps_the_largest_lanes(tmp_path: Path) -> None:
+def test_a_program_with_the_page_s_maximum_keeps_the_largest_lanes(tmp_path):
     page = (ROOT / "docs/how-to/bring-your-own-aggregator.md").read_text()
     counting, maximum = re.findall(r"```c\n(.*?)```", page, re.S)
     program = counting.replace("control Aggregate", f"{maximum}\ncontrol Aggregate")
@@ -323,16 +308,16 @@ def test_a_program_with_the_page_s_maximum_keeps_the_largest_lanes(tmp_path: Pat
     subprocess.run(compile_it, check=True, capture_output=True)
 
     hosts, wrong = re.findall(r"```python\n(.*?)counting = |is `(lambda .*?)`\.", page, re.S)
-    scope: dict[str, Any] = {}
+    scope = {}
     exec(hosts[0], scope)
     protocol = SlotProtocol(tmp_path / "maximum.json", scope["EagerWorker"], wrong=eval(wrong[1]))
     row = run_protocol(scenario(3, 100).model_copy(update={"lanes": 7}), "maximum", protocol)
     assert row.wrong == 0
 
 
-def test_a_collective_of_one_s_own_runs_as_the_page_shows_it() -> None:
+def test_a_collective_of_one_s_own_runs_as_the_page_shows_it():
     page = (ROOT / "docs/reference/simulation.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    scope: dict[str, object] = {}
+    scope = {}
     exec(block, scope)
     assert isinstance(scope["row"], RivalRow)

@@ -27,7 +27,7 @@ from patience import PATIENCE_S
 from program_frames import for_bmv2
 from rival_frames import THC_LEVELS, frame
 
-from benchmarks.rivals.program_bench import SlotJob, SlotProtocol, unpack
+from benchmarks.rivals.program_bench import SlotJob, unpack
 from benchmarks.rivals.slot_protocols import PROTOCOLS, SWITCHML_FLOATS, THC
 from peelsum.simulation import Job, TimersSection
 from peelsum.topology import namespaces
@@ -36,12 +36,12 @@ from peelsum.wire import FRAME_HEADER_BYTES
 
 pytestmark = pytest.mark.system
 WORKERS, LANES, CHUNKS = 3, 4, 200
-RIVALS: dict[str, SlotProtocol] = {**PROTOCOLS, "switchml_floats": SWITCHML_FLOATS, "thc": THC}
+RIVALS = {**PROTOCOLS, "switchml_floats": SWITCHML_FLOATS, "thc": THC}
 SWITCHES = {"softswitch": [*networks.PEELSUM, "simple-switch"], "bmv2": ["simple_switch_grpc"]}
 _SOL_PACKET, _IGNORE_OUTGOING, _ALL = 263, 23, 3
 
 
-def words_of(name: str) -> np.ndarray:
+def words_of(name):
     """Return every worker's chunks, of which many are zero for all or some workers."""
     rng = np.random.default_rng(7)
     shape = (WORKERS, CHUNKS, LANES * RIVALS[name].values_per_lane)
@@ -52,7 +52,7 @@ def words_of(name: str) -> np.ndarray:
     return rng.integers(0, 1 << 32, shape, np.uint32) * (rng.random((WORKERS, CHUNKS, 1)) < 0.3)
 
 
-def bounds(name: str, words: np.ndarray) -> list[Fraction]:
+def bounds(name, words):
     """Return how far a sum of each chunk may be off, by the papers, besides the rounding to a float."""
     largest = [Fraction(float(chunk.max())) for chunk in np.abs(words.view(np.float32)).transpose(1, 0, 2)]
     if name == "thc":
@@ -66,7 +66,7 @@ def bounds(name: str, words: np.ndarray) -> list[Fraction]:
 
 
 @contextlib.contextmanager
-def running(command: list[str], program: bytes, ports: range):
+def running(command, program, ports):
     """Start a switch with a program on veth pairs in this network namespace; yield the hosts' sockets."""
     sockets = {}
     for port in ports:
@@ -94,7 +94,7 @@ def running(command: list[str], program: bytes, ports: range):
             switch.wait(timeout=PATIENCE_S)
 
 
-def summed() -> dict[str, object]:
+def summed():
     """Sum through a switch; return each worker's results, and how many packets were lost and sent again."""
     name, loss, target = os.environ["RIVAL"], float(os.environ["LOSS"]), os.environ["TARGET"]
     protocol, rng = RIVALS[name], random.Random(5)

@@ -1,14 +1,10 @@
 """Scenario files: read as written, refused in one line."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peelsum.simulation import Scenario, SimulationError
+from peelsum.simulation import SimulationError
 from peelsum.simulation.scenario import with_options
 
 VALUES = st.one_of(
@@ -22,13 +18,13 @@ NETWORK = [f"network.{name}" for name in ("gbps", "racks", "loss", "schedule")]
 NAMES = ["seed", "lanes", "slots", *NETWORK, "nonsense"]
 
 
-def parsed(folder: Path, text: str) -> Scenario:
+def parsed(folder, text):
     path = folder / "s.toml"
     path.write_text(text)
     return with_options(path, {})
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
+def test_a_file_is_read(tmp_path):
     scenario = parsed(
         tmp_path,
         """
@@ -69,22 +65,20 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("nonsense", "s.toml: is not TOML"),
     ],
 )
-def test_a_bad_file_gets_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_file_gets_one_line(tmp_path, text, message):
     with pytest.raises(SimulationError) as caught:
         parsed(tmp_path, text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
+def test_a_missing_file_gets_one_line(tmp_path):
     with pytest.raises(SimulationError, match=r"none\.toml: .*; give the path of a scenario"):
         with_options(tmp_path / "none.toml", {})
 
 
 @given(name=st.sampled_from(NAMES), value=VALUES)
-def test_any_value_is_taken_or_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, name: str, value: object
-) -> None:
+def test_any_value_is_taken_or_refused_in_one_line(tmp_path_factory, name, value):
     written = repr(value).lower() if isinstance(value, bool) else repr(value)
     table, _, field = name.rpartition(".")
     text = f"[{table}]\n{field} = {written}" if table else f"{field} = {written}"

@@ -1,13 +1,11 @@
 """Sparse sums by every way of `experiment run density`: exact, and with the words that each has to send."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from benchmarks.rivals.sparse_sums import LANES, SparseSum, Tensors, Way, links, omnireduce, sparse_sum
+from benchmarks.rivals.sparse_sums import LANES, Tensors, Way, links, omnireduce, sparse_sum
 
 GBPS = 0.2
 ELEMENTS = 20_003
@@ -15,7 +13,7 @@ ELEMENTS = 20_003
 WAYS = [pytest.param(way, marks=[pytest.mark.slow] if way == "lhc_fastest" else []) for way in get_args(Way)]
 
 
-def blocks(words: np.ndarray) -> np.ndarray:
+def blocks(words):
     """Return which blocks of LANES hold a non-zero: bool[workers, blocks]."""
     padded = np.zeros((len(words), -(-words.shape[1] // LANES) * LANES), words.dtype)
     padded[:, : words.shape[1]] = words
@@ -26,8 +24,8 @@ def blocks(words: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
 @pytest.mark.parametrize("support", ["uniform", "rows"])
-def test_every_way_is_exact(way: Way, density: float, support: str) -> None:
-    tensors = Tensors(ELEMENTS, density, support, workers=3, seed=5)  # type: ignore[arg-type]
+def test_every_way_is_exact(way, density, support):
+    tensors = Tensors(ELEMENTS, density, support, workers=3, seed=5)
     found = sparse_sum(way, tensors, GBPS)
     assert found.wrong == 0
     assert found.network_s > 0
@@ -36,7 +34,7 @@ def test_every_way_is_exact(way: Way, density: float, support: str) -> None:
     assert (again.network_s, again.words) == (found.network_s, found.words)
 
 
-def test_workers_share_a_support_and_each_position_has_a_holder() -> None:
+def test_workers_share_a_support_and_each_position_has_a_holder():
     tensors = Tensors(ELEMENTS, 0.05, "uniform", workers=4, seed=2)
     each = np.array(tensors.each())
     union = np.count_nonzero(each.any(0)) / ELEMENTS
@@ -44,9 +42,9 @@ def test_workers_share_a_support_and_each_position_has_a_holder() -> None:
     assert 0.5 < np.count_nonzero(each[0]) / np.count_nonzero(each.any(0)) < 0.75
 
 
-def test_omnireduce_sends_the_blocks_that_are_not_zero_and_gains_by_rows() -> None:
+def test_omnireduce_sends_the_blocks_that_are_not_zero_and_gains_by_rows():
     scattered, rows = (
-        np.array(Tensors(2**18, 0.01, support, workers=4, seed=1).each()).view(np.uint32)  # type: ignore[arg-type]
+        np.array(Tensors(2**18, 0.01, support, workers=4, seed=1).each()).view(np.uint32)
         for support in ("uniform", "rows")
     )
     for words in (scattered, rows):
@@ -57,15 +55,15 @@ def test_omnireduce_sends_the_blocks_that_are_not_zero_and_gains_by_rows() -> No
     assert omnireduce(links(GBPS, 4, 2**18), rows).seconds < 0.5 * row_seconds(scattered)
 
 
-def row_seconds(words: np.ndarray) -> float:
+def row_seconds(words):
     """Return the seconds of OmniReduce for uint32[4, 2**18]."""
     return omnireduce(links(GBPS, 4, 2**18), words).seconds
 
 
 @pytest.mark.slow
-def test_sparse_ways_send_less_than_dense_and_a_ring_more() -> None:
+def test_sparse_ways_send_less_than_dense_and_a_ring_more():
     tensors = Tensors(2**17, 0.01)
-    found: dict[str, SparseSum] = {way: sparse_sum(way, tensors, GBPS) for way in get_args(Way)}
+    found = {way: sparse_sum(way, tensors, GBPS) for way in get_args(Way)}
     assert found["compact"].words < 0.05 * found["dense"].words
     assert found["compact"].words < found["lhc"].words < found["dense"].words
     # A bit for each element, instead of four, is an eighth of the dense words less.

@@ -1,5 +1,6 @@
 """Fixtures: the small P4 programs next to these tests, loaded, and switches that run them in either mode."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,7 @@ P4 = Path(__file__).parent / "p4"
 @pytest.fixture(scope="session")
 def program_of():
     """Return a function: `program_of("router")` loads a program of tests/softswitch/p4 once."""
-    loaded = {}
-
-    def get(name):
-        if name not in loaded:
-            loaded[name] = load(P4 / f"{name}.json")
-        return loaded[name]
-
-    return get
+    return cache(lambda name: load(P4 / f"{name}.json"))
 
 
 @pytest.fixture(params=["python", "numba"])

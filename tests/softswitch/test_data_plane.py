@@ -1,6 +1,5 @@
 """The switch process: frames between ports, pipeline, controller and captures; start, stop, addresses."""
 
-import contextlib
 import resource
 import signal
 import socket
@@ -8,7 +7,6 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ from patience import PATIENCE_S, until
 from softswitch_frames import StubSwitch, host_at
 
 from peelsum.options import OptionError
-from peelsum.softswitch import Frames, SoftswitchError
+from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.capture import Capture
 from peelsum.softswitch.ports.links import Links
 from peelsum.softswitch.ports.udp import UdpPorts, frame_header
@@ -36,7 +34,7 @@ SIZE = packet_bytes(LANES)
 
 
 @pytest.fixture
-def rig() -> Iterator[SimpleNamespace]:
+def rig():
     ports = UdpPorts([1, 2], cpu_port=FROM_CONTROLLER)
     device = Device()
     with DataPlane(device, ports) as plane:
@@ -45,19 +43,19 @@ def rig() -> Iterator[SimpleNamespace]:
     ports.close()
 
 
-def at(rig: SimpleNamespace, number: int) -> contextlib.AbstractContextManager[BatchSocket]:
+def at(rig, number):
     return host_at(rig.plane.process_batch, rig.ports.listening[number], SIZE)
 
 
-def packets(count: int) -> np.ndarray:
+def packets(count):
     return np.random.default_rng(count).integers(0, 256, (count, SIZE), np.uint8)
 
 
-def crossed(port: np.ndarray) -> np.ndarray:
+def crossed(port):
     return 3 - port
 
 
-def test_frames_go_through_the_pipeline_at_a_rising_clock(rig: SimpleNamespace) -> None:
+def test_frames_go_through_the_pipeline_at_a_rising_clock(rig):
     switch = StubSwitch(crossed)
     rig.device.install(switch)
     with at(rig, 1) as host_1, at(rig, 2) as host_2:
@@ -70,7 +68,7 @@ def test_frames_go_through_the_pipeline_at_a_rising_clock(rig: SimpleNamespace) 
         assert 0 <= switch.clock[0] < 60_000_000
 
 
-def test_a_committed_pipeline_sets_the_size_of_packets(rig: SimpleNamespace) -> None:
+def test_a_committed_pipeline_sets_the_size_of_packets(rig):
     with at(rig, 1) as host_1, at(rig, 2) as host_2:
         for lanes in (LANES, 300):
             rig.device.install(StubSwitch(crossed, lanes))
@@ -83,8 +81,8 @@ def test_a_committed_pipeline_sets_the_size_of_packets(rig: SimpleNamespace) -> 
             assert np.array_equal(host_2.receive().packets, sent)
 
 
-def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace) -> None:
-    delivered: list[bytes] = []
+def test_controller_frames_enter_and_leave_at_the_cpu_port(rig):
+    delivered = []
     rig.device.on_packet_in(delivered.extend)
     switch = StubSwitch(lambda port: np.where(port == FROM_CONTROLLER, 1, FROM_CONTROLLER))
     rig.device.install(switch)
@@ -99,12 +97,12 @@ def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace)
     assert delivered == [bytes(frame_header(1, SIZE)) + bytes(payload) for payload in packets(2)]
 
 
-def test_frames_of_a_pipeline_that_was_replaced_do_not_reach_the_controller(rig: SimpleNamespace) -> None:
+def test_frames_of_a_pipeline_that_was_replaced_do_not_reach_the_controller(rig):
     """The controller would read their headers as those of the new pipeline."""
-    delivered: list[bytes] = []
+    delivered = []
     rig.device.on_packet_in(delivered.extend)
 
-    def route(port: np.ndarray) -> np.ndarray:
+    def route(port):
         rig.device.install(StubSwitch(crossed))
         return np.full_like(port, FROM_CONTROLLER)
 
@@ -115,7 +113,7 @@ def test_frames_of_a_pipeline_that_was_replaced_do_not_reach_the_controller(rig:
     assert not delivered
 
 
-def test_frames_injected_before_a_pipeline_are_dropped(rig: SimpleNamespace) -> None:
+def test_frames_injected_before_a_pipeline_are_dropped(rig):
     rig.device.inject(bytes(100))
     rig.plane.process_batch(1)
     switch = StubSwitch(crossed)
@@ -124,7 +122,7 @@ def test_frames_injected_before_a_pipeline_are_dropped(rig: SimpleNamespace) -> 
     assert switch.ports == []
 
 
-def test_stop_ends_a_loop_that_waits(rig: SimpleNamespace) -> None:
+def test_stop_ends_a_loop_that_waits(rig):
     loop = threading.Thread(target=rig.plane.run)
     loop.start()
     rig.plane.stop()
@@ -133,7 +131,7 @@ def test_stop_ends_a_loop_that_waits(rig: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_a_signal_ends_the_process_and_frees_every_port(number: signal.Signals) -> None:
+def test_a_signal_ends_the_process_and_frees_every_port(number):
     script = """
 from peelsum.softswitch.process import run
 from peelsum.switch_settings import SwitchSettings
@@ -144,7 +142,6 @@ print(sorted(counts.ports))
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     grpc_port, *udp_ports = map(int, process.stdout.readline().split())
     socket.create_connection(("127.0.0.1", grpc_port), timeout=PATIENCE_S).close()
     assert len(udp_ports) == 2
@@ -170,16 +167,17 @@ print(sorted(counts.ports))
         (2, {"peer_addresses": {3: ("127.0.0.1", 9)}}, "join: .*port 3 is out of range; use 1 to 2"),
         (1, {"p4runtime": "nonsense"}, "nonsense"),
         (1, {"program": Path("/nowhere.json")}, "/nowhere.json: No such file or directory; give the JSON"),
+        (1, {"capture": Path("/dev/null/here")}, "capture: /dev/null/here: Not a directory"),
         (8, {"cpu_port": 8}, "cpu-port: 8: is a port of the switch; choose another number"),
         (8, {"interfaces": {511: "eth0"}}, "interface: 511@eth0: port 511 is out of range; use 0 to 510"),
     ],
 )
-def test_what_is_out_of_range_is_named(ports: int, options: dict[str, object], message: str) -> None:
+def test_what_is_out_of_range_is_named(ports, options, message):
     with pytest.raises((StartError, OptionError), match=message):
-        run(SwitchSettings(ports, **{"p4runtime": "127.0.0.1:0", **options}))  # type: ignore[arg-type]
+        run(SwitchSettings(ports, **{"p4runtime": "127.0.0.1:0", **options}))
 
 
-def test_too_few_descriptors_are_told_of_with_a_remedy() -> None:
+def test_too_few_descriptors_are_told_of_with_a_remedy():
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The lowest free descriptor, and five more, are too few for eight ports.
     with Path("/dev/null").open() as lowest:
@@ -194,7 +192,7 @@ def test_too_few_descriptors_are_told_of_with_a_remedy() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_taken_grpc_port_is_named_and_the_udp_ports_are_freed() -> None:
+def test_a_taken_grpc_port_is_named_and_the_udp_ports_are_freed():
     with BatchSocket.bind(("127.0.0.1", 0), SIZE) as probe:
         free = probe.address[1]
     with socket.socket() as holder:
@@ -206,17 +204,17 @@ def test_a_taken_grpc_port_is_named_and_the_udp_ports_are_freed() -> None:
     BatchSocket.bind(("127.0.0.1", free), SIZE).close()
 
 
-def test_an_injected_frame_meets_the_pipeline_that_it_is_for(rig: SimpleNamespace) -> None:
+def test_an_injected_frame_meets_the_pipeline_that_it_is_for(rig):
     """A commit and a frame for it, which come while the loop takes frames, are for the next turn."""
     old, new = StubSwitch(crossed), StubSwitch(crossed)
     rig.device.install(old)
     take = rig.device.take_injected
 
-    def commit() -> None:
+    def commit():
         rig.device.install(new)
         rig.device.inject(bytes(60))
 
-    def take_later() -> list[bytes]:
+    def take_later():
         rig.device.take_injected = take
         committing.start()
         committing.join(0.5)  # times out
@@ -234,7 +232,7 @@ NOW_NS = 1_700_000_000_123_456_789
 FRAMES = [(2, b"\1" * 60), (1, bytes(range(200))), (2, b"\7" * 61), (9, b"to no port")]
 
 
-def records(path: Path) -> list[tuple[int, bytes]]:
+def records(path):
     """Return time in nanoseconds and bytes of each frame in a pcap file."""
     data = path.read_bytes()
     assert struct.unpack_from("<IHHiIII", data) == (0xA1B23C4D, 2, 4, 0, 0, 1 << 18, 1)
@@ -247,11 +245,11 @@ def records(path: Path) -> list[tuple[int, bytes]]:
     return found
 
 
-def frames_in(folder: Path) -> dict[str, list[bytes]]:
+def frames_in(folder):
     return {path.name: [frame for _, frame in records(path)] for path in folder.iterdir()}
 
 
-def test_every_frame_is_written_down_by_port_and_way(tmp_path: Path) -> None:
+def test_every_frame_is_written_down_by_port_and_way(tmp_path):
     folder = tmp_path / "a" / "b"
     capture = Capture({1: "port1", 2: "port2"}, folder, clock=lambda: NOW_NS)
     capture.write("in", Frames.of(FRAMES[:3]))
@@ -269,9 +267,7 @@ def test_every_frame_is_written_down_by_port_and_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delays", [{}, {1: 0.01}])
-def test_the_data_plane_captures_what_arrives_and_what_leaves(
-    tmp_path: Path, delays: dict[int, float]
-) -> None:
+def test_the_data_plane_captures_what_arrives_and_what_leaves(tmp_path, delays):
     size = packet_bytes(8)
     ports, device = UdpPorts([1]), Device()
     capture, links = Capture({1: "port1"}, tmp_path), Links([1], delays=delays)
@@ -281,7 +277,7 @@ def test_the_data_plane_captures_what_arrives_and_what_leaves(
         DataPlane(device, ports, links=links, capture=capture) as plane,
         host_at(plane.process_batch, ports.listening[1], size) as host,
     ):
-        device.install(StubSwitch())  # type: ignore[arg-type]
+        device.install(StubSwitch())
         plane.process_batch(0)
         host.send(np.full((1, size), 7, np.uint8))
         until(lambda: plane.process_batch(0.01) or ports.ports[1].counts.sent)
@@ -291,21 +287,14 @@ def test_the_data_plane_captures_what_arrives_and_what_leaves(
     assert written["port1_in.pcap"] == written["port1_out.pcap"]
 
 
-def test_a_capture_that_is_there_is_kept(tmp_path: Path) -> None:
+def test_a_capture_that_is_there_is_kept(tmp_path):
     (tmp_path / "port2_in.pcap").write_bytes(b"precious")
     with pytest.raises(StartError, match=r"capture: .*port2_in.pcap: File exists; give a folder"):
         run(SwitchSettings(2, "127.0.0.1:0", capture=tmp_path))
     assert (tmp_path / "port2_in.pcap").read_bytes() == b"precious"
 
 
-def test_a_folder_that_cannot_be_made_is_named() -> None:
-    with pytest.raises(SoftswitchError, match="capture: /dev/null/here: Not a directory"):
-        Capture({1: "port1"}, Path("/dev/null/here"))
-
-
-def test_when_a_file_cannot_be_written_nothing_is_captured_any_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_when_a_file_cannot_be_written_nothing_is_captured_any_more(tmp_path, capsys):
     capture = Capture({1: "port1", 2: "port2"}, tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))

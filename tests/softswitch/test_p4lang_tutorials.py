@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 
@@ -46,7 +45,7 @@ NOT_LISTENING = "StatusCode.UNAVAILABLE"
 START = "mount -t sysfs sysfs /sys && ip link set lo up && exec "
 
 
-def missing() -> str:
+def missing():
     """Return what this machine lacks; an empty text if nothing."""
     if not CHECKOUT or not PYTHON:
         return "P4LANG_TUTORIALS and P4LANG_PYTHON name no checkout and no Python"
@@ -57,7 +56,7 @@ def missing() -> str:
     return mininet_missing()
 
 
-def prepare(name: str, folder: Path) -> tuple[Path, dict[str, str]]:
+def prepare(name, folder):
     """Copy an exercise, and put its solution in place; return its folder, and the environment of its run."""
     checkout = Path(str(CHECKOUT))
     for shared in ("utils", "bin"):
@@ -77,24 +76,23 @@ def prepare(name: str, folder: Path) -> tuple[Path, dict[str, str]]:
 class Exercise:
     """The network of one exercise, controlled by Mininet's prompt."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name, folder):
         """Copy the exercise, put its solution in place, compile it and start the network."""
         self.folder, environment = prepare(name, folder)
         self.process = subprocess.Popen(
             [*NAMESPACE, START + "make run"], cwd=self.folder, env=environment, text=True, bufsize=0,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        self._characters: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._characters = queue.SimpleQueue()
         Thread(target=self._read, daemon=True).start()
         self._until_prompt()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
+    def _read(self):
         while character := self.process.stdout.read(1):
             self._characters.put(character)
         self._characters.put("")
 
-    def _until_prompt(self) -> str:
+    def _until_prompt(self):
         text, deadline = "", time.monotonic() + PATIENCE_S
         while not text.endswith(PROMPT):
             try:
@@ -105,31 +103,30 @@ class Exercise:
             text += character
         return text.removesuffix(PROMPT)
 
-    def type(self, line: str) -> str:
+    def type(self, line):
         """Type a line at Mininet's prompt; return what is printed until the next prompt."""
-        assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         return self._until_prompt()
 
-    def log(self, name: str) -> str:
+    def log(self, name):
         """Return a log's text so far."""
         path = self.folder / name
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def logs(self) -> str:
+    def logs(self):
         """Return the ends of all logs, for a test that fails."""
         return "".join(
             f"\n{path.name}: {path.read_text()[-2000:]}" for path in self.folder.glob("logs/s*.log")
         )
 
-    def listen(self, host: str, command: str = "./receive.py") -> str:
+    def listen(self, host, command="./receive.py"):
         """Start a program in a host, and wait until it has started; return its log's name."""
         log = f"{host}.log"
         self.type(f"{host} python3 -u {command} > {log} 2>&1 &")
         self.wait(lambda: "sniffing on" in self.log(log), log)
         return log
 
-    def wait(self, condition: Callable[[], bool], log: str = "", again: str = "") -> None:
+    def wait(self, condition, log="", again=""):
         """Wait until a condition holds; meanwhile type the line `again` every second."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
@@ -138,9 +135,8 @@ class Exercise:
                 self.type(again)
             time.sleep(1 if again else 0.1)
 
-    def close(self) -> None:
+    def close(self):
         """Leave Mininet, which ends the switches."""
-        assert self.process.stdin is not None
         try:
             self.process.stdin.write("exit\n")
             self.process.wait(timeout=PATIENCE_S)
@@ -150,7 +146,7 @@ class Exercise:
 
 
 @pytest.fixture
-def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Exercise]:
+def network(request, tmp_path):
     """Return the network of the exercise after which the test is named."""
     if reason := missing():
         pytest.skip(reason)
@@ -166,11 +162,11 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Exercise
     exercise.close()
 
 
-def test_basic(network: Exercise) -> None:
+def test_basic(network):
     assert "0% dropped (12/12 received)" in network.type("pingall")
 
 
-def test_basic_tunnel(network: Exercise) -> None:
+def test_basic_tunnel(network):
     log = network.listen("h2")
     for count, line in enumerate(
         ('10.0.2.2 "P4 is cool"', '10.0.2.2 "P4 is cool" --dst_id 2', '10.0.3.3 "P4 is cool" --dst_id 2'), 1
@@ -183,13 +179,13 @@ def test_basic_tunnel(network: Exercise) -> None:
     assert [re.findall(r"dst += (10\.\S+)", packet) for packet in tunnelled] == [["10.0.2.2"], ["10.0.3.3"]]
 
 
-def test_calc(network: Exercise) -> None:
+def test_calc(network):
     (network.folder / "sums").write_text("1+1\n100-58\n7&3\n5|8\n6^3\nquit\n")
     answers = re.findall(r"^(\d+)$", network.type("h1 python3 calc.py < sums"), re.MULTILINE)
     assert answers == ["2", "42", "3", "13", "5"]
 
 
-def send_through_bottleneck(network: Exercise) -> str:
+def send_through_bottleneck(network):
     """Send to h2 while another flow fills the queue between s1 and s2; return what h2 receives."""
     log = network.listen("h2")
     network.type("h22 iperf -s -u > iperf.log 2>&1 &")
@@ -199,13 +195,13 @@ def send_through_bottleneck(network: Exercise) -> str:
     return network.log(log)
 
 
-def test_ecn(network: Exercise) -> None:
+def test_ecn(network):
     marks = re.findall(r"tos += (0x\d)", send_through_bottleneck(network))
     assert marks[0] == "0x1"
     assert set(marks) == {"0x1", "0x3"}
 
 
-def test_mri(network: Exercise) -> None:
+def test_mri(network):
     received = send_through_bottleneck(network)
     assert set(re.findall(r"count += (\d+)", received)) == {"2"}
     traces = re.findall(r"swid += (\d+)\s+\|?[ |]*qdepth += (\d+)", received)
@@ -215,7 +211,7 @@ def test_mri(network: Exercise) -> None:
     assert max(depths) > 5
 
 
-def test_firewall(network: Exercise) -> None:
+def test_firewall(network):
     for host in ("h1", "h3"):
         network.type(f"{host} iperf -s > {host}.log 2>&1 &")
     assert "bits/sec" in network.type("h2 iperf -c 10.0.1.1 -t 1")
@@ -223,13 +219,13 @@ def test_firewall(network: Exercise) -> None:
     assert "bits/sec" not in network.type("h3 timeout -k 1 5 iperf -c 10.0.1.1 -t 1")
 
 
-def test_load_balance(network: Exercise) -> None:
+def test_load_balance(network):
     logs = network.listen("h2"), network.listen("h3")
     both = lambda: all("P4 is cool" in network.log(log) for log in logs)  # noqa: E731
     network.wait(both, logs[0], again='h1 ./send.py 10.0.0.1 "P4 is cool"')
 
 
-def test_link_monitor(network: Exercise) -> None:
+def test_link_monitor(network):
     log = network.listen("h1")
     network.type("h1 ./send.py > send.log 2>&1 &")
     network.type("h4 iperf -s > iperf.log 2>&1 &")
@@ -243,19 +239,19 @@ def test_link_monitor(network: Exercise) -> None:
     assert busiest() < 3 * rate
 
 
-def test_multicast(network: Exercise) -> None:
+def test_multicast(network):
     report = network.type("pingall")
     for host, others in (("h1", "h2 h3 X"), ("h2", "h1 h3 X"), ("h3", "h1 h2 X")):
         assert f"{host} -> {others}" in report
 
 
-def start_controller(network: Exercise) -> str:
+def start_controller(network):
     """Start the exercise's own controller; return the name of its log."""
     network.type("sh python3 -u ./mycontroller.py > controller.log 2>&1 &")
     return "controller.log"
 
 
-def test_p4runtime(network: Exercise) -> None:
+def test_p4runtime(network):
     log = start_controller(network)
     network.wait(lambda: "Reading tunnel counters" in network.log(log), log)
     assert "0% packet loss" in network.type("h1 ping -c 3 h2")
@@ -264,7 +260,7 @@ def test_p4runtime(network: Exercise) -> None:
     assert "MyIngress.myTunnel_ingress" in network.log(log)
 
 
-def test_flowcache(network: Exercise) -> None:
+def test_flowcache(network):
     log = start_controller(network)
     network.wait(lambda: network.log(log).count("Installed P4 Program") == 3, log)
     # The controller sends a flow's first packet on with its old addresses, so no host takes it. It ends by an
@@ -273,7 +269,7 @@ def test_flowcache(network: Exercise) -> None:
     network.wait(lambda: "Deleted flow_cache entry" in network.log(log), log)
 
 
-def test_qos(network: Exercise) -> None:
+def test_qos(network):
     log = network.listen("h2")
     for protocol, mark in (("UDP", "0xb9"), ("TCP", "0xb1")):
         network.type(f'h1 ./send.py --p={protocol} --des=10.0.2.2 --m="P4 is cool" --dur=2')
@@ -283,7 +279,7 @@ def test_qos(network: Exercise) -> None:
     assert {mark for mark, destination in headers if destination == "10.0.2.2"} == {"0xb9", "0xb1"}
 
 
-def test_source_routing(network: Exercise) -> None:
+def test_source_routing(network):
     log = network.listen("h2")
     (network.folder / "hops").write_text("2 3 2 2 1\nq\n")
     network.type("h1 ./send.py 10.0.2.2 < hops")
@@ -292,7 +288,7 @@ def test_source_routing(network: Exercise) -> None:
 
 
 @pytest.mark.parametrize("name", ["basic", "basic_tunnel"])
-def test_ptf(name: str, tmp_path: Path) -> None:
+def test_ptf(name, tmp_path):
     """The exercise's own tests of its solution, with PTF, started by its own script."""
     if reason := missing():
         pytest.skip(reason)

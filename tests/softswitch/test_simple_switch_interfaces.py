@@ -21,7 +21,7 @@ ECHO, GROWTH = Path(__file__).parent / "p4/hashes.json", 10
 LOGGER = Path(__file__).parent / "p4runtime/p4/externs.json"
 
 
-def shaped_rates() -> list[float | None]:
+def shaped_rates():
     """Limit an interface's rate in three ways."""
     namespaces.add_wire("switch1", "host1")
     commands = [
@@ -37,11 +37,11 @@ def shaped_rates() -> list[float | None]:
     return rates
 
 
-def test_a_ports_rate_is_that_of_tc() -> None:
+def test_a_ports_rate_is_that_of_tc():
     assert networks.alone(__file__, "shaped_rates") == [None, 0.5, 2000, None]
 
 
-def echoes() -> dict[str, object]:
+def echoes():
     """Send frames of up to the MTU to port 0, whose interface has one of 9000 bytes."""
     namespaces.add_wire("switch1", "host1")
     for name in ("switch1", "host1"):
@@ -53,7 +53,6 @@ def echoes() -> dict[str, object]:
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as switch,
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as host,
     ):
-        assert switch.stdout is not None
         lines = [switch.stdout.readline() for _ in range(2)]
         host.bind(("host1", 3))
         lengths = []
@@ -67,7 +66,7 @@ def echoes() -> dict[str, object]:
     return {"lengths": lengths, "captured": captured, "status": switch.returncode, "lines": lines}
 
 
-def test_frames_pass_as_long_as_the_mtu_and_are_captured(tmp_path: Path, monkeypatch) -> None:
+def test_frames_pass_as_long_as_the_mtu_and_are_captured(tmp_path, monkeypatch):
     monkeypatch.setenv("FOLDER", str(tmp_path))
     (tmp_path / "switch1_in.pcap").write_text("of an earlier run")
     told = networks.alone(__file__, "echoes")
@@ -77,7 +76,7 @@ def test_frames_pass_as_long_as_the_mtu_and_are_captured(tmp_path: Path, monkeyp
     assert told["lines"][1] == "port 0 at switch1 (AF_PACKET, as asked)\n"
 
 
-def logged_line() -> str:
+def logged_line():
     """Return the line that a program from the command line logs for a frame, while it runs."""
     namespaces.add_wire("switch1", "host1")
     options = ["-i", "1@switch1", "--log-console", str(LOGGER), "--", "--grpc-server-addr", "127.0.0.1:0"]
@@ -86,7 +85,6 @@ def logged_line() -> str:
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as switch,
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as host,
     ):
-        assert switch.stdout is not None
         lines = iter(switch.stdout.readline, "")
         next(line for line in lines if "runs a program without lanes" in line)
         host.bind(("host1", 3))
@@ -96,7 +94,7 @@ def logged_line() -> str:
     return line.partition("] program: ")[2]
 
 
-def test_a_program_from_the_command_line_writes_its_log() -> None:
+def test_a_program_from_the_command_line_writes_its_log():
     assert networks.alone(__file__, "logged_line") == "flow 7 of {9}\n"
 
 

@@ -1,24 +1,18 @@
 """Workers as threads over a sum in memory, which records the words that they send; and one worker alone."""
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
 
 import pytest
 
-from peelsum.allreduce import Allreduce, LocalSummation, Part
-
-T = TypeVar("T")
-#: The parts of each exchange of a worker: op, words, and whether they are the agreement's.
-Calls = list[list[tuple[str, Any, bool]]]
+from peelsum.allreduce import Allreduce, LocalSummation
 
 
-def recorded(summation: Any) -> Calls:
+def recorded(summation):
     """Return a list to which all exchanges of a backend are appended from now on."""
-    calls: Calls = []
+    calls = []
     original = summation.sum_words
 
-    def spy(parts: Sequence[Part]) -> Any:
+    def spy(parts):
         calls.append([(part.op, part.words.copy(), part.check is not None) for part in parts])
         return original(parts)
 
@@ -29,7 +23,7 @@ def recorded(summation: Any) -> Calls:
 class Workers:
     """A group of workers that run each step concurrently, one thread each."""
 
-    def __init__(self, count: int, lanes: int = 8, timeout_s: float = 30.0, **settings: Any) -> None:
+    def __init__(self, count, lanes=8, timeout_s=30.0, **settings):
         self.summations = LocalSummation.group(count, lanes, timeout_s)
         #: What each worker has sent.
         self.calls = [recorded(one) for one in self.summations]
@@ -39,25 +33,25 @@ class Workers:
             for summation, kind in zip(self.summations, kinds, strict=True)
         ]
 
-    def take(self) -> Calls:
+    def take(self):
         """Return the first worker's exchanges since the last call."""
         taken = [*self.calls[0]]
         self.calls[0].clear()
         return taken
 
-    def each(self, work: Callable[[int, Allreduce], T]) -> list[T]:
+    def each(self, work):
         """Run work(worker_id, its Allreduce) on every worker at once; raise the first worker's error."""
         with ThreadPoolExecutor(len(self.reduces)) as pool:
             return list(pool.map(work, range(len(self.reduces)), self.reduces))
 
-    def sum(self, inputs: Sequence[Any]) -> list[Any]:
+    def sum(self, inputs):
         """Run one step with these inputs, one per worker."""
         return self.each(lambda worker_id, reduce: reduce.sum(inputs[worker_id]))
 
-    def failures(self, inputs: Sequence[Any]) -> list[Exception]:
+    def failures(self, inputs):
         """Run one step in which every worker must fail; return their errors."""
 
-        def attempt(worker_id: int, reduce: Allreduce) -> Exception:
+        def attempt(worker_id, reduce):
             with pytest.raises(Exception) as raised:  # noqa: PT011 - the caller looks at it
                 reduce.sum(inputs[worker_id])
             return raised.value
@@ -70,5 +64,5 @@ class Echo:
 
     lanes, workers, worker_id = 256, 1, 0
 
-    def sum_words(self, parts: Sequence[Part]) -> list[Any]:
+    def sum_words(self, parts):
         return [part.words.copy() for part in parts]

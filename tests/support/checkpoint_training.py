@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch_training as training
 
@@ -12,7 +11,7 @@ from peelsum.torch import SwitchAllreduceState, TopK, hook
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def with_hook(rank: int, steps: int, folder: str | None, forget: bool = False) -> tuple[int, np.ndarray]:
+def with_hook(rank, steps, folder, forget=False):
     """Steps that a checkpoint had done, and parameters, float32, after `steps` in all, over gloo.
 
     forget: go on with a new hook's state, not with the one that was kept.
@@ -27,7 +26,7 @@ def with_hook(rank: int, steps: int, folder: str | None, forget: bool = False) -
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
     checkpoints = Checkpoints(folder, rank, ddp.module, optimizer, state)
     if forget:
-        state.load_state_dict = lambda values: None  # type: ignore[method-assign]
+        state.load_state_dict = lambda values: None
     begin = checkpoints.restore()
     for step in range(begin, steps):
         optimizer.zero_grad()

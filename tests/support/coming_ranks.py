@@ -1,9 +1,6 @@
 """Two ranks that sum for thousands of steps, while others enter, leave in order, or are killed."""
 
-from collections.abc import Sequence
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import psutil
@@ -18,14 +15,14 @@ from peelsum.transport import TransportError
 SIZE = 400
 
 
-def gradient(rank: int, step: int) -> np.ndarray:
+def gradient(rank, step):
     """Return integers, of which the first, that of the end, is zero."""
     values = (np.arange(SIZE, dtype=np.int64) * (7 + rank) + step * 13) % 1001 - 500
     values[0] = 0
     return values.astype(np.float32)
 
 
-def expected(members: Sequence[int], step: int, end: float) -> np.ndarray:
+def expected(members, step, end):
     """Return the average, computed in float64 and rounded once; `end` is its first element."""
     average = np.sum([gradient(rank, step).astype(np.float64) for rank in members], 0) / len(members)
     average[0] = end
@@ -35,7 +32,7 @@ def expected(members: Sequence[int], step: int, end: float) -> np.ndarray:
 class Run:
     """A rank's sums, each of which is compared with those of the members that it names."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options):
         self.parameter = torch.nn.Parameter(torch.zeros(SIZE))
         self.module = torch.nn.ParameterDict({"p": self.parameter})
         self.state = SwitchAllreduceState(
@@ -45,7 +42,7 @@ class Run:
         #: The step of the first wrong average; whether the end has come; the digests of parameters by step.
         self.wrong, self.ended, self.digests = -1, False, dict[int, str]()
 
-    def step(self, ends: bool) -> None:
+    def step(self, ends):
         """Sum once. ends: whether this rank wants to end."""
         step, rank = self.state.steps, self.state.rank or 0
         values = gradient(rank, step)
@@ -61,7 +58,7 @@ class Run:
         self.digests[step] = digest(self.parameter.detach().numpy())
 
 
-def stay(rank: int, folder: Path, steps: int, visitors: int = 0) -> dict[str, Any]:
+def stay(rank, folder, steps, visitors=0):
     """Sum for so many steps, or as rank 2 or 3 for a few; return what this process had meanwhile.
 
     visitors: how many files `visited ...` there must be before the end. A file says that the others have
@@ -85,7 +82,7 @@ def stay(rank: int, folder: Path, steps: int, visitors: int = 0) -> dict[str, An
     return {"wrong": run.wrong, "held": held, "digests": run.digests}
 
 
-def visit(_: int, seed: int) -> tuple[str, int, dict[int, str]]:
+def visit(_, seed):
     """Enter, sum for some steps, and leave, or be killed; or return why it came too late."""
     random = Random(seed)
     try:

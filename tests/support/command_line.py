@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from io import StringIO
@@ -18,21 +17,21 @@ from peelsum.cli.main import main
 typer.main.get_command = cache(typer.main.get_command)
 
 
-def peelsum(*arguments: str) -> CompletedProcess[str]:
+def peelsum(*arguments):
     """Run `peelsum ARGUMENTS`, in tenths of the time that a process takes to start."""
     with patch.object(sys, "argv", ["peelsum", *arguments]):
         return _run(main, arguments)
 
 
-def benchmarks(*arguments: str) -> CompletedProcess[str]:
+def benchmarks(*arguments):
     """Run `python -m benchmarks ARGUMENTS`."""
     from benchmarks.__main__ import main
 
     return _run(lambda: main(arguments), arguments)
 
 
-def _run(run: Callable[[], None], arguments: tuple[str, ...]) -> CompletedProcess[str]:
-    status: object = 0
+def _run(run, arguments):
+    status = 0
     on_interrupt = signal.getsignal(signal.SIGINT)
     with patch.dict(os.environ), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         try:

@@ -1,20 +1,16 @@
 """One of every compressor, one worker's compression without others, and workers as threads."""
 
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from operator import add
-from typing import Any
 
 import numpy as np
 
-from peelsum.allreduce import Allreduce, LocalSummation, Part
+from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.compress import (
     DGC,
     QSGD,
     CompressedSum,
-    Compressor,
-    ExactValues,
     Half,
     Int8Blocks,
     Memory,
@@ -34,12 +30,11 @@ from peelsum.compress import (
 )
 from peelsum.compress.arithmetic import from_code, to_code
 from peelsum.compress.sparsifier import Elected
-from peelsum.summation import Words
 
 #: The compressors of the package, without those that tests declare.
 KINDS = {name: kind for name, kind in registered().items() if kind.__module__.startswith("peelsum.")}
 #: Every compressor with its defaults, and variants that send more of small tensors.
-COMPRESSORS: dict[str, Compressor] = {name: kind() for name, kind in KINDS.items()} | {
+COMPRESSORS = {name: kind() for name, kind in KINDS.items()} | {
     "top-k": TopK(0.1),
     "top-k per bucket": TopK(0.1, per="bucket"),
     "top-k, momentum": TopK(0.1, momentum=0.9),
@@ -68,7 +63,7 @@ COMPRESSORS: dict[str, Compressor] = {name: kind() for name, kind in KINDS.items
 }
 
 
-def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np.ndarray, TensorState]:
+def alone(compressor, tensor, **fields):
     """Return a payload's values and the state, of one worker alone or with `fields` of the state.
 
     `state.scratch["bytes"]` are those of its payloads.
@@ -86,47 +81,45 @@ def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np
         state.summed = compressor.compress(flat, state)
         size += state.summed.nbytes
     if compressor.kind == "indexed":
-        assert state.positions is not None
         size += 4 * state.positions.size
     state.scratch["bytes"] = size
-    assert state.summed is not None
     return compressor.decompress(state.summed, state), state
 
 
-def fractions(sent: ExactValues, elements: int) -> list[Fraction]:
+def fractions(sent, elements):
     """Return the part of each element that a worker sent."""
     return [Fraction(units, 2**256) for units in sent_in_units(sent, elements)]
 
 
-def exactly(numbers: np.ndarray, scales: np.ndarray) -> list[Fraction]:
+def exactly(numbers, scales):
     """Return numbers / 2**scales."""
     return [Fraction(units, 2**256) for units in in_units(numbers, scales)]
 
 
-def grown(before: Residual, gradient: np.ndarray, momentum: float) -> Residual:
+def grown(before, gradient, momentum):
     """Return a residual with one more gradient added."""
     more = Residual.empty(gradient.size, velocity=bool(momentum))
     more.set_sum(before, gradient, momentum)
     return more
 
 
-def kept(residual: Residual) -> np.ndarray:
+def kept(residual):
     """Return what a residual keeps, in float64."""
     return np.ldexp(residual.numbers.astype(float), -residual.scales.astype(np.int32))
 
 
-def in_units(numbers: np.ndarray, scales: np.ndarray) -> list[int]:
+def in_units(numbers, scales):
     """Return numbers / 2**scales in units of 2**-256, which are integers, and far quicker than fractions."""
     return [number << 256 - scale for number, scale in zip(numbers.tolist(), scales.tolist(), strict=True)]
 
 
-def floats_in_units(values: np.ndarray) -> list[int]:
+def floats_in_units(values):
     """Return finite float32 in units of 2**-256."""
     mantissas, exponents = np.frexp(values)
     return in_units((mantissas * 2.0**24).astype(np.int64), 24 - exponents)
 
 
-def sent_in_units(sent: ExactValues, elements: int) -> list[int]:
+def sent_in_units(sent, elements):
     """Return the part of each element that a worker sent, in units of 2**-256."""
     out = [0] * elements
     for at, value in zip(sent.positions.tolist(), in_units(sent.numbers, sent.scales), strict=True):
@@ -137,12 +130,12 @@ def sent_in_units(sent: ExactValues, elements: int) -> list[int]:
 class Books(Memory):
     """A memory that keeps books of what went into its residuals and what was sent, in units of 2**-256."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.accumulated: dict[str, list[int]] = {}
-        self.sent: dict[str, list[int]] = {}
+        self.accumulated = {}
+        self.sent = {}
 
-    def add_gradients(self, gradients: Any, momentum: float = 0.0, max_norm: float | None = None) -> Any:
+    def add_gradients(self, gradients, momentum=0.0, max_norm=None):
         """Enter what is added: the gradient, or the velocity."""
         grown = super().add_gradients(gradients, momentum, max_norm)
         for name, residual in grown.items():
@@ -153,7 +146,7 @@ class Books(Memory):
             self._enter(self.accumulated, name, fresh)
         return grown
 
-    def store(self, grown: Any, sent: Any, step: int) -> None:
+    def store(self, grown, sent, step):
         """Enter what was sent."""
         super().store(grown, sent, step)
         for name, residual in grown.items():
@@ -161,10 +154,10 @@ class Books(Memory):
             self._enter(self.sent, name, one)
 
     @staticmethod
-    def _enter(book: dict[str, list[int]], name: str, more: list[int]) -> None:
+    def _enter(book, name, more):
         book[name] = list(map(add, book.get(name, [0] * len(more)), more))
 
-    def balance(self) -> None:
+    def balance(self):
         """All that was sent and what is kept must come to all that was entered."""
         for name, residual in self.residuals.items():
             kept_now = in_units(residual.numbers, residual.scales)
@@ -174,11 +167,11 @@ class Books(Memory):
 class Recorded(SummationCollectives):
     """Collectives that note the operations and lengths of every exchange."""
 
-    def __init__(self, summation: LocalSummation) -> None:
+    def __init__(self, summation):
         super().__init__(summation)
-        self.exchanges: list[list[tuple[str, int]]] = []
+        self.exchanges = []
 
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+    def sum_words(self, parts):
         """Note the parts, and sum them."""
         self.exchanges.append([(part.op, part.words.size) for part in parts])
         return super().sum_words(parts)
@@ -191,15 +184,7 @@ class Workers:
     take most of a step's time; `kind` is Memory in tests that do not balance them.
     """
 
-    def __init__(
-        self,
-        compressor: Compressor,
-        count: int = 3,
-        *,
-        kind: type[Memory] = Books,
-        allreduce: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, compressor, count=3, *, kind=Books, allreduce=None, **options):
         self.summations = LocalSummation.group(count, 8)
         options = {"error_feedback": True} | options
         self.sums = [
@@ -213,13 +198,13 @@ class Workers:
             for one in self.summations
         ]
 
-    def step(self, tensors: list[dict[str, np.ndarray]], step: int | None = None) -> list[Any]:
+    def step(self, tensors, step=None):
         """Every worker's result of one step, or of one bucket of step `step`; the first error is raised."""
         with ThreadPoolExecutor(len(self.sums)) as pool:
             pairs = zip(self.sums, tensors, strict=True)
             return list(pool.map(lambda pair: pair[0].sum(pair[1], step), pairs))
 
-    def recorded(self, tensors: list[dict[str, np.ndarray]]) -> list[list[list[tuple[str, int]]]]:
+    def recorded(self, tensors):
         """Every worker's exchanges of one step: the operation and length of each part."""
         collectives = [Recorded(one) for one in self.summations]
         for one, recorded in zip(self.sums, collectives, strict=True):

@@ -1,10 +1,9 @@
 """A small choice of a test's parameters in which every pair, or every single value, still occurs."""
 
-from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 
-def covering(rows: Sequence[Sequence[int]], strength: int) -> list[int]:
+def covering(rows, strength):
     """Choose rows, by number, in which all values of any `strength` columns occur together that do in `rows`.
 
     Takes the row that adds most, the first of several: the same choice every time.
@@ -19,7 +18,7 @@ def covering(rows: Sequence[Sequence[int]], strength: int) -> list[int]:
     return sorted(chosen)
 
 
-def _groups(row: Iterable[int], strength: int) -> set[tuple[tuple[int, int], ...]]:
+def _groups(row, strength):
     """The values of every `strength` columns, as (column, value)."""
     columns = list(enumerate(row))
     return set(combinations(columns, min(strength, len(columns))))

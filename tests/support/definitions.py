@@ -7,37 +7,34 @@ worker announced.
 
 import math
 import struct
-from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
 
 from peelsum.compress.methods.packed import block_size
 
-Numbers = Sequence[float]
 _INT32_MAX = 2**31 - 1
 
 
-def packed(fields: Sequence[int], bits: int) -> list[int]:
+def packed(fields, bits):
     """Return the words of fields of `bits` bits, the first in the lowest bits."""
     each = 32 // bits
     rows = [fields[begin : begin + each] for begin in range(0, len(fields), each)]
     return [sum(field << (bits * place) for place, field in enumerate(row)) for row in rows]
 
 
-def top_k(values: Numbers, count: int) -> list[int]:
+def top_k(values, count):
     """The positions of the `count` largest magnitudes, of equal ones the first."""
     order = sorted(range(len(values)), key=lambda at: (-abs(values[at]), at))
     return sorted(order[:count])
 
 
-def count_of(compressor: Any, elements: int, step: int) -> int:
+def count_of(compressor, elements, step):
     """A share of the elements, rounded up, on a straight line in its logarithm while it warms up."""
     left = max(1 - step / compressor.warm_up_steps, 0) if compressor.warm_up_steps else 0
     share = compressor.ratio * (compressor.warm_up_from / compressor.ratio) ** left
     return min(elements, math.ceil(share * elements - 1e-9))
 
 
-def fixed_point(values: Numbers, bound: float, workers: int) -> list[float]:
+def fixed_point(values, bound, workers):
     """Round to the finest 2**-s with which all workers' largest float below 2**e > bound fits an int32."""
     exponent = math.frexp(bound)[1]
     largest, scale = Fraction(2) ** exponent * (1 - Fraction(1, 2**24)), 40 - exponent
@@ -47,7 +44,7 @@ def fixed_point(values: Numbers, bound: float, workers: int) -> list[float]:
     return [float(round(Fraction(value) / unit) * unit) for value in values]
 
 
-def variance(values: Numbers) -> float:
+def variance(values):
     """Return the mean square difference from the mean, sums rounded once."""
     if not values:
         return 0.0
@@ -55,7 +52,7 @@ def variance(values: Numbers) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / len(values)
 
 
-def stochastic(values: Numbers, unit: float, random: Sequence[int]) -> list[int]:
+def stochastic(values, unit, random):
     """Return values / unit, each magnitude rounded up if its fraction exceeds random / 2**32."""
     out = []
     for value, word in zip(values, random, strict=True):
@@ -65,29 +62,27 @@ def stochastic(values: Numbers, unit: float, random: Sequence[int]) -> list[int]
     return out
 
 
-def packed_integers(
-    values: Numbers, bound: float, bits: int, workers: int, random: Sequence[int]
-) -> list[float]:
+def packed_integers(values, bound, bits, workers, random):
     """Return multiples of the unit with h = (2**bits - 1) // (2 workers) levels on each side of zero."""
     unit = rounded_up(bound / ((2**bits - 1) // (2 * workers)), 12)
     return [level * unit for level in stochastic(values, unit, random)]
 
 
-def rotated(values: Numbers, signs: Sequence[int], block: int) -> list[float]:
+def rotated(values, signs, block):
     """Return H D x of every block; a sign is the top bit of a word."""
     padded = [*values, *[0.0] * (len(signs) - len(values))]
     signed = [-value if word >> 31 else value for value, word in zip(padded, signs, strict=True)]
     return [one for begin in range(0, len(signed), block) for one in hadamard(signed[begin : begin + block])]
 
 
-def rotate_back(values: Numbers, signs: Sequence[int], block: int, elements: int) -> list[float]:
+def rotate_back(values, signs, block, elements):
     """Return D H y / n of every block."""
     parts = [one for at in range(0, len(values), block) for one in hadamard(values[at : at + block])]
     pairs = zip(parts, signs, strict=True)
     return [(-value if word >> 31 else value) / block for value, word in pairs][:elements]
 
 
-def hadamard(values: Numbers) -> list[float]:
+def hadamard(values):
     """Return [[H, H], [H, -H]] x."""
     if len(values) == 1:
         return list(values)
@@ -97,18 +92,18 @@ def hadamard(values: Numbers) -> list[float]:
     return [a + b for a, b in pairs] + [a - b for a, b in pairs]
 
 
-def tern_grad(values: Numbers, bound: float, random: Sequence[int]) -> list[float]:
+def tern_grad(values, bound, random):
     """Return s * sign(x) * b, with s = bound."""
     return [level * bound for level in stochastic(values, bound, random)]
 
 
-def majority(votes: Sequence[Numbers]) -> list[float]:
+def majority(votes):
     """Return the sign of the sum of the workers' signs, times the number of workers."""
     totals = [sum((value > 0) - (value < 0) for value in column) for column in zip(*votes, strict=True)]
     return [float(len(votes) * ((total > 0) - (total < 0))) for total in totals]
 
 
-def qsgd(values: Numbers, bits: int, two_norm: bool, block: int, random: Sequence[int]) -> list[float]:
+def qsgd(values, bits, two_norm, block, random):
     """Return norm / s times a level, block by block."""
     levels, out = 2 ** (bits - 1) - 1, []
     for begin in range(0, len(values), block):
@@ -119,7 +114,7 @@ def qsgd(values: Numbers, bits: int, two_norm: bool, block: int, random: Sequenc
     return out
 
 
-def ef_sign(values: Numbers) -> list[float]:
+def ef_sign(values):
     """Return the mean magnitude with each element's sign."""
     mean = math.fsum(map(abs, values)) / max(len(values), 1)
     mantissa, exponent = math.frexp(mean)
@@ -127,14 +122,14 @@ def ef_sign(values: Numbers) -> list[float]:
     return [-scale if value < 0 else scale for value in values]
 
 
-def half(values: Numbers) -> list[float]:
+def half(values):
     """Return values as binary16, divided by a power of two if the largest is 2**15 or more."""
     shift = max(math.frexp(max(map(abs, values), default=0.0))[1] - 15, 0)
     halves = [struct.unpack("<e", struct.pack("<e", math.ldexp(value, -shift)))[0] for value in values]
     return [math.ldexp(value, shift) for value in halves]
 
 
-def brain(values: Numbers) -> list[float]:
+def brain(values):
     """Return values of 8 significant bits, rounded half to even; subnormal ones in units of 2**-133."""
     out = []
     for value in values:
@@ -145,7 +140,7 @@ def brain(values: Numbers) -> list[float]:
     return out
 
 
-def int8_blocks(values: Numbers, block: int) -> list[float]:
+def int8_blocks(values, block):
     """Return multiples of a power of two, from -127 to 127, block by block."""
     out = []
     for begin in range(0, len(values), block):
@@ -155,7 +150,7 @@ def int8_blocks(values: Numbers, block: int) -> list[float]:
     return out
 
 
-def natural(values: Numbers, random: Sequence[int]) -> list[float]:
+def natural(values, random):
     """Return the power of two below or above each magnitude, with its sign."""
     out = []
     for value, word in zip(values, random, strict=True):
@@ -169,7 +164,7 @@ def natural(values: Numbers, random: Sequence[int]) -> list[float]:
     return out
 
 
-def power_sgd(tensors: Sequence[Sequence[Numbers]], start: Sequence[Numbers]) -> list[list[float]]:
+def power_sgd(tensors, start):
     """Return what each worker sends, P Q_w^T flat, of matrices tensors[w][row][column] and Q = start."""
     workers, rank = len(tensors), len(start[0])
     units = [_unit(matrix, 24) for matrix in tensors]
@@ -191,19 +186,18 @@ def power_sgd(tensors: Sequence[Sequence[Numbers]], start: Sequence[Numbers]) ->
     return [[float(one) for row in _product(p, _turned(q)) for one in row] for q in sent]
 
 
-def rounded_up(value: float, bits: int) -> float:
+def rounded_up(value, bits):
     """Return the smallest number of at most `bits` significant bits from `value` >= 0 on."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(math.ceil(math.ldexp(mantissa, bits)), exponent - bits)
 
 
-def single(value: float) -> float:
+def single(value):
     """Return the value rounded to float32."""
-    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    return rounded
+    return struct.unpack("<f", struct.pack("<f", value))[0]
 
 
-def _summed(factors: Sequence[Sequence[Sequence[Fraction]]], workers: int) -> list[list[float]]:
+def _summed(factors, workers):
     """Return the sum of float32 matrices in the fixed point of the largest."""
     rounded = [[[single(float(one)) for one in row] for row in matrix] for matrix in factors]
     bound = max(abs(one) for matrix in rounded for row in matrix for one in row)
@@ -214,8 +208,8 @@ def _summed(factors: Sequence[Sequence[Sequence[Fraction]]], workers: int) -> li
     ]
 
 
-def _orthonormal(matrix: Sequence[Numbers], rank: int) -> list[list[float]]:
-    columns: list[list[float]] = []
+def _orthonormal(matrix, rank):
+    columns = []
     for at in range(rank):
         column = [row[at] for row in matrix]
         before = _norm(column)
@@ -227,18 +221,16 @@ def _orthonormal(matrix: Sequence[Numbers], rank: int) -> list[list[float]]:
     return [[round(one * 4096) / 4096 for one in row] for row in zip(*columns, strict=True)]
 
 
-def _norm(column: Numbers) -> float:
+def _norm(column):
     exponent = math.frexp(max(map(abs, column)))[1]
     return math.ldexp(math.sqrt(math.fsum(math.ldexp(one, -exponent) ** 2 for one in column)), exponent)
 
 
-def _unit(matrix: Sequence[Numbers], bits: int) -> Fraction:
+def _unit(matrix, bits):
     return Fraction(2) ** (math.frexp(max(abs(one) for row in matrix for one in row))[1] - bits)
 
 
-def _product(
-    left: Sequence[Sequence[float | Fraction]], right: Sequence[Sequence[float | Fraction]]
-) -> list[list[Fraction]]:
+def _product(left, right):
     columns = [[Fraction(one) for one in column] for column in zip(*right, strict=True)]
     return [
         [sum((Fraction(a) * b for a, b in zip(row, column, strict=True)), Fraction(0)) for column in columns]
@@ -246,16 +238,15 @@ def _product(
     ]
 
 
-def _turned(matrix: Sequence[Sequence[float | Fraction]]) -> list[list[float | Fraction]]:
+def _turned(matrix):
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
-def _words(compressor: Any, state: Any, count: int) -> list[int]:
-    words: list[int] = state.random(count, compressor.seed).tolist()
-    return words
+def _words(compressor, state, count):
+    return state.random(count, compressor.seed).tolist()
 
 
-def _packed(c: Any, x: Numbers, s: Any) -> list[float]:
+def _packed(c, x, s):
     if not c.rotate:
         return packed_integers(x, s.bound, c.bits, s.workers, _words(c, s, len(x)))
     block = block_size(len(x))
@@ -267,7 +258,7 @@ def _packed(c: Any, x: Numbers, s: Any) -> list[float]:
     return rotate_back(levels, signs, block, len(x))
 
 
-def _sampled(c: Any, x: Numbers, s: Any) -> list[int]:
+def _sampled(c, x, s):
     """At least the `few`-th largest of a sample; too many are cut to the largest."""
     count = count_of(c, len(x), s.step)
     if c.sample is None:
@@ -280,18 +271,18 @@ def _sampled(c: Any, x: Numbers, s: Any) -> list[int]:
     return passed if len(passed) <= 2 * count else top_k(x, count)
 
 
-def _random(c: Any, x: Numbers, s: Any) -> list[int]:
+def _random(c, x, s):
     generator = s.generator(c.seed, per_worker=c.seeds == "own")
     count = count_of(c, len(x), s.step)
     return sorted(generator.choice(len(x), count, replace=False, shuffle=False).tolist())
 
 
-def _elected(c: Any, x: Numbers, s: Any) -> list[int]:
+def _elected(c, x, s):
     return top_k(x, count_of(c, len(x), s.step))
 
 
 #: By the compressor's name: what is sent of values, given the compressor and the state.
-DEFINITIONS: dict[str, Callable[[Any, Numbers, Any], list[float]]] = {
+DEFINITIONS = {
     "fixed-point": lambda c, x, s: fixed_point(x, s.bound, s.workers),
     "bf16": lambda c, x, s: brain(x),
     "ef-sign": lambda c, x, s: ef_sign(x),
@@ -305,7 +296,7 @@ DEFINITIONS: dict[str, Callable[[Any, Numbers, Any], list[float]]] = {
     "terngrad": lambda c, x, s: tern_grad(x, s.bound, _words(c, s, len(x))),
 }
 #: By the sparsifier's name: the positions that a worker chooses.
-CHOICES: dict[str, Callable[[Any, Numbers, Any], list[int]]] = {
+CHOICES = {
     "dgc": _sampled,
     "random-k": _random,
     "star": _elected,

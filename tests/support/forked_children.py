@@ -13,13 +13,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO
 from unittest.mock import patch
 from weakref import finalize
 
@@ -35,7 +32,7 @@ _PEELSUM = [sys.executable, "-m", "peelsum.cli"]
 _starting = threading.Lock()
 
 
-def start_apart(process: ForkServerProcess) -> None:
+def start_apart(process):
     """Start a process with what its server has loaded, and nothing of the program that runs the tests."""
     nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
     # One at a time: the second of two threads would find what the first has set, and restore that.
@@ -43,24 +40,22 @@ def start_apart(process: ForkServerProcess) -> None:
         process.start()
 
 
-def inherit_no_ends() -> None:
+def inherit_no_ends():
     """Forget what the parent process would have to clean up at its exit, so that this one does not.
 
     Most of it is torch's, and takes longer than many a part of a network runs.
     """
     atexit._clear()
-    for inherited in finalize._registry:  # type: ignore[attr-defined]
+    for inherited in finalize._registry:
         inherited.atexit = False
-    for own in (logging.shutdown, finalize._exitfunc):  # type: ignore[attr-defined]
+    for own in (logging.shutdown, finalize._exitfunc):
         atexit.register(own)
 
 
 class Forked:
     """What `Child` uses of `subprocess.Popen`."""
 
-    def __init__(
-        self, command: Sequence[str], *, stderr: IO[bytes], env: Mapping[str, str], **_: object
-    ) -> None:
+    def __init__(self, command, *, stderr, env, **_):
         self.args = command
         child_in, to_child = os.pipe()
         from_child, child_out = os.pipe()
@@ -73,45 +68,43 @@ class Forked:
         os.close(child_out)
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         return self._process.pid or 0
 
-    def poll(self) -> int | None:
+    def poll(self):
         return self._process.exitcode
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout=None):
         self._process.join(timeout)
         status = self._process.exitcode
         if status is None:
             raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
         return status
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, number):
         if self.poll() is None:
             with suppress(ProcessLookupError):  # it has ended since; subprocess.Popen ignores that, too
                 os.kill(self.pid, number)
 
-    def kill(self) -> None:
+    def kill(self):
         self.send_signal(signal.SIGKILL)
 
 
 class _Passed:
     """A file descriptor that goes to the child."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         self._number = number
 
-    def __reduce__(self) -> tuple[object, tuple[object]]:
+    def __reduce__(self):
         return _detached, (DupFd(self._number),)
 
 
-def _detached(passed: object) -> int:
-    return int(passed.detach())  # type: ignore[attr-defined]
+def _detached(passed):
+    return int(passed.detach())
 
 
-def _run(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, streams: Sequence[int]
-) -> None:
+def _run(arguments, environment, folder, streams):
     os.setsid()
     inherit_no_ends()
     for number, stream in enumerate(streams):
@@ -124,7 +117,7 @@ def _run(
     sys.argv = ["peelsum", *arguments]
     from peelsum.cli.main import main
 
-    status: object = 0
+    status = 0
     try:
         main()
     except SystemExit as ended:
@@ -135,13 +128,13 @@ def _run(
     os._exit(int(status or 0))
 
 
-def _popen(command: Sequence[str], **options: object) -> object:
+def _popen(command, **options):
     forked = [*command[: len(_PEELSUM)]] == _PEELSUM
-    return (Forked if forked else subprocess.Popen)(command, **options)  # type: ignore[call-overload]
+    return (Forked if forked else subprocess.Popen)(command, **options)
 
 
 @pytest.fixture(scope="module")
-def forked_children() -> Iterator[None]:
+def forked_children():
     """Fork every `Child.peelsum` that this process starts, those of fixtures of the module, too."""
     calls = SimpleNamespace(Popen=_popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
     with patch.object(children, "subprocess", calls):

@@ -7,7 +7,7 @@ from peelsum.wire import UDP_PORT
 FRAME_HEADER_BYTES = 42
 
 
-def checksum(header: bytes) -> int:
+def checksum(header):
     """The Internet checksum of an even number of bytes."""
     total = sum(struct.unpack(f"!{len(header) // 2}H", header))
     while total >> 16:
@@ -16,7 +16,7 @@ def checksum(header: bytes) -> int:
 
 
 def frame(
-    payload: bytes,
+    payload,
     *,
     ether_type=0x0800,
     version_ihl=0x45,
@@ -27,7 +27,7 @@ def frame(
     udp_length=None,
     src_ip=0x0A000001,
     dst_ip=0x0A000002,
-) -> bytes:
+):
     """`payload` in UDP, IPv4 and Ethernet; any field can be made wrong."""
     udp_length = 8 + len(payload) if udp_length is None else udp_length
     udp = struct.pack("!HHHH", 40000, dst_port, udp_length, 0)
@@ -39,7 +39,7 @@ def frame(
     return ethernet + ip + udp + payload
 
 
-def payload_of(raw: bytes) -> bytes:
+def payload_of(raw):
     """The UDP payload of a frame, once its lengths and its IPv4 checksum have been found right."""
     total_length = struct.unpack_from("!H", raw, 16)[0]
     udp_length = struct.unpack_from("!H", raw, 38)[0]

@@ -2,9 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Self
 
 import pytest
 
@@ -13,7 +11,7 @@ _FIRST, _END, _APART = 20_000, 32_000, 48
 _given = 0
 
 
-def free_udp_base(ports: int) -> int:
+def free_udp_base(ports):
     """Return a number after which `ports` UDP ports are free.
 
     Test processes that run side by side start at distant numbers, and none gets the same number twice.
@@ -28,7 +26,7 @@ def free_udp_base(ports: int) -> int:
     raise OSError("no UDP ports are free")
 
 
-def _are_free(ports: range) -> bool:
+def _are_free(ports):
     with ExitStack() as stack:
         try:
             for port in ports:
@@ -44,24 +42,24 @@ class KeptPort:
     Servers that set SO_REUSEADDR can listen on it, one after the other, until it is closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind(("127.0.0.1", 0))
-        self.number: int = self._socket.getsockname()[1]
+        self.number = self._socket.getsockname()[1]
         self.address = f"127.0.0.1:{self.number}"
 
-    def close(self) -> None:
+    def close(self):
         self._socket.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.close()
 
 
 @pytest.fixture
-def kept_port() -> Iterator[KeptPort]:
+def kept_port():
     with KeptPort() as port:
         yield port

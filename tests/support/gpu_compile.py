@@ -1,7 +1,5 @@
 """Compile all GPU kernels for a compute capability, such as 90, and print the name of each."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -18,7 +16,7 @@ from peelsum.codec.segments import Segment, SegmentTable
 _TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
 N, K = 4096, 512
 #: What has been compiled.
-DONE: set[Any] = set()
+DONE = set()
 
 
 gpu = GpuDevice(torch.device("cpu"))
@@ -54,7 +52,7 @@ def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> Non
 def step() -> None:
     """Go through a step of a dense and a sparse segment."""
     table = SegmentTable([Segment(N, sparse=False), Segment(N, sparse=True)])
-    codec: Any = gpu.segments(table, [torch.zeros(N), torch.zeros(N)], [None, None], 3)
+    codec = gpu.segments(table, [torch.zeros(N), torch.zeros(N)], [None, None], 3)
     bitmap, scale_words = codec.write_scales(words(table.scale_words)), words(table.scale_words)
     codec.read_scales(np.ones(table.scale_words, np.uint32))
     codec.set_candidates(bitmap)

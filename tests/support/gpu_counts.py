@@ -6,13 +6,9 @@ On a CPU, Triton's interpreter runs the kernels, and torch's operations do not w
 would be on a device.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import gpu_device  # before Triton is imported
 import torch
@@ -38,28 +34,28 @@ _QUIET = {
 class Counts:
     """What was counted: names of kernels and operations, and of what the host waited in."""
 
-    def __init__(self) -> None:
-        self.kernels: Counter[str] = Counter()
-        self.operations: Counter[str] = Counter()
-        self.waits: Counter[str] = Counter()
+    def __init__(self):
+        self.kernels = Counter()
+        self.operations = Counter()
+        self.waits = Counter()
 
     @property
-    def launches(self) -> int:
+    def launches(self):
         """Kernels of ours, and operations of torch, copies among them."""
         return self.kernels.total() + self.operations.total()
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.waits.total()} waits {dict(self.waits)}, {self.launches} launches, of them " + (
             f"{self.kernels.total()} kernels {dict(self.kernels)}, operations {dict(self.operations)}"
         )
 
 
 class _Functions(TorchFunctionMode):
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts):
         super().__init__()
         self.counts = counts
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function, types, args=(), kwargs=None):
         name = getattr(function, "__name__", "")
         masked = name in ("__getitem__", "__setitem__") and _has_mask(args[1])
         if name in _READS or masked:
@@ -68,11 +64,11 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts):
         super().__init__()
         self.counts = counts
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         schema = function._schema
         is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
         result = function(*args, **(kwargs or {}))
@@ -81,18 +77,18 @@ class _Operations(TorchDispatchMode):
         return result
 
 
-def calls_outside_launches(work: Callable[[], object]) -> Counter[str]:
+def calls_outside_launches(work):
     """Return how often `work` calls each Python function, by its file and name; a launch is one call.
 
     Those that poison memory in tests do not count.
     """
     calls, run = Counter[str](), launch.run
 
-    def profile(frame: Any, event: str, argument: object) -> None:
+    def profile(frame, event, argument):
         if event == "call" and not frame.f_code.co_filename.endswith("poison.py"):
             calls[f"{frame.f_code.co_filename}:{frame.f_code.co_name}"] += 1
 
-    def launched(*arguments: Any, **options: Any) -> None:
+    def launched(*arguments, **options):
         sys.setprofile(None)  # the interpreter of kernels calls many functions
         try:
             run(*arguments, **options)
@@ -109,29 +105,29 @@ def calls_outside_launches(work: Callable[[], object]) -> Counter[str]:
     return calls
 
 
-def _on_device(*several: Any) -> bool:
+def _on_device(*several):
     """Return whether an operation is the device's: without a GPU, all are."""
     return not gpu_device.REAL or any(
         isinstance(one, torch.Tensor) and one.is_cuda for one in tree_leaves(several)
     )
 
 
-def _has_mask(index: Any) -> bool:
+def _has_mask(index):
     several = index if isinstance(index, tuple) else (index,)
     return any(isinstance(one, torch.Tensor) and one.dtype == torch.bool for one in several)
 
 
 @contextmanager
-def counted() -> Iterator[Counts]:
+def counted():
     """Count what this thread does inside the context."""
     counts, run, wait = Counts(), launch.run, memory.wait
 
-    def launched(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+    def launched(kernel, programs, *arguments, **options):
         counts.kernels[kernel.fn.__name__] += bool(programs)
         with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
             run(kernel, programs, *arguments, **options)
 
-    def waited(device: torch.device) -> None:
+    def waited(device):
         counts.waits["settle"] += 1
         wait(device)
 

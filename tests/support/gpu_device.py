@@ -1,16 +1,11 @@
 """The device that GPU tests run on: a real one, or Triton's interpreter on the CPU. Import before Triton."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from packaging.version import Version
 
 #: Triton reads this when it is imported first.
@@ -25,33 +20,33 @@ _POISON = 0xA5
 needs_device = pytest.mark.skipif(not REAL, reason="needs a GPU that torch can use; none is here")
 
 
-def on_device(array: NDArray[Any]) -> torch.Tensor:
+def on_device(array):
     """A copy there; of uint32, as the int32 of the same bits."""
     signed = array.view(np.int32) if array.dtype == np.uint32 else array
     return torch.from_numpy(signed.copy()).to(DEVICE)
 
 
-def poisoned(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+def poisoned(*shape, dtype=torch.int32):
     """Return memory on the device that holds garbage."""
     tensor = torch.empty(shape, dtype=dtype, device=DEVICE)
     tensor.view(torch.uint8).fill_(_POISON)
     return tensor
 
 
-def bits(tensor: torch.Tensor) -> NDArray[Any]:
+def bits(tensor):
     """Return the bit patterns of floats or words in device memory: uint32, or int64."""
-    array: NDArray[Any] = tensor.cpu().numpy()
+    array = tensor.cpu().numpy()
     return array.view(np.uint32) if array.itemsize == 4 else array
 
 
-def same(ours: torch.Tensor, truth: NDArray[Any], chosen: Any = slice(None)) -> None:
+def same(ours, truth, chosen=slice(None)):
     """Require the bits of `truth`, at all elements or the chosen ones."""
     truth = truth.view(np.uint32) if truth.itemsize == 4 else truth
     np.testing.assert_array_equal(bits(ours)[chosen], truth[chosen])
 
 
 @pytest.fixture(autouse=True)
-def poisoned_allocations() -> Iterator[None]:
+def poisoned_allocations():
     """Let torch.empty fill memory with garbage, so that elements that no kernel writes are found."""
     torch.use_deterministic_algorithms(True)
     yield
@@ -64,12 +59,12 @@ class GpuOnArrays:
     #: Whether kernels run in Triton's interpreter, which is slow.
     interpreted = not REAL
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         from peelsum.codec.gpu import GpuDevice
 
         operation = getattr(GpuDevice(), name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments):
             given = [on_device(item) if isinstance(item, np.ndarray) else item for item in arguments]
             torch.use_deterministic_algorithms(True)  # torch.empty then fills memory with garbage
             try:

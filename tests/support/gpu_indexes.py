@@ -1,11 +1,6 @@
 """Indexes of sparse tensors for tests that choose them, in place of the cheapest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
-
-import pytest
 
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.indexes import BlockIndex, BloomIndex
@@ -20,11 +15,11 @@ INDEXES = [
 ]
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, *indexes: Any) -> None:
+def chosen(monkeypatch, *indexes):
     """Give sparse tensors these indexes in turn, by their sizes, in all steps; None leaves the choice."""
     cheapest = Chooser._find_cheapest
 
-    def choose(self: Chooser, form: Any, elements: int, *rest: Any) -> Any:
+    def choose(self, form, elements, *rest):
         found, index = cheapest(self, form, elements, *rest), indexes[elements % len(indexes)]
         if found.choice.index is None or index is None:
             return found

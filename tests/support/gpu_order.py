@@ -1,8 +1,5 @@
 """Programs of a launch in a random order: a device promises none, and the interpreter has only one."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,14 +8,14 @@ from triton.runtime.interpreter import interpreter_builder
 
 
 @contextmanager
-def shuffled(seed: int) -> Iterator[None]:
+def shuffled(seed):
     """Let the interpreter run the programs of each launch in another order; on a device, change nothing."""
     if REAL:
         yield
         return
     rng, order, place = np.random.default_rng(seed), np.arange(1), interpreter_builder.set_grid_idx
 
-    def set_grid_idx(x: int, y: int, z: int) -> None:
+    def set_grid_idx(x, y, z):
         nonlocal order
         if not x:
             order = rng.permutation(interpreter_builder.grid_dim[0])

@@ -1,7 +1,5 @@
 """A kernel that shows memory limits which no test can reach. Import gpu_device before it."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -34,8 +34,8 @@ class _Program:
 
     def __init__(self) -> None:
         self.turn = Semaphore(0)
-        self.lines: dict[int, bytes] = {}
-        self.stored: dict[int, Any] = {}
+        self.lines = {}
+        self.stored = {}
 
     def release(self) -> None:
         """Write what was stored to memory."""
@@ -116,8 +116,7 @@ class Launch:
             number = interpreter.interpreter_builder.grid_idx[0]
             self._next()
             self._wait(number)
-        own: _Program = self._here.program
-        return own
+        return self._here.program
 
     def load(self, pointers: Any, mask: Any, other: Any, modifier: Any, volatile: bool) -> Any:
         """Stand for `create_masked_load`."""

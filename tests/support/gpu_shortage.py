@@ -1,11 +1,7 @@
 """A device without room: torch's allocations fail with its own error, from a chosen one on."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from gpu_device import DEVICE
@@ -20,18 +16,18 @@ class Shortage(TorchDispatchMode):
     Only operations of the thread that enters it count. Those inside a kernel of the interpreter do not.
     """
 
-    def __init__(self, first: int, *, lasting: bool = False) -> None:
+    def __init__(self, first, *, lasting=False):
         super().__init__()
         self._first, self._lasting = first, lasting
         #: Allocations so far.
         self.count = 0
 
     @property
-    def struck(self) -> bool:
+    def struck(self):
         """Whether an allocation has failed."""
         return self.count > self._first
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if allocates(function, args, kwargs):
             self.count += 1
@@ -40,7 +36,7 @@ class Shortage(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-def allocates(function: Any, args: Any, kwargs: Any) -> bool:
+def allocates(function, args, kwargs):
     """Return whether an operation of torch makes a tensor on the device. An empty one needs no room."""
     if args and args[0] == [0]:
         return False
@@ -51,11 +47,11 @@ def allocates(function: Any, args: Any, kwargs: Any) -> bool:
 
 
 @contextmanager
-def kernels_apart() -> Iterator[None]:
+def kernels_apart():
     """Let kernels run outside of a `Shortage`, one at a time: the interpreter allocates, and has globals."""
     run, one_at_a_time = launch.run, threading.Lock()
 
-    def launched(*arguments: Any, **options: Any) -> None:
+    def launched(*arguments, **options):
         with one_at_a_time, _disable_current_modes():
             run(*arguments, **options)
 

@@ -1,8 +1,6 @@
 """The ranks of the tests of sums over a process group."""
 
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ from peelsum.torch.process_group_summation import ProcessGroupSummation, all_red
 LATE_S = 1.0
 
 
-def sums_again(rank: int, members: Sequence[int], slow: int) -> list[list[int]]:
+def sums_again(rank, members, slow):
     """Return the sums of two groups of `members`, one after the other; rank `slow` makes the second late."""
     group, sums = dist.new_group(list(members)), []
     if rank in members:
@@ -31,7 +29,7 @@ def sums_again(rank: int, members: Sequence[int], slow: int) -> list[list[int]]:
     return sums
 
 
-def sums_in_two_worlds(rank: int, folder: Path) -> list[list[int]]:
+def sums_in_two_worlds(rank, folder):
     """Return the sums of ranks 0 and 1 in two worlds, in the second of which the processes' ranks differ."""
     sums = []
     for world in range(2):
@@ -47,7 +45,7 @@ def sums_in_two_worlds(rank: int, folder: Path) -> list[list[int]]:
     return sums
 
 
-def sums_by_tree(rank: int, elements: int) -> tuple[list[int], list[int], list[int]]:
+def sums_by_tree(rank, elements):
     """Return this rank's tensor, its sum by a tree, and its sum by the backend's all_reduce."""
     own = torch.randint(-(2**31), 2**31, (elements,), generator=torch.Generator().manual_seed(rank))
     own = own.to(torch.int32)
@@ -66,7 +64,7 @@ def sums_by_tree(rank: int, elements: int) -> tuple[list[int], list[int], list[i
     return own.tolist(), tree.tolist(), ring.tolist()
 
 
-def _wrapped(last: int, elements: int) -> torch.Tensor:
+def _wrapped(last, elements):
     """Return the first element of the sum of the first and the last rank's tensors."""
     both = [
         torch.randint(-(2**31), 2**31, (elements,), generator=torch.Generator().manual_seed(rank))[0]

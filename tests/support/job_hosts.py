@@ -1,8 +1,6 @@
 """A job's packets at its hosts, without a network: what a worker or a server gets, and what it sends."""
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -25,31 +23,31 @@ WRAP = 0xFFFFFFFE
 WRAPPING = replace(WORKER_CONFIG, first_chunk=WRAP)
 
 
-def sent(machine: AggregationServer | WorkerEndpoint, now: float = 0.0) -> list[np.void]:
+def sent(machine, now=0.0):
     """Return every packet that a host sends now, unpacked."""
-    packets: list[np.void] = []
+    packets = []
     while len(batch := machine.to_send(now, limit=2)):
         packets.extend(unpack(batch.copy(), LANES))
     return packets
 
 
-def packet(kind: Kind, chunk: int, value: int = 0, **fields: int) -> np.ndarray:
+def packet(kind, chunk, value=0, **fields):
     """Return a packet of the job, with this value in every lane."""
     header = {"job_id": 9, "generation": 77, "chunk_id": chunk & 0xFFFFFFFF}
     return pack(np.full((1, LANES), value, np.uint32), kind=kind, **{**header, **fields})
 
 
-def result(chunk: int, value: int = 0, *, kind: Kind = Kind.RESULT, **fields: int) -> np.ndarray:
+def result(chunk, value=0, *, kind=Kind.RESULT, **fields):
     """Return a packet for all workers."""
     return packet(kind, chunk, value, **{"sender": EVERYONE, "bitmap": 7, **fields})
 
 
-def partial(chunk: int, workers: int, value: int, **fields: int) -> np.ndarray:
+def partial(chunk, workers, value, **fields):
     """Return the sum of these workers, for the server."""
     return packet(**{"kind": Kind.BYPASS, "chunk": chunk, "value": value, "bitmap": workers, **fields})
 
 
-def sending(chunks: int, worker_id: int = 0, **changed: Any) -> WorkerEndpoint:
+def sending(chunks, worker_id=0, **changed):
     """Return a worker that has sent its first window of a sum of `chunks` chunks of zeros, at 0.
 
     changed: further fields of its configuration.
@@ -60,20 +58,19 @@ def sending(chunks: int, worker_id: int = 0, **changed: Any) -> WorkerEndpoint:
     return worker
 
 
-def let_expire(machine: AggregationServer | WorkerEndpoint) -> float:
+def let_expire(machine):
     """Let a host's next timer expire; return when it did."""
     due = machine.next_timer()
-    assert due is not None
     machine.expire(due)
     return due
 
 
-def chunks_of(packets: Iterable[np.void], *kinds: Kind) -> list[int]:
+def chunks_of(packets, *kinds):
     """Return the packets' chunk ids; with `kinds`, only those of packets of these kinds."""
     return [int(packet["chunk_id"]) for packet in packets if not kinds or packet["kind"] in kinds]
 
 
-def lossy_start(lost: list[int]) -> WorkerEndpoint:
+def lossy_start(lost):
     """Send 32 chunks at 0; at 0.001, answer all but the lost ones, which are resent. The timer is 4 ms."""
     endpoint = sending(200, window=128, initial_window=32)
     endpoint.receive(np.concatenate([result(c) for c in range(32) if c not in lost]), 0.001)
@@ -81,7 +78,7 @@ def lossy_start(lost: list[int]) -> WorkerEndpoint:
     return endpoint
 
 
-def server_at(newest: int, value: int = 1) -> AggregationServer:
+def server_at(newest, value=1):
     """Return a server whose newest complete chunk has this sum, which it has sent to all."""
     server = AggregationServer(CONFIG)
     server.receive(partial(newest, 0b111, value), 0.0)

@@ -6,10 +6,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +21,7 @@ SIZES = (3000, 40, 20_000)
 _STEPS_TO_LIVE = 3
 
 
-def gradient(rank: int, step: int, bucket: int) -> np.ndarray:
+def gradient(rank, step, bucket):
     """Return a rank's gradient, integers of at most 1,000, of which one in ten is not zero."""
     random = np.random.default_rng((rank, step, bucket))
     values = random.integers(-1000, 1001, SIZES[bucket]).astype(np.float32)
@@ -31,21 +29,21 @@ def gradient(rank: int, step: int, bucket: int) -> np.ndarray:
     return values
 
 
-def expected(members: Sequence[int], step: int, bucket: int) -> np.ndarray:
+def expected(members, step, bucket):
     """Return the average of the members' gradients, computed in float64 from integers and rounded once."""
     total = np.sum([gradient(rank, step, bucket).astype(np.float64) for rank in members], 0)
     return (total / len(members)).astype(np.float32)
 
 
-def digest(values: np.ndarray) -> str:
+def digest(values):
     """Return a digest of an array's bits; zeros have one sign."""
     return hashlib.blake2b((values + np.float32(0)).tobytes(), digest_size=8).hexdigest()
 
 
-def check_sums(ranks: Iterable[Any]) -> dict[int, list[Any]]:
+def check_sums(ranks):
     """Check that all ranks have the same averages of the members that they name; return them by step."""
-    sums: dict[int, list[Any]] = {}
-    totals: dict[int, str] = {}
+    sums = {}
+    totals = {}
     for records, (_, message, _) in ranks:
         assert not message
         for step, averages, _, parameters in records:
@@ -57,12 +55,12 @@ def check_sums(ranks: Iterable[Any]) -> dict[int, list[Any]]:
     return sums
 
 
-def killed_at(folder: Path) -> dict[int, float]:
+def killed_at(folder):
     """Return the time at which each rank was killed, by time.monotonic."""
     return {int(path.name): float(path.read_text()) for path in folder.iterdir()}
 
 
-def _die_soon(rank: int, delay_s: float, folder: Path) -> None:
+def _die_soon(rank, delay_s, folder):
     time.sleep(delay_s)
     written = folder.parent / f"{folder.name} {rank}"
     written.write_text(str(time.monotonic()))
@@ -70,7 +68,7 @@ def _die_soon(rank: int, delay_s: float, folder: Path) -> None:
     die()
 
 
-def stop(until: float | Path, process: int = 0) -> None:
+def stop(until, process=0):
     """Stop a process, by default this one, by SIGSTOP for some seconds, or until a file exists."""
     process = process or os.getpid()
     wait = f"while [ ! -e '{until}' ]; do sleep 0.1; done" if isinstance(until, Path) else f"sleep {until}"
@@ -81,16 +79,16 @@ def stop(until: float | Path, process: int = 0) -> None:
 class Weights:
     """The parameters, which a rank that enters gets from the others."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.parameters = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
 
-    def named(self) -> list[tuple[str, torch.nn.Parameter]]:
+    def named(self):
         return [(f"p{bucket}", parameter) for bucket, parameter in enumerate(self.parameters)]
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self):
         return {name: parameter.data for name, parameter in self.named()}
 
-    def load_state_dict(self, values: Mapping[str, torch.Tensor]) -> None:
+    def load_state_dict(self, values):
         for name, parameter in self.named():
             parameter.data.copy_(values[name])
 
@@ -98,20 +96,11 @@ class Weights:
 class Killed(Weights):
     """Parameters whose rank is killed as soon as it has got them."""
 
-    def load_state_dict(self, values: Mapping[str, torch.Tensor]) -> None:
+    def load_state_dict(self, values):
         die()
 
 
-def train(
-    rank: int,
-    steps: int,
-    kills: Mapping[int, tuple[int, float]],
-    folder: Path,
-    options: Mapping[str, Any],
-    stops: Mapping[int, tuple[int, float]] = MappingProxyType({}),
-    members: int = 0,
-    saved: Path | None = None,
-) -> tuple[list[tuple[Any, ...]], tuple[str, str, float]]:
+def train(rank, steps, kills, folder, options, stops=MappingProxyType({}), members=0, saved=None):
     """Average `SIZES` in each step; return a record of each, and the error that ended them if one did.
 
     kills: the step of each rank that is killed, and the seconds from its begin to the kill.

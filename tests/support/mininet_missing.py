@@ -10,7 +10,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 
 
 @cache
-def mininet_missing() -> str:
+def mininet_missing():
     """Return what Mininet needs and this machine lacks; an empty text if nothing."""
     if os.getuid() != 0:
         return "Mininet needs root"

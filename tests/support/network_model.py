@@ -10,10 +10,8 @@ from peelsum.compress import (
     DENSE,
     Decider,
     Event,
-    Flexible,
     LinkModel,
     Measurement,
-    Method,
     StepPlan,
     StepTraffic,
     SwitchPath,
@@ -48,7 +46,7 @@ class World:
     seconds: list[float] = field(default_factory=list)
     probes: list[dict[str, int]] = field(default_factory=list)
 
-    def run(self, settings: Flexible, steps: int, workers: int = WORKERS) -> list[Decider]:
+    def run(self, settings, steps, workers=WORKERS):
         """Run steps with two workers' deciders; assert at each that both would do the same."""
         deciders = [Decider(settings, ELEMENTS, workers, carriers=CARRIERS, headers=1) for _ in range(2)]
         random = np.random.default_rng(self.seed)
@@ -71,20 +69,18 @@ class World:
             last = [self._summed(step, plan, random, workers) for _ in range(workers)]
         return deciders
 
-    def _links(self, step: int) -> dict[str, LinkModel]:
+    def _links(self, step):
         link = self.link(step)
         return {"group": link, "switch": self.switch_link(step) if self.switch_link else link}
 
-    def _step(self, step: int, plan: StepPlan, workers: int) -> Workload:
+    def _step(self, step, plan, workers):
         link = self._links(step)[carrier_of(plan.method)]
         return Workload(ELEMENTS, plan.ratio, workers, link, select_s=0.0, headers=1)
 
-    def _noisy(self, seconds: float, random: np.random.Generator) -> float:
+    def _noisy(self, seconds, random):
         return seconds * (1 + self.noise * random.exponential())
 
-    def _asked(
-        self, step: int, plan: StepPlan, random: np.random.Generator, workers: int
-    ) -> dict[str, float]:
+    def _asked(self, step, plan, random, workers):
         """Return the times of the small exchanges and probes that the plan asks for."""
         times, path = {}, SwitchPath()
         for carrier, probe in plan.probe_words.items():
@@ -98,9 +94,7 @@ class World:
                     times[f"{carrier}_{kind}_s"] = self._noisy(seconds, random)
         return times
 
-    def _summed(
-        self, step: int, plan: StepPlan, random: np.random.Generator, workers: int
-    ) -> dict[str, float]:
+    def _summed(self, step, plan, random, workers):
         """Return what a worker measures of a step's sums."""
         of, dense = self._step(step, plan, workers), plan.method in DENSE
         one, small_s = cost(plan.method, of), modelled(plan.method, of).small_messages
@@ -114,12 +108,12 @@ class World:
             "gain": 1.0 if dense else self.gain(step, plan.ratio),
         }
 
-    def of(self, kind: type[Event]) -> list[int]:
+    def of(self, kind):
         """Return the steps of the events of one kind."""
         return [step for step, event in self.events if isinstance(event, kind)]
 
 
-def modelled(method: Method, step: Workload) -> StepTraffic:
+def modelled(method, step):
     """Return the cost model's prediction of a step; its small exchange is a header of no words."""
     one, alpha = cost(method, step), replace(step, link=LinkModel(1.0, 1.0))
     messages = cost(method, alpha).latency_s

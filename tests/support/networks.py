@@ -12,9 +12,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from patience import PATIENCE_S
@@ -34,7 +32,7 @@ PAIR = {
 }
 
 
-def _refusal() -> str:
+def _refusal():
     """Why this machine has no network namespaces for us; empty if it has."""
     for tool in ("nsenter", "unshare", "ip"):
         if shutil.which(tool) is None:
@@ -48,7 +46,7 @@ needs_namespaces = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL or "has them
 needs_nftables = pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not on PATH")
 
 
-def needs(links: str, switch: str) -> None:
+def needs(links, switch):
     """Skip where the machine lacks what such a network is made of."""
     if links == "veth" and REFUSAL:
         pytest.skip(REFUSAL)
@@ -57,21 +55,21 @@ def needs(links: str, switch: str) -> None:
 
 
 @pytest.fixture(params=["softswitch", "bmv2"])
-def switch(request) -> str:
+def switch(request):
     """Return each of the switches that are here, for networks of namespaces."""
     needs("veth", request.param)
     return request.param
 
 
 @pytest.fixture
-def own_folder(tmp_path, monkeypatch) -> None:
+def own_folder(tmp_path, monkeypatch):
     """Keep the records of this test's networks in a folder of its own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv(MARKER, raising=False)
 
 
 @pytest.fixture
-def pair(tmp_path) -> str:
+def pair(tmp_path):
     """Return the path of a description of PAIR."""
     path = tmp_path / "pair.json"
     path.write_text(json.dumps(PAIR))
@@ -81,7 +79,7 @@ def pair(tmp_path) -> str:
 class Up(subprocess.Popen):
     """`peelsum up` as a process. `said` is the last object that it printed, at first that it is ready."""
 
-    def hear(self, timeout_s: float = PATIENCE_S) -> dict[str, object]:
+    def hear(self, timeout_s=PATIENCE_S):
         """The next object."""
         assert select.select([self.stdout], [], [], timeout_s)[0], "nothing in time"
         line = self.stdout.readline()
@@ -89,13 +87,13 @@ class Up(subprocess.Popen):
         self.said = json.loads(line)
         return self.said
 
-    def kill_part(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+    def kill_part(self, name, number=signal.SIGKILL):
         """Send a signal to the process that plays a switch or the server."""
         os.kill(self.said["processes"][name], number)
 
 
 @contextlib.contextmanager
-def up(topology: str, links: str, switch: str = "softswitch", *options: str):
+def up(topology, links, switch="softswitch", *options):
     """A network that is ready."""
     command = [*PEELSUM, "up", topology, "--links", links, "--switch", switch, "--json", *options]
     # Unbuffered, so that `select` tells what `readline` has not taken.
@@ -111,14 +109,14 @@ def up(topology: str, links: str, switch: str = "softswitch", *options: str):
 
 
 @functools.lru_cache(maxsize=1)
-def _server(file: str) -> subprocess.Popen[str]:
+def _server(file):
     """Start the process that runs the scenes of a test file; it ends when its standard input is closed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen([sys.executable, file], text=True, env=environment, **pipes)
 
 
-def alone(file: str, scene: str) -> Any:
+def alone(file, scene):
     """Run a function of a test file in a process and a network namespace of its own; return its result.
 
     The process is forked from one that has imported the file, which takes longer than most scenes. Skips
@@ -127,8 +125,6 @@ def alone(file: str, scene: str) -> Any:
     if REFUSAL:
         pytest.skip(REFUSAL)
     server = _server(file)
-    assert server.stdin is not None
-    assert server.stdout is not None
     server.stdin.write(json.dumps([scene, dict(os.environ)]) + "\n")
     server.stdin.flush()
     assert select.select([server.stdout], [], [], PATIENCE_S)[0], f"{scene}: no result"
@@ -137,7 +133,7 @@ def alone(file: str, scene: str) -> Any:
     return result
 
 
-def main(scenes: dict[str, Any]) -> None:
+def main(scenes):
     """Run the functions that `alone` asks for, each in a fork of this process."""
     for line in sys.stdin:
         scene, environment = json.loads(line)
@@ -151,7 +147,7 @@ def main(scenes: dict[str, Any]) -> None:
             print(json.dumps([None, f"{scene}: ended with {status}"]), flush=True)
 
 
-def _outcome(scene: Callable[[], object]) -> tuple[object, str]:
+def _outcome(scene):
     """Return what a scene returns in a new namespace, or its traceback."""
     try:
         namespaces.enter_own_namespace()
@@ -160,7 +156,7 @@ def _outcome(scene: Callable[[], object]) -> tuple[object, str]:
         return None, traceback.format_exc()
 
 
-def xdp_refusal() -> dict[str, str]:
+def xdp_refusal():
     """Why this machine's veth has no AF_XDP; empty if it has. A scene for `alone`."""
     namespaces.add_wire("switch1", "host1")
     try:
@@ -170,20 +166,20 @@ def xdp_refusal() -> dict[str, str]:
     return {"why": ""}
 
 
-def exec_in(host: str, *command: str) -> subprocess.Popen[str]:
+def exec_in(host, *command):
     """A command in a host."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([*PEELSUM, "exec", host, "--", *command], text=True, **pipes)
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def said(process):
     """Return all output of a process, which must end with status 0."""
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return out.strip()
 
 
-def summed_at(*hosts: str) -> list[str]:
+def summed_at(*hosts):
     """Run the example's sum in hosts at the same time; return what their workers print."""
     workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in hosts]
     return [said(worker) for worker in workers]

@@ -99,8 +99,22 @@ class Client:
         return [getattr(entity, name) for part in parts for entity in part.entities]
 
 
+def ids_of(p4info):
+    """Return the ids of all that a P4Info declares, by alias."""
+    kinds = [items for field, items in p4info.ListFields() if field.is_repeated]
+    declared = [item for items in kinds for item in items if hasattr(item, "preamble")]
+    return {item.preamble.alias: item.preamble.id for item in declared}
+
+
 def update(kind, **entity):
     return p4r.Update(type=p4r.Update.Type.Value(kind), entity=p4r.Entity(**entity))
+
+
+def status_of(call):
+    """The name of the status with which a call is refused, and its details."""
+    with pytest.raises(grpc.RpcError) as error:
+        call()
+    return error.value.code().name, error.value.details()
 
 
 def refusal(client, kind, **entity):

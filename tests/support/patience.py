@@ -1,18 +1,14 @@
 """Patience with a busy machine: how long tests wait at most, and what they try again."""
 
 import time
-from collections.abc import Callable
 from functools import wraps
-from typing import TypeVar
-
-T = TypeVar("T")
 
 #: Seconds. It ends tests that hang, and never measures speed. What takes ten on an idle machine ends in time
 #: on one that is many times slower.
 PATIENCE_S = 300.0
 
 
-def until(condition: Callable[[], T], otherwise: object = "not in time") -> T:
+def until(condition, otherwise="not in time"):
     """Call `condition` until it returns a true value; return that. `otherwise` says what is wrong."""
     deadline = time.monotonic() + PATIENCE_S
     while not (value := condition()):
@@ -21,11 +17,11 @@ def until(condition: Callable[[], T], otherwise: object = "not in time") -> T:
     return value
 
 
-def tried_again(test: Callable[..., None]) -> Callable[..., None]:
+def tried_again(test):
     """Run a test of measured times up to three times, because other programs can disturb one run of it."""
 
     @wraps(test)
-    def again(*args: object, **kwargs: object) -> None:
+    def again(*args, **kwargs):
         for _ in range(2):
             try:
                 return test(*args, **kwargs)
@@ -36,7 +32,7 @@ def tried_again(test: Callable[..., None]) -> Callable[..., None]:
     return again
 
 
-def with_longer_timeouts(test: Callable[[float], None]) -> None:
+def with_longer_timeouts(test):
     """Call a test of a timeout, in seconds, with a longer one if it fails: a busy machine needs that."""
     for timeout_s in (1.0, 5.0, 30.0):
         try:

@@ -6,12 +6,12 @@ from peelsum.wire import CPU_PORT, EVERYONE, Flag, Kind, Level
 ADD, OR, SPINE, CE, FIN = (int(f) for f in (Flag.NONE, Flag.OR, Flag.SPINE, Flag.CE, Flag.FIN))
 
 
-def pattern(value: int, lanes: int) -> list[int]:
+def pattern(value, lanes):
     """A worker's lanes: `value`, and its position added, so that swapped lanes show."""
     return [(value + i) & 0xFFFFFFFF for i in range(lanes)]
 
 
-def lanes_of(*values: int, like: Packet) -> list[int]:
+def lanes_of(*values, like):
     """Return the sum of the patterns of `values`, modulo 2**32, in Python's own integers."""
     lanes = len(like.lanes)
     return [sum(column) % 2**32 for column in zip(*(pattern(v, lanes) for v in values), strict=True)]
@@ -36,7 +36,7 @@ class Job:
         rig.admit_server(job_id, server_port)
         self._admit()
 
-    def sender_of(self, member: int) -> int:
+    def sender_of(self, member):
         """A worker's own number, or that of some worker of a rack."""
         return 32 * member + 5 if self.level is Level.SPINE else member
 
@@ -55,7 +55,7 @@ class Job:
         self.generation += 1
         self._admit()
 
-    def slot_of(self, chunk: int) -> int:
+    def slot_of(self, chunk):
         return (self.salt + chunk) % self.slots
 
     def packet(

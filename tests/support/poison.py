@@ -1,14 +1,12 @@
 """Poisoned memory: a fixture that conftest.py imports for its whole folder, and arrays between guards."""
 
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from peelsum import buffers
-from peelsum.codec import HOST, CodecDevice
+from peelsum.codec import HOST
 
 #: Packages whose `np.empty` is poisoned. Not NumPy's own: Numba looks it up when it compiles.
 PACKAGES = ("peelsum.codec", "peelsum.allreduce")
@@ -22,13 +20,13 @@ COMPILED = (
 class PoisonedNumPy:
     """NumPy, except that `empty` returns memory filled with garbage."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(np, name)
 
     @staticmethod
-    def empty(*args: Any, **kwargs: Any) -> NDArray[Any]:
+    def empty(*args, **kwargs):
         """An array whose every byte is 0xA5."""
-        array: NDArray[Any] = np.empty(*args, **kwargs)
+        array = np.empty(*args, **kwargs)
         if array.flags.c_contiguous and array.nbytes:
             array.reshape(-1).view(np.uint8)[:] = 0xA5
         return array
@@ -37,12 +35,12 @@ class PoisonedNumPy:
 class Guarded:
     """An array of garbage on a device, between guards, which `check` requires to be intact."""
 
-    def __init__(self, count: int, dtype: type[np.generic] = np.uint32, ops: CodecDevice = HOST) -> None:
+    def __init__(self, count, dtype=np.uint32, ops=HOST):
         garbage = np.full((128 + count) * np.dtype(dtype).itemsize, 0x5A, np.uint8).view(dtype)
         self._ops, self._intact, self._all = ops, garbage[:64].copy(), ops.to_device(garbage)
         self.array = self._all[64 : 64 + count]
 
-    def check(self, expected: NDArray[Any] | None = None) -> None:
+    def check(self, expected=None):
         """Require that nothing beside the array was written, and that the array is as expected."""
         if expected is not None:
             np.testing.assert_array_equal(self._ops.to_host(self.array), expected)
@@ -52,11 +50,11 @@ class Guarded:
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def poisoned_memory(monkeypatch):
     """Make np.empty and buffers.empty return garbage, so that elements and words that no code writes show."""
     empty, poisoned = buffers.empty, 0
 
-    def poisoned_empty(count: int, dtype: Any) -> NDArray[Any]:
+    def poisoned_empty(count, dtype):
         array = empty(count, dtype)
         array.view(np.uint8)[:] = 0xA5
         return array

@@ -1,12 +1,11 @@
 """Programs of the softswitch's tests: frames for each, groups, and sessions of clones."""
 
-import random
+import json
 import struct
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
 
 from peelsum.softswitch import Switch, load
+from peelsum.softswitch.compiler.loading import parse
 
 P4 = Path(__file__).parents[1] / "softswitch" / "p4"
 PORTS = range(1, 10)
@@ -16,14 +15,21 @@ GROUPS = {3: [(1, 21), (2, 22)], 6: [(1, 1), (2, 2), (3, 3)]}
 SESSIONS = {100: [(4, 11), (5, 12)], 101: [(6, 0)]}
 
 
-def switch_of(name: str, mode: str) -> Switch:
+def switch_of(name, mode):
     """Return a switch that runs a program, with groups and sessions."""
     switch = Switch(load(P4 / f"{name}.json"), mode)
     set_groups(switch)
     return switch
 
 
-def set_groups(switch: Switch) -> None:
+def changed_switch(name, change, mode="python"):
+    """Return a switch that runs a program, once `change` has changed its JSON."""
+    document = json.loads((P4 / f"{name}.json").read_text())
+    change(document)
+    return Switch(parse(document, name), mode)
+
+
+def set_groups(switch):
     """Give a switch groups and sessions."""
     for number, replicas in GROUPS.items():
         switch.groups.set(number, replicas)
@@ -31,8 +37,8 @@ def set_groups(switch: Switch) -> None:
         switch.sessions.set(number, replicas)
 
 
-def stack_frames(rng: random.Random) -> Iterator[bytes]:
-    def labels(count: int) -> bytes:
+def stack_frames(rng):
+    def labels(count):
         rows = [(rng.getrandbits(16), rng.choice([0, 1, 99, 100, 103])) for _ in range(count)]
         return b"".join(
             struct.pack(">HB", value, cost << 1 | (n == count - 1)) for n, (value, cost) in enumerate(rows)
@@ -47,7 +53,7 @@ def stack_frames(rng: random.Random) -> Iterator[bytes]:
     yield struct.pack(">BBHI", 1, 0, 0, 0) + labels(2)[:4]
 
 
-def again_frames(rng: random.Random) -> Iterator[bytes]:
+def again_frames(rng):
     for kind in (0, 1, 2, 3, 4, 5, 7, 16, 17, 18, 21, 22, 23, 25, 26, 27):
         for times in (0, 200, 203):
             for session in (100, 101, 99):
@@ -57,19 +63,19 @@ def again_frames(rng: random.Random) -> Iterator[bytes]:
     yield struct.pack(">BBHHH", 24, 150, 0, 0, 5) + b"\0\xff"
 
 
-def hash_frames(rng: random.Random) -> Iterator[bytes]:
+def hash_frames(rng):
     for op in range(9):
         for size in (1, 10, 1 << 16, 1 << 32):
             yield struct.pack(">BBQQ", op, 1, rng.choice([0, 7]), size) + rng.randbytes(24 + 4)
 
 
-def width_frames(rng: random.Random) -> Iterator[bytes]:
+def width_frames(rng):
     for op in range(6):
         for _ in range(8):
             yield bytes([op]) + rng.choice([bytes(60), b"\xff" * 60, rng.randbytes(60)]) + rng.randbytes(18)
 
 
-def limb_frames(rng: random.Random) -> Iterator[bytes]:
+def limb_frames(rng):
     marks = [0x0123456789ABCDEF0011223344556677, 1 << 127 | 1, rng.getrandbits(128)]
     for op in range(8):
         for x in marks:
@@ -88,15 +94,15 @@ MADE = {
 }
 
 
-def by_port(pairs: Iterable[tuple[int, bytes]]) -> dict[int, list[bytes]]:
+def by_port(pairs):
     """Return each port's frames, in order."""
-    out: dict[int, list[bytes]] = {}
+    out = {}
     for port, frame in pairs:
         out.setdefault(port, []).append(frame)
     return out
 
 
-def for_bmv2(document: dict[str, Any]) -> dict[str, Any]:
+def for_bmv2(document):
     """Return a program's JSON as BMv2 reads it; p4c writes what BMv2 does not load, or reads otherwise.
 
     An action's parameters within an expression, which BMv2 knows as "local" only. The element of a stack
@@ -106,7 +112,7 @@ def for_bmv2(document: dict[str, Any]) -> dict[str, Any]:
     """
     fields = {kind["name"]: len(kind["fields"]) for kind in document["header_types"]}
     stacks = {stack["name"]: fields[stack["header_type"]] for stack in document["header_stacks"]}
-    program = cast(dict[str, Any], _for_bmv2(document, stacks))
+    program = _for_bmv2(document, stacks)
     types = {
         kind["name"]: {name: bits for name, bits, *_ in kind["fields"]} for kind in document["header_types"]
     }
@@ -116,7 +122,7 @@ def for_bmv2(document: dict[str, Any]) -> dict[str, Any]:
     return program
 
 
-def _replace_prefixes(table: dict[str, Any], widths: Iterable[int]) -> None:
+def _replace_prefixes(table, widths):
     """Give a table masks instead of prefixes. widths: of its keys, in bits."""
     entries = table.get("entries", [])
     for n, (key, bits) in enumerate(zip(table["key"], widths, strict=True)):
@@ -135,7 +141,7 @@ def _replace_prefixes(table: dict[str, Any], widths: Iterable[int]) -> None:
         table["match_type"] = "ternary"
 
 
-def _for_bmv2(value: Any, stacks: dict[str, int], inside: bool = False) -> Any:
+def _for_bmv2(value, stacks, inside=False):
     """stacks: the number of fields of each stack's elements, which is where BMv2 has their validity."""
     if isinstance(value, list):
         return [_for_bmv2(part, stacks, inside) for part in value]

@@ -1,10 +1,6 @@
 """Random frames for any program, with ways through its parser, and fields with its constants and entries."""
 
-import random
-from collections.abc import Iterator
-
-from peelsum.softswitch import Switch
-from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, ParserOp
+from peelsum.softswitch.program.model import Advance, Extract, ExtractNext
 from peelsum.softswitch.program.operations import Const, FieldRef, Lookahead, walk
 
 #: Most states of a parser that a frame is made for.
@@ -14,19 +10,19 @@ MOST_STATES = 20
 class Generator:
     """Makes frames for a switch."""
 
-    def __init__(self, switch: Switch, rng: random.Random) -> None:
+    def __init__(self, switch, rng):
         program = switch.program
         self._program, self._rng = program, rng
         nodes = (*program.actions.values(), *program.ingress.nodes.values(), *program.egress.nodes.values())
         self._constants = sorted({node.value for node in walk(nodes) if isinstance(node, Const)} | {0, 1, -1})
-        self._keys: dict[FieldRef, list[int]] = {}
+        self._keys = {}
         for name, table in switch.tables.items():
             for entry in table.entries():
                 for key, value in zip(program.tables[name].keys, entry.keys, strict=True):
                     number = value if isinstance(value, int) else value[0]
                     self._keys.setdefault(key.target, []).append(number)
 
-    def frames(self, count: int, broken: float = 0.15) -> Iterator[bytes]:
+    def frames(self, count, broken=0.15):
         """Yield `count` frames, of which a part is too short for the parser, or only noise."""
         for _ in range(count):
             frame, kind = self._parsed(), self._rng.random()
@@ -35,13 +31,13 @@ class Generator:
             else:
                 yield frame[: self._rng.randrange(1, len(frame) + 1)] if kind < broken else frame
 
-    def _parsed(self) -> bytes:
+    def _parsed(self):
         states, rng = self._program.parser.states, self._rng
-        self._bits: list[int] = []
+        self._bits = []
         self._position = 0
-        self._places: dict[FieldRef, tuple[int, int]] = {}
+        self._places = {}
         self._filled = dict.fromkeys(self._program.stacks, 0)
-        name: str | None = self._program.parser.start
+        name = self._program.parser.start
         for _ in range(MOST_STATES):
             if name is None:
                 break
@@ -58,7 +54,7 @@ class Generator:
         head = int("".join(map(str, self._bits)) or "0", 2).to_bytes(len(self._bits) // 8, "big")
         return head + rng.randbytes(rng.choice([1, 20, 60]))
 
-    def _parse(self, step: ParserOp) -> None:
+    def _parse(self, step):
         match step:
             case Extract(header):
                 self._extract(header)
@@ -70,26 +66,26 @@ class Generator:
                 self._extend(bits)
                 self._position += bits
 
-    def _extract(self, header: str) -> None:
+    def _extract(self, header):
         for field in self._program.headers[header].fields:
             ref = FieldRef(header, field.name)
             self._places[ref] = self._position, field.bits
             self._extend(field.bits, self._value(ref, field.bits))
             self._position += field.bits
 
-    def _value(self, ref: FieldRef, bits: int) -> int:
+    def _value(self, ref, bits):
         rng, top = self._rng, (1 << bits) - 1
         edge = rng.choice([0, 1, top, top >> 1, 1 << bits - 1])
         known = rng.choice(self._keys.get(ref, self._constants))
         return rng.choice([rng.getrandbits(bits), edge, rng.choice(self._constants), known])
 
-    def _extend(self, bits: int, value: int | None = None) -> None:
+    def _extend(self, bits, value=None):
         """Append what `bits` bits from the parser's place on lack, the low ones of `value`."""
         missing = self._position + bits - len(self._bits)
         value = self._rng.getrandbits(bits) if value is None else value
         self._bits += [value >> number & 1 for number in reversed(range(max(0, missing)))]
 
-    def _select(self, part: object, value: int, mask: int) -> None:
+    def _select(self, part, value, mask):
         if isinstance(part, Lookahead):
             self._extend(part.offset + part.bits)
             place, bits = self._position + part.offset, part.bits

@@ -4,12 +4,9 @@ A program is written twice at once: as P4, and as Python functions that compute 
 latter, and what calls them here, know nothing of p4c's output and of the softswitch.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import zlib
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -43,7 +40,7 @@ class Type(NamedTuple):
     kind: str
     bits: int
 
-    def __str__(self) -> str:
+    def __str__(self):
         return "bool" if self.kind == "bool" else f"{self.kind}<{self.bits}>"
 
 
@@ -70,18 +67,19 @@ class Table(NamedTuple):
     default: tuple[str, tuple[int, ...]]
     const: bool
 
-    def lookup(self, values: Sequence[int]) -> int | None:
+    def lookup(self, values):
         """Return the number of the matching entry with the highest priority or the longest prefix."""
         ordered = any(kind in ("ternary", "range") for kind, _ in self.keys)
         ranks = []
         for number, (patterns, _, _, priority) in enumerate(self.entries):
-            if all(map(_matches, self.keys, patterns, values)):
+            if all(map(matches, self.keys, patterns, values)):
                 prefixes = [p[1] for p, (kind, _) in zip(patterns, self.keys, strict=True) if kind == "lpm"]
                 ranks.append((priority if ordered else sum(prefixes), number))
         return max(ranks)[1] if ranks else None
 
 
-def _matches(key: tuple[str, int], pattern: Any, value: int) -> bool:
+def matches(key, pattern, value):
+    """Return whether a table's key, of a kind and of so many bits, matches a value."""
     match key:
         case "exact", _:
             return bool(value == pattern)
@@ -103,26 +101,26 @@ class ParserError(Exception):
     """The parser stopped with an error, by its number."""
 
 
-def wrap(kind: str, bits: int, value: int) -> int:
+def wrap(kind, bits, value):
     """Return a number modulo 2**bits, in two's complement if it is an `int`."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if kind == "int" and value >> bits - 1 else value
 
 
-def clamp(kind: str, bits: int, value: int) -> int:
+def clamp(kind, bits, value):
     """Return the nearest number of a type."""
     low = -(1 << bits - 1) if kind == "int" else 0
     return max(low, min(value, low + (1 << bits) - 1))
 
 
-def packed(*values: tuple[int, int]) -> bytes:
+def packed(*values):
     """Return (value, bits) side by side, and zeros up to a whole byte."""
     text = "".join(f"{value & (1 << bits) - 1:0{bits}b}" for value, bits in values)
     text += "0" * (-len(text) % 8)
     return int(text or "0", 2).to_bytes(len(text) // 8, "big")
 
 
-def crc16(data: bytes) -> int:
+def crc16(data):
     """Return CRC-16/ARC, by its definition: the bits of each byte from the lowest."""
     value = 0
     for bit in (byte >> place & 1 for byte in data for place in range(8)):
@@ -130,14 +128,14 @@ def crc16(data: bytes) -> int:
     return value
 
 
-def csum16(data: bytes) -> int:
+def csum16(data):
     value = sum(byte << 8 * (1 - position % 2) for position, byte in enumerate(data))
     while value >> 16:
         value = (value & 0xFFFF) + (value >> 16)
     return value ^ 0xFFFF
 
 
-def lookahead(v: dict[str, Any], bits: int) -> int:
+def lookahead(v, bits):
     """Return the next bits of the packet."""
     if v["at"] + bits > v["size"]:
         raise ParserError(1)
@@ -150,14 +148,14 @@ class RandomProgram:
     again: packets are cloned, resubmitted and recirculated.
     """
 
-    def __init__(self, seed: int, size: int = 8, widths: Sequence[int] = WIDTHS, again: bool = False) -> None:
+    def __init__(self, seed, size=8, widths=WIDTHS, again=False):
         self.rng, self._widths, self._size, self._again = random.Random(seed), widths, size, again
         self._numbers = itertools.count()
         self._pool = [self.rng.getrandbits(self.rng.choice([4, 8, 16, 32, 64])) for _ in range(6)]
         self._p4, self._py, self._indent = ["#include <core.p4>", "#include <v1model.p4>"], [""], ""
-        self.registers: dict[str, list[int]] = {}
-        self.counters: dict[str, list[list[int]]] = {}
-        self.tables: dict[str, Table] = {}
+        self.registers = {}
+        self.counters = {}
+        self.tables = {}
         self._write_types()
         self._write_parser()
         self._write_control("I", {"sm.ingress_port": PORT})
@@ -167,7 +165,7 @@ class RandomProgram:
         self._line("control D(packet_out packet, in headers_t hdr) { apply { packet.emit(hdr); } }")
         self._line("V1Switch(P(), V(), I(), E(), C(), D()) main;")
         self.text = "\n".join(self._p4)
-        self._code: dict[str, Any] = globals() | {
+        self._code = globals() | {
             "crc32": zlib.crc32, "accept": lambda v: None, "extract": self._extract, "apply": self._apply,
             "shift": self._shift, "registers": self.registers, "counters": self.counters,
         }  # fmt: skip
@@ -175,12 +173,12 @@ class RandomProgram:
 
     # --- writing ---
 
-    def _line(self, p4: str, *py: str) -> None:
+    def _line(self, p4, *py):
         self._p4.append(p4)
         self._py += [self._indent + line for line in py]
 
     @contextmanager
-    def _block(self, p4: str, py: str, valid: str = "") -> Iterator[None]:
+    def _block(self, p4, py, valid=""):
         """Write a block; `valid` names a header that is valid at its start."""
         before, local = self._valid, self._locals
         self._line(p4 + " {", py, " pass")
@@ -191,31 +189,31 @@ class RandomProgram:
 
     # --- expressions ---
 
-    def _type(self, kinds: Sequence[str] = ("bit", "bit", "bit", "int")) -> Type:
+    def _type(self, kinds=("bit", "bit", "bit", "int")):
         kind = self.rng.choice(kinds)
         return Type(kind, max(self.rng.choice(self._widths), 2 if kind == "int" else 1))
 
-    def _number(self, type_: Type) -> int:
+    def _number(self, type_):
         """Return a number of a type, often an edge of its range, or one that occurs elsewhere, too."""
         edges = [0, 1, -1, 2, (1 << type_.bits - 1) - 1, 1 << type_.bits - 1]
         return wrap(*type_, self.rng.choice([*edges, *self._pool, *[self.rng.getrandbits(type_.bits)] * 6]))
 
-    def _constant(self, type_: Type) -> Expr:
+    def _constant(self, type_):
         value = self._number(type_)
         if type_ == BOOL:
             return Expr(str(bool(value)).lower(), str(value), type_)
         digits = f"{type_.bits}{'s' if type_.kind == 'int' else 'w'}{abs(value)}"
         return Expr(f"(-{digits})" if value < 0 else digits, f"({value})", type_)
 
-    def _scope(self) -> dict[str, Type]:
+    def _scope(self):
         """Return the variables that may be read here."""
         fields = {f"{h}.{name}": t for h in sorted(self._valid) for name, t in self._headers[h].items()}
         return self._visible | self._locals | fields
 
-    def _variable(self, name: str) -> Expr:
+    def _variable(self, name):
         return Expr(name, name if name in self._locals else f'v["{name}"]', self._scope()[name])
 
-    def _cast(self, expr: Expr, type_: Type) -> Expr:
+    def _cast(self, expr, type_):
         """Return an expression cast to a type, by as many casts as P4 needs."""
         source = expr.type
         if source == type_:
@@ -229,14 +227,14 @@ class RandomProgram:
         py = f"wrap('{step.kind}', {step.bits}, {expr.py})"
         return self._cast(Expr(f"(({step}){expr.p4})", py, step), type_)
 
-    def _leaf(self, type_: Type) -> Expr:
+    def _leaf(self, type_):
         if self.rng.random() < 0.2:
             return self._constant(type_)
         scope = self._scope()
         names = [name for name, declared in scope.items() if declared == type_ or self.rng.random() < 0.1]
         return self._cast(self._variable(self.rng.choice(names or list(scope))), type_)
 
-    def _expr(self, type_: Type, depth: int = 2) -> Expr:
+    def _expr(self, type_, depth=2):
         if depth == 0:
             return self._leaf(type_)
         rng, bits = self.rng, type_.bits
@@ -268,7 +266,7 @@ class RandomProgram:
 
     # --- types and the parser ---
 
-    def _write_types(self) -> None:
+    def _write_types(self):
         kinds = []
         for number, first in enumerate([{"check": Type("bit", 16)}, {}, {}, {"more": BIT}]):
             fields = first | {f"f{n}": self._type() for n in range(self.rng.randrange(1, 5))}
@@ -287,11 +285,11 @@ class RandomProgram:
         self._metadata = {f"md.m{n}": type_ for n, type_ in enumerate(types)}
         text = " ".join(f"{'@field_list(1) ' * (n < 2)}{type_} m{n};" for n, type_ in enumerate(types))
         self._line(f"struct metadata_t {{ {text} }}")
-        self._valid: frozenset[str] = frozenset()
-        self._locals: dict[str, Type] = {}
-        self._visible: dict[str, Type] = dict(self._metadata)
+        self._valid = frozenset()
+        self._locals = {}
+        self._visible = dict(self._metadata)
 
-    def _write_parser(self) -> None:
+    def _write_parser(self):
         self._line(f"parser P(packet_in packet, {_ARGUMENTS[2:]}")
         states, rng = ["start", "s1", "s2", "s3", "s4"], self.rng
         for number, state in enumerate(states):
@@ -312,7 +310,7 @@ class RandomProgram:
                 self._write_select([*states[number + 1 :], "accept"] if state != "s4" else [state, "accept"])
         self._line("}")
 
-    def _write_select(self, following: Sequence[str]) -> None:
+    def _write_select(self, following):
         rng = self.rng
         names = [name for name, type_ in self._scope().items() if type_.kind == "bit"]
         keys = [self._variable(rng.choice(names)) for _ in range(rng.randrange(1, 3))]
@@ -334,7 +332,7 @@ class RandomProgram:
             self._line(f"({texts}): {target};", f"if {tests}: return {target}(v)")
         self._line(f"default: {default}; }}", f"return {default}(v)")
 
-    def _pattern(self, key: str, type_: Type) -> tuple[str, str]:
+    def _pattern(self, key, type_):
         """Return a pattern of a select, and the test that it means."""
         low, high = sorted((self._number(type_), self._number(type_)))
         forms = [(str(low), f"{key} == {low}")] * 2 + [("_", "True")]
@@ -345,7 +343,7 @@ class RandomProgram:
 
     # --- controls ---
 
-    def _write_checksum(self, name: str, extern: str) -> None:
+    def _write_checksum(self, name, extern):
         fields = {field: type_.bits for field, type_ in self._headers["hdr.h0"].items() if field != "check"}
         chosen = self.rng.sample(sorted(fields), self.rng.randrange(len(fields) + 1))
         inputs = ", ".join(f"hdr.h0.{field}" for field in chosen)
@@ -358,7 +356,7 @@ class RandomProgram:
             f"def {name}(v): return csum16(packed({values})) {test}",
         )
 
-    def _write_control(self, name: str, readable: dict[str, Type]) -> None:
+    def _write_control(self, name, readable):
         self._name, self._actions, self._unapplied = name, {}, []
         intrinsic = {"sm.instance_type": Type("bit", 32), "sm.checksum_error": BIT, "sm.egress_spec": PORT}
         self._visible = self._metadata | readable | intrinsic
@@ -386,7 +384,7 @@ class RandomProgram:
                     self._statement(3, False)
         self._line("}")
 
-    def _write_action(self) -> None:
+    def _write_action(self):
         name = f"a{next(self._numbers)}"
         params = {f"{name}_p{n}": self._type(("bit",)) for n in range(self.rng.randrange(3))}
         declared = ", ".join(f"{type_} {param}" for param, type_ in params.items())
@@ -398,11 +396,11 @@ class RandomProgram:
                 self._statement(2, True)
         self._actions[name] = list(params.values())
 
-    def _choice(self, actions: Sequence[str]) -> tuple[str, tuple[int, ...]]:
+    def _choice(self, actions):
         name = self.rng.choice(actions)
         return name, tuple(map(self._number, self._actions[name]))
 
-    def _write_table(self) -> None:
+    def _write_table(self):
         rng, name = self.rng, f"t{next(self._numbers)}"
         kinds = [
             rng.choice(["exact", "exact", "ternary", "range", "lpm"]) for _ in range(rng.randrange(1, 4))
@@ -415,7 +413,7 @@ class RandomProgram:
         widths = list(zip(kinds, (key.type.bits for key in keys), strict=True))
         actions = rng.sample(sorted(self._actions), rng.randrange(1, len(self._actions) + 1))
         table = Table(widths, [], [], self._choice(actions), rng.random() < 0.3)
-        texts: dict[tuple[Any, ...], str] = {}
+        texts = {}
         for priority in range(50, 50 - rng.randrange(1, 7), -1):
             text, patterns = zip(*(self._match(*key) for key in widths), strict=True)
             if patterns not in texts:
@@ -436,7 +434,7 @@ class RandomProgram:
             f'def {self._name}_{name}(v): return apply(v, "{self._name}", "{name}", ({values}))',
         )
 
-    def _match(self, kind: str, bits: int) -> tuple[str, Any]:
+    def _match(self, kind, bits):
         """Return what an entry has for a key, in P4 and for the softswitch."""
         low, high = sorted(self._number(Type("bit", bits)) for _ in range(2))
         if kind == "exact":
@@ -449,7 +447,7 @@ class RandomProgram:
 
     # --- statements ---
 
-    def _statement(self, depth: int, in_action: bool) -> None:
+    def _statement(self, depth, in_action):
         self._in_action = in_action
         kinds = ["assign"] * 4 + ["register", "count", "hash", "local", "validity", "port"]
         kinds += ["branch", "branch", "guard", "guard"] * (depth > 0) + ["leave"] * (depth < 3)
@@ -458,16 +456,16 @@ class RandomProgram:
         writer = getattr(self, f"_write_{kind}")
         writer(depth) if kind in ("branch", "guard", "apply") else writer()
 
-    def _body(self, depth: int, p4: str, py: str, header: str = "") -> None:
+    def _body(self, depth, p4, py, header=""):
         in_action = self._in_action
         with self._block(p4, py, header):
             for _ in range(self.rng.randrange(1, 3)):
                 self._statement(depth - 1, in_action)
 
-    def _set(self, name: str, expr: Expr) -> None:
+    def _set(self, name, expr):
         self._line(f"{name} = {expr.p4};", f"{name if name in self._locals else f'v[{name!r}]'} = {expr.py}")
 
-    def _target(self, kind: str = "", type_: Type | None = None) -> Expr | None:
+    def _target(self, kind="", type_=None):
         """Return a variable that may be changed here, of a kind or type; None if there is none."""
         names = [
             name
@@ -476,10 +474,9 @@ class RandomProgram:
         ]
         return self._variable(self.rng.choice(names)) if names else None
 
-    def _write_assign(self) -> None:
+    def _write_assign(self):
         """Write an assignment to a variable, or to some of its bits."""
         target = self._target()
-        assert target is not None
         bits = target.type.bits
         if target.type.kind == "bit" and bits > 2 and self.rng.random() < 0.25:
             low, high = sorted(self.rng.sample(range(bits), 2))
@@ -489,13 +486,13 @@ class RandomProgram:
         else:
             self._set(target.p4, self._expr(target.type, self.rng.randrange(4)))
 
-    def _write_local(self) -> None:
+    def _write_local(self):
         name, type_ = f"x{next(self._numbers)}", self.rng.choice([self._type(), BOOL])
         expr = self._expr(type_)
         self._locals = {**self._locals, name: type_}
         self._line(f"{type_} {name} = {expr.p4};", f"{name} = {expr.py}")
 
-    def _write_branch(self, depth: int) -> None:
+    def _write_branch(self, depth):
         test = self._expr(BOOL)
         if self._name == "I" and self.rng.random() < 0.2:
             code = self.rng.randrange(len(ERRORS))
@@ -503,11 +500,11 @@ class RandomProgram:
         self._body(depth, f"if ({test.p4})", f"if {test.py}:")
         self._body(depth, "else", "else:")
 
-    def _write_guard(self, depth: int) -> None:
+    def _write_guard(self, depth):
         header = self.rng.choice(list(self._headers))
         self._body(depth, f"if ({header}.isValid())", f'if v["{header}"]:', header)
 
-    def _write_validity(self) -> None:
+    def _write_validity(self):
         header = self.rng.choice([name for name in self._headers if name != "hdr.h0"])
         other = {"hdr.h1": "hdr.h2", "hdr.h2": "hdr.h1"}.get(header)
         index = self._index(len(self._stack))
@@ -529,12 +526,12 @@ class RandomProgram:
                 self._valid -= {header}
                 self._line(f"{header}.setInvalid();", f'v["{header}"] = 0')
 
-    def _write_shift(self) -> None:
+    def _write_shift(self):
         self._valid -= set(self._stack)
         count, way = self.rng.randrange(1, len(self._stack) + 1), self.rng.choice(["push", "pop"])
         self._line(f"hdr.s.{way}_front({count});", f"shift(v, {count if way == 'push' else -count})")
 
-    def _write_port(self) -> None:
+    def _write_port(self):
         match self.rng.choice(["drop", "group", "port", "port", "port"]):
             case "drop":
                 self._line("mark_to_drop(sm);", f'v["sm.egress_spec"], v["sm.mcast_grp"] = {DROP_PORT}, 0')
@@ -543,7 +540,7 @@ class RandomProgram:
             case _:
                 self._set("sm.egress_spec", self._expr(PORT))
 
-    def _write_register(self) -> None:
+    def _write_register(self):
         name, type_ = self.rng.choice(list(self._cells.items()))
         cells = f"{self._name}.{name}"
         index, target = self._index(len(self.registers[cells])), self._target("", type_)
@@ -554,17 +551,17 @@ class RandomProgram:
             value = self._expr(type_)
             self._line(f"{name}.write({index.p4}, {value.p4});", f"{cell} = {value.py}")
 
-    def _index(self, size: int) -> Expr:
+    def _index(self, size):
         index = self._expr(Type("bit", 32), self.rng.randrange(3))
         return Expr(f"({index.p4} & {size - 1})", f"{index.py} & {size - 1}", index.type)
 
-    def _write_count(self) -> None:
+    def _write_count(self):
         name = self.rng.choice(list(self._cells))
         index = self._index(len(self.registers[f"{self._name}.{name}"]))
         cell = f'counters["{self._name}.{name}_c"][{index.py}]'
         self._line(f"{name}_c.count({index.p4});", f"c = {cell}", "c[0] += 1", 'c[1] += v["size"] // 8')
 
-    def _write_hash(self) -> None:
+    def _write_hash(self):
         target = self._target("bit") or self._variable("hdr.h0.check")
         inputs = [self._expr(self._type(("bit",)), 1) for _ in range(self.rng.randrange(1, 4))]
         name, bits = self.rng.choice(["crc16", "crc32", "csum16"]), target.type.bits
@@ -576,18 +573,18 @@ class RandomProgram:
             f"{target.py} = wrap('bit', {bits}, {base} + {name}(packed({py})) % {most})",
         )
 
-    def _write_leave(self) -> None:
+    def _write_leave(self):
         test, (p4, py) = self._expr(BOOL, 1), self.rng.choice([("exit", "raise Exit"), ("return", "return")])
         self._line(f"if ({test.p4}) {{ {p4}; }}", f"if {test.py}: {py}")
 
-    def _write_call(self) -> None:
+    def _write_call(self):
         name = self.rng.choice(sorted(self._actions))
         arguments = [self._expr(type_) for type_ in self._actions[name]]
         values = "".join(f", {expr.py}" for expr in arguments)
         self._line(f"{name}({', '.join(expr.p4 for expr in arguments)});", f"{self._name}_{name}(v{values})")
         self._valid = _ALWAYS
 
-    def _write_apply(self, depth: int) -> None:
+    def _write_apply(self, depth):
         if not self._unapplied:
             self._write_assign()
             return
@@ -608,7 +605,7 @@ class RandomProgram:
                 self._body(depth, f"if ({name}.apply().{form})", f"if hit == {form == 'hit'}:")
                 self._body(depth, "else", "else:")
 
-    def _write_again(self) -> None:
+    def _write_again(self):
         """Write a clone, a resubmission or a recirculation; md.m0 limits how often."""
         word = self.rng.choice(["clone", "resubmit" if self._name == "I" else "recirculate"])
         kind = f"CloneType.{self._name}2E, 100, " if word == "clone" else ""
@@ -619,7 +616,7 @@ class RandomProgram:
 
     # --- packets ---
 
-    def _extract(self, v: dict[str, Any], header: str) -> None:
+    def _extract(self, v, header):
         """Extract a header; hdr.s.last is the next element of the stack."""
         element = header
         if header == "hdr.s.last":
@@ -633,7 +630,7 @@ class RandomProgram:
             v["at"] += type_.bits
         v[element], v["next"] = 1, v["next"] + (element != header)
 
-    def _apply(self, v: dict[str, Any], control: str, name: str, keys: Sequence[int]) -> tuple[bool, str]:
+    def _apply(self, v, control, name, keys):
         """Run the action of a table; return whether there was a hit, and the action."""
         table = self.tables[f"{control}.{name}"]
         number = table.lookup(keys)
@@ -645,20 +642,18 @@ class RandomProgram:
         self._code[f"{control}_{action}"](v, *arguments)
         return number is not None, action
 
-    def _shift(self, v: dict[str, Any], count: int) -> None:
+    def _shift(self, v, count):
         """Push elements of the stack, or pop them if `count` is negative."""
         old = dict(v)
         for number, header in enumerate(self._stack):
             for name in ("", *(f".{name}" for name in self._headers[header])):
                 v[header + name] = old.get(f"hdr.s[{number - count}]{name}", 0)
 
-    def process(self, port: int, frame: bytes) -> list[tuple[int, bytes]]:
+    def process(self, port, frame):
         """Return what leaves of a frame; a packet's clones leave before it, or after if egress made them."""
-        sent: list[tuple[int, bytes]] = []
+        sent = []
         # Packets that wait: the kind, the port, the bytes, the metadata kept, and variables if not parsed.
-        waiting: list[tuple[int, int, bytes, dict[str, int], dict[str, Any]]] = [
-            (_FRESH, port, frame, {}, {})
-        ]
+        waiting = [(_FRESH, port, frame, {}, {})]
         while waiting:
             kind, port, data, kept, v = waiting.pop(0)
             # As in simple_switch, the parser does not see what an ingress clone keeps.
@@ -678,7 +673,7 @@ class RandomProgram:
                 self._egress(v | copy | {"sm.egress_spec": 0, "clone": 0}, waiting, sent)
         return sent
 
-    def _ingress(self, v: dict[str, Any], waiting: list[Any]) -> list[tuple[int, int, int]]:
+    def _ingress(self, v, waiting):
         """Run ingress; return instance type, port and replication number of each copy that goes to egress."""
         with suppress(Exit):
             self._code["I"](v)
@@ -697,7 +692,7 @@ class RandomProgram:
             waiting.append((_RESUBMITTED, 0, v["bytes"], kept, {}))
         return copies
 
-    def _egress(self, v: dict[str, Any], waiting: list[Any], sent: list[Any]) -> None:
+    def _egress(self, v, waiting, sent):
         """Run egress for a copy, and send or recirculate it."""
         with suppress(Exit):
             self._code["E"](v)
@@ -719,15 +714,15 @@ class RandomProgram:
         else:
             sent.append((v["sm.egress_port"], data))
 
-    def _cleared(self, kept: dict[str, int]) -> dict[str, int]:
+    def _cleared(self, kept):
         """Return the metadata of a packet that keeps only some of it."""
         names = ["checksum_error", "egress_rid", "egress_spec", "mcast_grp", "ingress_port", "instance_type"]
         names = [*(f"sm.{name}" for name in names), "clone", "resubmit", "recirculate"]
         return dict.fromkeys([*self._metadata, *names], 0) | kept
 
-    def _parsed(self, port: int, frame: bytes, kept: dict[str, int]) -> dict[str, Any]:
+    def _parsed(self, port, frame, kept):
         """Return the variables of a packet that has passed the parser and the verification of checksums."""
-        v: dict[str, Any] = self._cleared(kept) | {"sm.ingress_port": port, "error": 0}
+        v = self._cleared(kept) | {"sm.ingress_port": port, "error": 0}
         v |= {f"{header}.{name}": 0 for header, fields in self._headers.items() for name in fields}
         v |= dict.fromkeys(self._headers, 0) | {"at": 0, "next": 0, "size": 8 * len(frame), "bytes": frame}
         v["frame"] = int.from_bytes(frame, "big")
@@ -740,6 +735,6 @@ class RandomProgram:
         return v
 
 
-def _call(action: str, arguments: Sequence[int]) -> str:
+def _call(action, arguments):
     """Return an action with arguments in P4."""
     return f"{action}({', '.join(map(str, arguments))})"

@@ -4,7 +4,6 @@ import sys
 import threading
 from contextlib import contextmanager
 from itertools import pairwise
-from types import FrameType
 from typing import NamedTuple
 
 
@@ -16,7 +15,7 @@ class Way(NamedTuple):
     switches: int
     """How often one call is in another file than the call before it in the same thread."""
 
-    def is_within(self, most: "Way") -> bool:
+    def is_within(self, most):
         """Return whether none of the counts is larger than in `most`."""
         return all(count <= largest for count, largest in zip(self, most, strict=True))
 
@@ -27,7 +26,7 @@ class CallRecorder:
     def __init__(self):
         self._recording = threading.Event()
         #: The file of each call below the package's folder, by thread.
-        self._files_by_thread: dict[int, list[str]] = {}
+        self._files_by_thread = {}
 
     def __enter__(self):
         threading.setprofile(self._profile)
@@ -47,17 +46,17 @@ class CallRecorder:
             sys.setprofile(None)
             self._recording.clear()
 
-    def files(self) -> list[str]:
+    def files(self):
         """Return the file of each call, thread by thread."""
         return [file for files in self._files_by_thread.values() for file in files]
 
-    def way(self) -> Way:
+    def way(self):
         """Return the counts of the calls."""
         pairs = [pair for files in self._files_by_thread.values() for pair in pairwise(files)]
         switches = sum(first != second for first, second in pairs)
         return Way(len(self.files()), len(set(self.files())), switches)
 
-    def _profile(self, frame: FrameType, event: str, argument: object) -> None:
+    def _profile(self, frame, event, argument):
         folder, _, file = frame.f_code.co_filename.rpartition("/peelsum/")
         if event == "call" and self._recording.is_set() and folder and "site-packages" not in folder:
             self._files_by_thread.setdefault(threading.get_ident(), []).append(file)

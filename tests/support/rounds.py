@@ -3,18 +3,16 @@
 Jobs are drawn by a seed; workers submit their tensors at their own times, or all at once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Literal
 
 import numpy as np
-from virtual_network import Actor, Faults, VirtualNetwork
+from virtual_network import Faults, VirtualNetwork
 
 from peelsum.summation import Op, Words
-from peelsum.transport import JobConfig, Timers, WorkerEndpoint
+from peelsum.transport import JobConfig, Timers
 from peelsum.transport.endpoint_state import GATHER, SCATTER, SUM
-from peelsum.wire import MAX_WORKERS, Kind, pack
+from peelsum.wire import MAX_WORKERS, pack
 from peelsum.wire.clock import NEVER_TICKS
 
 LANES, SLOTS = 4, 256
@@ -35,12 +33,12 @@ class Round:
     collective: Literal["sum", "scatter", "gather"] = "sum"
     root: int | None = None
 
-    def submit(self, endpoint: WorkerEndpoint, worker: int) -> int:
+    def submit(self, endpoint, worker):
         """Submit a worker's tensor, and return its ticket."""
         collective = {"sum": SUM, "scatter": SCATTER, "gather": GATHER}[self.collective]
         return endpoint.submit(self.inputs[worker], self.op, collective=collective, root=self.root)
 
-    def expected_at(self, worker: int) -> Words:
+    def expected_at(self, worker):
         """Return the result of one worker."""
         if self.collective == "sum":
             return self.expected
@@ -49,14 +47,14 @@ class Round:
         return np.concatenate(self.inputs) if self.root is None else self.inputs[self.root]
 
     @property
-    def expected(self) -> Words:
+    def expected(self):
         """Return the workers' sum modulo 2**32, or their bitwise OR."""
         if self.op == "or":
             return np.bitwise_or.reduce(self.inputs)
         return np.sum(np.asarray(self.inputs, np.uint64), axis=0).astype(np.uint32)
 
 
-def drawn_rounds(random: Random, workers: int, *, collectives: bool = False) -> list[Round]:
+def drawn_rounds(random, workers, *, collectives=False):
     """One to four tensors, about 40 chunks in all, of any length from nothing up; more for collectives."""
     numbers = np.random.default_rng(random.randrange(1 << 32))
     rounds = []
@@ -71,9 +69,7 @@ def drawn_rounds(random: Random, workers: int, *, collectives: bool = False) -> 
     return rounds
 
 
-def drawn_config(
-    random: Random, job_id: int, first_chunk: int, racks: int = 0, windows: Sequence[int] = (1, 3, 8, 16)
-) -> JobConfig:
+def drawn_config(random, job_id, first_chunk, racks=0, windows=(1, 3, 8, 16)):
     sizes = tuple(random.randint(1, 3) for _ in range(racks))
     window = random.choice(windows)
     return JobConfig(
@@ -89,26 +85,26 @@ def drawn_config(
     )
 
 
-def drawn_network(random: Random, seed: int, worst: float, racks: int = 0) -> VirtualNetwork:
+def drawn_network(random, seed, worst, racks=0):
     """Return a network with faults of at most these probabilities, and some age limit of slots."""
     faults, age = Faults.drawn(random, worst), random.choice([0, 40, 15_625, NEVER_TICKS])
     return VirtualNetwork(seed, lanes=LANES, slots=SLOTS, racks=racks, faults=faults, age_limit=age)
 
 
-def quiet(seed: int, *, slots: int = SLOTS, racks: int = 0, drop: float = 0.0) -> VirtualNetwork:
+def quiet(seed, *, slots=SLOTS, racks=0, drop=0.0):
     """Return a network that at most loses packets, with slots that do not age."""
     faults = Faults(drop=drop)
     return VirtualNetwork(seed, lanes=LANES, slots=slots, racks=racks, faults=faults, age_limit=NEVER_TICKS)
 
 
-def play(network: VirtualNetwork, actors: list[Actor], rounds: list[Round]) -> None:
+def play(network, actors, rounds):
     """Let each worker submit its tensors at its own times, some at once and some after a result."""
     for worker, actor in enumerate(actors):
         start = network.random.choice([0.0, network.random.uniform(0, 0.05)])
         network.at(start, lambda worker=worker, actor=actor: submit_next(network, actor, worker, rounds, 0))
 
 
-def submit_next(network: VirtualNetwork, actor: Actor, worker: int, rounds: list[Round], number: int) -> None:
+def submit_next(network, actor, worker, rounds, number):
     """Submit round `number` and schedule the next one."""
     if number == len(rounds):
         actor.machine.finish(network.now)
@@ -122,7 +118,7 @@ def submit_next(network: VirtualNetwork, actor: Actor, worker: int, rounds: list
     network.at(network.now + pause, lambda: submit_next(network, actor, worker, rounds, number))
 
 
-def submit_all(network: VirtualNetwork, actors: Sequence[Actor], rounds: Sequence[Round]) -> None:
+def submit_all(network, actors, rounds):
     """Let all workers submit all their tensors now."""
     for worker, actor in enumerate(actors):
         for round_ in rounds:
@@ -130,7 +126,7 @@ def submit_all(network: VirtualNetwork, actors: Sequence[Actor], rounds: Sequenc
         network.poke(actor)
 
 
-def check(actors: Sequence[Actor], rounds: Sequence[Round]) -> None:
+def check(actors, rounds):
     """Assert that every worker has every result, and that all are exact."""
     for worker, actor in enumerate(actors):
         assert sorted(actor.sums) == list(range(len(rounds)))
@@ -138,7 +134,7 @@ def check(actors: Sequence[Actor], rounds: Sequence[Round]) -> None:
             np.testing.assert_array_equal(actor.sums[ticket], round_.expected_at(worker))
 
 
-def stray(config: JobConfig, worker: int, chunk: int, kind: Kind) -> bytes:
+def stray(config, worker, chunk, kind):
     """Return a packet from `worker`, of a chunk outside its window."""
     header = {"job_id": config.job_id, "generation": config.generation, "sender": worker}
     lanes, place = np.full((1, config.lanes), 0x5EED5EED, np.uint32), 1 << worker % MAX_WORKERS

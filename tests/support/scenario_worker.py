@@ -17,11 +17,11 @@ from peelsum.transport import job_config
 from peelsum.transport.seats import plug_in
 
 
-def words_of(worker: int, round_: int, count: int) -> np.ndarray:
+def words_of(worker, round_, count):
     return np.random.default_rng((worker, round_)).integers(0, 1 << 32, count, np.uint32)
 
 
-def main() -> None:
+def main():
     first, last, chunks, *pauses = map(int, sys.argv[1:])
     seat = json.loads(os.environ["PEELSUM_SEAT"])
     workers = job_config(seat["admission"]).worker_ids

@@ -49,7 +49,7 @@ class Block:
     needs_mininet: bool = False
 
 
-def blocks(page: str) -> list[Block]:
+def blocks(page):
     """The shell blocks of a page that are to be run. Raises SnippetError for marks that are not known."""
     runnable = []
     for mark, language, text in _BLOCK.findall(page):
@@ -71,7 +71,7 @@ def blocks(page: str) -> list[Block]:
     return runnable
 
 
-def run(runnable: list[Block]) -> None:
+def run(runnable):
     """Run blocks in order. Raises SnippetError at the first that fails."""
     with ExitStack() as stack:
         for block in runnable:
@@ -89,7 +89,7 @@ def run(runnable: list[Block]) -> None:
             print(terminal.shown, flush=True)
 
 
-def play(page: Path) -> subprocess.CompletedProcess[str]:
+def play(page):
     """Run a page's blocks in a clean environment, with the commands on PATH and a network of its own.
 
     As in a checkout, `examples` and `.venv` are in the folder where they run. Without the right to have a
@@ -112,7 +112,7 @@ def play(page: Path) -> subprocess.CompletedProcess[str]:
         )
 
 
-def main() -> None:
+def main():
     if shutil.which("ip"):
         subprocess.run(["ip", "link", "set", "lo", "up"], check=False, stderr=subprocess.DEVNULL)
     try:

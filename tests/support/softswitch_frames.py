@@ -28,7 +28,7 @@ def packed(values, widths):
     return word.to_bytes(sum(widths.values()) // 8, "big")
 
 
-def received(sock: BatchSocket, size: int) -> np.ndarray:
+def received(sock, size):
     """Return all packets of `size` bytes that have arrived."""
     bursts = [np.zeros((0, size), np.uint8)]
     while (burst := sock.receive()) is not None:
@@ -64,6 +64,5 @@ def host_at(receive, udp_port, size):
         sock.send_hello()
         receive(1)
         answer = sock.receive()
-        assert answer is not None
         assert answer.hello
         yield sock

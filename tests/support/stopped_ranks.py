@@ -1,9 +1,7 @@
 """Ranks of `lost_ranks.train` that are stopped by SIGSTOP, as by a debugger, and continue later."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import lost_ranks
 import psutil
@@ -11,12 +9,8 @@ import psutil
 from peelsum.torch import SwitchAllreduceState
 from peelsum.transport.lease import Lease
 
-#: When a rank is stopped: seconds after the begin of step 4, when the members have agreed after a loss, or
-#: before it leaves.
-Moment = float | str
 
-
-def train(rank: int, victim: int, moment: Moment, until: float | Path, *arguments: Any) -> Any:
+def train(rank, victim, moment, until, *arguments):
     """Run `lost_ranks.train` with these arguments; the victim is stopped once, at this moment.
 
     until: the seconds for which it is stopped, or a file that the first of the others makes at its end.
@@ -29,15 +23,13 @@ def train(rank: int, victim: int, moment: Moment, until: float | Path, *argument
     return result
 
 
-def train_beside(
-    rank: int, controller: int, part: str, moment: Moment, stop_s: float, *arguments: Any
-) -> Any:
+def train_beside(rank, controller, part, moment, stop_s, *arguments):
     """Run `lost_ranks.train` with these arguments; a part is stopped once, at a moment of rank 1.
 
     part: "controller", whose process id `controller` is; "server", which it has started; or another id.
     """
 
-    def stop() -> None:
+    def stop():
         if part == "server":
             process = psutil.Process(controller).children(recursive=True)[0].pid
         else:
@@ -49,31 +41,28 @@ def train_beside(
     return lost_ranks.train(rank, *arguments)
 
 
-def _stop_once(moment: Moment, stop: Callable[[], None]) -> None:
+def _stop_once(moment, stop):
     """Call `stop` at a moment of this process."""
     begun = 0
 
-    def submit(*arguments: Any, **options: Any) -> Any:
+    def submit(*arguments, **options):
         nonlocal begun
         begun += 1
         if begun == 4 * len(lost_ranks.SIZES) and not isinstance(moment, str):
             threading.Timer(moment, stop).start()
         return submitted(*arguments, **options)
 
-    def agree(*arguments: Any, **options: Any) -> Any:
+    def agree(*arguments, **options):
         generation = agreed(*arguments, **options)
         stop()
-        Lease.agree = agreed  # type: ignore[method-assign]
+        Lease.agree = agreed
         return generation
 
-    def close(state: SwitchAllreduceState) -> None:
+    def close(state):
         stop()
         closed(state)
 
     submitted, agreed, closed = SwitchAllreduceState.submit, Lease.agree, SwitchAllreduceState.close
-    patches: dict[Moment, tuple[type, Callable[..., Any]]] = {
-        "repair": (Lease, agree),
-        "close": (SwitchAllreduceState, close),
-    }
+    patches = {"repair": (Lease, agree), "close": (SwitchAllreduceState, close)}
     where, patch = patches.get(moment, (SwitchAllreduceState, submit))
     setattr(where, patch.__name__, patch)

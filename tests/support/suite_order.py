@@ -11,11 +11,11 @@ DEAR = (
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Dear folders first; a `covering` test's parameters that are not chosen are slow."""
     order = {config.rootpath / "tests" / folder: place for place, folder in enumerate(DEAR)}
     items.sort(key=lambda item: order.get(item.path.parent, len(DEAR)))
-    by_function: dict[str, list[pytest.Function]] = {}
+    by_function = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("covering"):
             by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)

@@ -3,7 +3,6 @@
 Shares no code with what is tested. Of a result it takes only the size of the blocks of scales, a choice.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -38,7 +37,7 @@ class Sum(NamedTuple):
 
 
 @cache
-def finest(field: int, workers: int) -> int:
+def finest(field, workers):
     """The largest scale by which values of this exponent field of all workers add up in an int32."""
     largest, scale = (2 - Fraction(2) ** -23) * Fraction(2) ** (field - 127), 125 - field
     while workers * round(largest * Fraction(2) ** (scale + 1)) <= 2**31 - 1:
@@ -48,11 +47,11 @@ def finest(field: int, workers: int) -> int:
     return scale
 
 
-def _fields(magnitudes: Any) -> Numbers:
+def _fields(magnitudes):
     return np.maximum(np.frexp(np.asarray(magnitudes, np.float64))[1].astype(np.int64) + 126, 0)
 
 
-def scales_of(arrays: Sequence[Floats], block: int) -> Numbers:
+def scales_of(arrays, block):
     """Each element's scale: the finest for its block's upper exponent field.
 
     The tensor's largest field counts as the upper end of 9 fields. A block's field counts as no less than 40
@@ -73,7 +72,7 @@ def scales_of(arrays: Sequence[Floats], block: int) -> Numbers:
     return np.repeat(np.array(scales, np.int64), block)[:n]
 
 
-def _rounded(array: Floats, scales: Numbers) -> Numbers:
+def _rounded(array, scales):
     """The integers of one worker: in Python's fractions, or for many elements in float64, exact there too."""
     if array.size > FEW:
         return np.rint(np.ldexp(array.astype(np.float64), scales)).astype(np.int64)
@@ -81,7 +80,7 @@ def _rounded(array: Floats, scales: Numbers) -> Numbers:
     return np.array([round(Fraction(value) * Fraction(2) ** scale) for value, scale in exact], np.int64)
 
 
-def expected(arrays: Sequence[Floats], block: int, divisor: int = 1, *, scales: Numbers | None = None) -> Sum:
+def expected(arrays, block, divisor=1, *, scales=None):
     """The sum of the workers' tensors, which are finite and not all zero; by their own scales if None."""
     flat = [array.reshape(-1) for array in arrays]
     own = scales is None
@@ -97,16 +96,16 @@ def expected(arrays: Sequence[Floats], block: int, divisor: int = 1, *, scales: 
 class OnHost(dict[str, Any]):
     """A step's results, with the values as arrays of the host."""
 
-    def __init__(self, result: Any) -> None:
+    def __init__(self, result):
         super().__init__({name: replace(one, values=host(one.values)) for name, one in result.items()})
         self.one_round = result.one_round
 
 
-def host(array: Any) -> Any:
+def host(array):
     return array if isinstance(array, np.ndarray | BFloat16) else array.cpu().numpy()
 
 
-def check(results: Sequence[Any], arrays: Sequence[Floats], name: str = "g", *, divisor: int = 1) -> Any:
+def check(results, arrays, name="g", *, divisor=1):
     """All workers have the same bits, the sum's, and their own integers; return the first one's result."""
     tensors = [result[name] for result in results]
     first, shape, zeros = tensors[0], arrays[0].shape, np.zeros(arrays[0].size, np.int64)
@@ -135,7 +134,7 @@ def check(results: Sequence[Any], arrays: Sequence[Floats], name: str = "g", *, 
     return first
 
 
-def ahead_of(scales: Numbers, arrays: Sequence[Floats], block: int) -> None:
+def ahead_of(scales, arrays, block):
     """Require that scales from earlier steps are those of blocks, and leave their largest number 10 bits.
 
     None is coarser than that of the tensor's largest values by more than six bits. A block of zeros can have
@@ -150,7 +149,7 @@ def ahead_of(scales: Numbers, arrays: Sequence[Floats], block: int) -> None:
     assert ((finer >= 9 - finest(127, len(arrays))) & (finer <= 30)).all()
 
 
-def workers_of(n: int, workers: int, density: float, seed: int, spread: int = 3) -> list[Floats]:
+def workers_of(n, workers, density, seed, spread=3):
     arrays = []
     for worker in range(workers):
         rng = np.random.default_rng([seed, worker])
@@ -159,7 +158,7 @@ def workers_of(n: int, workers: int, density: float, seed: int, spread: int = 3)
     return arrays
 
 
-def typed(array: Floats, dtype: str) -> tuple[Any, Floats]:
+def typed(array, dtype):
     """The values rounded to the type, as an Allreduce takes them, and as the float32 that they equal."""
     if dtype == "float16":
         half = np.where(np.isfinite(array), np.clip(array, -65504, 65504), array).astype(np.float16)

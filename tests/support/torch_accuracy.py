@@ -6,13 +6,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.accuracy.methods import MOMENTUM, parse
 from benchmarks.accuracy.subjects import make_subject
-from benchmarks.accuracy.training import TrainingSetting, batches, dropout_seed
+from benchmarks.accuracy.training import batches, dropout_seed
 from peelsum.bench.train.worker import wrong_elements
 from peelsum.torch import SwitchAllreduceState, hook
 from peelsum.torch.backends import connect
 
 
-def trained(rank: int, settings: list[TrainingSetting], over: str) -> list[tuple[np.ndarray, int]]:
+def trained(rank, settings, over):
     """Each setting's parameters float32[n] after its steps, and the bytes of the hook's statistics."""
     backend = connect(over, None, None)
     outcome = [_trained(rank, setting, backend) for setting in settings]
@@ -20,7 +20,7 @@ def trained(rank: int, settings: list[TrainingSetting], over: str) -> list[tuple
     return outcome
 
 
-def _trained(rank: int, setting: TrainingSetting, backend: object) -> tuple[np.ndarray, int]:
+def _trained(rank, setting, backend):
     subject, method = (
         make_subject(setting.model, setting.seed),
         parse(setting.method, setting.steps, setting.seed),
@@ -46,7 +46,7 @@ def _trained(rank: int, setting: TrainingSetting, backend: object) -> tuple[np.n
     return flat(subject.model), sent
 
 
-def wrong_averages(rank: int) -> list[int]:
+def wrong_averages(rank):
     """What `bench train` counts of an average of two ranks: right, with other bits on a rank, and far off."""
     own, counts = torch.full((5,), 1.0 + rank), []
     for changed in (0.0, 1e-6 * rank, 1e-3):
@@ -57,6 +57,6 @@ def wrong_averages(rank: int) -> list[int]:
     return counts
 
 
-def flat(model: torch.nn.Module) -> np.ndarray:
+def flat(model):
     """All parameters of a model, float32[n]."""
     return np.concatenate([one.detach().numpy().ravel() for one in model.parameters()])

@@ -3,22 +3,18 @@
 import gc
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from patience import PATIENCE_S
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # not exported, but documented
+from torch.distributed import HashStore  # not exported, but documented
 
-from peelsum.torch import SwitchAllreduceState, hook
+from peelsum.torch import hook
 
 
 @contextmanager
-def group_of_one() -> Iterator[None]:
+def group_of_one():
     """This process as the only rank of torch.distributed."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
@@ -32,14 +28,13 @@ class Sums:
 
     lanes, workers, worker_id = 32, 1, 0
 
-    def __init__(self, fails_at: int = -1, error: BaseException | None = None) -> None:
+    def __init__(self, fails_at=-1, error=None):
         self.calls, self.fails_at, self.error = 0, fails_at, error
         self.closed = threading.Event()
 
-    def sum_words(self, parts: Any) -> list[np.ndarray]:
+    def sum_words(self, parts):
         self.calls += 1
         if self.calls > self.fails_at >= 0:
-            assert self.error is not None
             raise self.error
         results = [part.words.copy() for part in parts]
         for part, result in zip(parts, results, strict=True):
@@ -47,27 +42,27 @@ class Sums:
                 part.check(result)
         return results
 
-    def close(self) -> None:
+    def close(self):
         self.closed.set()
 
 
-def hooked(state: SwitchAllreduceState, module: torch.nn.Module) -> torch.nn.Module:
+def hooked(state, module):
     """The module under DDP, in several buckets, with the hook."""
     ddp = torch.nn.parallel.DistributedDataParallel(module, bucket_cap_mb=1e-4)
     ddp.register_comm_hook(state, hook)
     return ddp
 
 
-def layers() -> torch.nn.Module:
+def layers():
     """Return three layers, which make three buckets."""
     return torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(3)))
 
 
-def in_time(work: Callable[[], Any]) -> Any:
+def in_time(work):
     """Return what `work` returns, or raise what it raises; TimeoutError if it hangs."""
-    outcome: list[Any] = []
+    outcome = []
 
-    def run() -> None:
+    def run():
         try:
             outcome.append((work(), None))
         except BaseException as error:
@@ -84,12 +79,12 @@ def in_time(work: Callable[[], Any]) -> Any:
     return value
 
 
-def summing_threads() -> list[threading.Thread]:
+def summing_threads():
     """Those of the hook."""
     return [one for one in threading.enumerate() if one.name.startswith("peelsum sums")]
 
 
-def let_go(reference: weakref.ref[Any]) -> bool:
+def let_go(reference):
     """Return whether an object is collected within `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while reference() is not None and time.monotonic() < deadline:

@@ -11,7 +11,7 @@ import torch_training as training
 from compressors import Books, sent_in_units
 from torch_training import parameters, step_loss
 
-from peelsum.compress import CompressedSum, Compressor
+from peelsum.compress import CompressedSum
 from peelsum.torch import SwitchAllreduceState
 from peelsum.torch.backends import connect
 
@@ -21,19 +21,19 @@ class Watched(CompressedSum):
 
     results: dict[str, Any] = {}  # noqa: RUF012  # one for all sums of the process
 
-    def sum(self, tensors: Any, step: int | None = None) -> Any:
+    def sum(self, tensors, step=None):
         result = super().sum(tensors, step)
         self.results |= result
         return result
 
 
-def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
+def hooked(over, **settings):
     """A small model in several buckets, with the hook, and its optimizer."""
     ddp, state = training.hooked(over=over, **settings)
     return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
 
 
-def audited(rank: int, over: str, settings: dict[str, Any], steps: int, restart_at: int) -> dict[str, Any]:
+def audited(rank, over, settings, steps, restart_at):
     """Train with error feedback; at `restart_at` another state and module go on from a checkpoint.
 
     After every step, averages are compared with those of what all ranks sent. The buckets are rebuilt after
@@ -58,11 +58,11 @@ def audited(rank: int, over: str, settings: dict[str, Any], steps: int, restart_
     return {"parameters": parameters(ddp), "stats": stats, "plans": plans}
 
 
-def _check(ddp: torch.nn.Module, state: SwitchAllreduceState, *, balance: bool) -> None:
+def _check(ddp, state, *, balance):
     if balance:
         state._reducer.memory.balance()
     own = {name: sent_in_units(one.sent, one.elements) for name, one in Watched.results.items()}
-    everybody: list[Any] = [None] * dist.get_world_size()
+    everybody = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, own)
     for name, parameter in ddp.module.named_parameters():
         columns = zip(*(one[name] for one in everybody), strict=True)
@@ -70,7 +70,7 @@ def _check(ddp: torch.nn.Module, state: SwitchAllreduceState, *, balance: bool) 
         np.testing.assert_array_equal(parameter.grad.numpy().ravel(), np.array(expected), name)
 
 
-def _restored(ddp: Any, state: SwitchAllreduceState, over: str, **settings: Any) -> tuple[Any, Any, Any]:
+def _restored(ddp, state, over, **settings):
     """Return another model, state and optimizer, from saved values."""
     file = io.BytesIO()
     torch.save({"weights": ddp.state_dict(), "state": state.state_dict()}, file)
@@ -82,7 +82,7 @@ def _restored(ddp: Any, state: SwitchAllreduceState, over: str, **settings: Any)
     return ddp, state, optimizer
 
 
-def sums(rank: int, compressors: list[Compressor], over: str) -> list[list[np.ndarray]]:
+def sums(rank, compressors, over):
     """The averages of four random tensors by each compressor, of two steps over one connection."""
     outcome, backend = [], connect(over, None, None)
     for number, compressor in enumerate(compressors):

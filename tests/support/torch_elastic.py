@@ -18,7 +18,7 @@ from peelsum.torch import SwitchAllreduceState, TopK, hook, init_process_group
 STEPS, SPARSIFIER = 6, TopK(0.2)
 
 
-def main() -> None:
+def main():
     folder, over = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     init_process_group("gloo")

@@ -2,52 +2,44 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from logging.handlers import BufferingHandler
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch_compressed as compressed
 from compressors import Books
-from numpy.typing import NDArray
 from patience import PATIENCE_S
 from torch_ranks import error_of
 from torch_training import descend, model, parameters, step_loss
 
 from peelsum.compress import DENSE, Decider, Flexible, LinkModel
 from peelsum.compress.costs import all_reduce_cost
-from peelsum.summation import Part, Words
 from peelsum.torch import ProcessGroupSummation, SwitchAllreduceState, TopK, hook
 from peelsum.torch.backends import connect
-from peelsum.torch.process_group_summation import Algorithm
-
-#: What each step of a script does: a method and a ratio.
-Script = Sequence[tuple[str, float]]
 
 
 @contextmanager
-def scripted(script: Script | None) -> Iterator[None]:
+def scripted(script):
     """Have every decider of this process follow a script, again and again, whatever it measures."""
 
     class Scripted(Decider):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
+        def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)
             self._follow(0)
 
-        def observe(self, *arguments: Any) -> Any:
+        def observe(self, *arguments):
             events = super().observe(*arguments)
             self._follow(self._script_step + 1)
             return events
 
-        def load_state_dict(self, values: Any) -> None:
+        def load_state_dict(self, values):
             super().load_state_dict(values)
             self._follow(self.observed)
 
-        def _follow(self, step: int) -> None:
+        def _follow(self, step):
             assert script
             self._script_step = step
             method, ratio = script[step % len(script)]
@@ -57,19 +49,19 @@ def scripted(script: Script | None) -> Iterator[None]:
         yield
 
 
-def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
+def hooked(over, **settings):
     """See `torch_compressed.hooked`; with a strategy."""
     return compressed.hooked(over, **{"strategy": Flexible(), **settings})
 
 
-def audited(rank: int, over: str, script: Script, steps: int, restart_at: int) -> dict[str, Any]:
+def audited(rank, over, script, steps, restart_at):
     """See `torch_compressed.audited`; `used` are the methods and ratios."""
     with scripted(script):
         outcome = compressed.audited(rank, over, {"strategy": Flexible()}, steps, restart_at)
     return {**outcome, "used": [(plan.method, plan.ratio) for plan in outcome["plans"]]}
 
 
-def trained(rank: int, over: Any, script: Script | None, steps: int, **settings: Any) -> dict[str, Any]:
+def trained(rank, over, script, steps, **settings):
     """Parameters, decisions and log lines of a training."""
     said, logger = BufferingHandler(1000), logging.getLogger("peelsum.torch")
     logger.addHandler(said)
@@ -85,12 +77,12 @@ def trained(rank: int, over: Any, script: Script | None, steps: int, **settings:
     return outcome
 
 
-def deciding(rank: int, over: str, settings: dict[str, Any]) -> dict[str, Any]:
+def deciding(rank, over, settings):
     """`trained` for 30 steps, by what is measured."""
     return trained(rank, over, None, 30, **settings)
 
 
-def same_methods(rank: int, over: str, methods: Sequence[str], steps: int) -> list[np.ndarray]:
+def same_methods(rank, over, methods, steps):
     """Parameters after `steps` by each method alone, over one connection."""
     backend = connect(over, None, None)
     found = [trained(rank, backend, [(method, 0.1)], steps)["parameters"] for method in methods]
@@ -99,20 +91,20 @@ def same_methods(rank: int, over: str, methods: Sequence[str], steps: int) -> li
 
 
 @contextmanager
-def slowed(link: LinkModel) -> Iterator[None]:
+def slowed(link):
     """Slow down every process group of this process: an exchange sleeps as long as it takes over `link`."""
 
-    def sleep(messages: float, words: float) -> None:
+    def sleep(messages, words):
         time.sleep(messages * link.latency_s + 32 * words / (link.gbps * 1e9))
 
     class Slowed(ProcessGroupSummation):
-        def sum_words(self, parts: Sequence[Part], *, by: Algorithm | None = None) -> list[Words]:
+        def sum_words(self, parts, *, by=None):
             for part in parts:
                 size, few = part.words.size, by is None and part.words.size <= self.few_words
                 sleep(*all_reduce_cost(self.workers, size, tree=by == "tree", few=few))
             return super().sum_words(parts, by=by)
 
-        def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        def gather_equal(self, data):
             others = self.workers - 1
             sleep(others, others * data.size / 4)
             return super().gather_equal(data)
@@ -124,13 +116,13 @@ def slowed(link: LinkModel) -> Iterator[None]:
         yield
 
 
-def timed_over_switch(rank: int, seconds: float, strategy: Flexible) -> dict[str, Any]:
+def timed_over_switch(rank, seconds, strategy):
     """Train over a star for some seconds; return when each step began, and what was decided.
 
     The process group, which does not go through the star, is slowed down to 60 Mbit/s and 5 ms.
     """
     torch.set_num_threads(1)
-    began: list[float] = []
+    began = []
     with slowed(LinkModel(5e-3, 0.06)):
         torch.manual_seed(0)
         layer = torch.nn.Linear(256, 256)
@@ -152,7 +144,7 @@ def timed_over_switch(rank: int, seconds: float, strategy: Flexible) -> dict[str
     return outcome
 
 
-def not_finite(rank: int, script: Script) -> list[tuple[list[bool], bool]]:
+def not_finite(rank, script):
     """Train as many steps as the script has; in every second one, rank 1's first gradient is infinite.
 
     Return for each step which averages are finite, and whether its books balance.
@@ -173,7 +165,7 @@ def not_finite(rank: int, script: Script) -> list[tuple[list[bool], bool]]:
     return outcome
 
 
-def continued(rank: int) -> dict[str, Any]:
+def continued(rank):
     """Decisions before and after a restore, and after one of other settings."""
     settings = {"strategy": Flexible(ratios=(0.1,), explore_steps=2)}
     ddp, state, _ = hooked("gloo", **settings)
@@ -192,7 +184,7 @@ def continued(rank: int) -> dict[str, Any]:
     return {"before": before, "same": plans[0], "other": plans[1], "saved": saved["strategy"]}
 
 
-def to_and_from_a_compressor(rank: int) -> list[dict[str, np.ndarray]]:
+def to_and_from_a_compressor(rank):
     """Residuals of a strategy's checkpoint, in a compressor's state, and in a strategy's again."""
     ddp, state, _ = hooked("gloo")
     step_loss(ddp, rank, 0).backward()
@@ -207,13 +199,13 @@ def to_and_from_a_compressor(rank: int) -> list[dict[str, np.ndarray]]:
     return [{name: one["numbers"].numpy() for name, one in each["residuals"].items()} for each in saved]
 
 
-def mismatched(rank: int, settings: Sequence[dict[str, Any]]) -> str:
+def mismatched(rank, settings):
     """The error of ranks that differ in their settings."""
     ddp, _, _ = hooked("gloo", timeout_s=PATIENCE_S, **settings[rank])
     return ": ".join(error_of(step_loss(ddp, rank, 0).backward)[:2])
 
 
-def two_modules(rank: int, script: Script) -> np.ndarray:
+def two_modules(rank, script):
     """Parameters of two modules that one backward pass goes through."""
     with scripted(script):
         pair = [model(), model()]

@@ -8,12 +8,10 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +24,8 @@ _CONTEXT.set_forkserver_preload(LOADED)
 
 
 def run_ranks(
-    world: int,
-    work: Callable[..., Any],
-    *arguments: Any,
-    environments: Sequence[Mapping[str, str]] = (),
-    backend: str = "gloo",
-    patience_s: float = PATIENCE_S,
-    timeout_s: float = PATIENCE_S / 2,
-) -> list[Any]:
+    world, work, *arguments, environments=(), backend="gloo", patience_s=PATIENCE_S, timeout_s=PATIENCE_S / 2
+):
     """Run work(rank, *arguments) on all ranks at once; return the results, None for a rank that was killed.
 
     `work` is a function that the ranks can import. Raises RuntimeError with the traceback of a rank that
@@ -53,7 +45,7 @@ def run_ranks(
                 rank.end()
 
 
-def run_several(world: int, works: Mapping[str, tuple[Any, ...]], **options: Any) -> Mapping[str, list[Any]]:
+def run_several(world, works, **options):
     """Run several works, each a function and its arguments, one after the other in one group of ranks.
 
     Return the results of all ranks by each work's name. options: see `run_ranks`.
@@ -62,18 +54,12 @@ def run_several(world: int, works: Mapping[str, tuple[Any, ...]], **options: Any
     return {name: [results[number] for results in ranks] for number, name in enumerate(works)}
 
 
-def several(rank: int, works: Sequence[tuple[Any, ...]]) -> list[Any]:
+def several(rank, works):
     """Return the results of works, each a function and its arguments."""
     return [work(rank, *arguments) for work, *arguments in works]
 
 
-def run_at_switch(
-    world: int,
-    work: Callable[..., Any],
-    *arguments: Any,
-    star: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> tuple[list[Any], Any]:
+def run_at_switch(world, work, *arguments, star=None, **options):
     """`run_ranks` with each rank at a seat of a `Star`; return the results, and the star after its end.
 
     star: the star's options, such as its loss.
@@ -86,13 +72,13 @@ def run_at_switch(
 
 
 class _Rank:
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         self._mine, theirs = _CONTEXT.Pipe()
         self._process = _CONTEXT.Process(target=_run, args=(theirs, *arguments))
         start_apart(self._process)
         theirs.close()
 
-    def result(self, patience_s: float) -> Any:
+    def result(self, patience_s):
         if not wait([self._mine], patience_s):
             raise TimeoutError(f"a rank did not end within {patience_s:g} s")
         try:
@@ -103,24 +89,14 @@ class _Rank:
             raise RuntimeError(value)
         return value
 
-    def end(self) -> None:
+    def end(self):
         if self._process.is_alive():
             self._process.join(5.0)
             self._process.kill()
         self._process.join()
 
 
-def _run(
-    pipe: Connection,
-    rank: int,
-    world: int,
-    store: Path,
-    work: Callable[..., Any],
-    arguments: Sequence[Any],
-    environment: Mapping[str, str],
-    backend: str,
-    timeout_s: float,
-) -> None:
+def _run(pipe, rank, world, store, work, arguments, environment, backend, timeout_s):
     inherit_no_ends()
     os.environ.update(environment, GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
@@ -140,14 +116,14 @@ def _run(
     os._exit(0)
 
 
-def alike(ranks: Sequence[Any]) -> Any:
+def alike(ranks):
     """Return what the ranks have, arrays or lists of arrays, which must be the same on all."""
     for one in ranks:
         np.testing.assert_equal(one, ranks[0])
     return ranks[0]
 
 
-def error_of(work: Callable[[], Any]) -> tuple[str, str, float]:
+def error_of(work):
     """Name and message of the error that `work` raises, and the seconds until then; empty without one."""
     began = time.monotonic()
     try:
@@ -157,6 +133,6 @@ def error_of(work: Callable[[], Any]) -> tuple[str, str, float]:
     return "", "", 0.0
 
 
-def die() -> None:
+def die():
     """End this process as the kernel does when memory is short."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,6 @@
 """The ranks' part in tests of reduce-scatter, all-gather and broadcast, and of training in shards by them."""
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import sums_of_floats
@@ -10,24 +8,22 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die, error_of
 from torch_training import Text, descend, model, step_loss
 
 from peelsum.torch.tensor_sums import TensorSums
 
 
-def in_pieces(rank: int) -> dict[str, Any]:
+def in_pieces(rank):
     """What reduce-scatter, all-gather and broadcast of each form come to, as lists."""
     world = dist.get_world_size()
-    made: dict[str, Any] = {}
+    made = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8):
         given = (torch.arange(world * 900) * (rank + 1) % 7).to(dtype)
         part = torch.full((900,), 99, dtype=dtype)
         dist.reduce_scatter_tensor(part, given)
         made[f"scattered {dtype}"] = part.tolist()
         work = dist.all_gather_into_tensor(given, part, async_op=True)
-        assert work is not None
         work.wait()
         made[f"gathered {dtype}"] = given.tolist()
     part = torch.zeros(3, 5)
@@ -54,7 +50,7 @@ def in_pieces(rank: int) -> dict[str, Any]:
     return made
 
 
-def sharded_by_torch(rank: int, steps: int, dims: tuple[int, ...], last: int | None = None) -> np.ndarray:
+def sharded_by_torch(rank, steps, dims, last=None):
     """This rank's shards after steps of FSDP2, or of HSDP, whose calls go to the process group.
 
     The rank `last` is killed in its second step.
@@ -65,7 +61,7 @@ def sharded_by_torch(rank: int, steps: int, dims: tuple[int, ...], last: int | N
     names = ("replicate", "shard")[-len(dims) :]
     text = fully_shard(Text(), mesh=init_device_mesh("cpu", dims, mesh_dim_names=names))
 
-    def losses() -> Iterator[torch.Tensor]:
+    def losses():
         for step in range(steps):
             loss = step_loss(text, rank, step)
             if step and rank == last:
@@ -75,25 +71,21 @@ def sharded_by_torch(rank: int, steps: int, dims: tuple[int, ...], last: int | N
     return descend(text, None, losses())
 
 
-def dies_in_shards(rank: int, dims: tuple[int, ...]) -> tuple[str, str, float]:
+def dies_in_shards(rank, dims):
     """Rank 3 is killed. Of the others: the error's name and message, and the seconds until it was raised."""
     return error_of(lambda: sharded_by_torch(rank, 4, dims, last=3))
 
 
-def by_zero(rank: int, steps: int) -> np.ndarray:
+def by_zero(rank, steps):
     """The parameters after steps of DDP whose optimizer's state is spread over the ranks (ZeRO-1)."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    ddp: DistributedDataParallel = model()
+    ddp = model()
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.Adam, lr=0.01)
     return descend(ddp, None, (step_loss(ddp, rank, step) for step in range(steps)), optimizer=optimizer)
 
 
-#: Of a sum: kind, job, worker, what went in, what came out.
-Recorded = list[tuple[str, int, int, Any, Any]]
-
-
-def recorded_in_shards(rank: int, steps: int, dims: tuple[int, ...]) -> Recorded:
+def recorded_in_shards(rank, steps, dims):
     """Every 10th sum of `sharded_by_torch`."""
     made = recorded(10)
     sharded_by_torch(rank, steps, dims)
@@ -101,13 +93,13 @@ def recorded_in_shards(rank: int, steps: int, dims: tuple[int, ...]) -> Recorded
     return made
 
 
-def recorded(every: int) -> Recorded:
+def recorded(every):
     """Return a list that gets every `every`-th sum of the process group from now on."""
-    made: Recorded = []
-    calls: Counter[tuple[str, int]] = Counter()
+    made = []
+    calls = Counter()
 
-    def recording(kind: str, method: Any) -> Any:
-        def call(self: TensorSums, tensor: torch.Tensor, reduction: Any) -> torch.Tensor:
+    def recording(kind, method):
+        def call(self, tensor, reduction):
             self._precise_up_to = 0
             before = tensor.numpy().reshape(-1).copy()
             result = method(self, tensor, reduction)
@@ -125,9 +117,9 @@ def recorded(every: int) -> Recorded:
     return made
 
 
-def check_recorded(told: list[Recorded]) -> dict[int, int]:
+def check_recorded(told):
     """Check all ranks' records; return how many sums of each job were checked."""
-    jobs: dict[int, dict[int, list[Any]]] = {}
+    jobs = {}
     for kind, job, worker, *floats in (call for rank in told for call in rank):
         jobs.setdefault(job, {}).setdefault(worker, []).append((kind, *floats))
     checked = {}
@@ -139,7 +131,7 @@ def check_recorded(told: list[Recorded]) -> dict[int, int]:
     return checked
 
 
-def check_pieces(call: Any) -> None:
+def check_pieces(call):
     """Require an independent computation's bits in each worker's piece."""
     for mine, (kind, _, result) in enumerate(call):
         given = [np.split(one, len(call))[mine] for _, one, _ in call]
@@ -149,7 +141,7 @@ def check_pieces(call: Any) -> None:
         np.testing.assert_array_equal(result.view(np.uint32), expected.view(np.uint32))
 
 
-def check_wholes(call: Any) -> None:
+def check_wholes(call):
     """Require the same bits of all, near the sum; its scales may be those of earlier steps."""
     kinds, given, results = zip(*call, strict=True)
     exact = np.sum(given, axis=0, dtype=np.float64) / (len(call) if kinds[0].endswith("AVG") else 1)

@@ -2,7 +2,6 @@
 
 import runpy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import error_of
 
-from peelsum.torch import HookStats, SwitchAllreduceState, TopK, hook
+from peelsum.torch import SwitchAllreduceState, TopK, hook
 
 ROWS, WIDTH = (10_000, 300, 40), 16
 
@@ -18,7 +17,7 @@ ROWS, WIDTH = (10_000, 300, 40), 16
 class Clicks(nn.Module):
     """Three sparse tables, summed per sample, and a dense layer."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, dtype=torch.float32):
         super().__init__()
         self.bags = nn.ModuleList(
             nn.EmbeddingBag(rows, WIDTH, mode="sum", sparse=True, dtype=dtype) for rows in ROWS[:2]
@@ -26,21 +25,19 @@ class Clicks(nn.Module):
         self.table = nn.Embedding(ROWS[2], WIDTH, sparse=True, dtype=dtype)
         self.top = nn.Linear(3 * WIDTH, 1, dtype=dtype)
 
-    def forward(self, clicks: torch.Tensor) -> torch.Tensor:
+    def forward(self, clicks):
         found = [bag(clicks[:, :2] % rows) for bag, rows in zip(self.bags, ROWS, strict=False)]
         joined = torch.cat([*found, self.table(clicks[:, 2] % ROWS[2])], 1)
         return self.top(joined).sigmoid().square().mean()
 
 
-def clicks(rank: int, step: int) -> torch.Tensor:
+def clicks(rank, step):
     """A batch, in which some rows are popular."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     return (ROWS[0] * torch.rand((24, 3), generator=generator) ** 4).long()
 
 
-def trained(
-    rank: int, settings: dict[str, Any] | None, steps: int, **options: Any
-) -> tuple[list[np.ndarray], list[Any], HookStats | None]:
+def trained(rank, settings, steps, **options):
     """Parameters after some steps of SparseAdam and SGD, gradients before and after the sum, and statistics.
 
     settings: None leaves the hook out. options: DDP's.
@@ -72,7 +69,7 @@ def trained(
     return [one.detach().numpy() for one in module.parameters()], pairs, stats
 
 
-def by_options(rank: int) -> list[list[np.ndarray]]:
+def by_options(rank):
     """Parameters after some steps, with options of DDP and of the state that concern dense gradients only."""
     made = []
     for options, settings in [
@@ -85,12 +82,12 @@ def by_options(rank: int) -> list[list[np.ndarray]]:
     return made
 
 
-def _in_rows(gradient: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _in_rows(gradient):
     assert gradient.is_coalesced()
     return gradient.indices()[0].numpy().copy(), gradient.values().numpy().copy()
 
 
-def averaged(rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def averaged(rank):
     """Averages without DDP."""
     torch.manual_seed(7)
     module, state = Clicks(), SwitchAllreduceState(over="gloo")
@@ -100,14 +97,14 @@ def averaged(rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [_in_rows(one) if one.is_sparse else (np.zeros(0), one.numpy()) for one in gradients]
 
 
-def in_float64(rank: int) -> tuple[str, str, float]:
+def in_float64(rank):
     """The error of a table of a type that hooks do not take."""
     ddp = DistributedDataParallel(Clicks(torch.float64))
     ddp.register_comm_hook(SwitchAllreduceState(over="gloo"), hook)
     return error_of(ddp(clicks(rank, 0)).backward)
 
 
-def example(rank: int) -> tuple[list[float], list[np.ndarray], float]:
+def example(rank):
     """Losses and parameters of the example, and how many bytes its sums saved."""
     path = Path(__file__).parents[2] / "examples" / "train_dlrm.py"
     losses, model, stats = runpy.run_path(str(path))["train"]([100_000, 50], 20, 64)

@@ -5,7 +5,6 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from logging.handlers import BufferingHandler
 from typing import Any
@@ -22,7 +21,6 @@ from torch_ranks import die, error_of
 
 from peelsum.allreduce import NetworkModel, Part
 from peelsum.torch import (
-    HookStats,
     ProcessGroupSummation,
     SwitchAllreduceState,
     buckets,
@@ -31,7 +29,6 @@ from peelsum.torch import (
     hook,
     starts,
 )
-from peelsum.torch.process_group_summation import OrMethod
 
 WORDS, WIDTH = 64, 8
 
@@ -39,36 +36,35 @@ WORDS, WIDTH = 64, 8
 class Text(nn.Module):
     """An embedding, whose gradient is sparse, then dense layers."""
 
-    def __init__(self, sparse: bool = False) -> None:
+    def __init__(self, sparse=False):
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH, sparse=sparse)
         self.hidden = nn.Linear(WIDTH, WIDTH)
         self.softmax = nn.Linear(WIDTH, WORDS)
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
+    def forward(self, words):
         return self.softmax(torch.tanh(self.hidden(self.embedding(words).mean(1))))
 
 
-def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(rank, step):
     """Words and what follows, by rank and step."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     words = torch.randint(0, WORDS, (4, 5), generator=generator)
     return words[:, :4], words[:, 4]
 
 
-def model(*, device: str = "cpu", sparse: bool = False, **options: Any) -> DistributedDataParallel:
+def model(*, device="cpu", sparse=False, **options):
     """The same at first on all ranks, in several buckets."""
     torch.manual_seed(7)
     return DistributedDataParallel(Text(sparse).to(device), bucket_cap_mb=0.002, **options)
 
 
-def store_of_all() -> Any:
+def store_of_all():
     """Return the store that all ranks share."""
-    assert dist.group.WORLD is not None
     return dist.group.WORLD.get_group_store()
 
 
-def hooked(ddp: nn.Module | None = None, **settings: Any) -> tuple[Any, SwitchAllreduceState]:
+def hooked(ddp=None, **settings):
     """Return a module under DDP, by default a new `model`, with the hook, and the state of these settings."""
     ddp = ddp or model()
     state = SwitchAllreduceState(**{"over": "gloo", "names": ddp.module.named_parameters()} | settings)
@@ -76,13 +72,13 @@ def hooked(ddp: nn.Module | None = None, **settings: Any) -> tuple[Any, SwitchAl
     return ddp, state
 
 
-def step_loss(ddp: nn.Module, rank: int, step: int) -> torch.Tensor:
+def step_loss(ddp, rank, step):
     device = next(iter(ddp.parameters())).device
     words, following = (tensor.to(device) for tensor in batch(rank, step))
     return nn.functional.cross_entropy(ddp(words), following)
 
 
-def parameters(module: nn.Module) -> np.ndarray:
+def parameters(module):
     """All parameters, or this rank's shards of them, flat: float32[n]."""
     local = [
         parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -91,14 +87,7 @@ def parameters(module: nn.Module) -> np.ndarray:
     return np.concatenate([parameter.detach().cpu().numpy().ravel() for parameter in local])
 
 
-def descend(
-    module: nn.Module,
-    state: SwitchAllreduceState | None,
-    losses: Iterable[torch.Tensor],
-    *,
-    wrapped: Callable[..., Any] = hook,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> np.ndarray:
+def descend(module, state, losses, *, wrapped=hook, optimizer=None):
     """Parameters after a step down each loss, which is computed when it is its turn.
 
     Gradients are averaged by the hook with `state`; None leaves the module as it is.
@@ -113,26 +102,19 @@ def descend(
     return parameters(module)
 
 
-def train(
-    rank: int,
-    steps: int,
-    state: SwitchAllreduceState | None,
-    *,
-    wrapped: Callable[..., Any] = hook,
-    **options: Any,
-) -> np.ndarray:
+def train(rank, steps, state, *, wrapped=hook, **options):
     """Parameters after `steps` of SGD, their gradients averaged by the hook, or by DDP without a state."""
     ddp = model(**options)
     losses = (step_loss(ddp, rank, step) for step in range(steps))
     return descend(ddp, state, losses, wrapped=wrapped)
 
 
-def by_hook(rank: int, steps: int, settings: dict[str, Any], options: dict[str, Any]) -> np.ndarray:
+def by_hook(rank, steps, settings, options):
     """`train` with a state of these settings."""
     return train(rank, steps, SwitchAllreduceState(**settings), **options)
 
 
-def in_order(rank: int, steps: int, settings: dict[str, Any], order: tuple[int, ...]) -> np.ndarray:
+def in_order(rank, steps, settings, order):
     """`by_hook`; each rank begins to connect after the one before it in `order`."""
     store, place, begun = store_of_all(), order.index(rank), []
 
@@ -147,9 +129,9 @@ def in_order(rank: int, steps: int, settings: dict[str, Any], order: tuple[int, 
     return train(rank, steps, SwitchAllreduceState(**settings), wrapped=in_turn)
 
 
-def averages(rank: int, settings: dict[str, Any], device: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def averages(rank, settings, device):
     """Return the hook's input and output for each gradient of a few steps: [(before, after), ...]."""
-    seen: list[tuple[np.ndarray, torch.futures.Future[torch.Tensor], list[int]]] = []
+    seen = []
 
     def watching(state, bucket):
         before = bucket.buffer().cpu().clone().numpy()
@@ -159,7 +141,7 @@ def averages(rank: int, settings: dict[str, Any], device: str) -> list[tuple[np.
         return future
 
     train(rank, 3, SwitchAllreduceState(**settings), wrapped=watching, device=device)
-    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    pairs = []
     for before, after, lengths in seen:
         ends = np.cumsum(lengths)[:-1]
         pairs += [
@@ -168,11 +150,11 @@ def averages(rank: int, settings: dict[str, Any], device: str) -> list[tuple[np.
     return pairs
 
 
-def accumulated(rank: int, settings: dict[str, Any] | None) -> np.ndarray:
+def accumulated(rank, settings):
     """Parameters after two steps of three micro-batches each, of which the last is summed with the others."""
     ddp = model()
 
-    def losses() -> Iterator[torch.Tensor]:
+    def losses():
         for step in (0, 3):
             with ddp.no_sync():
                 step_loss(ddp, rank, step).backward()
@@ -182,12 +164,12 @@ def accumulated(rank: int, settings: dict[str, Any] | None) -> np.ndarray:
     return descend(ddp, settings and SwitchAllreduceState(**settings), losses())
 
 
-def halved(rank: int, settings: dict[str, Any]) -> np.ndarray:
+def halved(rank, settings):
     """`train` with gradients that are sent as float16."""
     return train(rank, 4, SwitchAllreduceState(**settings), wrapped=fp16_compress_wrapper(hook))
 
 
-def two_modules(rank: int, settings: dict[str, Any]) -> list[np.ndarray]:
+def two_modules(rank, settings):
     """Two modules, one state: their parameters after three steps, and those of each trained alone by DDP."""
     state = SwitchAllreduceState(**settings)
     both = [model(), model()]
@@ -198,7 +180,7 @@ def two_modules(rank: int, settings: dict[str, Any]) -> list[np.ndarray]:
     return [parameters(ddp) for ddp in both]
 
 
-def scaled(rank: int, settings: dict[str, Any]) -> list[tuple[bool, float]]:
+def scaled(rank, settings):
     """Whether parameters moved, and the scale after, in steps of which rank 1's second one overflows."""
     ddp, _ = hooked(**settings)
     optimizer, scaler = torch.optim.SGD(ddp.parameters(), lr=0.5), torch.amp.GradScaler("cpu")
@@ -214,7 +196,7 @@ def scaled(rank: int, settings: dict[str, Any]) -> list[tuple[bool, float]]:
     return outcome
 
 
-def branches(rank: int, settings: dict[str, Any] | None) -> np.ndarray:
+def branches(rank, settings):
     """Parameters of a module of which each rank uses a part only, another one in each step."""
     torch.manual_seed(7)
     ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.0001)
@@ -225,15 +207,15 @@ def branches(rank: int, settings: dict[str, Any] | None) -> np.ndarray:
 class Branches(nn.Module):
     """Three layers, of which a call uses one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
 
-    def forward(self, values: torch.Tensor, which: int) -> torch.Tensor:
+    def forward(self, values, which):
         return self.layers[which](values).square().sum()
 
 
-def counted(rank: int, settings: dict[str, Any]) -> tuple[HookStats, int]:
+def counted(rank, settings):
     """The statistics of four steps, by the parameters' own names, and how many parameters there are."""
     ddp, state = hooked(**settings)
     for step in range(4):
@@ -242,7 +224,7 @@ def counted(rank: int, settings: dict[str, Any]) -> tuple[HookStats, int]:
     return state.stats(), len(list(ddp.parameters()))
 
 
-def dies(rank: int, last: int, settings: dict[str, Any]) -> tuple[str, str, float]:
+def dies(rank, last, settings):
     """Train; rank `last` ends in its second backward pass. Return the others' errors and their delays."""
     ddp = model()
     state = SwitchAllreduceState(**settings)
@@ -261,7 +243,7 @@ def dies(rank: int, last: int, settings: dict[str, Any]) -> tuple[str, str, floa
     return outcome
 
 
-def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tuple[str, str, float]:
+def dies_with_the_store(rank, ranks, settings):
     """As `dies`, of rank 0, which keeps the store, as it does where no launcher does."""
     met = store_of_all()
     if rank == 0:
@@ -277,20 +259,20 @@ def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tupl
     return dies(rank, 0, settings)
 
 
-def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tuple[str, str, float]:
+def refused(rank, settings, options):
     """Return the error of a first step in which every rank has its own form."""
     state = SwitchAllreduceState(forms=("dense", "sparse")[rank], **settings)
     return error_of(lambda: train(rank, 1, state, **options))
 
 
-def by_or(rank: int, steps: int, or_by: OrMethod) -> np.ndarray:
+def by_or(rank, steps, or_by):
     """`train` over gloo, with OR had in this way."""
     summation = ProcessGroupSummation("gloo")
     summation._direct_sum, summation._or_method = None, or_by
     return train(rank, steps, SwitchAllreduceState(over=summation))
 
 
-def functional(rank: int) -> dict[str, Any]:
+def functional(rank):
     """Return results of functional collectives, some in compiled code, of a DTensor, of coalesced calls."""
     import torch.distributed._functional_collectives as calls
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -298,14 +280,14 @@ def functional(rank: int) -> dict[str, Any]:
     everybody, tensor = dist.group.WORLD, torch.arange(4.0) + rank
 
     @torch.compile(backend="eager", fullgraph=True)
-    def compiled(argument: torch.Tensor) -> torch.Tensor:
+    def compiled(argument):
         total = calls.all_reduce(2 * argument, "sum", everybody)
         return total + 1
 
     mesh = init_device_mesh("cpu", (2,))
-    total: Any = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)]).sum()
+    total = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)]).sum()
     few = tensor.clone(), torch.ones(2)
-    with dist._coalescing_manager(group=everybody):  # type: ignore[attr-defined]  # private, as FSDP uses it
+    with dist._coalescing_manager(group=everybody):  # private, as FSDP uses it
         for summed in few:
             dist.all_reduce(summed)
     return {
@@ -323,13 +305,13 @@ def functional(rank: int) -> dict[str, Any]:
     }
 
 
-def stressed(rank: int, rounds: int) -> int:
+def stressed(rank, rounds):
     """Calls for gloo and for the switch, round after round, each with its result checked; how many rounds."""
     world = dist.get_world_size()
     for number in range(rounds):
         if number % 20 == 0:
             _check_other_calls(rank, world, number)
-        gathered: list[Any] = [None] * world
+        gathered = [None] * world
         dist.all_gather_object(gathered, (rank, number))
         largest = torch.tensor([rank, -rank, number])
         dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -338,7 +320,7 @@ def stressed(rank: int, rounds: int) -> int:
     return rounds
 
 
-def _check_other_calls(rank: int, world: int, number: int) -> None:
+def _check_other_calls(rank, world, number):
     """One of each kind that the switch and gloo answer."""
     assert _summed(torch.tensor([rank, number])) == [world * (world - 1) // 2, world * number]
     part = torch.zeros(2)
@@ -347,12 +329,11 @@ def _check_other_calls(rank: int, world: int, number: int) -> None:
     received = torch.zeros(1)
     sending = dist.isend(torch.tensor([float(number)]), (rank + 1) % world)
     dist.recv(received, (rank - 1) % world)
-    assert sending is not None
     sending.wait()
     assert received.item() == number
 
 
-def in_their_time(rank: int) -> list[Any]:
+def in_their_time(rank):
     """The errors of a barrier and a sum for which rank 1 is late, and then the sum, waited for again."""
     store, errors = store_of_all(), list[Any]()
     if rank == 1:
@@ -371,9 +352,9 @@ def in_their_time(rank: int) -> list[Any]:
     return [*errors, total.tolist()]
 
 
-def in_groups(rank: int) -> list[Any]:
+def in_groups(rank):
     """Return the results of sums, broadcasts and barriers in groups of some ranks and of all."""
-    seen: list[Any] = []
+    seen = []
     for ranks in ([0, 1], [1, 2], [0, 1, 2]):
         group = dist.new_group(ranks)
         if rank in ranks:
@@ -385,7 +366,7 @@ def in_groups(rank: int) -> list[Any]:
     return [*seen, _summed(torch.ones(2))]
 
 
-def monitored(rank: int) -> list[str]:
+def monitored(rank):
     """Return the errors of barriers for which the last of three ranks is late, in two groups."""
     beside, late = dist.new_group(backend="gloo"), timedelta(seconds=1)
     barriers = [
@@ -399,12 +380,12 @@ def monitored(rank: int) -> list[str]:
     return [*messages, _summed(torch.ones(1))]
 
 
-def _summed(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> list[Any]:
+def _summed(tensor, op=dist.ReduceOp.SUM):
     dist.all_reduce(tensor, op)
     return tensor.tolist()
 
 
-def sharded(rank: int, hooked: bool) -> np.ndarray:
+def sharded(rank, hooked):
     """This rank's shards after three steps of FSDP2 in two shards, two replicas: by the hook, or by torch."""
     from torch.distributed.fsdp import fully_shard  # seconds, of every process that collects tests
 
@@ -417,7 +398,7 @@ def sharded(rank: int, hooked: bool) -> np.ndarray:
     return descend(text, None, (step_loss(text, rank, step) for step in range(3)))
 
 
-def sharded_otherwise(rank: int, factor: float | None) -> str:
+def sharded_otherwise(rank, factor):
     """Return the error of a reduce-scatter over two ranks, with a gradient divide factor or without."""
     from torch.distributed.fsdp import fully_shard  # seconds, of every process that collects tests
 
@@ -430,10 +411,10 @@ def sharded_otherwise(rank: int, factor: float | None) -> str:
     return " ".join(error_of(step_loss(text, rank, 0).backward)[:2])
 
 
-def restored(rank: int) -> dict[str, Any]:
+def restored(rank):
     """Three steps, then three more from a checkpoint, against six without."""
     expected = train(rank, 6, SwitchAllreduceState(over="gloo"))
-    kept: tuple[Any, ...] = ()
+    kept = ()
     for begin in (0, 3):
         state, ddp = SwitchAllreduceState(over="gloo"), model()
         for target, values in zip((ddp, state), kept, strict=False):
@@ -444,9 +425,9 @@ def restored(rank: int) -> dict[str, Any]:
     return {"expected": expected, "restored": trained, "steps": kept[1]["steps"]}
 
 
-def averaged_by(rank: int, code: str, given: list[float]) -> tuple[list[list[float]], int]:
+def averaged_by(rank, code, given):
     """Run code that makes `ddp` and `state` of a `model`; return the gradient after a pass, and the steps."""
-    names: dict[str, Any] = {"model": nn.Linear(len(given), 1, bias=False)}
+    names = {"model": nn.Linear(len(given), 1, bias=False)}
     exec(code, names)
     names["ddp"](torch.tensor([given])).sum().backward()
     steps = names["state"].stats().steps
@@ -454,7 +435,7 @@ def averaged_by(rank: int, code: str, given: list[float]) -> tuple[list[list[flo
     return names["model"].weight.grad.tolist(), steps
 
 
-def in_two_groups(rank: int) -> str:
+def in_two_groups(rank):
     """Return the error of DDP's first pass in a group of this rank alone, with a state of all ranks."""
     groups = [dist.new_group([member]) for member in range(dist.get_world_size())]
     ddp, _ = hooked(DistributedDataParallel(nn.Linear(2, 1), process_group=groups[rank]))
@@ -462,7 +443,7 @@ def in_two_groups(rank: int) -> str:
     return f"{name} {message}"
 
 
-def leaves_early(rank: int, timeout_s: float) -> float:
+def leaves_early(rank, timeout_s):
     """Return how long rank 0 takes to exit, in seconds, while it waits for a sum that no other rank joins."""
     state = SwitchAllreduceState(over="gloo", timeout_s=timeout_s)
     state.connect()
@@ -477,18 +458,17 @@ def leaves_early(rank: int, timeout_s: float) -> float:
     return time.monotonic() - started
 
 
-def leaves(rank: int) -> tuple[int, bool]:
+def leaves(rank):
     """Threads left at exit, and whether the connection is closed, of a state that is still referenced."""
     state = SwitchAllreduceState(over="gloo")
     train(rank, 1, state)
-    assert state._sums.queue is not None
     summation = state._sums.queue.backend
     atexit._run_exitfuncs()
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("peelsum sums")]
     return len(threads), summation._group is None
 
 
-def words_over_gloo(rank: int, lengths: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+def words_over_gloo(rank, lengths):
     """Parts of these lengths, views, added and OR-ed by direct messages, and by gloo's all_reduce."""
     summation = ProcessGroupSummation("gloo")
     draw = np.random.default_rng(rank)
@@ -500,22 +480,22 @@ def words_over_gloo(rank: int, lengths: list[int]) -> list[tuple[np.ndarray, np.
 class Counted:
     """A summation that counts its exchanges."""
 
-    def __init__(self, inner: ProcessGroupSummation) -> None:
+    def __init__(self, inner):
         self._inner, self.exchanges = inner, 0
         self.lanes, self.workers, self.worker_id = inner.lanes, inner.workers, inner.worker_id
 
-    def sum_words(self, parts: list[Part]) -> list[np.ndarray]:
+    def sum_words(self, parts):
         self.exchanges += 1
         return self._inner.sum_words(parts)
 
 
-def exchanges_of_steps(rank: int, steps: int, gbps: float, **options: Any) -> tuple[list[int], np.ndarray]:
+def exchanges_of_steps(rank, steps, gbps, **options):
     """Train; the exchanges of each step, and the parameters at the end. `gbps`: of the network model."""
     counted = Counted(ProcessGroupSummation("gloo"))
     state = SwitchAllreduceState(over=counted, network=NetworkModel(gbps=gbps), **options)
     ddp, totals = model(), [0]
 
-    def losses() -> Iterator[torch.Tensor]:
+    def losses():
         for step in range(steps):
             yield step_loss(ddp, rank, step)
             totals.append(counted.exchanges)
@@ -525,7 +505,7 @@ def exchanges_of_steps(rank: int, steps: int, gbps: float, **options: Any) -> tu
     return np.diff(totals).tolist(), trained
 
 
-def without_last_bucket(rank: int) -> tuple[int, int]:
+def without_last_bucket(rank):
     """The buckets summed after four steps, and after a fifth whose last bucket never gets its gradients."""
     ddp, state = hooked()
     for step in range(4):
@@ -539,12 +519,12 @@ def without_last_bucket(rank: int) -> tuple[int, int]:
     return before, after
 
 
-def compiling_late(rank: int, timeout_s: float) -> tuple[str, float]:
+def compiling_late(rank, timeout_s):
     """What rank 0 logged, for which rank 1's compiler waits; the average of the ranks' numbers, twice."""
     store = store_of_all()
 
     class Log:
-        def warning(self, text: str, *values: object) -> None:
+        def warning(self, text, *values):
             store.set("waited", text % values)
 
     with (
@@ -560,7 +540,7 @@ def compiling_late(rank: int, timeout_s: float) -> tuple[str, float]:
     return store.get("waited").decode(), tensor[0].item()
 
 
-def ends_without_a_pass(rank: int) -> list[str]:
+def ends_without_a_pass(rank):
     """The error of rank 0's backward pass, while rank 1 closes its state and ends."""
     ddp, state = hooked(DistributedDataParallel(nn.Linear(4, 3)))
     if rank:
@@ -569,14 +549,14 @@ def ends_without_a_pass(rank: int) -> list[str]:
     return list(error_of(ddp(torch.ones(2, 4)).sum().backward)[:2])
 
 
-def in_double(rank: int, settings: dict[str, Any]) -> str:
+def in_double(rank, settings):
     """The error of a backward pass in float64."""
     torch.manual_seed(7)
     ddp, _ = hooked(DistributedDataParallel(nn.Linear(4, 3, dtype=torch.float64)), **settings)
     return " ".join(error_of(ddp(torch.full([2, 4], 1e300, dtype=torch.float64)).sum().backward)[:2])
 
 
-def over_a_measured_network(rank: int) -> tuple[str, float]:
+def over_a_measured_network(rank):
     """Return the hook's network model, and an average over all ranks."""
     state = SwitchAllreduceState(over="gloo", network="measured")
     gradient = torch.full((1000,), 2.0**rank)
@@ -585,7 +565,7 @@ def over_a_measured_network(rank: int) -> tuple[str, float]:
     return str(state._sums._settings.network), float(gradient.unique().item())
 
 
-def by_hooks_of_groups(rank: int, p4runtime: str) -> tuple[list[float], list[int]]:
+def by_hooks_of_groups(rank, p4runtime):
     """Return averages over the ranks' pair, (0, 1) or (2, 3), of two tensors, and the jobs at the switch."""
     from peelsum.control import open_session
     from peelsum.control.tables import read_jobs
@@ -605,7 +585,7 @@ def by_hooks_of_groups(rank: int, p4runtime: str) -> tuple[list[float], list[int
     return averages, numbers
 
 
-def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int], list[str]]:
+def in_mesh(rank, p4runtime):
     """Return sums in a row, a column and the whole of a mesh of two by two ranks, of many at a time.
 
     Returns the jobs at the switch, too, then the jobs left after all ranks' rows have ended, and warnings.
@@ -622,7 +602,6 @@ def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int],
         tensors = [torch.tensor([1 << rank] * 1000) for _ in groups]
         works = [dist.all_reduce(t, group=g, async_op=True) for t, g in zip(tensors, groups, strict=True)]
         for work in works:
-            assert work is not None
             work.wait()
     sums = [int(tensor.unique().item()) for tensor in tensors]
     with open_session(p4runtime) as session:

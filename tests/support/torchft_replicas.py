@@ -4,16 +4,12 @@ import atexit
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
 from datetime import timedelta
-from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from forked_children import inherit_no_ends, start_apart
-from numpy.typing import NDArray
 from patience import PATIENCE_S
 from torch_ranks import _CONTEXT
 from torchft import Manager
@@ -28,14 +24,14 @@ _NUMBERS = 5000
 class Process:
     """A process that runs work(pipe, *arguments), and what it sends."""
 
-    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, work, *arguments):
         self._pipe, theirs = _CONTEXT.Pipe()
         self._process = _CONTEXT.Process(target=_run, args=(theirs, work, *arguments))
         start_apart(self._process)
         theirs.close()
         self.send = self._pipe.send
 
-    def receive(self) -> Any:
+    def receive(self):
         """Its next message. Raises RuntimeError with the traceback if it has failed."""
         assert self._pipe.poll(PATIENCE_S), "no message in time"
         failed, message = self._pipe.recv()
@@ -43,14 +39,14 @@ class Process:
             raise RuntimeError(message)
         return message
 
-    def close(self) -> None:
+    def close(self):
         """Kill it, if it has not ended."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
 
 
-def _run(pipe: Connection, work: Callable[..., None], *arguments: Any) -> None:
+def _run(pipe, work, *arguments):
     inherit_no_ends()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -62,14 +58,14 @@ def _run(pipe: Connection, work: Callable[..., None], *arguments: Any) -> None:
     os._exit(0)
 
 
-def lighthouse(pipe: Connection, options: Mapping[str, int]) -> None:
+def lighthouse(pipe, options):
     """Run torchft's lighthouse until the process is killed; send its port."""
     server = LighthouseServer(bind="[::]:0", **options)
     pipe.send((False, int(server.address().rpartition(":")[2])))
     pipe.recv()
 
 
-def numbers(quorum: int, rank: int) -> NDArray[np.int64]:
+def numbers(quorum, rank):
     """The numbers that a rank adds to the sums of a quorum."""
     return np.random.default_rng([quorum, rank]).integers(-(2**62), 2**62, _NUMBERS)
 
@@ -77,13 +73,13 @@ def numbers(quorum: int, rank: int) -> NDArray[np.int64]:
 class SummedNumbers(ProcessGroupPeelsum):
     """Before every all-reduce, sums numbers, and compares the sum with NumPy's, modulo 2**64."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s):
         super().__init__(timedelta(seconds=timeout_s))
         #: How many ranks each sum had.
-        self.sizes: list[int] = []
+        self.sizes = []
         self.wrong_sums = 0
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+    def allreduce(self, tensors, opts):
         """See `ProcessGroupPeelsum`."""
         quorum, ranks = self._quorum_id or 0, self.size()
         summed = torch.from_numpy(numbers(quorum, self._rank or 0))
@@ -94,9 +90,7 @@ class SummedNumbers(ProcessGroupPeelsum):
         return super().allreduce(tensors, opts)
 
 
-def trained(
-    pipe: Connection, environment: Mapping[str, str], timeout_s: float, steps: int, wait_at: int
-) -> None:
+def trained(pipe, environment, timeout_s, steps, wait_at):
     """Send each step's number before its quorum, at last parameters, sizes and wrong sums.
 
     At step `wait_at`, wait for a message.
@@ -106,15 +100,15 @@ def trained(
     import task
     import with_torchft
 
-    groups: list[SummedNumbers] = []
+    groups = []
 
-    class Reporting(Manager):  # type: ignore[misc]  # torchft has no type information
-        def __init__(self, **options: Any) -> None:
+    class Reporting(Manager):  # torchft has no type information
+        def __init__(self, **options):
             groups.append(options["pg"])
             super().__init__(**options, hostname="127.0.0.1")
             self._waits = True
 
-        def start_quorum(self, *arguments: Any, **options: Any) -> None:
+        def start_quorum(self, *arguments, **options):
             pipe.send((False, self.current_step()))
             if self._waits and self.current_step() >= wait_at:
                 self._waits = False

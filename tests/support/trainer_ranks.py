@@ -3,13 +3,11 @@
 import importlib
 import logging
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch_shards as shards
@@ -20,7 +18,7 @@ from peelsum.torch import SwitchAllreduceState, TopK, hook
 EXAMPLES = Path(__file__).parents[2] / "examples/trainers"
 
 
-def environments(world: int, *more: dict[str, str]) -> list[dict[str, str]]:
+def environments(world, *more):
     """What torchrun sets, as far as the trainers read it, and `more` for each rank."""
     places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     ranks = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "TORCHELASTIC_RUN_ID": "none"}
@@ -28,7 +26,7 @@ def environments(world: int, *more: dict[str, str]) -> list[dict[str, str]]:
     return [ranks | address | place | (more[rank] if more else {}) for rank, place in enumerate(places)]
 
 
-def trained(rank: int, example: str) -> tuple[np.ndarray, float, dict[str, float]]:
+def trained(rank, example):
     """Parameters after an example's training, what it saved, and the last numbers of the trainer's log."""
     sys.path.insert(0, str(EXAMPLES))
     module = importlib.import_module(example)
@@ -41,9 +39,9 @@ def trained(rank: int, example: str) -> tuple[np.ndarray, float, dict[str, float
 
 
 @contextmanager
-def _logged(example: str) -> Iterator[dict[str, float]]:
+def _logged(example):
     """Yield the numbers that the example gives to a log that keeps none."""
-    numbers: dict[str, float] = {}
+    numbers = {}
     if example == "with_accelerate":
         with patch("accelerate.Accelerator.log", lambda _, values, step: numbers.update(values)):
             yield numbers
@@ -55,7 +53,7 @@ def _logged(example: str) -> Iterator[dict[str, float]]:
         yield numbers
 
 
-def by_zero(rank: int) -> tuple[np.ndarray, shards.Recorded]:
+def by_zero(rank):
     """Parameters after DeepSpeed's ZeRO, and every second sum of the process group."""
     sys.path.insert(0, str(EXAMPLES))
     made = shards.recorded(2)
@@ -65,7 +63,7 @@ def by_zero(rank: int) -> tuple[np.ndarray, shards.Recorded]:
     return parameters, made
 
 
-def left_out(rank: int) -> tuple[float, list[str]]:
+def left_out(rank):
     """What a state saved, and what it said, when it was given to Lightning's own DDPStrategy."""
     sys.path.insert(0, str(EXAMPLES))
     import lightning
@@ -82,7 +80,7 @@ def left_out(rank: int) -> tuple[float, list[str]]:
     return state.stats().saving, [record.getMessage() for record in said.buffer]
 
 
-def without_ddp(rank: int, steps: int) -> tuple[np.ndarray, int]:
+def without_ddp(rank, steps):
     """Parameters after `steps` without DDP, by `average_gradients`, and the steps that the state counted."""
     torch.manual_seed(7)
     model, state = training.Text(), SwitchAllreduceState(over="gloo")
@@ -95,21 +93,18 @@ def without_ddp(rank: int, steps: int) -> tuple[np.ndarray, int]:
     return training.parameters(model), state.stats().steps
 
 
-Resumed = tuple[np.ndarray, np.ndarray, list[str]]
-
-
-def _state(model: torch.nn.Module) -> SwitchAllreduceState:
+def _state(model):
     return SwitchAllreduceState(over="gloo", names=model.named_parameters(), compressor=TopK(0.01))
 
 
-def resumed_by_accelerate(rank: int, folder: str) -> Resumed:
+def resumed_by_accelerate(rank, folder):
     """Parameters after training, and after training from a checkpoint in its middle, and what that has."""
     sys.path.insert(0, str(EXAMPLES))
     import task
     from accelerate import Accelerator
     from torch.utils.data import DataLoader
 
-    def train(resume: bool) -> np.ndarray:
+    def train(resume):
         accelerator, model = Accelerator(cpu=True), task.Classifier()
         state = _state(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=task.RATE)
@@ -134,7 +129,7 @@ def resumed_by_accelerate(rank: int, folder: str) -> Resumed:
     return train(False), train(True), sorted(path.name for path in Path(folder).glob("*rank*"))
 
 
-def resumed_by_transformers(rank: int, folder: str) -> Resumed:
+def resumed_by_transformers(rank, folder):
     """As `resumed_by_accelerate`, with what was logged once an epoch."""
     sys.path.insert(0, str(EXAMPLES))
     import task
@@ -142,7 +137,7 @@ def resumed_by_transformers(rank: int, folder: str) -> Resumed:
 
     from peelsum.torch.transformers import SwitchCallback
 
-    def train(resume: bool) -> tuple[np.ndarray, list[str]]:
+    def train(resume):
         arguments = TrainingArguments(
             folder,
             per_device_train_batch_size=1,
@@ -168,7 +163,7 @@ def resumed_by_transformers(rank: int, folder: str) -> Resumed:
     return uninterrupted, resumed, logged
 
 
-def resumed_by_lightning(rank: int, folder: str) -> Resumed:
+def resumed_by_lightning(rank, folder):
     """As `resumed_by_accelerate`, with the names of all that is left after a checkpoint was removed."""
     sys.path.insert(0, str(EXAMPLES))
     import lightning
@@ -178,7 +173,7 @@ def resumed_by_lightning(rank: int, folder: str) -> Resumed:
 
     from peelsum.torch.lightning import SwitchStrategy
 
-    def train(resume: bool) -> np.ndarray:
+    def train(resume):
         module = with_lightning.Module()
         state = _state(module)
         keep = ModelCheckpoint(folder, "{epoch}", every_n_epochs=1, save_top_k=-1, save_last="link")

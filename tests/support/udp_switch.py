@@ -1,12 +1,9 @@
 """The specification's switch behind real UDP sockets, in a thread, for tests of the adapters."""
 
-from __future__ import annotations
-
 import selectors
 import socket
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from random import Random
 
@@ -16,10 +13,9 @@ from peelsum_packets import Job
 
 from peelsum.spec import SpecSwitch
 from peelsum.summation import Part
-from peelsum.transport import AggregationService, JobConfig, SwitchSummation, Timers
-from peelsum.transport.stats import ServerStats
+from peelsum.transport import AggregationService, JobConfig, Timers
 from peelsum.wire import packet_bytes
-from peelsum.wire.datagrams import Address, BatchSocket
+from peelsum.wire.datagrams import BatchSocket
 
 #: The server's port of the switch. Workers' ports follow it.
 PORT = 50
@@ -31,18 +27,18 @@ CONFIG = JobConfig(
 class UdpSwitch:
     """A switch with a UDP socket per port, which drops a seeded share of packets. A context manager."""
 
-    def __init__(self, lanes: int, *, loss: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, lanes, *, loss=0.0, seed=0):
         self.spec = SpecSwitch(lanes, 4096)
         self._random, self._loss = Random(seed), loss
         self._size = packet_bytes(lanes)
-        self._ports: dict[int, BatchSocket] = {}
-        self._peers: dict[int, Address] = {}
+        self._ports = {}
+        self._peers = {}
         self._selector = selectors.DefaultSelector()
         self._stopped, self._stopper = socket.socketpair()
         self._selector.register(self._stopped, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run)
 
-    def admit(self, config: JobConfig) -> None:
+    def admit(self, config):
         """Admit a job."""
         ports = [PORT + 1 + worker for worker in range(config.workers)]
         Job(self.spec, config.job_id, ports, PORT, config.generation)
@@ -50,29 +46,29 @@ class UdpSwitch:
             self._ports[port] = BatchSocket.bind(("127.0.0.1", 0), self._size)
             self._selector.register(self._ports[port], selectors.EVENT_READ, port)
 
-    def address(self, worker: int = -1) -> Address:
+    def address(self, worker=-1):
         """Return where a worker connects, or by default the server."""
         return self._ports[PORT + 1 + worker].address
 
-    def send_raw(self, data: bytes, worker: int = -1) -> None:
+    def send_raw(self, data, worker=-1):
         """Send a worker, or by default the server, a datagram that no switch would."""
         self._ports[PORT + 1 + worker].send_hello(self._peers[PORT + 1 + worker], data)
 
-    def forget_peers(self) -> None:
+    def forget_peers(self):
         """Forget all hosts, as a restarted switch process does."""
         self._peers.clear()
 
-    def __enter__(self) -> UdpSwitch:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._stopper.send(b"\0")
         self._thread.join()
         for one in (*self._ports.values(), self._selector, self._stopped, self._stopper):
             one.close()
 
-    def _run(self) -> None:
+    def _run(self):
         while True:
             for key, _ in self._selector.select():
                 if key.data is None:
@@ -84,7 +80,7 @@ class UdpSwitch:
                     for packet in burst.packets:
                         self._process(key.data, packet.tobytes())
 
-    def _process(self, port: int, payload: bytes) -> None:
+    def _process(self, port, payload):
         if self._random.random() < self._loss:
             return
         for out, packet in self.spec.process(port, payload, 0):
@@ -93,9 +89,7 @@ class UdpSwitch:
 
 
 @contextmanager
-def served(
-    config: JobConfig = CONFIG, *, loss: float = 0.0, seed: int = 0, runs: bool = True
-) -> Iterator[tuple[UdpSwitch, AggregationService, ThreadPoolExecutor, Future[ServerStats]]]:
+def served(config=CONFIG, *, loss=0.0, seed=0, runs=True):
     """Yield a switch with a job, its server, threads, and the server's run; then end them.
 
     Without `runs`, the test starts the server, and the run is None.
@@ -112,11 +106,11 @@ def served(
                 serving.result(PATIENCE_S)
 
 
-def drawn(worker: int, step: int, length: int) -> np.ndarray:
+def drawn(worker, step, length):
     return np.random.default_rng((worker, step)).integers(0, 1 << 32, length, dtype=np.uint32)
 
 
-def steps(summation: SwitchSummation, count: int) -> list[list[np.ndarray]]:
+def steps(summation, count):
     """Sum an ADD part, an empty one and an OR part, `count` times."""
     mine = summation.worker_id
     return [
@@ -131,7 +125,7 @@ def steps(summation: SwitchSummation, count: int) -> list[list[np.ndarray]]:
     ]
 
 
-def check_steps(got: list[list[np.ndarray]], workers: int) -> None:
+def check_steps(got, workers):
     for step, (added, empty, united) in enumerate(got):
         inputs = [[drawn(w, step, 1000 + step), drawn(w, step + 100, 33)] for w in range(workers)]
         np.testing.assert_array_equal(

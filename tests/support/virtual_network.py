@@ -4,10 +4,7 @@ A switch, or two levels of switches, joins workers and servers. Every link may d
 delay a packet. It knows nothing of what the packets mean.
 """
 
-from __future__ import annotations
-
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -18,12 +15,12 @@ from numpy.typing import NDArray
 from peelsum.control.description import SwitchMember, SwitchPlan
 from peelsum.control.sections import SwitchSection
 from peelsum.simulation import Train
-from peelsum.simulation.engine import Engine, Outputs
+from peelsum.simulation.engine import Engine
 from peelsum.simulation.links import LinkSpec, SimulatedLink
 from peelsum.simulation.switches import SpecifiedSwitch
-from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, ps
+from peelsum.simulation.trains import NEVER, PS_PER_S, ps
 from peelsum.spec import SpecSwitch
-from peelsum.transport import AggregationServer, JobConfig, JobFinished, TensorCompleted, WorkerEndpoint
+from peelsum.transport import AggregationServer, JobFinished, TensorCompleted, WorkerEndpoint
 from peelsum.wire import CPU_PORT, MAX_WORKERS, Kind, Level, pack
 
 Words = NDArray[np.uint32]
@@ -43,7 +40,7 @@ class Faults:
     delay: float = 0.0
 
     @classmethod
-    def drawn(cls, random: Random, most: float) -> Faults:
+    def drawn(cls, random, most):
         return cls(*(random.uniform(0, most) for _ in range(4)))
 
 
@@ -58,7 +55,7 @@ class Actor:
     sums: dict[int, Words] = field(default_factory=dict)
     confirmed: bool | None = None
 
-    def note(self, events: list[object]) -> None:
+    def note(self, events):
         for event in events:
             match event:
                 case TensorCompleted(ticket, words):
@@ -71,11 +68,11 @@ class Actor:
 class FaultyLink(SimulatedLink):
     """A link on which the network's faults of the moment happen, drawn packet by packet."""
 
-    def __init__(self, network: VirtualNetwork, spec: LinkSpec, seed: int, number: int) -> None:
+    def __init__(self, network, spec, seed, number):
         super().__init__(spec, seed, number)
         self._network = network
 
-    def send(self, train: Train) -> Train:
+    def send(self, train):
         random, faults = self._network.random, self._network.faults
         rows, late = [], []
         for row in range(len(train)):
@@ -96,14 +93,14 @@ class FaultyLink(SimulatedLink):
 class Place:
     """The host behind one port: whichever actor is there at the moment."""
 
-    def __init__(self, network: VirtualNetwork, port: int) -> None:
+    def __init__(self, network, port):
         self._network, self._port = network, port
 
-    def next_time(self) -> int:
+    def next_time(self):
         actor = self._network.actors[self._port]
         return actor.due if actor.alive else NEVER
 
-    def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
+    def run(self, arrivals, until):
         """Take arrivals and timers before `until`, each at its time."""
         actor, sent = self._network.actors[self._port], []
         times = [] if arrivals is None else arrivals.train.times.tolist()
@@ -120,7 +117,7 @@ class Place:
         data = np.concatenate([packets for _, packets in sent])
         return [(0, train_of(data, np.repeat([at for at, _ in sent], [len(each) for _, each in sent])))]
 
-    def _turn(self, actor: Actor, now: int) -> list[tuple[int, np.ndarray]]:
+    def _turn(self, actor, now):
         """Take all that an actor has to send, and note when it next wants to be asked."""
         sent, network = [], self._network
         network.turns += 1
@@ -132,7 +129,7 @@ class Place:
         return sent
 
 
-def train_of(data: np.ndarray, times: NDArray[np.int64]) -> Train:
+def train_of(data, times):
     return Train(times.astype(np.int64), np.full(len(data), data.shape[1], np.int32), data)
 
 
@@ -143,26 +140,16 @@ class VirtualNetwork:
     the (spine) switch, its worker n at port p + 1 + n of its rack's.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        lanes: int,
-        slots: int,
-        faults: Faults,
-        age_limit: int,
-        racks: int = 0,
-        make_switch: Callable[[], SpecSwitch] | None = None,
-    ) -> None:
+    def __init__(self, seed, *, lanes, slots, faults, age_limit, racks=0, make_switch=None):
         self.random = Random(seed)
         self.lanes, self.slots, self.faults = lanes, slots, faults
         self.switches = [(make_switch or self._fresh)() for _ in range(1 + racks)]
         self.switch, *self.leaves = self.switches
         self.engine = Engine(seed, link=partial(FaultyLink, self))
-        self.actors: dict[int, Actor] = {}
+        self.actors = {}
         self.turns = self.most_turns = 0
-        self._places: dict[int, tuple[Place, SpecifiedSwitch]] = {}
-        self._actions: list[tuple[int, int, Callable[[], None]]] = []
+        self._places = {}
+        self._actions = []
         self._numbered = 0
         self._nodes = [SpecifiedSwitch(switch) for switch in self.switches]
         for switch, node in zip(self.switches, self._nodes, strict=True):
@@ -171,23 +158,21 @@ class VirtualNetwork:
         for rack, leaf in enumerate(self._nodes[1:]):
             self._connect(leaf, UPLINK, self._nodes[0], RACK_PORT + rack)
 
-    def _fresh(self) -> SpecSwitch:
+    def _fresh(self):
         return SpecSwitch(self.lanes, self.slots)
 
     @property
-    def now(self) -> float:
+    def now(self):
         return self.engine.now / PS_PER_S
 
     # -- setting up ------------------------------------------------------------------------------------
 
-    def admit(self, config: JobConfig, first_port: int, salt: int = 0) -> list[Actor]:
+    def admit(self, config, first_port, salt=0):
         """Admit a job on all switches; return its workers in the order of their numbers."""
         ports = {number: first_port + 1 + number for number in config.worker_ids}
         spine, *leaves = self._nodes
 
-        def admit(
-            switch: SpecifiedSwitch, level: Level, up: int, members: list[SwitchMember], back: dict
-        ) -> None:
+        def admit(switch, level, up, members, back):
             plan = SwitchPlan(SwitchSection(), config.job_id, config.window, level, up, tuple(members), back)
             switch.admit(plan, config.generation, salt)
 
@@ -207,7 +192,7 @@ class VirtualNetwork:
             self._put(Actor(port, WorkerEndpoint(config, number)), at)
         return [self.actors[port] for port in ports.values()]
 
-    def _put(self, actor: Actor, switch: SpecifiedSwitch) -> None:
+    def _put(self, actor, switch):
         self.actors[actor.port] = actor
         if actor.port not in self._places:
             place = Place(self, actor.port)
@@ -215,35 +200,35 @@ class VirtualNetwork:
             self.engine.add(place)
             self._connect(place, 0, switch, actor.port)
 
-    def _connect(self, a: object, a_port: int, b: object, b_port: int) -> None:
+    def _connect(self, a, a_port, b, b_port):
         count = len(self.engine.links)
         self.engine.connect(a, a_port, b, b_port, _WIRE, f"{count}")
         self.engine.connect(b, b_port, a, a_port, _WIRE, f"{count + 1}")
 
-    def at(self, time: float, action: Callable[[], None]) -> None:
+    def at(self, time, action):
         """Call a function at a virtual time."""
         self._numbered += 1
         heapq.heappush(self._actions, (ps(time), self._numbered, action))
 
-    def reset_slots(self) -> None:
+    def reset_slots(self):
         """Free every slot in-band, as a controller does when it raises a job's generation."""
         lanes = np.zeros((self.slots, self.lanes), np.uint32)
         for packet in pack(lanes, kind=Kind.RESET, chunk_id=range(self.slots)):
             for switch in self.switches:
                 assert switch.process(CPU_PORT, packet.tobytes(), int(self.now * 1e6))
 
-    def restart_server(self, port: int) -> None:
+    def restart_server(self, port):
         """Replace the server by one without state."""
         actor = self.actors[port]
         actor.machine, actor.due = AggregationServer(actor.machine.config), NEVER
 
-    def restart_switch(self, which: int = 0) -> None:
+    def restart_switch(self, which=0):
         """Clear a switch's registers; the controller restores its tables. Rack r's is number 1 + r."""
         self.switches[which].state = self._fresh().state
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def run_until(self, done: Callable[[], bool], *, seconds: float, packets: int) -> None:
+    def run_until(self, done, *, seconds, packets):
         """Advance time until `done()`. Raises AssertionError if that takes more virtual time or packets.
 
         Whatever happens, happens because of a packet or a timer: hosts' turns are bounded with the packets,
@@ -258,17 +243,17 @@ class VirtualNetwork:
             assert self.now <= seconds, f"not done after {seconds} virtual seconds"
             assert self.engine.packets <= packets, f"not done after {packets} packets"
 
-    def poke(self, actor: Actor) -> None:
+    def poke(self, actor):
         """Give an actor a turn now."""
         actor.due = self.engine.now
 
-    def inject(self, port: int, payload: bytes) -> None:
+    def inject(self, port, payload):
         """Let a packet arrive at the switch of a port now."""
         self.engine.arrive(self._places[port][1], port, self._alone(payload))
 
-    def send(self, port: int, payload: bytes) -> None:
+    def send(self, port, payload):
         """Send a packet from the host of a port now."""
         self.engine.send(self._places[port][0], 0, self._alone(payload))
 
-    def _alone(self, payload: bytes) -> Train:
+    def _alone(self, payload):
         return train_of(np.frombuffer(bytearray(payload), np.uint8)[None], np.array([self.engine.now]))

@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from queue import Queue
 from threading import Thread
@@ -16,9 +15,9 @@ from peelsum.transport.lease import Lease
 
 
 @contextmanager
-def accepting(context) -> Iterator[tuple[tuple[str, int], Queue]]:
+def accepting(context):
     """Yield the address of an acceptor, and the connections that it passes on."""
-    passed_on: Queue = Queue()
+    passed_on = Queue()
     listening = socket.create_server(("127.0.0.1", 0))
     with closing(Acceptor(listening, passed_on.put, context)):
         yield listening.getsockname(), passed_on
@@ -96,7 +95,7 @@ def test_strangers_do_not_use_up_the_connections_of_grpc(identity, device, monke
 def test_a_connection_that_is_closed_before_tls_is_no_fault_of_certificates(identity):
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def close_all() -> None:
+        def close_all():
             while True:
                 try:
                     listening.accept()[0].close()

@@ -91,10 +91,7 @@ def test_a_viewer_may_not_ask(ask):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("expired-worker", "certificate expired|closed the connection"),
-        ("stranger", "certificate"),
-    ],
+    [("expired-worker", "certificate expired|closed the connection"), ("stranger", "certificate")],
 )
 def test_without_a_certificate_of_today_nothing_is_heard(serving, ask, name, reason):
     with pytest.raises(ssl.SSLError) as error:

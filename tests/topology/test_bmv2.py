@@ -3,12 +3,10 @@
 import re
 import socket
 import sys
-from pathlib import Path
 
-import networks
 import pytest
 
-from peelsum.topology import TopologyError, bmv2, namespaces
+from peelsum.topology import TopologyError, bmv2
 
 #: Behaves like BMv2: help, a Thrift server at `default` unless told otherwise, a gRPC server. Never ends.
 FAKE = f"""#!{sys.executable}
@@ -35,10 +33,10 @@ LISTED = "  --thrift-port arg   TCP port on which to run the Thrift runtime serv
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def install(tmp_path, monkeypatch):
     """install(...) puts a BMv2 on PATH, alone."""
 
-    def put(*, thrift: bool, listed: bool, default: int) -> None:
+    def put(*, thrift, listed, default):
         fake = tmp_path / bmv2.BINARY
         fake.write_text(FAKE.format(help=LISTED if listed else "Options:", thrift=thrift, default=default))
         fake.chmod(0o755)
@@ -55,19 +53,19 @@ def taken():
         yield listening.getsockname()[1]
 
 
-def test_two_switches_with_thrift_come_up_side_by_side(install, taken) -> None:
+def test_two_switches_with_thrift_come_up_side_by_side(install, taken):
     install(thrift=True, listed=True, default=taken)
     with bmv2.running({}, device_id=1) as (first, _), bmv2.running({}, device_id=2) as (second, _):
         assert first != second
 
 
-def test_a_bmv2_without_thrift_is_given_no_port_for_it(install, taken) -> None:
+def test_a_bmv2_without_thrift_is_given_no_port_for_it(install, taken):
     install(thrift=False, listed=False, default=taken)
     with bmv2.running({}) as (address, _):
         assert address.startswith("127.0.0.1:")
 
 
-def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch):
     monkeypatch.setattr(bmv2, "_START_TIMEOUT_S", 3.0)
     install(thrift=True, listed=False, default=taken)
     with pytest.raises(TopologyError) as caught, bmv2.running({}):
@@ -80,18 +78,7 @@ def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pyte
     )
 
 
-def start_on_a_wire() -> str:
-    namespaces.add_wire("switch1", "host1")
-    with bmv2.running({1: "switch1"}) as (address, _):
-        return address
-
-
-@pytest.mark.skipif(not bmv2.available(), reason="simple_switch_grpc is not on PATH")
-def test_bmv2_starts_and_ends() -> None:
-    assert networks.alone(__file__, "start_on_a_wire").startswith("127.0.0.1:")
-
-
-def test_a_missing_bmv2_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bmv2_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert not bmv2.available()
     with (
@@ -101,14 +88,10 @@ def test_a_missing_bmv2_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_a_bmv2_that_ends_at_once_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_bmv2_that_ends_at_once_is_reported(monkeypatch, tmp_path):
     fake = tmp_path / bmv2.BINARY
     fake.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TopologyError, match="simple_switch_grpc: ended with status 3"), bmv2.running({}):
         pass
-
-
-if __name__ == "__main__":
-    networks.main(globals())

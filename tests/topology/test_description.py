@@ -25,25 +25,23 @@ PAIR = {
 }
 
 
-def changed(**parts: object) -> str:
+def changed(**parts):
     return json.dumps({**PAIR, **parts})
 
 
-def test_a_star_has_its_workers_at_the_first_ports_and_the_server_behind_them() -> None:
+def test_a_star_has_its_workers_at_the_first_ports_and_the_server_behind_them():
     star = read("star")
     assert star.attachments == {f"h{port}": ("s1", port) for port in range(1, 6)}
     assert [(port, end) for port, _, end in star.cables("s1")] == [(n, f"h{n}") for n in range(1, 6)]
-    assert star.job is not None
     assert (star.job.workers, star.job.server) == (("h1", "h2", "h3", "h4"), "h5")
 
 
-def test_two_racks_do_one_job_with_its_server_at_a_third_switch_above() -> None:
+def test_two_racks_do_one_job_with_its_server_at_a_third_switch_above():
     racks = read("two_racks")
     switches = {host: switch for host, (switch, _) in racks.attachments.items()}
     assert switches == {"h1": "s1", "h2": "s1", "h3": "s2", "h4": "s2", "h5": "s3"}
     ends = {name: [end for _, _, end in racks.cables(name)] for name in ("s1", "s3")}
     assert ends == {"s1": ["h1", "h2", "s3-p1"], "s3": ["s1-p3", "s2-p3", "h5"]}
-    assert racks.job is not None
     assert racks.trunks["s1", "s3"] == (3, 1)
     assert worker_numbers(racks, racks.job) == {"h1": 0, "h2": 1, "h3": 32, "h4": 33}
     told = parse_description(job_description(racks, racks.job, AT, 64, addressed=True))
@@ -54,7 +52,7 @@ def test_two_racks_do_one_job_with_its_server_at_a_third_switch_above() -> None:
     assert places == [("127.0.0.1:1", 1), ("127.0.0.1:2", 2), ("127.0.0.1:3", 3)]  # as `up` starts them
 
 
-def test_addresses_are_numbered_where_none_are_given() -> None:
+def test_addresses_are_numbered_where_none_are_given():
     topology = parse(
         changed(hosts={"h1": {}, "h2": {"ip": "10.9.9.9/16", "mac": "AA:00:00:00:00:0b"}, "h3": {}}), "a.json"
     )
@@ -66,13 +64,13 @@ def test_addresses_are_numbered_where_none_are_given() -> None:
 @pytest.mark.parametrize(
     ("latency", "milliseconds"), [("0", 0), (7, 7), ("2ms", 2), ("500us", 0.5), ("1.5 s", 1500)]
 )
-def test_links_are_read_as_the_tutorials_write_them(latency: object, milliseconds: float) -> None:
+def test_links_are_read_as_the_tutorials_write_them(latency, milliseconds):
     links = [["h1", "s1-p1"], ["h2", "s1-p2", latency, 50], ["s1-p3", "h3"]]
     link = parse(changed(links=links), "a.json").links[1]
     assert (link.latency_ms, link.rate_mbit, link.loss) == (milliseconds, 50, 0)
 
 
-def test_toml_and_json_say_the_same(tmp_path) -> None:
+def test_toml_and_json_say_the_same(tmp_path):
     text = """
         links = [["h1", "s1-p1"], ["h2", "s1-p2"], ["s1-p3", "h3"]]
         hosts = {h1 = {}, h2 = {}, h3 = {}}
@@ -84,7 +82,7 @@ def test_toml_and_json_say_the_same(tmp_path) -> None:
     assert read(str(path)) == parse(json.dumps(PAIR), "pair.json")
 
 
-def test_rates_are_of_the_ports_at_both_ends_and_have_switches_mark() -> None:
+def test_rates_are_of_the_ports_at_both_ends_and_have_switches_mark():
     topology = read("two_racks")
     slow = [
         link.model_copy(update={"rate_mbit": 100.0}) if "s3-p1" in link.ends else link
@@ -93,19 +91,17 @@ def test_rates_are_of_the_ports_at_both_ends_and_have_switches_mark() -> None:
     topology = topology.model_copy(update={"links": tuple(slow)})
     rates = {name: [link.rate_mbit for _, link, _ in topology.cables(name)] for name in ("s1", "s2", "s3")}
     assert rates == {"s1": [None, None, 100.0], "s2": [None] * 3, "s3": [100.0, None, None]}
-    assert topology.job is not None
     text = job_description(topology, topology.job, AT, 512, addressed=False)
     asked = parse_description(text, "job").plans()
     assert [plan.switch.queue_depth for plan in asked] == [64, 64, None]
 
 
-def test_every_switch_knows_the_port_towards_every_host() -> None:
+def test_every_switch_knows_the_port_towards_every_host():
     topology = read("two_racks")
     macs = [f"02:00:00:00:00:{host:02x}" for host in range(1, 6)]
     ports = {"s1": [1, 2, 3, 3, 3], "s2": [3, 3, 1, 2, 3], "s3": [1, 1, 2, 2, 3]}
     for name, expected in ports.items():
         assert topology.bridge(name) == dict(zip(macs, expected, strict=True))
-    assert topology.job is not None
     spine, *racks = parse_description(
         job_description(topology, topology.job, AT, 512, addressed=True), "job"
     ).plans()
@@ -113,7 +109,7 @@ def test_every_switch_knows_the_port_towards_every_host() -> None:
         assert list(plan.switch.bridge.values()) == [topology.bridge(name)[mac] for mac in plan_macs(plan)]
 
 
-def plan_macs(plan) -> list[str]:
+def plan_macs(plan):
     """The addresses that a switch bridges, as a topology writes them."""
     return [mac.to_bytes(6, "big").hex(":") for mac in plan.switch.bridge]
 
@@ -121,7 +117,7 @@ def plan_macs(plan) -> list[str]:
 MAC, IP, TWO = "02:00:00:00:00:aa", "10.0.0.77", {"switches": {"s1": {}, "s2": {}}}
 
 
-def given(h1: object = None, h2: object = None, h3: object = None) -> dict[str, object]:
+def given(h1=None, h2=None, h3=None):
     """The three hosts, with what is given of them."""
     return {"hosts": {"h1": h1 or {}, "h2": h2 or {}, "h3": h3 or {}}}
 
@@ -175,7 +171,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("parts", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_what_cannot_be_right_is_named(parts: dict[str, object], message: str) -> None:
+def test_what_cannot_be_right_is_named(parts, message):
     with pytest.raises(TopologyDescriptionError) as refusal:
         parse(changed(**parts), "net.json")
     assert str(refusal.value).startswith(f"net.json: {message}")
@@ -203,28 +199,28 @@ TABLE = "must be a table, in JSON an object"
     ],
     ids=lambda value: value and value[:20],
 )
-def test_a_file_that_has_no_network_is_named(source: str, text: str | None, message: str) -> None:
+def test_a_file_that_has_no_network_is_named(source, text, message):
     with pytest.raises(TopologyDescriptionError) as refusal:
         read(source) if text is None else parse(text, source)
     assert str(refusal.value).startswith(message)
 
 
-def test_every_example_can_be_read(request: pytest.FixtureRequest) -> None:
+def test_every_example_can_be_read(request):
     examples = list((request.config.rootpath / "examples/topologies").iterdir())
     assert examples
     for path in examples:
         assert description.read(str(path)).hosts
 
 
-def test_a_switch_sums_32_workers_and_no_more() -> None:
+def test_a_switch_sums_32_workers_and_no_more():
     topology = description.star(32)
     assert list(worker_numbers(topology, topology.job).values()) == list(range(32))
     with pytest.raises(ValueError, match="job: 33 workers are behind s1; a switch sums 32 at most"):
         description.star(33)
 
 
-def test_hosts_and_switches_share_254_addresses() -> None:
-    def network(hosts: int, switches: int) -> str:
+def test_hosts_and_switches_share_254_addresses():
+    def network(hosts, switches):
         names = [f"h{number}" for number in range(hosts)]
         links = [[name, f"s{number // 250}-p{number % 250 + 1}"] for number, name in enumerate(names)]
         return json.dumps(

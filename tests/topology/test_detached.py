@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 PAIR = {"hosts": {"h1": {}}, "switches": {"s1": {}}, "links": [["h1", "s1-p1"]]}
 
 
-def detached(topology: str, *options: str) -> subprocess.CompletedProcess[str]:
+def detached(topology, *options):
     command = [*PEELSUM, "up", topology, "--detach", *options]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
@@ -39,13 +39,12 @@ def pair(tmp_path):
 
 
 @pytest.mark.system
-def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair) -> None:
+def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair):
     done = detached(pair)
     assert done.returncode == 0
     assert re.fullmatch(r"(starting the network: \d+ s\n)*", done.stderr)
     assert done.stdout.splitlines()[-1].startswith("run commands with `peelsum exec h1 -- ...`")
     record = Record.read()
-    assert record is not None
     assert os.getsid(record.up.pid) != os.getsid(0)
     assert said(exec_in("h1", "echo", "here")) == "here"
     again = detached(pair)
@@ -57,10 +56,10 @@ def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair) -> None:
     assert (folder() / "up.out").read_text() == done.stdout
 
 
-def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) -> None:
-    shown: list[str] = []
+def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys):
+    shown = []
 
-    def start(_: UdpNetwork) -> None:
+    def start(_):
         deadline = time.monotonic() + PATIENCE_S
         while not shown and time.monotonic() < deadline:
             shown.extend(capsys.readouterr().err.splitlines())
@@ -84,7 +83,7 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) ->
 
 
 @pytest.mark.system
-def test_ctrl_c_ends_what_is_not_up_yet(pair) -> None:
+def test_ctrl_c_ends_what_is_not_up_yet(pair):
     program = (
         "import sys\nfrom peelsum.cli import network\n"
         "def interrupted(process, *rest):\n    print(process.pid, flush=True)\n    raise KeyboardInterrupt\n"

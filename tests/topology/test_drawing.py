@@ -11,7 +11,7 @@ from peelsum.topology.drawing import as_text
 EXAMPLES = Path(__file__).parents[2] / "examples/topologies"
 
 
-def test_racks_are_drawn_below_their_spine() -> None:
+def test_racks_are_drawn_below_their_spine():
     assert peelsum("topo", "draw", str(EXAMPLES / "racks.toml")).stdout.splitlines() == [
         "s3 (switch)",
         "├─ p1, loses 0.01: s1 (switch)",
@@ -30,13 +30,13 @@ def test_racks_are_drawn_below_their_spine() -> None:
     ["star", "two_racks", *sorted(str(path) for path in EXAMPLES.iterdir())],
     ids=lambda s: Path(s).stem,
 )
-def test_everything_is_drawn_once(source: str) -> None:
+def test_everything_is_drawn_once(source):
     topology = read(source)
     lines = [line.partition(" (")[0].rpartition(" ")[2] for line in as_text(topology).splitlines()]
     assert sorted(lines) == sorted([*topology.hosts, *topology.switches])
 
 
-def test_links_are_drawn_with_their_properties(tmp_path: Path) -> None:
+def test_links_are_drawn_with_their_properties(tmp_path):
     path = tmp_path / "net.json"
     path.write_text(
         '{"hosts": {"a": {}, "b": {}}, "switches": {"s1": {}, "s2": {}},'
@@ -50,7 +50,7 @@ def test_links_are_drawn_with_their_properties(tmp_path: Path) -> None:
     ]
 
 
-def test_errors_are_one_line() -> None:
+def test_errors_are_one_line():
     done = peelsum("topo", "draw", "ring")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()

@@ -26,11 +26,11 @@ class Scene:
     starts_s: Sequence[float] = ()
 
     @property
-    def frame_s(self) -> float:
+    def frame_s(self):
         """Seconds that a port takes to send one chunk's frame."""
         return 8 * (FRAME_HEADER_BYTES + packet_bytes(LANES)) / (self.mbit * 1e6)
 
-    def simulation(self) -> Simulation:
+    def simulation(self):
         network = NetworkSection(gbps=self.mbit / 1000, delay_us=10.0, mark_from=self.mark_from)
         jobs = tuple(
             Job(workers=2, elements=1000 * LANES, window=WINDOW, sums=1 << 30, start_s=start_s)
@@ -39,14 +39,14 @@ class Scene:
         return Simulation(Scenario(lanes=LANES, shared_server=True, network=network, jobs=jobs))
 
 
-def summed(network: Simulation) -> np.ndarray:
+def summed(network):
     """Return the number of chunks that each job has summed, the mean over its workers."""
     return np.array(
         [np.mean([host.endpoint.stats().results for host in job.workers]) for job in network.jobs]
     )
 
 
-def depths(network: Simulation, start_s: float, end_s: float) -> np.ndarray:
+def depths(network, start_s, end_s):
     """Run on, and return the packets at the servers' port at 500 instants."""
     engine, waiting = network.engine, []
     for time in np.linspace(start_s, end_s, 500):
@@ -56,7 +56,7 @@ def depths(network: Simulation, start_s: float, end_s: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("jobs", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_jobs_share_a_port_and_keep_its_queue_short(jobs: int) -> None:
+def test_jobs_share_a_port_and_keep_its_queue_short(jobs):
     scene = Scene(jobs)
     network = scene.simulation()
     network.engine.run_until(0.02)
@@ -73,7 +73,7 @@ def test_jobs_share_a_port_and_keep_its_queue_short(jobs: int) -> None:
 
 
 @pytest.mark.slow
-def test_without_marks_the_queue_takes_every_window() -> None:
+def test_without_marks_the_queue_takes_every_window():
     network = replace(Scene(), mark_from=(1 << 19) - 1).simulation()
     waiting = depths(network, 0.1, 0.12)
     assert [job.workers[0].endpoint.stats().window for job in network.jobs] == [WINDOW] * 2
@@ -81,7 +81,7 @@ def test_without_marks_the_queue_takes_every_window() -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_comes_later_gets_its_share() -> None:
+def test_a_job_that_comes_later_gets_its_share():
     scene = Scene(mbit=1000.0, starts_s=(0.0, 0.01))
     network = scene.simulation()
     network.engine.run_until(0.01)
@@ -94,7 +94,7 @@ def test_a_job_that_comes_later_gets_its_share() -> None:
     assert jain(summed(network) - before) > 0.95
 
 
-def test_jain_s_index_is_one_for_equals_and_one_over_n_for_one_who_has_all() -> None:
+def test_jain_s_index_is_one_for_equals_and_one_over_n_for_one_who_has_all():
     assert jain([3.0, 3.0, 3.0]) == pytest.approx(1)
     assert jain([5.0, 0.0, 0.0, 0.0]) == pytest.approx(1 / 4)
     assert jain([2.0, 1.0]) == pytest.approx(0.9)

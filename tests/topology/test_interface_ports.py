@@ -7,7 +7,6 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from logging.handlers import BufferingHandler
 
 import networks
@@ -44,18 +43,18 @@ UP_AFTER = {
 
 
 @pytest.fixture(scope="module")
-def xdp_refusal() -> str:
+def xdp_refusal():
     return str(alone("xdp_refusal")["why"])
 
 
 @pytest.fixture
-def needs_xdp(xdp_refusal: str) -> None:
+def needs_xdp(xdp_refusal):
     if xdp_refusal:
         pytest.skip(xdp_refusal)
 
 
 @pytest.fixture(params=["xdp", "packet"])
-def method(request, monkeypatch, xdp_refusal: str) -> str:
+def method(request, monkeypatch, xdp_refusal):
     """How frames reach the switch's ports in the scenes of a test."""
     if request.param == "xdp" and xdp_refusal:
         pytest.skip(xdp_refusal)
@@ -63,41 +62,39 @@ def method(request, monkeypatch, xdp_refusal: str) -> str:
     return request.param
 
 
-def alone(scene: str) -> dict[str, object]:
+def alone(scene):
     """Run a function of this file in a process with its own namespace; return its result, if it has one."""
     return dict(networks.alone(__file__, scene) or {})
 
 
-def frames(count: int, length: int = FRAME_BYTES, seed: int = 1) -> np.ndarray:
+def frames(count, length=FRAME_BYTES, seed=1):
     return np.random.default_rng(seed).integers(0, 256, (count, length), np.uint8)
 
 
 class Wired:
     """Ports 1 and 2 of a switch, and hosts at the other ends of their wires."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         for port in (1, 2):
             namespaces.add_wire(f"switch{port}", f"host{port}")
         self.ports = InterfacePorts({1: "switch1", 2: "switch2"}, batch=64, method=os.environ["METHOD"])
         self.ports.resize(0)  # every frame, whatever its headers
         self.hosts = {port: networks.RawInterface(f"host{port}") for port in (1, 2)}
 
-    def make_room(self, length: int) -> None:
+    def make_room(self, length):
         """Receive any frames of up to `length` bytes."""
         self.ports.resize(length)
         for port in self.ports.ports.values():
             if port.xdp is not None:
                 port.xdp.take(every_frame=True)
 
-    def send(self, port: int, rows: np.ndarray) -> None:
+    def send(self, port, rows):
         """Send from a host, in pieces if the kernel has not delivered earlier frames yet."""
         while len(rows):
             assert select.select([], [self.hosts[port]], [], PATIENCE_S)[1]
             rows = rows[self.hosts[port].send(rows) :]
 
-    def received(
-        self, port: int, due: int, length: int = FRAME_BYTES, patience_s: float = PATIENCE_S
-    ) -> np.ndarray:
+    def received(self, port, due, length=FRAME_BYTES, patience_s=PATIENCE_S):
         """Return `due` frames, which a busy kernel may deliver late, and any others that come."""
         into, count = np.zeros((256, length), np.uint8), 0
         while select.select([self.hosts[port]], [], [], patience_s if count < due else 0.05)[0]:
@@ -105,7 +102,7 @@ class Wired:
         return into[:count]
 
 
-def there_and_back() -> dict[str, object]:
+def there_and_back():
     """More frames than a batch holds, both ways; the sender's own copies do not come back.
 
     If other processes have filled the kernel's queue of received frames, it drops ours: "lost".
@@ -134,7 +131,7 @@ def there_and_back() -> dict[str, object]:
     return {"lost": 0}
 
 
-def fair_shares() -> None:
+def fair_shares():
     """Ports share a batch."""
     wired = Wired()
     for port in (1, 2):
@@ -142,7 +139,7 @@ def fair_shares() -> None:
     assert_equal(np.bincount(wired.ports.receive([1, 2]).port).tolist(), [0, 32, 32])
 
 
-def rows_out_of_order() -> None:
+def rows_out_of_order():
     """Lengths and ports differ from row to row; each frame leaves by its port with its length."""
     wired = Wired()
     data = frames(6)
@@ -153,7 +150,7 @@ def rows_out_of_order() -> None:
     assert_equal(wired.ports.unsent_frames["unknown_port"], 1)
 
 
-def after_a_wait() -> None:
+def after_a_wait():
     """Through a queue: 50 frames a millisecond apart, given to their port whenever some may leave."""
     wired, sent = Wired(), frames(50)
     pacer = Pacer(Queues({2: 8.0}, limit=50), wired.ports.send)
@@ -166,7 +163,7 @@ def after_a_wait() -> None:
     assert_array_equal(wired.received(2, 50), sent)
 
 
-def too_long() -> None:
+def too_long():
     """Frames longer than the pipeline takes are dropped."""
     wired = Wired()
     wired.make_room(packet_bytes(32))
@@ -179,7 +176,7 @@ def too_long() -> None:
     assert_equal(wired.ports.ports[1].counts.long, 3)
 
 
-def long_frames() -> None:
+def long_frames():
     """Frames of one to three chunks, in bursts of which each fills less and less of the rings' ends."""
     wired = Wired()
     wired.make_room(9014)
@@ -198,7 +195,7 @@ def long_frames() -> None:
     assert_equal([counts[0].received, counts[1].sent], [sent, sent])
 
 
-def changed_mtu() -> None:
+def changed_mtu():
     """What is said about the MTU of port 2, which shrinks and grows."""
     wired, said = Wired(), BufferingHandler(1000)
     logging.getLogger("peelsum").addHandler(said)
@@ -211,7 +208,7 @@ def changed_mtu() -> None:
     assert_equal(lines, ["port 2: interface switch2: MTU 1067, but packets"])
 
 
-def cut_wire() -> None:
+def cut_wire():
     """A lost interface takes only its own frames."""
     wired = Wired()
     subprocess.run(["ip", "link", "del", "host1"], check=True)
@@ -221,7 +218,7 @@ def cut_wire() -> None:
     assert_equal((wired.ports.ports[1].counts.down, len(wired.received(2, 1))), (1, 1))
 
 
-def packets(count: int, lanes: int = 32) -> np.ndarray:
+def packets(count, lanes=32):
     """Frames of packets of peelsum's."""
     load = np.zeros((count, packet_bytes(lanes)), np.uint8)
     load[:, -1] = np.arange(count)
@@ -229,14 +226,14 @@ def packets(count: int, lanes: int = 32) -> np.ndarray:
     return np.concatenate([headers, load], axis=1)
 
 
-def _changed(frame: np.ndarray, at: int, *values: int) -> np.ndarray:
+def _changed(frame, at, *values):
     """A frame with other bytes from `at` on."""
     other = frame.copy()
     other[at : at + len(values)] = values
     return other
 
 
-def what_is_no_packet() -> None:
+def what_is_no_packet():
     """Frames with one header that is not a packet's, before and after packets, and shorter ones.
 
     They are the kernel's; AF_PACKET has a copy of every frame, which the program drops.
@@ -264,7 +261,7 @@ def what_is_no_packet() -> None:
     assert_array_equal(got.data[[0, len(got) - 1], : good.shape[1]], good)
 
 
-def up() -> None:
+def up():
     """Which of ports 1 to 3 are up, after changes to the interfaces at both ends of two wires.
 
     The kernel reports a change of a link up to a second later.
@@ -284,7 +281,7 @@ def up() -> None:
         assert_equal(are_up, expected, change)
 
 
-def tagged() -> None:
+def tagged():
     """Frames with one VLAN tag or two, of both types, between two without."""
     wired = Wired()
     good = packets(2)
@@ -302,7 +299,7 @@ def tagged() -> None:
     assert_equal(rows, [frame.tobytes() for frame in frames])
 
 
-def traffic_of_the_kernel() -> None:
+def traffic_of_the_kernel():
     """The interface has an address; a program of the kernel's stack receives on it beside the switch."""
     wired = Wired()
     wired.ports.resize(packet_bytes(32))
@@ -328,12 +325,12 @@ def traffic_of_the_kernel() -> None:
     assert_equal((heard, len(mine)), (frame[42:].tobytes(), 1))
 
 
-def _mac(name: str) -> str:
+def _mac(name):
     shown = subprocess.run(["ip", "link", "show", name], check=True, capture_output=True, text=True).stdout
     return shown.split("link/ether ")[1].split()[0].replace(":", "")
 
 
-def down_and_up(length: int = FRAME_BYTES) -> None:
+def down_and_up(length=FRAME_BYTES):
     """An interface goes down, frames are sent to it, and it comes back."""
     wired = Wired()
     wired.make_room(length)
@@ -357,12 +354,12 @@ def down_and_up(length: int = FRAME_BYTES) -> None:
     assert_array_equal(back.data[:1, :length], frames(1, length, seed=4))
 
 
-def long_down_and_up() -> None:
+def long_down_and_up():
     """The same with frames of three chunks."""
     down_and_up(8254)
 
 
-def more_than_the_rings_hold() -> None:
+def more_than_the_rings_hold():
     """Five times the rings' frames through a port, in bursts: all are received, sent, and nothing is lost."""
     wired, sent, got, out = Wired(), 5 * 2048 + 7, 0, 0
     burst = frames(64)
@@ -380,7 +377,7 @@ def more_than_the_rings_hold() -> None:
     assert_equal([out, counts[0].received, counts[1].sent], [sent, sent, sent])
 
 
-def best() -> None:
+def best():
     """`best_port_method` of a free interface, of one that a port has, and of a name that no interface has."""
     namespaces.add_wire("switch1", "host1")
     assert_equal(best_port_method("switch1"), ("xdp", "native"))
@@ -393,7 +390,7 @@ def best() -> None:
     assert_equal(best_port_method("switch1"), ("xdp", "native"))
 
 
-def shaped() -> dict[str, object]:
+def shaped():
     """Fifty frames at once to an interface with a rate of which its queue takes a few."""
     wired = Wired()
     rate = ["root", "tbf", "rate", "100kbit", "burst", "3kb", "latency", "10ms"]
@@ -405,7 +402,7 @@ def shaped() -> dict[str, object]:
     return {"came": len(wired.received(1, 1))}
 
 
-def bursts() -> None:
+def bursts():
     """Bursts that fill the ring, while nobody reads at the other end; the kernel takes all in the end."""
     wired, port = Wired(), np.full(1000, 1, np.int32)
     for _ in range(4):
@@ -417,7 +414,7 @@ def bursts() -> None:
     assert_equal((counts.sent + counts.full, bool(unsent(wired.ports.wires))), (4000, False))
 
 
-def busy_queue() -> dict[str, object]:
+def busy_queue():
     """Long frames to an interface whose queue is full now and then: the kernel gives chunks of some back."""
     namespaces.add_wire("switch1", "host1")
     ports = InterfacePorts({1: "switch1"}, batch=1024, method="xdp")
@@ -448,7 +445,7 @@ def busy_queue() -> dict[str, object]:
     return {}
 
 
-def nobody_reads() -> None:
+def nobody_reads():
     """More long frames than the rings hold: they are lost as the switch is slow, not as they are long."""
     wired = Wired()
     wired.make_room(8254)
@@ -458,7 +455,7 @@ def nobody_reads() -> None:
     assert_equal((counts.overrun > 500, counts.long), (True, 0))
 
 
-def pipeline_after_deletion() -> None:
+def pipeline_after_deletion():
     """A pipeline comes after the interface has gone."""
     wired = Wired()
     subprocess.run(["ip", "link", "del", "switch1"], check=True)
@@ -467,7 +464,7 @@ def pipeline_after_deletion() -> None:
     assert_equal(len(wired.ports.receive([1, 2])), 0)
 
 
-def many_ports() -> None:
+def many_ports():
     """Twenty ports with frames, and batches of 40: none waits for the others."""
     names = {port: f"switch{port}" for port in range(1, 21)}
     for port, name in names.items():
@@ -481,24 +478,23 @@ def many_ports() -> None:
     assert_equal(np.bincount(got.port).tolist(), [0, *20 * [2]])
 
 
-def killed() -> None:
+def killed():
     """A switch is killed, and another one started on the same interface at once."""
     namespaces.add_wire("switch1", "host1")
     for _ in range(2):
         command = [*networks.PEELSUM, "switch", "run", "--interface", "1@switch1", "--json"]
         with subprocess.Popen([*command, "--p4runtime", "127.0.0.1:0"], stdout=subprocess.PIPE) as switch:
-            assert switch.stdout is not None
             assert_equal(json.loads(switch.stdout.readline())["port_method"], {"1": "AF_XDP, native"})
             switch.kill()
     assert_equal(best_port_method("switch1"), ("xdp", "native"))
 
 
-def no_such_interface() -> None:
+def no_such_interface():
     with pytest.raises(StartError, match=r"^interface 3@nowhere: No such device; use one of lo$"):
         run(SwitchSettings(1, "127.0.0.1:0", interfaces={3: "nowhere"}))
 
 
-def test_frames_pass_whole_and_in_order_and_are_counted(method: str) -> None:
+def test_frames_pass_whole_and_in_order_and_are_counted(method):
     assert any(alone("there_and_back") == {"lost": 0} for _ in range(8))
 
 
@@ -513,7 +509,7 @@ LONG_EITHER = [
 ]
 
 
-def parameters(scenes: list[Callable[..., None]], long_scenes: list[Callable[..., None]]) -> list[object]:
+def parameters(scenes, long_scenes):
     """Return scenes as parameters; `system` tests play the long ones."""
     names = [scene.__name__ for scene in scenes]
     return [*names, *(pytest.param(scene.__name__, marks=pytest.mark.system) for scene in long_scenes)]
@@ -521,24 +517,24 @@ def parameters(scenes: list[Callable[..., None]], long_scenes: list[Callable[...
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("scene", parameters(EITHER, LONG_EITHER))
-def test_what_ports_do_by_either_method(method: str, scene: str) -> None:
+def test_what_ports_do_by_either_method(method, scene):
     alone(scene)
 
 
 @pytest.mark.parametrize("scene", parameters(SCENES, LONG_SCENES))
-def test_what_ports_do_by_both_methods(method: str, scene: str) -> None:
+def test_what_ports_do_by_both_methods(method, scene):
     alone(scene)
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("scene", ["best", "busy_queue", "killed"])
-def test_what_ports_do_by_af_xdp(needs_xdp: None, scene: str) -> None:
+def test_what_ports_do_by_af_xdp(needs_xdp, scene):
     if refused := alone(scene).get("refused"):
         pytest.skip(str(refused))
 
 
 @pytest.mark.system
-def test_only_af_packet_keeps_to_the_rates_of_an_interface(method: str) -> None:
+def test_only_af_packet_keeps_to_the_rates_of_an_interface(method):
     seen = alone("shaped")
     if "refused" in seen:
         pytest.skip(str(seen["refused"]))
@@ -546,12 +542,12 @@ def test_only_af_packet_keeps_to_the_rates_of_an_interface(method: str) -> None:
     assert came == 50 if method == "xdp" else 0 < int(str(came)) < 10
 
 
-def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
+def test_an_interface_that_is_not_there_is_named_with_those_that_are():
     alone("no_such_interface")
 
 
-def test_missing_privilege_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+def test_missing_privilege_is_named(monkeypatch):
+    def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(socket, "socket", refuse)
@@ -570,19 +566,16 @@ def test_missing_privilege_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"loss_burst": 1.0, "loss": 0.6}, "needs a --loss above 0 and up to 0.5, not 0.6; change one"),
     ],
 )
-def test_options_that_do_not_go_together_are_named(options: dict[str, object], message: str) -> None:
+def test_options_that_do_not_go_together_are_named(options, message):
     with pytest.raises(OptionError, match=message):
-        SwitchSettings(1, **options)  # type: ignore[arg-type]
+        SwitchSettings(1, **options)
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [
-        ("eth0", "interface: eth0: give PORT@VALUE"),
-        ("1@", "interface: 1@: give PORT@VALUE"),
-    ],
+    [("eth0", "interface: eth0: give PORT@VALUE"), ("1@", "interface: 1@: give PORT@VALUE")],
 )
-def test_the_command_line_names_what_it_cannot_read(option: str, message: str) -> None:
+def test_the_command_line_names_what_it_cannot_read(option, message):
     done = peelsum("switch", "run", "--interface", option)
     assert (done.returncode, message in done.stderr) == (2, True)
 

@@ -79,8 +79,7 @@ def test_two_workers_of_a_host_sum_in_two_planes(seats):
     program = [sys.executable, str(ROOT / "examples/sum.py")]
     workers = [
         subprocess.Popen(
-            inside(host, "env", f"PEELSUM_SEAT={json.dumps(seat)}", *program),
-            stdout=subprocess.PIPE,
+            inside(host, "env", f"PEELSUM_SEAT={json.dumps(seat)}", *program), stdout=subprocess.PIPE
         )
         for seat in each
     ]

@@ -16,13 +16,13 @@ from peelsum.topology import bmv2
 EXAMPLE = Path(__file__).parents[2] / "examples/mininet_star.py"
 
 
-def interfaces() -> set[str]:
+def interfaces():
     return {path.name for path in Path("/proc/sys/net/ipv4/neigh").iterdir()}
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("switch", ["softswitch", "bmv2"])
-def test_workers_in_mininet_get_exact_sums(switch: str) -> None:
+def test_workers_in_mininet_get_exact_sums(switch):
     if missing := mininet_missing():
         pytest.skip(missing)
     if switch == "bmv2" and not bmv2.available():
@@ -35,7 +35,7 @@ def test_workers_in_mininet_get_exact_sums(switch: str) -> None:
     assert interfaces() == before
 
 
-def test_progress_of_a_busy_machine_is_not_taken_for_the_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_a_busy_machine_is_not_taken_for_the_admission(monkeypatch):
     stub = SimpleNamespace(CLI=object, Mininet=object, Switch=object, Topo=object)
     for name in ("mininet", "mininet.cli", "mininet.net", "mininet.node", "mininet.topo"):
         monkeypatch.setitem(sys.modules, name, stub)

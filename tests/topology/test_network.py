@@ -41,13 +41,13 @@ KINDS = [("udp", "softswitch"), ("veth", "softswitch"), ("veth", "bmv2")]
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def described(tmp_path, **parts: object) -> str:
+def described(tmp_path, **parts):
     path = tmp_path / "pair.json"
     path.write_text(json.dumps({**PAIR, **parts}))
     return str(path)
 
 
-def members(network: str) -> set[str]:
+def members(network):
     """The names of the processes that a network has."""
     found = set()
     for path in Path("/proc").iterdir():
@@ -57,7 +57,7 @@ def members(network: str) -> set[str]:
     return found
 
 
-def await_members(network: str, expected: set[str]) -> set[str]:
+def await_members(network, expected):
     """The processes that a network has, once they are those expected or 20 seconds are over."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := members(network)) != expected and time.monotonic() < deadline:
@@ -69,11 +69,10 @@ def await_members(network: str, expected: set[str]) -> set[str]:
     ("links", "switch"),
     [kind if kind[0] == "udp" else pytest.param(*kind, marks=pytest.mark.system) for kind in KINDS],
 )
-def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: str, switch: str) -> None:
+def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links, switch):
     needs(links, switch)
     with up(described(tmp_path), links, switch) as process:
         network = Record.read()
-        assert network is not None
         assert summed_at("h1", "h2") == ["worker 0: exact", "worker 1: exact"]
         subprocess.run([*PEELSUM, "down"], check=True)
         assert process.wait(PATIENCE_S) == 0, process.stderr.read()
@@ -84,7 +83,7 @@ def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: st
 @pytest.mark.system
 @pytest.mark.parametrize("lanes", [512, 2048])
 @pytest.mark.parametrize(("links", "loss"), [("udp", 0.01), ("veth", 0.0)])
-def test_sums_of_packets_in_jumbo_frames_are_exact(tmp_path, links: str, loss: float, lanes: int) -> None:
+def test_sums_of_packets_in_jumbo_frames_are_exact(tmp_path, links, loss, lanes):
     needs(links, "softswitch")
     ends = [[{"ends": link, "loss": loss} for link in PAIR["links"]]] if loss else [PAIR["links"]]
     with up(described(tmp_path, links=ends[0], job={**PAIR["job"], "lanes": lanes}), links):
@@ -92,7 +91,7 @@ def test_sums_of_packets_in_jumbo_frames_are_exact(tmp_path, links: str, loss: f
 
 
 @pytest.mark.system
-def test_a_part_that_dies_ends_the_network_and_is_named(tmp_path) -> None:
+def test_a_part_that_dies_ends_the_network_and_is_named(tmp_path):
     with up(described(tmp_path), "udp") as network:
         network.kill_part("s1")
         assert network.wait(PATIENCE_S) == 2
@@ -102,7 +101,7 @@ def test_a_part_that_dies_ends_the_network_and_is_named(tmp_path) -> None:
 
 
 @pytest.mark.system
-def test_parts_joined_by_udp_find_each_other_again_after_a_restart(tmp_path) -> None:
+def test_parts_joined_by_udp_find_each_other_again_after_a_restart(tmp_path):
     network = description.two_racks().model_dump(mode="json", exclude_unset=True)
     network["job"]["timeout_s"] = PATIENCE_S  # also for hosts that start while this machine is busy
     (path := tmp_path / "two_racks.json").write_text(json.dumps(network))
@@ -121,8 +120,8 @@ def test_parts_joined_by_udp_find_each_other_again_after_a_restart(tmp_path) -> 
 
 
 @pytest.mark.system
-def test_readmission_needs_a_job(tmp_path) -> None:
-    def refusal() -> str:
+def test_readmission_needs_a_job(tmp_path):
+    def refusal():
         return peelsum("readmit").stderr
 
     assert refusal() == "peelsum: readmit: no network is up; start one with `peelsum up`\n"
@@ -132,7 +131,7 @@ def test_readmission_needs_a_job(tmp_path) -> None:
 
 @pytest.mark.system
 @needs_namespaces
-def test_hosts_have_their_addresses_and_a_namespace_each(tmp_path) -> None:
+def test_hosts_have_their_addresses_and_a_namespace_each(tmp_path):
     command = "echo $PEELSUM_NETWORK > {}/greeting"
     hosts = {"h1": {"ip": "10.7.0.1/16", "commands": [command.format(tmp_path)]}, "h2": {}, "h3": {}}
     with up(described(tmp_path, hosts=hosts, job=None), "veth"):
@@ -145,17 +144,15 @@ def test_hosts_have_their_addresses_and_a_namespace_each(tmp_path) -> None:
             ["10.7.0.1", "eth0", "02:00:00:00:00:01"],
         ]
         record = Record.read()
-        assert record is not None
         assert (tmp_path / "greeting").read_text().strip() == record.network
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("switch", ["softswitch", "bmv2"])
-def test_a_killed_up_leaves_only_what_the_user_started_and_down_ends_that(tmp_path, switch: str) -> None:
+def test_a_killed_up_leaves_only_what_the_user_started_and_down_ends_that(tmp_path, switch):
     needs("veth", switch)
     with up(described(tmp_path, job=None), "veth", switch) as process:
         network = Record.read()
-        assert network is not None
         assert "sleep" in members(network.network)
         user = exec_in("h1", "tail", "-f", "/dev/null")
         assert "tail" in await_members(network.network, {"sleep", "tail", *members(network.network)})
@@ -171,10 +168,9 @@ def test_a_killed_up_leaves_only_what_the_user_started_and_down_ends_that(tmp_pa
 
 
 @pytest.mark.system
-def test_the_next_up_ends_what_a_killed_one_left(tmp_path) -> None:
+def test_the_next_up_ends_what_a_killed_one_left(tmp_path):
     with up(described(tmp_path), "udp") as process:
         first = Record.read()
-        assert first is not None
         assert files_of(first.network).exists()
         user = exec_in("h1", "sleep", "1000")
         assert await_members(first.network, members(first.network) | {"sleep"}) >= {"sleep"}
@@ -188,7 +184,7 @@ def test_the_next_up_ends_what_a_killed_one_left(tmp_path) -> None:
 
 
 @pytest.mark.system
-def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path) -> None:
+def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path):
     command = [*PEELSUM, "up", described(tmp_path), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     record = until(Record.read)
@@ -199,7 +195,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path) -> None:
 
 
 @pytest.mark.system
-def test_exec_names_what_is_not_there(tmp_path) -> None:
+def test_exec_names_what_is_not_there(tmp_path):
     with up(described(tmp_path, job=None), "udp"):
         for command, message in (
             (("h9", "true"), "exec: h9: is not a host of the network; use one of h1, h2, h3, s1"),
@@ -210,12 +206,12 @@ def test_exec_names_what_is_not_there(tmp_path) -> None:
             assert process.returncode == 2
 
 
-def test_down_without_a_network_succeeds() -> None:
+def test_down_without_a_network_succeeds():
     done = peelsum("down")
     assert (done.returncode, done.stdout) == (0, "no network is up\n")
 
 
-def test_losses_that_differ_are_refused_over_udp() -> None:
+def test_losses_that_differ_are_refused_over_udp():
     links = [{"ends": ["h1", "s1-p1"], "loss": 0.1}, *PAIR["links"][1:]]
     topology = description.parse(json.dumps({**PAIR, "links": links}), "pair.json")
     message = r"loss: links of s1 have \[0.0, 0.1\]: over UDP"
@@ -223,11 +219,11 @@ def test_losses_that_differ_are_refused_over_udp() -> None:
         pass
 
 
-def alone(scene: str) -> dict[str, object]:
+def alone(scene):
     return dict(networks.alone(__file__, scene))
 
 
-def laid(link: dict[str, object]) -> VethNetwork:
+def laid(link):
     """Hosts 1 and 2 at wires, the first as described; what arrives at the switch's end goes nowhere."""
     links = [{"ends": ["h1", "s1-p1"], **link}, ["h2", "s1-p2"]]
     hosts = {"h1": {}, "h2": {}}
@@ -250,13 +246,12 @@ while count > 0 and time.monotonic() < ends_at:
 """
 
 
-def crossed(link: dict[str, object], count: int, seconds: float) -> dict[str, float]:
+def crossed(link, count, seconds):
     """How many datagrams from host 1 reach the switch; seconds from first to last, and from the start."""
     frames = np.zeros((4096, 1042), np.uint8)
     with laid(link) as network:
         tap = networks.RawInterface("s1-p1")
         holder = network.places["h1"].namespace_of
-        assert holder is not None
         command = inside(holder.pid, sys.executable, "-c", SENDER, str(count), str(seconds))
         started = time.perf_counter()
         sender = subprocess.Popen(command)
@@ -269,19 +264,19 @@ def crossed(link: dict[str, object], count: int, seconds: float) -> dict[str, fl
         return {"got": got, "seconds": times[-1] - times[0], "at_most": times[-1] - started}
 
 
-def interfaces() -> dict[str, list[str]]:
+def interfaces():
     return {"names": sorted(path.name for path in Path("/proc/sys/net/ipv4/neigh").iterdir())}
 
 
-def lossy() -> dict[str, float]:
+def lossy():
     return crossed({"loss": 0.1}, 4000, 30)
 
 
-def slow() -> dict[str, float]:
+def slow():
     return crossed({"rate_mbit": 20}, 1 << 30, 1)
 
 
-def late() -> dict[str, str]:
+def late():
     try:
         with laid({"latency_ms": 5}):
             return {"refused": ""}
@@ -290,11 +285,11 @@ def late() -> dict[str, str]:
 
 
 @needs_namespaces
-def test_a_namespace_starts_with_nothing_but_lo() -> None:
+def test_a_namespace_starts_with_nothing_but_lo():
     assert alone("interfaces") == {"names": ["lo"]}
 
 
-def test_a_missing_ip_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ip_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(TopologyError, match="ip: not found on PATH; install iproute2"):
         enter_own_namespace()
@@ -302,14 +297,14 @@ def test_a_missing_ip_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_namespaces
 @needs_nftables
-def test_a_lossy_link_loses_its_share_packet_by_packet() -> None:
+def test_a_lossy_link_loses_its_share_packet_by_packet():
     # Binomial: of 4,000 some 400 are lost, with a standard deviation of 19; 134 if it lost bursts of 50.
     assert 3500 <= alone("lossy")["got"] <= 3700
 
 
 @pytest.mark.system
 @needs_namespaces
-def test_a_slow_link_takes_its_time() -> None:
+def test_a_slow_link_takes_its_time():
     outcome = alone("slow")
     # A busy machine sends less, and begins to listen late, when more than a second's worth may be waiting.
     bits = outcome["got"] * 1042 * 8
@@ -318,7 +313,7 @@ def test_a_slow_link_takes_its_time() -> None:
 
 
 @needs_namespaces
-def test_latency_without_netem_is_refused_with_the_reason() -> None:
+def test_latency_without_netem_is_refused_with_the_reason():
     refused = alone("late")["refused"]
     if not refused:
         pytest.skip("this kernel has netem")

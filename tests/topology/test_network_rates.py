@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from patience import PATIENCE_S, tried_again
 from peelsum.allreduce import Allreduce
 from peelsum.softswitch.ports.udp import FRAME_HEADER_BYTES
 from peelsum.summation import Part
-from peelsum.topology.description import Topology, parse, two_racks
+from peelsum.topology.description import parse, two_racks
 from peelsum.topology.network import UdpNetwork
 from peelsum.transport.seats import SEAT, plug_in
 from peelsum.wire import packet_bytes
@@ -28,7 +27,7 @@ DESCRIBED = {
 }
 
 
-def at_both(topology: Topology, work: Callable[[str, dict[str, object]], None]) -> None:
+def at_both(topology, work):
     """Call `work` with each worker's host and seat, in threads, while the network runs."""
     with UdpNetwork(topology) as network:
         seats = {host: json.loads(network.places[host].environment[SEAT]) for host in ("h1", "h2")}
@@ -40,13 +39,13 @@ def at_both(topology: Topology, work: Callable[[str, dict[str, object]], None]) 
 
 
 @pytest.mark.system
-def test_a_sum_takes_the_latency_of_every_link_there_and_back() -> None:
+def test_a_sum_takes_the_latency_of_every_link_there_and_back():
     racks = two_racks(1)
     slow = {("h1", "s1-p1"): 5.0, ("s1-p2", "s3-p1"): 10.0, ("h3", "s3-p3"): 15.0}
     links = [link.model_copy(update={"latency_ms": slow.get(link.ends, 0.0)}) for link in racks.links]
     times = {}
 
-    def work(host: str, seat: dict[str, object]) -> None:
+    def work(host, seat):
         own = np.arange(5000, dtype=np.uint32)
         with plug_in(seat) as summation:
             summation.sum_words([Part(own, "add")])  # afterwards, both workers are there
@@ -61,12 +60,12 @@ def test_a_sum_takes_the_latency_of_every_link_there_and_back() -> None:
 
 
 @tried_again
-def test_only_the_worker_behind_a_slow_link_meets_its_queue_and_all_wait_for_it() -> None:
+def test_only_the_worker_behind_a_slow_link_meets_its_queue_and_all_wait_for_it():
     # A switch that other programs keep from running sends late, and has no queue.
     values = np.arange(CHUNKS * LANES, dtype=np.float32)
     marked, times = {}, {}
 
-    def work(host: str, seat: dict[str, object]) -> None:
+    def work(host, seat):
         with plug_in(seat) as summation:
             started = time.monotonic()
             result = Allreduce(summation, forms="dense").sum({"t": values})

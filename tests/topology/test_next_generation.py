@@ -26,7 +26,7 @@ GENERATION = (
 
 @pytest.mark.system
 @pytest.mark.parametrize("links", ["udp", pytest.param("veth", marks=needs_namespaces)])
-def test_runs_in_succession_are_each_in_a_generation_of_their_own(pair: str, links: str) -> None:
+def test_runs_in_succession_are_each_in_a_generation_of_their_own(pair, links):
     with up(pair, links):
         first = int(said(exec_in("h1", *GENERATION)))
         assert int(said(exec_in("h2", *GENERATION))) == first  # nobody has used it
@@ -36,7 +36,7 @@ def test_runs_in_succession_are_each_in_a_generation_of_their_own(pair: str, lin
 
 
 @pytest.mark.system
-def test_exec_waits_for_a_network_that_is_starting(pair: str) -> None:
+def test_exec_waits_for_a_network_that_is_starting(pair):
     command = [*PEELSUM, "up", pair, "--json"]
     starting = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
@@ -51,7 +51,7 @@ def test_exec_waits_for_a_network_that_is_starting(pair: str) -> None:
 
 
 @pytest.mark.system
-def test_exec_gives_a_host_its_own_seat_and_says_what_it_waits_for(pair: str) -> None:
+def test_exec_gives_a_host_its_own_seat_and_says_what_it_waits_for(pair):
     """Also to a command that a worker starts at another host: the server's has no seat."""
     show = "echo ${PEELSUM_SEAT-none}"
     with up(pair, "udp"):

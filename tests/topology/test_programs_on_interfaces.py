@@ -14,7 +14,6 @@ from program_frames import MADE, PORTS, TAIL, by_port, switch_of
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.loops import InterfaceLoop
-from peelsum.softswitch.runtime.switch import Switch
 from peelsum.topology import namespaces
 
 pytestmark = pytest.mark.system
@@ -23,7 +22,7 @@ _SOL_PACKET, _IGNORE_OUTGOING, _ALL = 263, 23, 3
 SILENCE_S = 0.3
 
 
-def host(port: int) -> socket.socket:
+def host(port):
     """Return a socket at the other end of a port's wire."""
     namespaces.add_wire(f"switch{port}", f"host{port}")
     found = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
@@ -32,7 +31,7 @@ def host(port: int) -> socket.socket:
     return found
 
 
-def turn(ports: InterfacePorts, switch: Switch, loop: InterfaceLoop | None) -> None:
+def turn(ports, switch, loop):
     """Take one turn, by the compiled loop where the program has one."""
     if loop is not None:
         loop.run(PATIENCE_S, 1)
@@ -42,9 +41,9 @@ def turn(ports: InterfacePorts, switch: Switch, loop: InterfaceLoop | None) -> N
     ports.send(switch.process(ports.receive([waiting[one] for one in ready]), 0))
 
 
-def heard(hosts: dict[int, socket.socket], count: int) -> dict[int, list[bytes]]:
+def heard(hosts, count):
     """Return frames until there are `count`, by port."""
-    found: list[tuple[int, bytes]] = []
+    found = []
     while len(found) < count:
         ready, _, _ = select.select(list(hosts.values()), [], [], PATIENCE_S)
         if not ready:
@@ -53,11 +52,11 @@ def heard(hosts: dict[int, socket.socket], count: int) -> dict[int, list[bytes]]
     return by_port(found)
 
 
-def exchange() -> dict[str, object]:
+def exchange():
     """Send a program's frames into its ports in turn; compare what comes out with another switch's."""
     hosts = {port: host(port) for port in PORTS}
     interfaces = {port: f"switch{port}" for port in PORTS}
-    ports = InterfacePorts(interfaces, batch=64, method=os.environ["METHOD"])  # type: ignore[arg-type]
+    ports = InterfacePorts(interfaces, batch=64, method=os.environ["METHOD"])
     ports.resize(0)  # every frame, whatever its headers
     name, wrong, sent = os.environ["PROGRAM"], [], 0
     there, here = switch_of(name, "numba"), switch_of(name, "python")
@@ -77,9 +76,7 @@ def exchange() -> dict[str, object]:
 
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("method", ["xdp", "packet"])
-def test_frames_leave_interfaces_as_they_leave_the_program(
-    method: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_leave_interfaces_as_they_leave_the_program(method, name, monkeypatch):
     if method == "xdp" and (why := networks.alone(__file__, "xdp_refusal")["why"]):
         pytest.skip(str(why))
     monkeypatch.setenv("METHOD", method)

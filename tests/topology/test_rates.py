@@ -2,7 +2,6 @@
 
 import os
 import time
-from typing import Any
 
 import networks
 import pytest
@@ -12,7 +11,7 @@ from peelsum.bench.switch import rows as bench_switch
 from peelsum.topology import TopologyError, bmv2
 
 
-def test_contributions_in_memory_are_counted() -> None:
+def test_contributions_in_memory_are_counted():
     rate = bench_switch.in_memory(32, 2, 0.05)
     assert rate["packets_per_s"] > 0
     assert rate["lost_chunks"] == 0
@@ -21,7 +20,7 @@ def test_contributions_in_memory_are_counted() -> None:
 
 
 @pytest.mark.system
-def test_contributions_over_udp_go_through_a_process_of_its_own() -> None:
+def test_contributions_over_udp_go_through_a_process_of_its_own():
     rate = bench_switch.over_udp(32, 3, 0.05)  # lasts until its first chunk is back, however slow the machine
     assert rate["packets_per_s"] > 0
     assert 0 < rate["latency_p50_us"] <= rate["latency_p99_us"]
@@ -29,7 +28,7 @@ def test_contributions_over_udp_go_through_a_process_of_its_own() -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("method", ["xdp", "packet"])
-def test_contributions_on_interfaces_take_processor_time_of_the_switch(method: str) -> None:
+def test_contributions_on_interfaces_take_processor_time_of_the_switch(method):
     if networks.REFUSAL:
         pytest.skip(networks.REFUSAL)
     try:
@@ -41,7 +40,7 @@ def test_contributions_on_interfaces_take_processor_time_of_the_switch(method: s
     assert 0 < rate["latency_p50_us"] <= rate["latency_p99_us"]
 
 
-def test_the_time_of_a_process_is_its_own() -> None:
+def test_the_time_of_a_process_is_its_own():
     before, process = time.process_time(), cpu_s(os.getpid())
     assert before <= process <= time.process_time()
 
@@ -55,10 +54,10 @@ RATES = {
 }
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, *, refused: str = "") -> None:
+def measured(monkeypatch, *, refused=""):
     """Let the switches have RATES; BMv2 is there, but interfaces may be refused."""
 
-    def one(ports: str, *_: object) -> dict[str, Any]:
+    def one(ports, *_):
         if ports in ("xdp", "packet", "bmv2") and refused:
             raise TopologyError(refused)
         packets, latency = RATES[ports]
@@ -69,7 +68,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, *, refused: str = "") -> None:
     monkeypatch.setattr(bmv2, "available", lambda: True)
 
 
-def test_rows_have_ratios_to_bmv2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_have_ratios_to_bmv2(monkeypatch):
     measured(monkeypatch)
     rows = bench_switch.measure_switches(32, 4, 0.0)
     assert [row["ports"] for row in rows] == list(RATES)
@@ -79,7 +78,7 @@ def test_rows_have_ratios_to_bmv2(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.get("first_packet_cold_s") for row in rows] == [4.0] + 4 * [None]
 
 
-def test_what_needs_interfaces_is_left_out_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_interfaces_is_left_out_without_them(monkeypatch):
     why = "network namespace: refused (EPERM); run as root"
     measured(monkeypatch, refused=why)
     assert [row["bmv2"] for row in bench_switch.measure_switches(32, 4, 0.0)] == [why, why]

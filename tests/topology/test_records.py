@@ -15,42 +15,38 @@ STUBBORN = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch) -> None:
+def _own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def record_of(network: str, up: Process) -> Record:
+def record_of(network, up):
     return Record(network, up, {"h1": ExecContext(up, {"A": "b"}), "h2": ExecContext()})
 
 
-def started(network: str, program: str = "print('up', flush=True); import signal; signal.pause()"):
+def started(network, program="print('up', flush=True); import signal; signal.pause()"):
     """A process of a network that has started."""
     process = subprocess.Popen(
         [sys.executable, "-c", program], env={**os.environ, MARKER: network}, stdout=subprocess.PIPE
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     process.stdout.close()
     return process
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
+def test_a_record_is_read_as_it_was_written():
     assert Record.read() is None
     myself = Process.of(os.getpid())
-    assert myself is not None
     record = record_of("n", myself)
     record.write()
     assert Record.read() == record
 
 
-def test_a_process_is_told_from_another_with_its_number() -> None:
+def test_a_process_is_told_from_another_with_its_number():
     myself = Process.of(os.getpid())
-    assert myself is not None
     assert myself.running
     assert not Process(myself.pid, myself.started + 1).running
     process = started("n")
     child = Process.of(process.pid)
-    assert child is not None
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, its number not free yet
     assert not child.running
@@ -58,7 +54,7 @@ def test_a_process_is_told_from_another_with_its_number() -> None:
     assert not child.running
 
 
-def test_the_end_takes_what_has_the_marker_and_nothing_else() -> None:
+def test_the_end_takes_what_has_the_marker_and_nothing_else():
     gone = Process(os.getpid(), 0)  # an `up` that was killed, whose number is used again
     record = record_of("ours", gone)
     record.write()
@@ -82,7 +78,7 @@ UNREADABLE = ["", "{", "{}", "[]", "7", "\xff", '{"network": "n"}', '{"network":
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
-def test_a_file_that_is_not_a_record_is_named_with_a_remedy(text) -> None:
+def test_a_file_that_is_not_a_record_is_named_with_a_remedy(text):
     records.file().write_text(text, encoding="latin-1")
     with pytest.raises(TopologyError, match=r"^/.*network\.json: is not a record .*, and remove it$"):
         Record.read()
@@ -97,7 +93,7 @@ def test_a_file_that_is_not_a_record_is_named_with_a_remedy(text) -> None:
         (("down",), "Not a directory"),
     ],
 )
-def test_a_folder_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, arguments, reason) -> None:
+def test_a_folder_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, arguments, reason):
     (tmp_path / "file").touch()
     runtime = "/proc" if reason.startswith("No such") else str(tmp_path / "file")
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
@@ -108,7 +104,7 @@ def test_a_folder_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, a
     )
 
 
-def test_one_network_at_a_time() -> None:
+def test_one_network_at_a_time():
     program = "from peelsum.topology.records import network_lock\nwith network_lock(): print('got it')"
     command = [sys.executable, "-c", program]
     with records.network_lock():
@@ -118,14 +114,14 @@ def test_one_network_at_a_time() -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_somebody_elses_folder_is_refused(tmp_path) -> None:
+def test_somebody_elses_folder_is_refused(tmp_path):
     (tmp_path / "peelsum").mkdir()
     os.chown(tmp_path / "peelsum", 12345, 12345)
     with pytest.raises(TopologyError, match="belongs to another user; set XDG_RUNTIME_DIR"):
         Record.read()
 
 
-def test_the_folder_is_ours_alone(tmp_path, monkeypatch) -> None:
+def test_the_folder_is_ours_alone(tmp_path, monkeypatch):
     assert records.folder().stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "other"))
     (tmp_path / "other").mkdir()
@@ -134,7 +130,7 @@ def test_the_folder_is_ours_alone(tmp_path, monkeypatch) -> None:
         records.folder()
 
 
-def test_an_up_that_ends_its_network_does_not_end_itself() -> None:
+def test_an_up_that_ends_its_network_does_not_end_itself():
     program = (
         "import os\nfrom peelsum.topology import records\n"
         "from peelsum.topology.records import Process, Record\n"

@@ -40,10 +40,7 @@ NOTHING_KEPT = {
             "momentum: 0.5 needs error feedback; leave out error_feedback=False",
         ),
         ({"compressor": QSGD(4), "error_feedback": 1}, "error_feedback: 1 is not a choice; give True, False"),
-        (
-            {"strategy": "knee"},
-            "strategy: 'knee' is not a strategy; give a peelsum.compress.Flexible,",
-        ),
+        ({"strategy": "knee"}, "strategy: 'knee' is not a strategy; give a peelsum.compress.Flexible,"),
         ({"strategy": Flexible}, "is not a strategy; give a peelsum.compress.Flexible, or None"),
         ({"strategy": Flexible(), "compressor": QSGD(4)}, "compressor: QSGD(bits=4, norm='two', block=512, "),
         (

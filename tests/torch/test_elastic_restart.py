@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from torch_ranks import run_ranks
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def torchrun(folder: Path, over: str) -> None:
+def torchrun(folder, over):
     """With nothing but the options that a restart needs."""
     script = [torch_elastic.__file__, str(folder), over]
     options = ["--nproc-per-node", "2", "--max-restarts", "1"]
@@ -31,7 +30,7 @@ def torchrun(folder: Path, over: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def check(folder: Path) -> None:
+def check(folder):
     settings = {"over": "gloo", "compressor": torch_elastic.SPARSIFIER}
     calm = run_ranks(2, training.by_hook, torch_elastic.STEPS, settings, {})
     for rank, parameters in enumerate(calm):

@@ -3,8 +3,6 @@
 Without a GPU Triton's interpreter runs the kernels, one launch at a time: so there is one bucket here.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace

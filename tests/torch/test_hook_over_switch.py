@@ -17,8 +17,7 @@ def over_gloo():
 
 
 @pytest.mark.parametrize(
-    ("loss", "seed", "order", "by_server", "planes"),
-    [(0.15, 2, (1, 0), 1, 1), (0.02, 3, (0, 1), 0, 2)],
+    ("loss", "seed", "order", "by_server", "planes"), [(0.15, 2, (1, 0), 1, 1), (0.02, 3, (0, 1), 0, 2)]
 )
 def test_switch_and_gloo_give_the_same_bits(loss, seed, order, by_server, planes, over_gloo):
     """The bits do not depend on losses, on which rank starts first, on who adds, or on planes."""

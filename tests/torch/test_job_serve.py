@@ -32,19 +32,14 @@ from peelsum.wire import PROOF_BYTES, packet_bytes
 pytestmark = pytest.mark.usefixtures("forked_children")
 
 
-@pytest.fixture
-def refused():
+def refused(*arguments):
     """Return the command's error with these arguments, after which it ends with status 1 or 2."""
-
-    def said(*arguments):
-        outcome = CliRunner().invoke(app, ["job", "serve", *arguments])
-        assert outcome.exit_code in (1, 2)
-        return outcome.output
-
-    return said
+    outcome = CliRunner().invoke(app, ["job", "serve", *arguments])
+    assert outcome.exit_code in (1, 2)
+    return outcome.output
 
 
-def test_racks_of_which_one_has_no_address(refused, tmp_path):
+def test_racks_of_which_one_has_no_address(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(described_racks("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
     said = refused(str(path), "--udp", "h:1")
@@ -52,13 +47,13 @@ def test_racks_of_which_one_has_no_address(refused, tmp_path):
     assert "--udp: gives 1 addresses, but the job has 3 switches; give --udp once for each" in said
 
 
-def test_a_job_without_an_address(refused, tmp_path):
+def test_a_job_without_an_address(tmp_path):
     (tmp_path / "job.toml").write_text(described(Mock(p4runtime="127.0.0.1:1"), 2))
     said = " ".join(refused(str(tmp_path / "job.toml")).replace("│", " ").split())
     assert "--udp: is missing; give it once for each of the job's switches, or --ethernet" in said
 
 
-def test_a_switch_whose_name_is_unknown(refused, tmp_path):
+def test_a_switch_whose_name_is_unknown(tmp_path):
     (tmp_path / "job.toml").write_text(described(Mock(p4runtime="127.0.0.1:1"), 2))
     said = " ".join(
         refused(str(tmp_path / "job.toml"), "--udp", "nowhere.invalid:1").replace("│", " ").split()
@@ -67,15 +62,13 @@ def test_a_switch_whose_name_is_unknown(refused, tmp_path):
     assert "use a name that this machine can resolve" in said
 
 
-def test_a_description_that_is_not_there(refused):
-    assert "nowhere.toml" in refused("nowhere.toml", "--udp", "h:1")
-
-
-def test_addresses_that_are_none(refused):
-    assert "give the switch as host:port" in refused("job.toml", "--udp", "here")
-    assert "give the address to listen at as host:port" in refused(
-        "job.toml", "--udp", "h:1", "--listen", "9560"
-    )
+def test_a_description_that_is_not_there_and_addresses_that_are_none():
+    for arguments, reason in (
+        (("nowhere.toml", "--udp", "h:1"), "nowhere.toml"),
+        (("job.toml", "--udp", "here"), "give the switch as host:port"),
+        (("job.toml", "--udp", "h:1", "--listen", "9560"), "give the address to listen at as host:port"),
+    ):
+        assert reason in refused(*arguments)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +115,7 @@ class Workers:
         self._threads.shutdown()
 
 
-def test_an_address_that_is_taken(switch, refused, tmp_path):
+def test_an_address_that_is_taken(switch, tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(described(switch))
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -133,7 +126,7 @@ def test_an_address_that_is_taken(switch, refused, tmp_path):
 
 @pytest.mark.parametrize("job_id", [1, 2])
 def test_it_compiles_before_it_is_asked_if_no_other_holds_its_job(
-    switch, controller, refused, tmp_path, monkeypatch, job_id
+    switch, controller, tmp_path, monkeypatch, job_id
 ):
     monkeypatch.setattr("peelsum.transport.warming.warm_up", Mock(side_effect=TopologyError("compiled")))
     monkeypatch.setattr("peelsum.control.session._RELEASE_S", 0.0)
@@ -242,7 +235,7 @@ def test_its_end_is_that_of_all_it_started(switch, tmp_path):
         assert not server.is_running()
 
 
-def described_with_hosts() -> JobDescription:
+def described_with_hosts():
     """A job with spare ports, each of whose hosts has an address."""
     mac = "02:00:00:00:00:{:02x}"
     return JobDescription.model_validate(

@@ -184,10 +184,7 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
             super().__init__(summation, **options)
 
     monkeypatch.setattr("peelsum.torch.settings.Allreduce", Watched)
-    chosen = {
-        "forms": {"a": "sparse", "b": "dense"},
-        "values": "sketch",
-    }
+    chosen = {"forms": {"a": "sparse", "b": "dense"}, "values": "sketch"}
     training = Training(None, **chosen)
     for _ in range(2):
         training.step(eighths(0), "ac", "b")

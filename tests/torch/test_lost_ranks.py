@@ -93,6 +93,12 @@ def job_over_racks(tmp_path_factory):
         yield switches, {"PEELSUM_JOB": controller.job}
 
 
+def trained(job, world, *arguments):
+    """Return what `lost_ranks.train` returns on those of so many ranks that are left."""
+    ranks = run_ranks(world, lost_ranks.train, *arguments, environments=[job] * world)
+    return [result for result in ranks if result is not None]
+
+
 def check_compressed_sums(ranks, compressor):
     """Check that all ranks have the averages that undisturbed workers with the named members have.
 
@@ -194,9 +200,9 @@ def test_residuals_of_those_that_are_left_stay(job, tmp_path, compressor, seed):
 
 def test_a_checkpoint_after_a_loss_has_the_residuals_of_those_that_are_left(job, tmp_path):
     (killed := tmp_path / "killed").mkdir()
-    arguments = 8, {1: (3, 0.005)}, killed, {"on_lost": "continue", "compressor": TopK(0.02)}, {}, 0, tmp_path
-    ranks = run_ranks(4, lost_ranks.train, *arguments, environments=[job] * 4)
-    _, memories = check_compressed_sums([result for result in ranks if result is not None], TopK(0.02))
+    options = {"on_lost": "continue", "compressor": TopK(0.02)}
+    left = trained(job, 4, 8, {1: (3, 0.005)}, killed, options, {}, 0, tmp_path)
+    _, memories = check_compressed_sums(left, TopK(0.02))
     files = saved_files(tmp_path)
     assert sorted(files) == [(0, 3), (1, 3), (2, 3)]
     for (place, _), path in files.items():
@@ -262,9 +268,7 @@ def test_another_job_on_the_switch_is_not_touched(tmp_path):
 
 @pytest.mark.system
 def test_a_rank_that_is_stopped_for_a_while_goes_on(job, tmp_path):
-    arguments = 12, {}, tmp_path, {"on_lost": "continue"}, {1: (4, 3.0)}
-    ranks = run_ranks(4, lost_ranks.train, *arguments, environments=[job] * 4)
-    sums = check_sums(ranks)
+    sums = check_sums(trained(job, 4, 12, {}, tmp_path, {"on_lost": "continue"}, {1: (4, 3.0)}))
     assert {members for averages in sums.values() for members, _ in averages} == {(0, 1, 2, 3)}
 
 
@@ -272,7 +276,7 @@ def test_a_rank_that_is_stopped_for_a_while_goes_on(job, tmp_path):
 def test_a_rank_that_is_stopped_for_too_long_is_no_longer_a_member_and_says_so(job, tmp_path):
     """The others miss it for `timeout_s`, longer than a busy machine keeps them from going on."""
     options = {"on_lost": "continue", "timeout_s": 20.0}
-    ranks = run_ranks(4, lost_ranks.train, 12, {}, tmp_path, options, {1: (4, 60.0)}, environments=[job] * 4)
+    ranks = trained(job, 4, 12, {}, tmp_path, options, {1: (4, 60.0)})
     records, (name, message, _) = ranks.pop(1)
     assert len(records) == 4
     assert name == "TransportError"
@@ -334,14 +338,13 @@ def test_a_rack_of_which_all_ranks_were_lost_comes_back(job_over_racks, tmp_path
     switches, job = job_over_racks
     kills, options = {2: (3, 0.0), 3: (3, 0.01)}, {"on_lost": "continue"}
     with ThreadPoolExecutor(3) as pool:
-        arguments = 6, kills, tmp_path, options, {}, 4
-        others = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        others = pool.submit(trained, job, 4, 6, kills, tmp_path, options, {}, 4)
         until(lambda: len(lost_ranks.killed_at(tmp_path)) == 2)
         until(lambda: not switches[2].jobs)
         assert len(switches[1].jobs) == 1
-        arguments = 6, {}, tmp_path, options | {"enters": True}, {}, 4
-        late = [pool.submit(run_ranks, 1, lost_ranks.train, *arguments, environments=[job]) for _ in range(2)]
-        ranks = [result for run in (others, *late) for result in run.result() if result is not None]
+        arguments = job, 1, 6, {}, tmp_path, options | {"enters": True}, {}, 4
+        late = [pool.submit(trained, *arguments) for _ in range(2)]
+        ranks = [result for run in (others, *late) for result in run.result()]
     sums = check_sums(ranks)
     assert len(ranks) == 4
     assert (0, 1) in {members for averages in sums.values() for members, _ in averages}
@@ -354,20 +357,17 @@ def test_ranks_enter_in_the_seats_of_those_that_were_lost(job, tmp_path, compres
     random, joiners = Random(2), 2
     victims = random.sample(range(4), joiners)
     kills = {victim: (4, random.uniform(0, 0.02)) for victim in victims}
-    options, environments = {"on_lost": "continue", "compressor": compressor}, [job] * 4
+    options = {"on_lost": "continue", "compressor": compressor}
 
     def entered(_):
         until(lambda: len(lost_ranks.killed_at(tmp_path)) == joiners)
-        arguments = 10, {}, tmp_path, options | {"enters": True}, {}, 4
-        return run_ranks(1, lost_ranks.train, *arguments, environments=[job])[0]
+        return trained(job, 1, 10, {}, tmp_path, options | {"enters": True}, {}, 4)[0]
 
     with ThreadPoolExecutor(1 + joiners) as pool:
-        arguments = 10, kills, tmp_path, options, {}, 4
-        others = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=environments)
+        others = pool.submit(trained, job, 4, 10, kills, tmp_path, options, {}, 4)
         late = list(pool.map(entered, range(joiners)))
-        ranks = [result for result in others.result() if result is not None]
-    assert len(ranks) == 4 - joiners
-    everyone = [*ranks, *late]
+    assert len(others.result()) == 4 - joiners
+    everyone = [*others.result(), *late]
     sums = check_compressed_sums(everyone, compressor)[0] if compressor else check_sums(everyone)
     assert all(records[0][0] > 4 for records, _ in late)
     assert sums[max(sums)][-1][0] == (0, 1, 2, 3)
@@ -378,9 +378,8 @@ def test_a_rank_that_is_lost_in_the_last_step(job, tmp_path, seed):
     """Those that are left end in order, with equal results, also if some have completed the last sum."""
     random = Random(seed)
     victim, steps = random.randrange(4), 5
-    arguments = steps, {victim: (steps - 1, random.uniform(0, 0.01))}, tmp_path, {"on_lost": "continue"}
-    ranks = run_ranks(4, lost_ranks.train, *arguments, environments=[job] * 4)
-    left = [result for result in ranks if result is not None]
+    kills = {victim: (steps - 1, random.uniform(0, 0.01))}
+    left = trained(job, 4, steps, kills, tmp_path, {"on_lost": "continue"})
     assert len(left) == 3
     assert len(check_sums(left)) == steps
 
@@ -397,20 +396,17 @@ def test_ranks_that_enter_with_other_scripts_fail_alone(job, tmp_path):
     kills, options = {0: (3, 0.0)}, {"on_lost": "continue"}
 
     def entered(extra):
-        arguments = 8, {}, tmp_path, options | {"enters": True} | extra, {}, 4
-        return run_ranks(1, lost_ranks.train, *arguments, environments=[job])[0]
+        return trained(job, 1, 8, {}, tmp_path, options | {"enters": True} | extra, {}, 4)[0]
 
     with ThreadPoolExecutor(1) as pool:
-        arguments = 8, kills, tmp_path, options, {}, 4
-        others = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        others = pool.submit(trained, job, 4, 8, kills, tmp_path, options, {}, 4)
         until(lambda: lost_ranks.killed_at(tmp_path))
         for other, text in MISTAKES:
             _, (name, message, _) = entered(other)
             assert (name, text in message) == ("HookConfigError", True), message
         late = entered({})
-        ranks = [result for result in others.result() if result is not None]
-    assert len(ranks) == 3
-    sums = check_sums([*ranks, late])
+    assert len(others.result()) == 3
+    sums = check_sums([*others.result(), late])
     assert sums[max(sums)][-1][0] == (0, 1, 2, 3)
 
 
@@ -419,15 +415,12 @@ def test_a_rank_that_enters_is_lost_while_it_gets_the_state(job, tmp_path):
     kills, options = {0: (3, 0.0)}, {"on_lost": "continue"}
     late = {"enters": True, "shared": "killed"}
     with ThreadPoolExecutor(2) as pool:
-        arguments = 8, kills, tmp_path, options, {}, 4
-        others = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        others = pool.submit(trained, job, 4, 8, kills, tmp_path, options, {}, 4)
         until(lambda: lost_ranks.killed_at(tmp_path))
-        arguments = 8, {}, tmp_path, options | late, {}, 4
-        assert run_ranks(1, lost_ranks.train, *arguments, environments=[job]) == [None]
-        arguments = 8, {}, tmp_path, options | {"enters": True}, {}, 4
-        (entered,) = run_ranks(1, lost_ranks.train, *arguments, environments=[job])
-        left = [result for result in others.result() if result is not None]
-    assert check_sums([*left, entered])
+        assert trained(job, 1, 8, {}, tmp_path, options | late, {}, 4) == []
+        entered = trained(job, 1, 8, {}, tmp_path, options | {"enters": True}, {}, 4)
+    assert len(entered) == 1
+    assert check_sums([*others.result(), *entered])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -435,13 +428,11 @@ def test_a_rank_that_enters_is_lost_while_it_gets_the_state(job, tmp_path):
 def test_the_server_is_lost_with_a_rank(served, job, tmp_path, number):
     _, controller, _ = served
     with ThreadPoolExecutor(1) as pool:
-        arguments = 20, {1: (5, 0.0)}, tmp_path, {"on_lost": "continue"}
-        ranks = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        left = pool.submit(trained, job, 4, 20, {1: (5, 0.0)}, tmp_path, {"on_lost": "continue"})
         until(lambda: lost_ranks.killed_at(tmp_path))
         controller.started[0].send_signal(number)
-        left = [result for result in ranks.result() if result is not None]
-    assert len(left) == 3
-    assert len(check_sums(left)) == 20
+    assert len(left.result()) == 3
+    assert len(check_sums(left.result())) == 20
 
 
 @pytest.mark.system
@@ -452,13 +443,12 @@ def test_the_switch_is_lost_with_a_rank(tmp_path, comes_back):
         served_to_four(tmp_path, spare=0, timeout_s=900.0) as (switch, _, job),
         ThreadPoolExecutor(1) as pool,
     ):
-        arguments = 20, {1: (5, 0.0)}, killed, {"on_lost": "continue"}
-        ranks = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=[job] * 4)
+        running = pool.submit(trained, job, 4, 20, {1: (5, 0.0)}, killed, {"on_lost": "continue"})
         until(lambda: lost_ranks.killed_at(killed))
         switch.stop()
         if comes_back:
             switch.start()
-        left = [result for result in ranks.result() if result is not None]
+        left = running.result()
     assert len(left) == 3
     errors = {name for _, (name, _, _) in left}
     if errors != {""}:  # a busy machine starts a switch too late
@@ -477,14 +467,12 @@ def test_the_controller_is_lost_with_a_rank(tmp_path):
         job = described(switch, 4, timeout_s=900.0)
         with closing(Controlling(tmp_path, job, switch)) as controller:
             arguments = 10_000, {1: (5, 0.0)}, killed, {"on_lost": "continue"}
-            environments = [{"PEELSUM_JOB": controller.job}] * 4
-            ranks = pool.submit(run_ranks, 4, lost_ranks.train, *arguments, environments=environments)
+            left = pool.submit(trained, {"PEELSUM_JOB": controller.job}, 4, *arguments)
             until(lambda: lost_ranks.killed_at(killed))
             server = controller.started[0]
             os.kill(controller.child.pid, signal.SIGKILL)
-            left = [result for result in ranks.result() if result is not None]
-            assert len(left) == 3
-            for _, (name, message, failed_at) in left:
+            assert len(left.result()) == 3
+            for _, (name, message, failed_at) in left.result():
                 assert (name, failed_at - lost_ranks.killed_at(killed)[1] < SOON_S) == (
                     "TransportError",
                     True,
@@ -492,11 +480,8 @@ def test_the_controller_is_lost_with_a_rank(tmp_path):
                 assert "so the run has ended; see whether `peelsum job serve` is running" in message
             until(lambda: not server.is_running())
         with closing(Controlling(tmp_path, job, switch)) as controller:
-            environments = [{"PEELSUM_JOB": controller.job}] * 4
-            ranks = run_ranks(
-                4, lost_ranks.train, 3, {}, killed, {"on_lost": "continue"}, environments=environments
-            )
-            assert len(check_sums(ranks)) == 3
+            arguments = 3, {}, killed, {"on_lost": "continue"}
+            assert len(check_sums(trained({"PEELSUM_JOB": controller.job}, 4, *arguments))) == 3
 
 
 def test_nothing_is_left_behind(served):

@@ -170,9 +170,9 @@ def test_a_step_begins_while_a_sum_checks_the_lease():
     """The thread of the sums polls the connection as the training thread does."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         answering = threading.Thread(target=lambda: links.append(listening.accept()[0]))
-        links: list[socket.socket] = []
+        links = []
         answering.start()
-        lease: list[Lease] = []
+        lease = []
         asking = threading.Thread(target=lambda: lease.append(Lease(listening.getsockname(), 30.0)))
         asking.start()
         answering.join()

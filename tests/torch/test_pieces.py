@@ -17,7 +17,7 @@ LIMIT_S = 20.0
 
 
 @pytest.mark.parametrize("loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.02])
-def test_every_form_comes_to_what_gloo_makes_of_it(loss: float):
+def test_every_form_comes_to_what_gloo_makes_of_it(loss):
     ours, star = run_at_switch(3, shards.in_pieces, star={"loss": loss, "seed": 3}, backend="peelsum")
     gloos = run_ranks(3, shards.in_pieces)
     for mine, gloo in zip(ours, gloos, strict=True):
@@ -46,7 +46,7 @@ def test_fsdp_and_zero_train_through_the_switch():
 
 @pytest.mark.system
 @pytest.mark.parametrize("dims", [(4,), (2, 2)], ids=["FSDP2 on 4 ranks", "HSDP of 2 by 2"])
-def test_every_sum_of_300_sharded_steps_is_exact(tmp_path, dims: tuple[int, ...]):
+def test_every_sum_of_300_sharded_steps_is_exact(tmp_path, dims):
     """With 2 % of the packets lost, by an independent computation of every 10th sum."""
     with served_to_four(tmp_path, "--loss", "0.02", "--seed", "5") as (_, _, environment):
         told = run_ranks(
@@ -59,7 +59,7 @@ def test_every_sum_of_300_sharded_steps_is_exact(tmp_path, dims: tuple[int, ...]
 
 @pytest.mark.system
 @pytest.mark.parametrize("dims", [(4,), (2, 2)], ids=["FSDP2 on 4 ranks", "HSDP of 2 by 2"])
-def test_when_a_rank_is_killed_every_other_gets_one_error_in_time(tmp_path, dims: tuple[int, ...]):
+def test_when_a_rank_is_killed_every_other_gets_one_error_in_time(tmp_path, dims):
     """It names the rank, or says that another has left for its error. No group's job or server is left."""
     with served_to_four(tmp_path, timeout_s=LIMIT_S) as (switch, controller, environment):
         *others, killed = run_ranks(

@@ -5,7 +5,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -104,7 +103,7 @@ def test_few_and_many_words_over_gloo(of_three):
 
 
 @pytest.mark.parametrize("world", [3, *(pytest.param(one, marks=pytest.mark.slow) for one in (2, 5))])
-def test_a_tree_gives_the_bits_of_a_ring(world: int, of_three: Any) -> None:
+def test_a_tree_gives_the_bits_of_a_ring(world, of_three):
     by_rank = of_three[3] if world == 3 else run_ranks(world, sums_by_tree, 1001)
     exact = np.sum([np.array(own, np.int64) for own, _, _ in by_rank], axis=0).astype(np.int32)
     for _, tree, ring in by_rank:

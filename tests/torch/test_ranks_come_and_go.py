@@ -21,8 +21,7 @@ WINDOW, MEMORY_BYTES = 512, 16 << 20
 
 
 @pytest.mark.parametrize(
-    "steps",
-    [pytest.param(1000, marks=pytest.mark.system), pytest.param(10_000, marks=pytest.mark.slow)],
+    "steps", [pytest.param(1000, marks=pytest.mark.system), pytest.param(10_000, marks=pytest.mark.slow)]
 )
 def test_memory_descriptors_and_slots_stay_constant(tmp_path, steps):
     (short := tmp_path / "short").mkdir()

@@ -288,21 +288,16 @@ def test_each_element_of_a_small_tensor_has_its_own_precision(reduced, dtype):
     assert bits(result) == bits(expected(dtype))
 
 
-@pytest.fixture
-def large_and_small():
+def large_and_small(size):
     """Tensors of so many elements, of which the first is large, and the sum of each other element."""
-
-    def of(size):
-        ranks = [torch.full((size,), value) for value in (1e-4, 3e-4, -2e-4)]
-        for rank in ranks:
-            rank[0] = 3.2e6
-        return ranks, math.fsum(float(rank[1]) for rank in ranks)
-
-    return of
+    ranks = [torch.full((size,), value) for value in (1e-4, 3e-4, -2e-4)]
+    for rank in ranks:
+        rank[0] = 3.2e6
+    return ranks, math.fsum(float(rank[1]) for rank in ranks)
 
 
 @pytest.mark.parametrize("size", [1024, 1025])
-def test_what_is_small(reduced, large_and_small, size):
+def test_what_is_small(reduced, size):
     """One element more, and small values are rounded to what fixed point has beside large ones."""
     by_unit = 2.0**-7  # three ranks' sums of 2**22 and less, in 31 bits
     given, small = large_and_small(size)
@@ -311,7 +306,7 @@ def test_what_is_small(reduced, large_and_small, size):
     assert result[1] == (np.float32(small) if size == 1024 else round(small / by_unit) * by_unit)
 
 
-def test_large_tensors_on_request_and_small_ones_without(reduced, large_and_small):
+def test_large_tensors_on_request_and_small_ones_without(reduced):
     given, small = large_and_small(5000)
     given[1][7] = math.nan
     result, _ = reduced(given, options=SwitchOptions(precise_up_to=math.inf))

@@ -157,7 +157,7 @@ def test_a_compiled_module_trains_with_the_same_bits(alone, outside):
 # versions
 
 
-def _beside(version: str, by: int) -> str:
+def _beside(version, by):
     major, minor = version.split(".")
     return f"{major}.{int(minor) + by}"
 

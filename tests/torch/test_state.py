@@ -84,9 +84,7 @@ FLOAT64 = (
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"compressor": TopK(0.1)}, {"compressor": SignSGD()}, {"compressor": PowerSGD()}],
-    ids=str,
+    "options", [{}, {"compressor": TopK(0.1)}, {"compressor": SignSGD()}, {"compressor": PowerSGD()}], ids=str
 )
 def test_float64_is_refused_however_it_would_be_summed(options):
     """It was rounded to float32, with 1e300 as infinity."""

@@ -88,10 +88,7 @@ def test_a_list_of_jobs_is_one_of_planes(monkeypatch, job, tmp_path):
         (args[1:], args[0].job_id, [(config.job_id, at) for config, at in options["more_planes"]])
         for args, options in made
     ]
-    assert found == [
-        ((1, ("h", 8)), 1, [(3, ("i", 9))]),
-        ((1, ("h", 5)), 1, [(1, ("h", 6))]),
-    ]
+    assert found == [((1, ("h", 8)), 1, [(3, ("i", 9))]), ((1, ("h", 5)), 1, [(1, ("h", 6))])]
     for _, options in made:
         options["held"].close()
 

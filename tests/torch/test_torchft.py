@@ -2,12 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +52,7 @@ class Quorums:
         where = f"127.0.0.1:{self._store.port}/torchft/{self._number}/0"
         self.on_all(ranks, lambda group, rank: group.configure(where, str(rank), rank, of or ranks))
 
-    def on_all(self, ranks: int, work: Callable[[Any, int], Any]) -> list[Any]:
+    def on_all(self, ranks, work):
         """What `work(group, rank)` returns on each of the first ranks."""
         return list(self._pool.map(work, self.groups[:ranks], range(ranks)))
 

@@ -42,12 +42,12 @@ RUN_ELSEWHERE = ("with_ddp", "with_zero", "with_torchft")
 LARGE = ("lightning", "transformers", "deepspeed", "torchtitan")
 
 
-def _marked(*examples: str) -> list[object]:
+def _marked(*examples):
     """Return the examples as parameters, those of large packages marked as `system`."""
     return [pytest.param(one, marks=[pytest.mark.system] if NEEDS[one] in LARGE else []) for one in examples]
 
 
-def skip_without(package: str) -> None:
+def skip_without(package):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
 
@@ -58,7 +58,7 @@ def by_hook():
     return cache(lambda: run_ranks(2, trainer_ranks.trained, "with_ddp", environments=_places())[0][0])
 
 
-def _places(*more: dict[str, str]) -> list[dict[str, str]]:
+def _places(*more):
     return trainer_ranks.environments(2, *more)
 
 
@@ -175,9 +175,7 @@ def test_the_callback_registers_the_hook_on_a_compiled_model(alone):
         ("accelerate", ["peelsum-rank-0-of-2.pt", "peelsum-rank-1-of-2.pt"]),
         pytest.param("transformers", ["epoch 1.0", "epoch 2.0"], marks=pytest.mark.system),
         pytest.param(
-            "lightning",
-            ["epoch=1.ckpt", "epoch=1.ckpt.peelsum", "last.ckpt"],
-            marks=pytest.mark.system,
+            "lightning", ["epoch=1.ckpt", "epoch=1.ckpt.peelsum", "last.ckpt"], marks=pytest.mark.system
         ),
     ],
 )

@@ -1,7 +1,5 @@
 """A gradient's sum takes no more Python calls than it did: counts, which hardly depend on the machine."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch

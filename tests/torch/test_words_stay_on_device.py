@@ -1,10 +1,7 @@
 """Words that stay on a device for NCCL, over a stand-in for it that refuses what NCCL refuses."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,34 +28,34 @@ _OPERATIONS = {dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist
 class Crew:
     """Threads that reduce with each other, as processes do over NCCL."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.barrier = threading.Barrier(WORKERS, timeout=PATIENCE_S)
-        self.held: list[torch.Tensor] = [torch.empty(0)] * WORKERS
-        self.store = dist.HashStore()  # type: ignore[attr-defined]  # not exported, but documented
+        self.held = [torch.empty(0)] * WORKERS
+        self.store = dist.HashStore()  # not exported, but documented
 
 
 class Nccl:
     """A worker's group. NCCL has no BOR, no uint32, and no memory of the host."""
 
-    def __init__(self, crew: Crew, rank: int) -> None:
+    def __init__(self, crew, rank):
         self._crew, self._rank = crew, rank
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
+    def all_reduce(self, tensor, op):
         assert op in _OPERATIONS, f"Cannot use {op} with NCCL"
         with _disable_current_modes():
             everybody = torch.stack(self._exchanged(tensor))
             summed = everybody.sum(0, dtype=tensor.dtype)
             tensor.copy_(summed if op == dist.ReduceOp.SUM else everybody.amax(0))
 
-    def all_gather(self, out: list[torch.Tensor], tensor: torch.Tensor) -> None:
+    def all_gather(self, out, tensor):
         raise AssertionError("all_gather allocates as much memory as its list has")
 
-    def gather_into_one(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+    def gather_into_one(self, out, tensor):
         assert out.shape == (WORKERS * tensor.numel(),), "Output tensor must have size of all inputs"
         with _disable_current_modes():
             out.copy_(torch.cat(self._exchanged(tensor)))
 
-    def _exchanged(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def _exchanged(self, tensor):
         assert tensor.dtype in _DTYPES, f"Unsupported data type for NCCL process group: {tensor.dtype}"
         assert tensor.is_contiguous(), "Tensors must be contiguous"
         # Arrays of NumPy, also under a tensor, stand for memory of the host.
@@ -74,21 +71,21 @@ class Nccl:
 class OverNccl(ProcessGroupSummation):
     """A `ProcessGroupSummation` as it is over NCCL, with a stand-in for its group."""
 
-    def __init__(self, crew: Crew, rank: int, or_by: Any) -> None:
+    def __init__(self, crew, rank, or_by):
         self.lanes, self.workers, self.worker_id = 32, WORKERS, rank
         self.device, self._direct_sum, self._or_method = DEVICE, None, or_by
-        self._group: Any = Nccl(crew, rank)
+        self._group = Nccl(crew, rank)
         self._backend, self._store, self._store_worker = "nccl", crew.store, None
         self._sums, self._watcher = 0, process_group_summation._FailureWatcher(crew.store, rank)
         self._crew = crew
         #: Whether each part's words were on the device.
-        self.on_device: list[bool] = []
+        self.on_device = []
 
-    def sum_words(self, parts: Any, **settings: Any) -> Any:
+    def sum_words(self, parts, **settings):
         self.on_device += [isinstance(part.words, torch.Tensor) for part in parts if part.check is None]
         return super().sum_words(parts, **settings)
 
-    def close(self) -> None:
+    def close(self):
         """End the sums of all, as a rank does that aborts NCCL's communicator."""
         self._group = None
         self._crew.barrier.abort()
@@ -98,16 +95,16 @@ _METHODS = {process_group_summation.ALL_GATHER: "gather_into_one"}
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(monkeypatch):
     for name in ("all_reduce", "all_gather", process_group_summation.ALL_GATHER):
 
-        def call(first: Any, second: Any, group: Nccl, name: str = name) -> None:
+        def call(first, second, group, name=name):
             getattr(group, _METHODS.get(name, name))(first, second)
 
         monkeypatch.setattr(process_group_summation.dist, name, call)
 
 
-def gradients(step: int) -> list[np.ndarray]:
+def gradients(step):
     rng = np.random.default_rng(step)
     kept = (rng.random((WORKERS, N)) < 0.03) * rng.normal(size=(WORKERS, N))
     return list(kept.astype(np.float32))
@@ -123,11 +120,11 @@ def gradients(step: int) -> list[np.ndarray]:
     ],
     ids=str,
 )
-def test_sums_of_words_that_never_leave_the_device(or_by: Any, settings: dict[str, Any]) -> None:
+def test_sums_of_words_that_never_leave_the_device(or_by, settings):
     """Worker 0 has its tensors on the device, worker 1 on the host; the bits are those of another backend."""
     crew, local = Crew(), LocalSummation.group(WORKERS)
     over = [OverNccl(crew, rank, or_by) for rank in range(WORKERS)]
-    kinds: tuple[Any, ...] = ("gpu", "cpu")
+    kinds = ("gpu", "cpu")
     reduces = [Allreduce(one, implementation=kind, **settings) for one, kind in zip(over, kinds, strict=True)]
     reduces += [Allreduce(one, **settings) for one in local]
     for step in range(2):
@@ -152,9 +149,7 @@ def test_sums_of_words_that_never_leave_the_device(or_by: Any, settings: dict[st
     ],
     ids=str,
 )
-def test_a_device_without_room_goes_on_with_words_of_the_host(
-    or_by: Any, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_without_room_goes_on_with_words_of_the_host(or_by, settings, caplog):
     """Every allocation may fail once, the backend's too; the step's other words come from the host."""
     crew, local, first = Crew(), LocalSummation.group(WORKERS), 0
     over = [OverNccl(crew, rank, or_by) for rank in range(WORKERS)]
@@ -162,7 +157,7 @@ def test_a_device_without_room_goes_on_with_words_of_the_host(
     reduces += [Allreduce(one, **settings) for one in local]
     shortage = Shortage(1000)
 
-    def run(reduce: Allreduce, array: Any) -> Any:
+    def run(reduce, array):
         if reduce is not reduces[0]:
             return reduce.sum([array])[0]
         with kernels_apart(), shortage:
@@ -181,23 +176,23 @@ def test_a_device_without_room_goes_on_with_words_of_the_host(
     assert sum(one.name != "peelsum.torch.state" for one in caplog.records) == first - 1
 
 
-def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_for_words_each_worker_has_one_error(monkeypatch):
     """The worker without room names tensor and bytes; those that waited for its words name the worker."""
     monkeypatch.setattr(process_group_summation, "_REPORT_S", 0.1)
     crew, prepared = Crew(), OverNccl._prepare_reduction
     over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
-    kinds: tuple[Any, ...] = ("gpu", "cpu")
+    kinds = ("gpu", "cpu")
     reduces = [
         Allreduce(one, implementation=kind, forms="dense") for one, kind in zip(over, kinds, strict=True)
     ]
-    full: list[bool] = []
+    full = []
 
-    def without_room(self: OverNccl, part: Any, *, tree: bool) -> Any:
+    def without_room(self, part, *, tree):
         if full and isinstance(part.words, torch.Tensor):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
         return prepared(self, part, tree=tree)
 
-    def run(rank: int) -> Any:
+    def run(rank):
         array = gradients(0)[rank]
         try:
             return reduces[rank].sum([torch.from_numpy(array).to(DEVICE, copy=True) if not rank else array])
@@ -228,9 +223,7 @@ def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.Mo
     ],
     ids=str,
 )
-def test_several_tensors_wait_together(
-    monkeypatch: pytest.MonkeyPatch, waits: int, settings: dict[str, Any]
-) -> None:
+def test_several_tensors_wait_together(monkeypatch, waits, settings):
     """For the plan, the scales, the candidates, and the counts that the next step is chosen from."""
     monkeypatch.setitem(globals(), "WORKERS", 1)
     reduce = Allreduce(OverNccl(Crew(), 0, "gather"), implementation="gpu", **settings)

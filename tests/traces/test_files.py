@@ -4,8 +4,6 @@ import io
 import json
 import zipfile
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 
 from peelsum.traces import (
     SUFFIX,
-    Trace,
     TraceError,
     TraceRecorder,
     decode,
@@ -26,9 +23,7 @@ from peelsum.traces import (
 )
 
 
-def recorded(
-    worker: int = 0, workers: int = 1, *, values: bool = True, seed: int = 0
-) -> tuple[Trace, list[Any]]:
+def recorded(worker=0, workers=1, *, values=True, seed=0):
     """A trace of three steps and two tensors, and each step's gradient."""
     random = np.random.default_rng([seed, worker])
     recorder, gradients = TraceRecorder("drawn", worker, workers, values=values), []
@@ -42,7 +37,7 @@ def recorded(
     return recorder.trace(), gradients
 
 
-def test_gradients_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_gradients_come_back_bit_for_bit(tmp_path):
     trace, gradients = recorded()
     path = tmp_path / f"0{SUFFIX}"
     write(trace, path)
@@ -55,7 +50,7 @@ def test_gradients_come_back_bit_for_bit(tmp_path: Path) -> None:
         np.testing.assert_array_equal(back.gradient(step).view(np.uint32), gradient.view(np.uint32))
 
 
-def test_without_values_supports_and_exponents_are_the_same(tmp_path: Path) -> None:
+def test_without_values_supports_and_exponents_are_the_same(tmp_path):
     _, gradients = recorded()
     bare, _ = recorded(values=False)
     write(bare, tmp_path / "bare")
@@ -69,7 +64,7 @@ def test_without_values_supports_and_exponents_are_the_same(tmp_path: Path) -> N
             assert exponents[0] == exponents[1]
 
 
-def test_a_tensor_that_is_not_summed_in_a_step_is_zero() -> None:
+def test_a_tensor_that_is_not_summed_in_a_step_is_zero():
     recorder = TraceRecorder("drawn", 0, 1, values=True)
     recorder.add(["a"], [(2,)], [np.ones(2, np.float32)], 0.1)
     recorder.end_step()
@@ -81,14 +76,14 @@ def test_a_tensor_that_is_not_summed_in_a_step_is_zero() -> None:
 
 
 @given(st.integers(1, 3000), st.floats(0, 1) | st.floats(0, 0.04), st.integers(0, 2**32))
-def test_supports_come_back(elements: int, share: float, seed: int) -> None:
+def test_supports_come_back(elements, share, seed):
     positions = np.flatnonzero(np.random.default_rng(seed).random(elements) < share)
     data = encode(positions, elements)
     np.testing.assert_array_equal(decode(data, positions.size, elements), positions)
     assert data.size <= -(-elements // 8)
 
 
-def test_the_shortest_form_is_used() -> None:
+def test_the_shortest_form_is_used():
     """Nothing for none or all, else differences of four bytes, else a bitmap."""
     supports = [np.arange(count) for count in (0, 800, 24, 25)]
     assert [encode(one, 800).size for one in supports] == [0, 0, 96, 100]
@@ -97,7 +92,7 @@ def test_the_shortest_form_is_used() -> None:
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def content(tmp_path_factory):
     """The bytes of a right file."""
     path = tmp_path_factory.mktemp("trace") / "right"
     write(recorded()[0], path)
@@ -106,9 +101,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @settings(max_examples=100)
 @given(st.data())
-def test_damaged_files_are_read_or_are_an_error(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_damaged_files_are_read_or_are_an_error(content, tmp_path_factory, data):
     damaged = bytearray(content[: data.draw(st.integers(0, len(content)))])
     for _ in range(data.draw(st.integers(0, 4))):
         if damaged:
@@ -121,7 +114,7 @@ def test_damaged_files_are_read_or_are_an_error(
             trace.gradient(step)
 
 
-CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+CHANGES = {
     "another format": ({"header": {"format": "x"}}, "header: is not a trace's"),
     "a later version": ({"header": {"version": 9}}, "version: 9 is not 2"),
     "a worker too many": ({"header": {"worker": 1}}, "worker: 1 is not one of 1"),
@@ -139,7 +132,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_wrong_part_is_named(content: bytes, tmp_path: Path, change: str) -> None:
+def test_a_wrong_part_is_named(content, tmp_path, change):
     changed, told = CHANGES[change]
     with np.load(io.BytesIO(content)) as file:
         arrays = dict(file)
@@ -156,7 +149,7 @@ def test_a_wrong_part_is_named(content: bytes, tmp_path: Path, change: str) -> N
 
 @settings(deadline=None)
 @given(data=st.data(), elements=st.integers(1, 400))
-def test_a_union_is_counted_without_positions(data: st.DataObject, elements: int) -> None:
+def test_a_union_is_counted_without_positions(data, elements):
     """Supports of any form, also of all elements."""
     supports = data.draw(st.lists(st.sets(st.integers(0, elements - 1)), min_size=1, max_size=3))
     supports += data.draw(st.sampled_from([[], [set(range(elements))]]))
@@ -170,7 +163,7 @@ def test_a_union_is_counted_without_positions(data: st.DataObject, elements: int
     assert union_count(traces, 0, 0) == len(set().union(*supports))
 
 
-def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(content, tmp_path):
     with np.load(io.BytesIO(content)) as file:
         arrays = dict(file)
     path = tmp_path / "zeros.npz"
@@ -179,7 +172,7 @@ def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(content: bytes
         read(path)
 
 
-def test_a_folder_has_all_workers_of_one_run(tmp_path: Path) -> None:
+def test_a_folder_has_all_workers_of_one_run(tmp_path):
     for worker in range(3):
         write(recorded(worker, 3)[0], tmp_path / f"worker-{worker}{SUFFIX}")
     assert [trace.worker for trace in read_folder(tmp_path)] == [0, 1, 2]

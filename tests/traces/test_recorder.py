@@ -2,9 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,7 +40,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def ncf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ncf(tmp_path_factory):
     """A trace of two workers and three steps."""
     folder = tmp_path_factory.mktemp("ncf")
     done = peelsum(
@@ -55,7 +53,7 @@ def ncf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
+def one_thread():
     """Compute as the recorder does: the number of threads can change bits of a gradient."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -64,14 +62,14 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_model_s_gradients_are_recorded_bit_for_bit(ncf: Path) -> None:
+def test_a_model_s_gradients_are_recorded_bit_for_bit(ncf):
     from peelsum.training import make_task
 
     task = make_task("ncf")
     optimizer = task.optimizer(task.model.parameters())
     batches = [task.batches(rank, 2, 0) for rank in range(2)]
     for step in range(2):
-        sums: dict[str, list[np.ndarray]] = {}
+        sums = {}
         for rank, trace in enumerate(read_folder(ncf)):
             optimizer.zero_grad()
             (batch,) = islice(batches[rank], 1)
@@ -87,7 +85,7 @@ def test_a_model_s_gradients_are_recorded_bit_for_bit(ncf: Path) -> None:
 
 
 @pytest.mark.system
-def test_any_script_with_the_hook_is_recorded(tmp_path: Path) -> None:
+def test_any_script_with_the_hook_is_recorded(tmp_path):
     script, out = tmp_path / "hooked.py", tmp_path / "trace"
     script.write_text(HOOKED)
     command = (sys.executable, str(script), str(tmp_path))
@@ -102,7 +100,7 @@ def test_any_script_with_the_hook_is_recorded(tmp_path: Path) -> None:
     assert (trace.ready_s >= 0).all()
 
 
-def test_a_trace_is_shown(ncf: Path) -> None:
+def test_a_trace_is_shown(ncf):
     found = json.loads(peelsum("trace", "show", str(ncf), "--json").stdout)
     assert (found["name"], found["workers"], len(found["tensors"])) == ("ncf", 2, 10)
     users = next(one for one in found["tensors"] if one["tensor"] == "users.weight")
@@ -112,7 +110,7 @@ def test_a_trace_is_shown(ncf: Path) -> None:
 
 
 @pytest.mark.system
-def test_workers_sum_a_trace_over_the_switch(ncf: Path) -> None:
+def test_workers_sum_a_trace_over_the_switch(ncf):
     options = ("--trace", str(ncf), "--iterations", "1", "--warmups", "1")
     done = peelsum("bench", "allreduce", *options, "--json")
     assert done.returncode == 0, done.stderr
@@ -135,9 +133,7 @@ def test_workers_sum_a_trace_over_the_switch(ncf: Path) -> None:
         (("bench", "allreduce", "--trace", "nowhere"), "nowhere: has no files"),
     ],
 )
-def test_errors_are_one_line(
-    arguments: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_are_one_line(arguments, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = peelsum(*arguments)
     assert (done.returncode, done.stdout) == (2, "")

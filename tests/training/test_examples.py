@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from free_ports import KeptPort
 from patience import PATIENCE_S
 
 pytest.importorskip("torch")
@@ -124,7 +123,7 @@ def test_ranks_are_needed_to_sum(digest):
 
 
 @pytest.mark.system
-def test_ranks_at_seats_train_through_a_switch(kept_port: KeptPort) -> None:
+def test_ranks_at_seats_train_through_a_switch(kept_port):
     """Workers started as by `peelsum exec` take rank and number of workers from the seat."""
     left_out = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
     given = {name: value for name, value in os.environ.items() if name not in left_out}

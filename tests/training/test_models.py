@@ -1,7 +1,6 @@
 """The four models have the published parameter counts, falling losses, and gradients as sparse as claimed."""
 
 import math
-from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.accuracy.subjects import SmallConvNet, SmallTransformer, gratings  # noqa: E402
-from peelsum.training import MODELS, ModelName, make_task  # noqa: E402
+from peelsum.training import MODELS, make_task  # noqa: E402
 from peelsum.training.bert import FULL as BERT_BASE  # noqa: E402
 from peelsum.training.bert import Bert  # noqa: E402
 from peelsum.training.lstm import FULL as LARGE_LSTM  # noqa: E402
@@ -42,7 +41,7 @@ nn = torch.nn
     ],
     ids=MODELS,
 )
-def test_the_full_size_is_the_published_one(make: Callable[[], nn.Module], parameters: int) -> None:
+def test_the_full_size_is_the_published_one(make, parameters):
     with torch.device("meta"):
         assert sum(parameter.numel() for parameter in make().parameters()) == parameters
 
@@ -50,7 +49,7 @@ def test_the_full_size_is_the_published_one(make: Callable[[], nn.Module], param
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "ncf" else pytest.mark.slow) for name in MODELS]
 )
-def test_training_gets_somewhere(name: ModelName) -> None:
+def test_training_gets_somewhere(name):
     task = make_task(name)
     optimizer = task.optimizer(task.model.parameters())
     batch = next(task.batches(0, 1, 0))
@@ -68,7 +67,7 @@ def test_training_gets_somewhere(name: ModelName) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == "bert" else []) for name in MODELS]
 )
-def test_a_task_is_the_same_for_the_same_seed(name: ModelName) -> None:
+def test_a_task_is_the_same_for_the_same_seed(name):
     task, same, different = make_task(name), make_task(name), make_task(name, seed=1)
     assert all(map(torch.equal, task.model.parameters(), same.model.parameters()))
     assert not all(map(torch.equal, task.model.parameters(), different.model.parameters()))
@@ -77,7 +76,7 @@ def test_a_task_is_the_same_for_the_same_seed(name: ModelName) -> None:
     assert not all(map(torch.equal, next(task.batches(0, 2, 0)), next(task.batches(1, 2, 0))))
 
 
-def test_word_tables_have_a_gradient_for_the_words_of_the_batch_alone() -> None:
+def test_word_tables_have_a_gradient_for_the_words_of_the_batch_alone():
     (trace,) = record(make_task("lstm"), 1, 1, on_step=lambda step: None)
     rows = dict(zip(trace.names, trace.count[0] / trace.elements, strict=True))
     words = SMALL_LSTM.batch * SMALL_LSTM.length
@@ -86,7 +85,7 @@ def test_word_tables_have_a_gradient_for_the_words_of_the_batch_alone() -> None:
     assert rows["lstm.weight_hh_l0"] == 1
 
 
-def test_the_small_models_are_as_small_as_documented_and_do_not_look_ahead() -> None:
+def test_the_small_models_are_as_small_as_documented_and_do_not_look_ahead():
     assert sum(parameter.numel() for parameter in SmallConvNet(10).parameters()) == 38_282
     model = SmallTransformer(50, 16, 2, 8)
     words, following = torch.arange(8)[None], torch.arange(8, 16)[None]
@@ -99,7 +98,7 @@ def test_the_small_models_are_as_small_as_documented_and_do_not_look_ahead() -> 
     assert not torch.equal(hidden[0][:, 7], hidden[1][:, 7])
 
 
-def test_gratings_are_the_same_for_the_same_seed_and_of_ten_classes() -> None:
+def test_gratings_are_the_same_for_the_same_seed_and_of_ten_classes():
     images, others = gratings(200), gratings(200, seed=1)
     assert images.at(np.arange(5)).shape == (5, 3, 32, 32)
     assert np.array_equal(images.at(np.arange(200)), gratings(200).at(np.arange(200)))
@@ -107,7 +106,7 @@ def test_gratings_are_the_same_for_the_same_seed_and_of_ten_classes() -> None:
     assert set(images.labels.tolist()) == set(range(10))
 
 
-def test_the_sampled_softmax_is_right_on_average() -> None:
+def test_the_sampled_softmax_is_right_on_average():
     torch.manual_seed(0)
     model = LanguageModel(50, SMALL_LSTM)
     nn.init.normal_(model.softmax.weight)

@@ -2,21 +2,20 @@
 
 import json
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from peelsum.training import MODELS, ModelName, TrainingDataError, make_task  # noqa: E402
+from peelsum.training import MODELS, TrainingDataError, make_task  # noqa: E402
 from peelsum.training.bert import squad  # noqa: E402
 from peelsum.training.ncf import movielens, power_law  # noqa: E402
 from peelsum.training.text import Text, words_in  # noqa: E402
 from peelsum.training.vgg19 import images_in  # noqa: E402
 
 
-def test_movielens_ratings_are_numbered_from_zero(tmp_path: Path) -> None:
+def test_movielens_ratings_are_numbered_from_zero(tmp_path):
     (tmp_path / "ratings.csv").write_text(
         "userId,movieId,rating,timestamp\n7,100,4.0,1\n9,5,3.5,2\n7,5,1.0,3\n"
     )
@@ -26,7 +25,7 @@ def test_movielens_ratings_are_numbered_from_zero(tmp_path: Path) -> None:
         assert list(zip(ratings.user, ratings.item, strict=True)) == [(0, 1), (1, 0), (0, 0)]
 
 
-def test_a_power_law_has_few_items_that_many_like() -> None:
+def test_a_power_law_has_few_items_that_many_like():
     ratings = power_law(6040, 3706)
     counts = np.sort(np.bincount(ratings.item, minlength=ratings.items))[::-1]
     assert counts[:37].sum() > 10 * counts[-37:].sum()  # 37 items are one percent
@@ -34,7 +33,7 @@ def test_a_power_law_has_few_items_that_many_like() -> None:
     assert ratings.item.max() < ratings.items
 
 
-def test_a_text_is_cut_at_spaces_and_lines(tmp_path: Path) -> None:
+def test_a_text_is_cut_at_spaces_and_lines(tmp_path):
     (tmp_path / "wiki.train.tokens").write_text(" = A = \n\n the <unk> the \n")
     words = words_in(tmp_path)
     assert words == ["=", "A", "=", "<eos>", "<eos>", "the", "<unk>", "the", "<eos>"]
@@ -43,7 +42,7 @@ def test_a_text_is_cut_at_spaces_and_lines(tmp_path: Path) -> None:
     assert text.ids.tolist() == [2, 0, 2, 1, 1, 3, 0, 3, 1]
 
 
-def test_workers_read_parts_of_a_text_that_do_not_overlap(tmp_path: Path) -> None:
+def test_workers_read_parts_of_a_text_that_do_not_overlap(tmp_path):
     file = tmp_path / "text"
     file.write_text(" ".join(f"w{i}" for i in range(2000)))
     task = make_task("lstm", path=file)
@@ -55,14 +54,14 @@ def test_workers_read_parts_of_a_text_that_do_not_overlap(tmp_path: Path) -> Non
     assert not seen[0] & seen[1]
 
 
-def test_what_follows_is_the_next_word(tmp_path: Path) -> None:
+def test_what_follows_is_the_next_word(tmp_path):
     file = tmp_path / "text"
     file.write_text(" ".join(f"w{i % 97}" for i in range(2000)))
     words, following, _ = next(make_task("lstm", path=file).batches(0, 1, 0))
     assert torch.equal(words[:, 1:], following[:, :-1])
 
 
-def test_cifar_records(tmp_path: Path) -> None:
+def test_cifar_records(tmp_path):
     records = np.zeros((3, 3073), np.uint8)
     records[:, 0] = (9, 0, 4)
     records[0, 1] = 255  # red, upper left
@@ -75,7 +74,7 @@ def test_cifar_records(tmp_path: Path) -> None:
     assert np.count_nonzero(pixels == -1) == pixels.size - 1
 
 
-def test_a_folder_for_each_class(tmp_path: Path) -> None:
+def test_a_folder_for_each_class(tmp_path):
     image = pytest.importorskip("PIL.Image")
     for label, colour in enumerate([(255, 0, 0), (0, 0, 255)]):
         folder = tmp_path / f"class{label}"
@@ -90,13 +89,13 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     assert loss.item() > 0
 
 
-def _squad(context: str, text: str, start: int) -> str:
+def _squad(context, text, start):
     asked = {"question": "Who was it?", "answers": [{"text": text, "answer_start": start}]}
     unanswerable = {"question": "Why?", "answers": []}
     return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [asked, unanswerable]}]}]})
 
 
-def test_squad_answers_are_places_of_words(tmp_path: Path) -> None:
+def test_squad_answers_are_places_of_words(tmp_path):
     context = "In 1858, the Virgin Mary appeared."
     (tmp_path / "train-v1.1.json").write_text(_squad(context, "Virgin Mary", context.index("Virgin")))
     (question,) = squad(tmp_path)
@@ -113,7 +112,7 @@ def test_squad_answers_are_places_of_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_path_that_has_no_data_is_refused_with_what_to_pass(name: ModelName, tmp_path: Path) -> None:
+def test_a_path_that_has_no_data_is_refused_with_what_to_pass(name, tmp_path):
     for path, error in ((tmp_path / "nothing", "nothing: does not exist; pass"), (tmp_path, "pass")):
         with pytest.raises(TrainingDataError, match=error):
             make_task(name, path=path)
@@ -129,7 +128,7 @@ def test_a_path_that_has_no_data_is_refused_with_what_to_pass(name: ModelName, t
         ("bert", "train-v1.1.json", b'{"data": []}'),
     ],
 )
-def test_data_of_another_form_is_refused(name: ModelName, file: str, content: bytes, tmp_path: Path) -> None:
+def test_data_of_another_form_is_refused(name, file, content, tmp_path):
     (tmp_path / file).write_bytes(content)
     with pytest.raises(TrainingDataError, match=file if content != b'{"data": []}' else "no question"):
         make_task(name, path=tmp_path)
@@ -142,9 +141,7 @@ def test_data_of_another_form_is_refused(name: ModelName, file: str, content: by
         ("ncf", "userId,movieId\n7,5\n", "ratings: 1 are too few for 4 workers; pass 4 or more"),
     ],
 )
-def test_data_that_are_too_few_for_the_workers_are_refused(
-    name: ModelName, content: str, said: str, tmp_path: Path
-) -> None:
+def test_data_that_are_too_few_for_the_workers_are_refused(name, content, said, tmp_path):
     file = tmp_path / "data"
     file.write_text(content)
     with pytest.raises(TrainingDataError, match=said):

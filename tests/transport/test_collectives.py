@@ -9,16 +9,12 @@ from job_hosts import sent
 from rounds import LANES, QUIET, SERVER_PORT, Round, check, quiet, submit_all
 
 from peelsum.topology import Star
-from peelsum.topology.star import Seat
 from peelsum.transport import SwitchSummation, TransportConfigError, WorkerEndpoint, job_config
 from peelsum.transport.endpoint_state import GATHER, SCATTER
-from peelsum.transport.stats import ServerStats
 from peelsum.wire import Flag, Kind, packet_fields
 
 
-def quietly(
-    rounds: list[Round], *, window: int = 128, racks: tuple[int, ...] = (), **changed: int
-) -> tuple[ServerStats, list[WorkerEndpoint]]:
+def quietly(rounds, *, window=128, racks=(), **changed):
     """Play rounds of workers that submit at once, on a network that loses nothing; check the results.
 
     Returns the server's statistics, and the workers.
@@ -35,13 +31,13 @@ def quietly(
     return network.actors[SERVER_PORT[1]].machine.stats(), [actor.machine for actor in actors]
 
 
-def words(workers: int, chunks: int, seed: int = 0) -> list[np.ndarray]:
+def words(workers, chunks, seed=0):
     numbers = np.random.default_rng(seed)
     return [numbers.integers(0, 1 << 32, chunks * LANES, dtype=np.uint32) for _ in range(workers)]
 
 
 @pytest.mark.parametrize(("workers", "chunks"), [(2, 100), (4, 75), (5, 40)])
-def test_a_piece_s_sum_goes_to_its_owner_alone(workers: int, chunks: int) -> None:
+def test_a_piece_s_sum_goes_to_its_owner_alone(workers, chunks):
     """Every result goes to one worker, and all are told of 16 chunks and more by one packet."""
     first = Round("add", words(workers, 2))
     stats, machines = quietly([first, Round("add", words(workers, workers * chunks), "scatter")])
@@ -52,7 +48,7 @@ def test_a_piece_s_sum_goes_to_its_owner_alone(workers: int, chunks: int) -> Non
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
-def test_nothing_is_sent_twice_where_other_tensors_follow_a_reduce_scatter(workers: int) -> None:
+def test_nothing_is_sent_twice_where_other_tensors_follow_a_reduce_scatter(workers):
     """Workers are told of its last chunks before a later result for all shows that these are overtaken."""
     rounds = []
     for number in range(6):
@@ -64,7 +60,7 @@ def test_nothing_is_sent_twice_where_other_tensors_follow_a_reduce_scatter(worke
 
 
 @pytest.mark.parametrize("root", [None, 0, 2])
-def test_a_worker_sends_its_own_words_and_one_chunk_in_sixteen(root: int | None) -> None:
+def test_a_worker_sends_its_own_words_and_one_chunk_in_sixteen(root):
     workers, chunks = 4, 96
     stats, machines = quietly([Round("or", words(workers, chunks), "gather", root)])
     whole = chunks * (workers if root is None else 1)
@@ -77,18 +73,18 @@ def test_a_worker_sends_its_own_words_and_one_chunk_in_sixteen(root: int | None)
     assert stats.results == whole
 
 
-def test_all_workers_contribute_every_chunk_of_a_gather_in_a_small_window() -> None:
+def test_all_workers_contribute_every_chunk_of_a_gather_in_a_small_window():
     _, machines = quietly([Round("or", words(3, 20), "gather")], window=63)
     assert [machine.stats().contributions for machine in machines] == 3 * [60]
 
 
-def test_a_scatter_whose_ids_wrap_gives_all_workers_the_results() -> None:
+def test_a_scatter_whose_ids_wrap_gives_all_workers_the_results():
     """2**32 is no multiple of 3: a chunk's owner would change in the middle of the tensor."""
     stats, _ = quietly([Round("add", words(3, 30), "scatter")], window=64, first_chunk=(1 << 32) - 10)
     assert stats.replies == 0
 
 
-def test_only_the_owner_s_packet_says_that_the_others_contribute_nothing() -> None:
+def test_only_the_owner_s_packet_says_that_the_others_contribute_nothing():
     """The first chunk is of all. Its result opens the others, up to half the window less the pace."""
     config = replace(QUIET, window=64, workers=2)
     worker = WorkerEndpoint(config, 1)
@@ -106,7 +102,7 @@ def test_only_the_owner_s_packet_says_that_the_others_contribute_nothing() -> No
         assert one["flags"] == (Flag.OR if of_all else Flag.OR | Flag.OWNED)
 
 
-def test_a_list_of_complete_chunks_settles_nothing_that_this_worker_needs() -> None:
+def test_a_list_of_complete_chunks_settles_nothing_that_this_worker_needs():
     """Neither its own piece nor a sum, nor what is not sent yet: their words are still to come."""
     config = replace(QUIET, workers=2, window=8)
     worker = WorkerEndpoint(config, 0)
@@ -127,7 +123,7 @@ def test_a_list_of_complete_chunks_settles_nothing_that_this_worker_needs() -> N
 @pytest.mark.parametrize(
     ("length", "op", "collective"), [(7, "add", SCATTER), (8, "add", GATHER), (1, "or", SCATTER)]
 )
-def test_words_that_have_no_pieces_are_refused(length: int, op: str, collective: int) -> None:
+def test_words_that_have_no_pieces_are_refused(length, op, collective):
     worker = WorkerEndpoint(QUIET, 0)
     with pytest.raises(TransportConfigError, match="words: "):
         worker.submit(np.zeros(length, np.uint32), op, collective=collective)
@@ -135,11 +131,11 @@ def test_words_that_have_no_pieces_are_refused(length: int, op: str, collective:
 
 
 @pytest.mark.system
-def test_over_sockets_small_reduce_scatters_are_rarely_retransmitted() -> None:
+def test_over_sockets_small_reduce_scatters_are_rarely_retransmitted():
     """The last result is for all, and brings the list. By a timer, each call had a retransmission."""
     workers, calls = 3, 100
 
-    def resends(seat: Seat) -> int:
+    def resends(seat):
         address = seat.switch_host, seat.switch_port
         with SwitchSummation(job_config(seat.admission), seat.worker_id, address) as summation:
             given = np.arange(workers * 33, dtype=np.uint32)

@@ -2,31 +2,22 @@
 
 import pytest
 
-from peelsum.transport.congestion import (
-    Window,
-    cuts,
-    fullness,
-    new_window,
-    on_losses,
-    on_results,
-    on_turn,
-    size,
-)
+from peelsum.transport.congestion import cuts, fullness, new_window, on_losses, on_results, on_turn, size
 
 
-def cut(window: Window, base: int) -> int:
+def cut(window, base):
     """Mark chunk `base` with a full window outstanding; return the new size."""
     on_results(window, 1, True, base, base + size(window))
     return size(window)
 
 
-def test_the_first_mark_halves_later_ones_take_a_fifth() -> None:
+def test_the_first_mark_halves_later_ones_take_a_fifth():
     window = new_window(400, 400)
     assert [cut(window, base) for base in (0, 1000, 2000)] == [200, 160, 128]
     assert cuts(window) == 3
 
 
-def test_a_window_is_cut_once_however_many_marks_it_has() -> None:
+def test_a_window_is_cut_once_however_many_marks_it_has():
     window = new_window(400, 400)
     cut(window, 0)
     for base in range(1, 400):
@@ -36,7 +27,7 @@ def test_a_window_is_cut_once_however_many_marks_it_has() -> None:
     assert (size(window), cuts(window)) == (160, 2)
 
 
-def test_growth_is_a_doubling_until_the_first_cut_and_one_per_window_after_it() -> None:
+def test_growth_is_a_doubling_until_the_first_cut_and_one_per_window_after_it():
     window = new_window(512, 64)
     on_results(window, 64, False, 64, 128)
     assert size(window) == 128
@@ -46,7 +37,7 @@ def test_growth_is_a_doubling_until_the_first_cut_and_one_per_window_after_it() 
     assert size(window) == pytest.approx(64 + 10, abs=1)
 
 
-def test_losses_alone_never_cut_a_window() -> None:
+def test_losses_alone_never_cut_a_window():
     """With 64 workers, nearly every chunk lacks one's packet at 5% of loss."""
     window = new_window(1000, 128)
     for end in range(128, 5000):
@@ -54,14 +45,14 @@ def test_losses_alone_never_cut_a_window() -> None:
     assert (size(window), cuts(window)) == (128, 0)
 
 
-def test_what_the_path_holds_is_unknown_before_the_first_round_trip() -> None:
+def test_what_the_path_holds_is_unknown_before_the_first_round_trip():
     window = new_window(1000, 128)
     on_results(window, 500, False, 0, 500)
     on_losses(window, 1000, 0.0)
     assert size(window) == 628
 
 
-def test_random_loss_does_not_shrink_a_window_that_fills_the_path() -> None:
+def test_random_loss_does_not_shrink_a_window_that_fills_the_path():
     """Half of the round trip is the path, the other half may be a queue."""
     window = new_window(400, 100)
     for end in range(100, 40_000, 100):
@@ -71,16 +62,14 @@ def test_random_loss_does_not_shrink_a_window_that_fills_the_path() -> None:
 
 
 @pytest.mark.parametrize(("full", "expected"), [(2.0, 1000), (3.0, 666), (5.0, 400), (50.0, 128)])
-def test_a_loss_leaves_what_fills_the_path_twice_and_no_less_than_the_first_window(
-    full: float, expected: int
-) -> None:
+def test_a_loss_leaves_what_fills_the_path_twice_and_no_less_than_the_first_window(full, expected):
     window = new_window(1000, 128)
     on_results(window, 1000, False, 0, 128)
     on_losses(window, 1000, full)
     assert (size(window), cuts(window)) == (expected, 0)
 
 
-def test_after_a_loss_a_queue_ends_the_growth_until_a_whole_window_passed_without_one() -> None:
+def test_after_a_loss_a_queue_ends_the_growth_until_a_whole_window_passed_without_one():
     window = new_window(1000, 250)
     on_losses(window, 128, 1.0)
     on_results(window, 100, False, 128, 300, 2.0)
@@ -95,9 +84,7 @@ def test_after_a_loss_a_queue_ends_the_growth_until_a_whole_window_passed_withou
 @pytest.mark.parametrize(
     ("batch", "expected"), [(0, 10.0), (1, 1000 / 101), (100, 5.0), (400, 2.0), (900, 1.0)]
 )
-def test_the_path_holds_a_batch_beside_what_is_answered_in_the_shortest_round_trip(
-    batch: int, expected: float
-) -> None:
+def test_the_path_holds_a_batch_beside_what_is_answered_in_the_shortest_round_trip(batch, expected):
     window = new_window(1000, 1000)
     if batch:
         on_turn(window, batch)
@@ -105,11 +92,11 @@ def test_the_path_holds_a_batch_beside_what_is_answered_in_the_shortest_round_tr
 
 
 @pytest.mark.parametrize(("last", "least"), [(0.0, 1e-4), (1e-3, float("inf")), (1e-3, 0.0)])
-def test_without_a_round_trip_time_it_is_unknown_what_the_path_holds(last: float, least: float) -> None:
+def test_without_a_round_trip_time_it_is_unknown_what_the_path_holds(last, least):
     assert fullness(new_window(1000, 1000), last, least) == 0
 
 
-def test_the_largest_batch_counts_and_is_forgotten_by_a_64th_at_each_turn() -> None:
+def test_the_largest_batch_counts_and_is_forgotten_by_a_64th_at_each_turn():
     window = new_window(1000, 1000)
     for results in (640, 1, 2):
         on_turn(window, results)
@@ -120,7 +107,7 @@ def test_the_largest_batch_counts_and_is_forgotten_by_a_64th_at_each_turn() -> N
 
 
 @pytest.mark.parametrize("shares", [(300, 20), (20, 300), (160, 160)])
-def test_two_windows_that_are_marked_together_become_equal(shares: tuple[int, int]) -> None:
+def test_two_windows_that_are_marked_together_become_equal(shares):
     """Chiu and Jain's argument: all windows grow by the same amount, and lose in proportion to their size."""
     windows = [new_window(512, share) for share in shares]
     for round_ in range(300):
@@ -133,6 +120,6 @@ def test_two_windows_that_are_marked_together_become_equal(shares: tuple[int, in
 
 
 @pytest.mark.parametrize(("most", "least"), [(400, 16), (16, 16), (9, 9)])
-def test_a_cut_leaves_16_chunks_or_the_largest_window(most: int, least: int) -> None:
+def test_a_cut_leaves_16_chunks_or_the_largest_window(most, least):
     window = new_window(most, most)
     assert [cut(window, 1000 * number) for number in range(30)][-1] == least

@@ -24,7 +24,7 @@ from peelsum.wire import Flag, Kind, empty, malformed, packet_fields
 RACKS = replace(CONFIG, workers=6, racks=(3, 1, 2))
 
 
-def test_contributions_carry_identity_lanes_and_padding_across_the_chunk_id_wrap() -> None:
+def test_contributions_carry_identity_lanes_and_padding_across_the_chunk_id_wrap():
     endpoint = WorkerEndpoint(WRAPPING, 2)
     words = np.arange(10, dtype=np.uint32) + 0x01020304
     endpoint.submit(words, "or")
@@ -37,7 +37,7 @@ def test_contributions_carry_identity_lanes_and_padding_across_the_chunk_id_wrap
     assert sent(endpoint) == []
 
 
-def test_tensors_complete_in_any_order_and_only_once() -> None:
+def test_tensors_complete_in_any_order_and_only_once():
     endpoint = WorkerEndpoint(WRAPPING, 0)
     first = endpoint.submit(np.zeros(5, np.uint32), "add")
     second = endpoint.submit(np.zeros(3, np.uint32), "add")
@@ -54,7 +54,7 @@ def test_tensors_complete_in_any_order_and_only_once() -> None:
     assert endpoint.next_timer() is None
 
 
-def test_no_more_than_the_window_is_outstanding() -> None:
+def test_no_more_than_the_window_is_outstanding():
     endpoint = sending(100, first_chunk=WRAP)
     endpoint.receive(result(-1), 0.1)
     assert sent(endpoint) == []
@@ -80,7 +80,7 @@ def test_no_more_than_the_window_is_outstanding() -> None:
         (result(-2 - (1 << 31)), "out_of_window"),
     ],
 )
-def test_what_is_not_for_this_worker_is_dropped_and_counted(packet: np.ndarray, reason: str) -> None:
+def test_what_is_not_for_this_worker_is_dropped_and_counted(packet, reason):
     endpoint = sending(3, first_chunk=WRAP)
     assert endpoint.receive(packet, 0.1) == []
     dropped = endpoint.stats().dropped
@@ -89,7 +89,7 @@ def test_what_is_not_for_this_worker_is_dropped_and_counted(packet: np.ndarray, 
     assert endpoint.stats().results == 0
 
 
-def test_random_bytes_change_nothing() -> None:
+def test_random_bytes_change_nothing():
     endpoint = sending(3, first_chunk=WRAP)
     numbers = np.random.default_rng(3)
     noise = numbers.integers(0, 256, (20_000, 16 + 4 * LANES), dtype=np.uint8)
@@ -102,7 +102,7 @@ def test_random_bytes_change_nothing() -> None:
     assert sent(endpoint) == []
 
 
-def test_need_is_heeded_even_for_an_answered_chunk_but_only_if_it_names_me() -> None:
+def test_need_is_heeded_even_for_an_answered_chunk_but_only_if_it_names_me():
     endpoint = WorkerEndpoint(WRAPPING, 1)
     words = np.arange(3 * LANES, dtype=np.uint32)
     endpoint.submit(words, "add")
@@ -119,7 +119,7 @@ def test_need_is_heeded_even_for_an_answered_chunk_but_only_if_it_names_me() -> 
     assert sent(endpoint) == [], "never sent"
 
 
-def test_a_stall_names_job_chunk_and_the_workers_the_server_misses() -> None:
+def test_a_stall_names_job_chunk_and_the_workers_the_server_misses():
     endpoint = WorkerEndpoint(replace(WRAPPING, timers=Timers(stall=2.0)), 0)
     endpoint.submit(np.zeros(1, np.uint32), "add")
     sent(endpoint, 5.0)
@@ -133,7 +133,7 @@ def test_a_stall_names_job_chunk_and_the_workers_the_server_misses() -> None:
     assert endpoint.expire(7.1) == []
 
 
-def test_finish_waits_for_the_results_then_for_the_fin_chunk() -> None:
+def test_finish_waits_for_the_results_then_for_the_fin_chunk():
     endpoint = sending(1, first_chunk=WRAP)
     endpoint.finish(0.1)
     assert sent(endpoint) == []
@@ -147,7 +147,7 @@ def test_finish_waits_for_the_results_then_for_the_fin_chunk() -> None:
     assert (endpoint.outstanding, sent(endpoint, 0.3), endpoint.next_timer()) == (0, [], None)
 
 
-def test_finish_gives_up_after_a_bounded_wait() -> None:
+def test_finish_gives_up_after_a_bounded_wait():
     endpoint = WorkerEndpoint(replace(WORKER_CONFIG, timers=Timers(linger=3.0)), 0)
     endpoint.finish(1.0)
     sent(endpoint, 1.0)
@@ -157,7 +157,7 @@ def test_finish_gives_up_after_a_bounded_wait() -> None:
     assert endpoint.finished
 
 
-def test_what_the_caller_can_get_wrong() -> None:
+def test_what_the_caller_can_get_wrong():
     endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     with pytest.raises(TransportConfigError, match=r"worker_id: 3 .*0 to 2"):
         WorkerEndpoint(WORKER_CONFIG, 3)
@@ -181,19 +181,19 @@ def test_what_the_caller_can_get_wrong() -> None:
         ("first_chunk", -1),
     ],
 )
-def test_a_job_out_of_range_names_field_value_and_remedy(field: str, value: int) -> None:
+def test_a_job_out_of_range_names_field_value_and_remedy(field, value):
     with pytest.raises(TransportConfigError, match=rf"{field}: {value} .*give a number from"):
         replace(WORKER_CONFIG, **{field: value})
 
 
-def test_timers_are_checked() -> None:
+def test_timers_are_checked():
     with pytest.raises(TransportConfigError, match=r"timers\.linger: 0"):
         Timers(linger=0)
     with pytest.raises(TransportConfigError, match=r"timers\.need: 2\.0 s is above need_most"):
         Timers(need=2, need_most=1)
 
 
-def test_window_stays_within_what_the_sockets_hold() -> None:
+def test_window_stays_within_what_the_sockets_hold():
     """A limit below the job's window caps the outstanding chunks, even without losses."""
     config = JobConfig(job_id=1, generation=1, workers=1, lanes=4, window=64, initial_window=64)
     worker, server = WorkerEndpoint(config, 0), AggregationServer(config)
@@ -210,7 +210,7 @@ def test_window_stays_within_what_the_sockets_hold() -> None:
     assert count == 200
 
 
-def test_a_short_chunk_is_padded_with_zeros_though_its_row_held_a_full_one() -> None:
+def test_a_short_chunk_is_padded_with_zeros_though_its_row_held_a_full_one():
     worker = WorkerEndpoint(WORKER_CONFIG, 0)
     full = np.full(2 * WORKER_CONFIG.window * LANES, 0xFFFFFFFF, np.uint32)
     worker.submit(full, "add")
@@ -223,7 +223,7 @@ def test_a_short_chunk_is_padded_with_zeros_though_its_row_held_a_full_one() -> 
     assert (packet["flags"], packet["chunk_id"]) == (Flag.OR, 2 * WORKER_CONFIG.window)
 
 
-def test_contributions_and_results_are_known_a_window_behind_and_no_further() -> None:
+def test_contributions_and_results_are_known_a_window_behind_and_no_further():
     worker, window = WorkerEndpoint(WORKER_CONFIG, 0), WORKER_CONFIG.window
     words = np.arange(20 * LANES, dtype=np.uint32)
     worker.submit(words, "add")
@@ -243,7 +243,7 @@ def test_contributions_and_results_are_known_a_window_behind_and_no_further() ->
 
 
 @pytest.mark.parametrize("window", [1, 8, 512, 1 << 16])
-def test_where_runs_start(window: int) -> None:
+def test_where_runs_start(window):
     ring, joined = 2 * window, (1 << 32) + 100
     ways = (1 << 31) // ring - 2
     for number, rings in (
@@ -258,13 +258,13 @@ def test_where_runs_start(window: int) -> None:
     assert run_start(joined, ways - 1, window) - joined <= (1 << 31) - 2 * ring
 
 
-def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
+def test_a_worker_names_only_those_missing_from_its_oldest_chunk():
     config = replace(CONFIG, window=4, timers=Timers(stall=2.0))
     worker = WorkerEndpoint(config, 0)
     worker.submit(np.zeros(2 * LANES, np.uint32), "add")
     worker.to_send(0.0)
 
-    def need(chunk: int, missing: int) -> np.ndarray:
+    def need(chunk, missing):
         return result(chunk, kind=Kind.NEED, bitmap=missing)
 
     worker.receive(need(2**30, 0b110), 0.1)
@@ -277,7 +277,7 @@ def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
 
 
 @pytest.mark.parametrize("near", [1 << 32, (1 << 32) + 7, (5 << 32) - 1])
-def test_positions_reach_half_of_all_chunk_ids_back_and_one_less_ahead(near: int) -> None:
+def test_positions_reach_half_of_all_chunk_ids_back_and_one_less_ahead(near):
     for away in (-(1 << 31), 1 - (1 << 31), -1, 0, 1, (1 << 31) - 1):
         assert unwrap(near + away & 0xFFFFFFFF, near) == near + away
 
@@ -296,7 +296,7 @@ ADMISSION = {
 }
 
 
-def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch() -> None:
+def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch():
     job = job_config(ADMISSION)
     assert (job.window, job.timers.stall, job.first_chunk) == (64, 30.0, 0)
 
@@ -323,20 +323,20 @@ def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch() -> 
         ({"lanes": True}, "lanes: True is not an integer"),
     ],
 )
-def test_an_admission_that_no_switch_can_have_is_refused(changed: dict[str, object], message: str) -> None:
+def test_an_admission_that_no_switch_can_have_is_refused(changed, message):
     with pytest.raises(TransportConfigError, match=message):
         job_config({**ADMISSION, **changed})
 
 
 @pytest.mark.parametrize("admission", [None, [], "{}"])
-def test_an_admission_that_is_not_an_object_is_refused(admission: object) -> None:
+def test_an_admission_that_is_not_an_object_is_refused(admission):
     with pytest.raises(
         TransportConfigError, match=r"^admission: .* is not a JSON object; give what `peelsum"
     ):
-        job_config(admission)  # type: ignore[arg-type]
+        job_config(admission)
 
 
-def test_a_worker_that_waits_for_nothing_never_stalls() -> None:
+def test_a_worker_that_waits_for_nothing_never_stalls():
     worker = WorkerEndpoint(replace(WORKER_CONFIG, timers=Timers(stall=2.0)), 0)
     assert (sent(worker, 5.0), worker.next_timer(), worker.expire(100.0)) == ([], None, [])
     worker.submit(np.zeros(1, np.uint32), "add")
@@ -345,7 +345,7 @@ def test_a_worker_that_waits_for_nothing_never_stalls() -> None:
     assert (sent(worker, 201.0), worker.next_timer(), worker.expire(300.0)) == ([], None, [])
 
 
-def in_a_run() -> tuple[WorkerEndpoint, int]:
+def in_a_run():
     """Return a worker that has joined by chunk 0 and sent two chunks of its run, and the first one's id."""
     worker = WorkerEndpoint(WORKER_CONFIG, 1)
     worker.submit(np.full(1, 77, np.uint32), "add")
@@ -359,13 +359,9 @@ def in_a_run() -> tuple[WorkerEndpoint, int]:
     return worker, first
 
 
-def test_a_need_for_the_first_sum_or_for_the_first_chunk_of_the_run_is_heeded() -> None:
+def test_a_need_for_the_first_sum_or_for_the_first_chunk_of_the_run_is_heeded():
     worker, first = in_a_run()
-    for chunk, word, kind in (
-        (0, 77, Kind.BYPASS),
-        (first, 88, Kind.RESEND),
-        (first + 1, 88, Kind.RESEND),
-    ):
+    for chunk, word, kind in ((0, 77, Kind.BYPASS), (first, 88, Kind.RESEND), (first + 1, 88, Kind.RESEND)):
         worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
         (packet,) = sent(worker, 0.1)
         assert (packet["kind"], packet["chunk_id"], packet["lanes"][0]) == (kind, chunk, word)
@@ -374,7 +370,7 @@ def test_a_need_for_the_first_sum_or_for_the_first_chunk_of_the_run_is_heeded() 
     assert sent(worker, 0.1) == []
 
 
-def test_the_compiled_check_accepts_what_the_wire_format_accepts() -> None:
+def test_the_compiled_check_accepts_what_the_wire_format_accepts():
     versions, kinds, jobs = (0, 1, 2, 255), (*range(9), 255), (0, 1, 255)
     headers = np.array(list(itertools.product(versions, kinds, range(256), jobs)), np.uint8)
     batch = empty(len(headers), 1)
@@ -384,13 +380,13 @@ def test_the_compiled_check_accepts_what_the_wire_format_accepts() -> None:
     assert 0 < sum(valid) < len(valid)
 
 
-def need(chunk: int, flags: Flag, bitmap: int, *lanes: int) -> np.ndarray:
+def need(chunk, flags, bitmap, *lanes):
     batch = result(chunk, kind=Kind.NEED, flags=flags, bitmap=bitmap)
     packet_fields(batch, LANES)["lanes"][0, : len(lanes)] = lanes
     return batch
 
 
-def test_workers_are_numbered_by_rack_and_place() -> None:
+def test_workers_are_numbered_by_rack_and_place():
     assert RACKS.worker_ids == (0, 1, 2, 32, 64, 65)
     assert RACKS.expected_mask == 0b111
     assert RACKS.rack_masks == (0b111, 0b1, 0b11)
@@ -404,18 +400,18 @@ def test_workers_are_numbered_by_rack_and_place() -> None:
         ((1,) * 5, "racks: their number: 5 is out of range; give a number from 1 to 4"),
     ],
 )
-def test_racks_that_make_no_job(racks: tuple[int, ...], message: str) -> None:
+def test_racks_that_make_no_job(racks, message):
     with pytest.raises(TransportConfigError, match=message):
         replace(WORKER_CONFIG, workers=6, racks=racks)
 
 
-def test_only_with_racks_there_are_more_than_32_workers() -> None:
+def test_only_with_racks_there_are_more_than_32_workers():
     assert len(replace(WORKER_CONFIG, workers=64, racks=(32, 32)).worker_ids) == 64
     with pytest.raises(TransportConfigError, match="workers: 64 is out of range"):
         replace(WORKER_CONFIG, workers=64)
 
 
-def test_a_worker_takes_its_turn_among_its_rack() -> None:
+def test_a_worker_takes_its_turn_among_its_rack():
     for worker, chunks in ((0, [0, 3]), (2, [2]), (32, [0, 1, 2, 3, 4]), (65, [1, 3])):
         endpoint = WorkerEndpoint(RACKS, worker)
         endpoint.submit(np.zeros(8 * LANES, np.uint32), "add")
@@ -426,7 +422,7 @@ def test_a_worker_takes_its_turn_among_its_rack() -> None:
         assert [int(p["chunk_id"]) for p in sent(endpoint, 1.0) if p["kind"] == Kind.RESEND] == chunks
 
 
-def test_a_worker_contributes_its_place_in_the_rack() -> None:
+def test_a_worker_contributes_its_place_in_the_rack():
     worker = WorkerEndpoint(RACKS, 65)
     worker.submit(np.arange(LANES, dtype=np.uint32), "add")
     (packet,) = sent(worker)
@@ -441,7 +437,7 @@ def test_a_worker_contributes_its_place_in_the_rack() -> None:
             WorkerEndpoint(RACKS, stranger)
 
 
-def test_a_worker_resends_only_when_its_rack_s_lane_names_it() -> None:
+def test_a_worker_resends_only_when_its_rack_s_lane_names_it():
     worker = WorkerEndpoint(RACKS, 65)
     worker.submit(np.zeros(LANES, np.uint32), "add")
     sent(worker)

@@ -5,7 +5,6 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -18,16 +17,7 @@ from peelsum.summation import Part
 from peelsum.transport import AggregationServer, JobConfig, SwitchSummation
 from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import SwitchUnreachableError
-from peelsum.transport.exchange_kernels import (
-    NOTHING,
-    Station,
-    Wire,
-    exchange,
-    new_wire,
-    received,
-    sent,
-    serve,
-)
+from peelsum.transport.exchange_kernels import NOTHING, Station, exchange, new_wire, received, sent, serve
 from peelsum.transport.link import PortLink
 from peelsum.transport.warming import warm_up
 from peelsum.wire import Kind, pack, packet_bytes, packet_fields
@@ -41,7 +31,7 @@ CONFIG = JobConfig(job_id=1, generation=4, workers=1, lanes=LANES, window=64, fi
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[BatchSocket, BatchSocket]]:
+def ends():
     """Two sockets, connected to each other."""
     local = ("127.0.0.1", 0)
     with BatchSocket.bind(local, SIZE) as one, BatchSocket.bind(local, SIZE) as other:
@@ -50,7 +40,7 @@ def ends() -> Iterator[tuple[BatchSocket, BatchSocket]]:
         yield one, other
 
 
-def counted(wire: Wire) -> int:
+def counted(wire):
     """Receive until nothing is there; return the number of packets."""
     total = 0
     while (got := received(wire)) != NOTHING:
@@ -59,7 +49,7 @@ def counted(wire: Wire) -> int:
     return total
 
 
-def test_datagrams_of_another_size_are_dropped_and_counted() -> None:
+def test_datagrams_of_another_size_are_dropped_and_counted():
     plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with plain, BatchSocket.bind(("127.0.0.1", 0), SIZE) as one:
         plain.connect(one.address)
@@ -83,7 +73,7 @@ ICMP = {
 }
 
 
-def report(sock: BatchSocket, peer: BatchSocket, kind: int, code: int) -> None:
+def report(sock, peer, kind, code):
     """Send the ICMP message that a datagram of `sock` to `peer` had trouble, as a stranger can; await it."""
     (source, from_port), (target, to_port) = sock.address, peer.address
     hosts = socket.inet_aton(source) + socket.inet_aton(target)
@@ -101,15 +91,13 @@ def report(sock: BatchSocket, peer: BatchSocket, kind: int, code: int) -> None:
     assert pending.poll(1000 * PATIENCE_S) == [(sock.fileno(), select.POLLERR)]
 
 
-def trouble(sock: BatchSocket) -> int:
+def trouble(sock):
     """Return, and clear, the error that the next call would have."""
     return sock._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 
 @pytest.mark.parametrize(("kind", "code"), ICMP)
-def test_a_stranger_s_icmp_message_ends_no_link(
-    ends: tuple[BatchSocket, BatchSocket], kind: int, code: int
-) -> None:
+def test_a_stranger_s_icmp_message_ends_no_link(ends, kind, code):
     one, other = ends
     wire, packets = new_wire(one, SIZE // 4), np.arange(SIZE, dtype=np.uint8)[None]
     report(one, other, kind, code)
@@ -129,12 +117,11 @@ def test_a_stranger_s_icmp_message_ends_no_link(
     assert (sent(wire, wire.scratch), wire.unsent.tolist()) == (0, [1, 1, 0])
     assert (one.offload, one.segments) == offload
     burst = other.receive()
-    assert burst is not None
     assert np.array_equal(burst.packets, np.repeat(packets, 2, axis=0))
     assert trouble(one) == 0
 
 
-def test_the_loops_clock_is_pythons() -> None:
+def test_the_loops_clock_is_pythons():
     """Both compare times with each other: `until` is Python's, and `now` the loops'."""
     scratch = np.zeros(2, np.int64)
     for _ in range(100):
@@ -143,7 +130,7 @@ def test_the_loops_clock_is_pythons() -> None:
 
 
 @pytest.mark.parametrize(("lanes", "rows"), [(8, 128), (256, 62), (500, 64), (1024, 60), (4096, 63)])
-def test_packets_are_taken_in_numbers_that_fill_whole_datagrams(lanes: int, rows: int) -> None:
+def test_packets_are_taken_in_numbers_that_fill_whole_datagrams(lanes, rows):
     size = packet_bytes(lanes)
     with BatchSocket.bind(("127.0.0.1", 0), size) as sock:
         if not sock.offload:
@@ -152,7 +139,7 @@ def test_packets_are_taken_in_numbers_that_fill_whole_datagrams(lanes: int, rows
         assert rows % sock.segments == 0
 
 
-def test_retransmissions_and_contributions_share_a_datagram(ends: tuple[BatchSocket, BatchSocket]) -> None:
+def test_retransmissions_and_contributions_share_a_datagram(ends):
     """The chunks whose contributions were lost are requested first."""
     one, other = ends
     endpoint = WorkerEndpoint(CONFIG, 0)
@@ -164,7 +151,6 @@ def test_retransmissions_and_contributions_share_a_datagram(ends: tuple[BatchSoc
     endpoint.receive(needs, 0.0)
     assert exchange((station,), np.zeros(1, np.int64), 0.0) == (0, 0)
     burst = other.receive()
-    assert burst is not None
     packets = packet_fields(burst.packets, LANES)
     assert packets["chunk_id"].tolist() == [5, 2, *range(7, 20)]
     assert packets["kind"].tolist() == 2 * [Kind.RESEND] + 13 * [Kind.CONTRIBUTION]
@@ -172,7 +158,7 @@ def test_retransmissions_and_contributions_share_a_datagram(ends: tuple[BatchSoc
     assert other.receive() is None
 
 
-def test_a_result_is_sent_as_soon_as_its_sum_is_there(ends: tuple[BatchSocket, BatchSocket]) -> None:
+def test_a_result_is_sent_as_soon_as_its_sum_is_there(ends):
     """The loop does not wait for a further packet, or for its end, before it sends what it has."""
     one, other = ends
     warm_up(LANES)
@@ -192,7 +178,7 @@ def test_a_result_is_sent_as_soon_as_its_sum_is_there(ends: tuple[BatchSocket, B
     assert (packet["kind"], packet["chunk_id"], packet["lanes"].tolist()) == (Kind.RESULT, 0, [5] * LANES)
 
 
-def answer(sock: BatchSocket) -> np.ndarray:
+def answer(sock):
     """Wait for packets, a tenth as long as anything else may take."""
     deadline = time.monotonic() + PATIENCE_S / 10
     while (burst := sock.receive()) is None:
@@ -201,7 +187,7 @@ def answer(sock: BatchSocket) -> np.ndarray:
     return packet_fields(burst.packets, LANES)
 
 
-def test_statistics_have_what_was_dropped_for_its_size() -> None:
+def test_statistics_have_what_was_dropped_for_its_size():
     with served(CONFIG, runs=False) as (switch, service, pool, _):
         assert service.stats().dropped["wrong_size"] == 0
         serving = pool.submit(service.run)
@@ -214,13 +200,13 @@ def test_statistics_have_what_was_dropped_for_its_size() -> None:
         assert serving.result().dropped["wrong_size"] == 1
 
 
-def test_a_challenge_is_answered_by_the_loop_and_by_a_link() -> None:
+def test_a_challenge_is_answered_by_the_loop_and_by_a_link():
     secret, challenge = bytes(range(16)), b"8 bytes."
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as port:
         port.bind(("127.0.0.1", 0))
         port.settimeout(PATIENCE_S)
 
-        def switch() -> None:
+        def switch():
             """Challenge hellos, and answer the right proof."""
             while (got := port.recvfrom(100))[0] != proof(secret, challenge):
                 port.sendto(challenge, got[1])
@@ -239,7 +225,7 @@ def test_a_challenge_is_answered_by_the_loop_and_by_a_link() -> None:
                 assert wire.odd.tolist() == [0]
 
 
-def test_a_worker_without_the_secret_is_told_so() -> None:
+def test_a_worker_without_the_secret_is_told_so():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as port, ThreadPoolExecutor(1) as pool:
         port.bind(("127.0.0.1", 0))
         port.settimeout(PATIENCE_S)

@@ -31,12 +31,12 @@ CONFIG = JobConfig(job_id=1, generation=4, workers=WORKERS, lanes=8, window=64)
 class Told(logging.Handler):
     """Notes what is logged, and when something was."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.lines: list[str] = []
+        self.lines = []
         self.some = threading.Event()
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.lines.append(record.getMessage())
         self.some.set()
 
@@ -49,15 +49,15 @@ def told():
     log.removeHandler(handler)
 
 
-def test_a_worker_may_start_later_than_the_others_stall(monkeypatch, told) -> None:
+def test_a_worker_may_start_later_than_the_others_stall(monkeypatch, told):
     """The last worker starts when another has waited for longer than its timeout."""
 
-    def late(timeout_s: float) -> None:
+    def late(timeout_s):
         monkeypatch.setattr(joining, "WARN_AFTER_S", 1.3 * timeout_s)
         told.some.clear()
         told.lines.clear()
 
-        def work(worker: int) -> list[np.ndarray]:
+        def work(worker):
             if worker == 2:
                 assert told.some.wait(PATIENCE_S)
             address = switch.address(worker)
@@ -77,11 +77,11 @@ def test_a_worker_may_start_later_than_the_others_stall(monkeypatch, told) -> No
     with_longer_timeouts(late)
 
 
-def stall(*missing: int) -> Stalled:
+def stall(*missing):
     return Stalled(1, 0, missing, 5.0)
 
 
-def test_it_waits_for_others_until_its_limit() -> None:
+def test_it_waits_for_others_until_its_limit():
     wait = JoinWait(0, 60.0, now=100.0)
     assert wait.outlasts(stall(1), 159.0)
     assert not wait.outlasts(stall(1), 160.0)
@@ -89,14 +89,14 @@ def test_it_waits_for_others_until_its_limit() -> None:
 
 
 @pytest.mark.parametrize("missing", [(), (0,)])
-def test_it_does_not_wait_for_a_server_or_for_itself(missing: tuple[int, ...], told: Told) -> None:
+def test_it_does_not_wait_for_a_server_or_for_itself(missing, told):
     wait = JoinWait(0, 60.0, now=100.0)
     wait.tell(stall(*missing), 110.0)
     assert not wait.outlasts(stall(*missing), 110.0)
     assert told.lines == []
 
 
-def test_it_says_once_who_is_missing(told: Told) -> None:
+def test_it_says_once_who_is_missing(told):
     wait = JoinWait(0, 60.0, now=100.0)
     for now in (101.9, 102.0, 104.0):
         wait.tell(stall(1, 2), now)
@@ -105,7 +105,7 @@ def test_it_says_once_who_is_missing(told: Told) -> None:
     ]
 
 
-def test_the_limit_is_of_the_environment(monkeypatch) -> None:
+def test_the_limit_is_of_the_environment(monkeypatch):
     assert join_limit_s() == 600.0
     monkeypatch.setenv("PEELSUM_JOIN_S", "90")
     assert join_limit_s() == 90.0
@@ -116,7 +116,7 @@ def test_the_limit_is_of_the_environment(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("word", "value"), [(0, 0), (2, 0), (1, 0), (1, 1), (1, 0xFFFFFFFF)])
-def test_a_run_that_was_answered_with_other_numbers_is_refused(word: int, value: int) -> None:
+def test_a_run_that_was_answered_with_other_numbers_is_refused(word, value):
     part = JoiningSum(CONFIG, 1)
     numbers = np.array([5, part.words[1], 7], np.uint32)
     part.check(numbers)
@@ -134,9 +134,7 @@ def test_a_run_that_was_answered_with_other_numbers_is_refused(word: int, value:
         (None, "up", "admit the job and start its server again, then all workers"),
     ],
 )
-def test_in_a_network_of_up_readmit_is_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, seats: int | None, network: str | None, remedy: str
-) -> None:
+def test_in_a_network_of_up_readmit_is_the_remedy(monkeypatch, seats, network, remedy):
     """But not for another job than the seat's, or for a seat that no network gave."""
     for name in (SEAT, MARKER):
         monkeypatch.delenv(name, raising=False)
@@ -150,10 +148,8 @@ def test_in_a_network_of_up_readmit_is_the_remedy(
 
 
 @pytest.mark.parametrize(("drawn", "number"), [(0, 1), ((1 << 32) - 2, (1 << 32) - 1)])
-def test_the_number_that_a_worker_joins_with_is_not_zero(
-    monkeypatch: pytest.MonkeyPatch, drawn: int, number: int
-) -> None:
-    def randbelow(below: int) -> int:
+def test_the_number_that_a_worker_joins_with_is_not_zero(monkeypatch, drawn, number):
+    def randbelow(below):
         assert drawn < below
         return drawn
 
@@ -161,7 +157,7 @@ def test_the_number_that_a_worker_joins_with_is_not_zero(
     assert JoiningSum(CONFIG, 1).words.tolist() == [0, number, 0]
 
 
-def test_a_later_sum_says_what_it_waits_for(told: Told) -> None:
+def test_a_later_sum_says_what_it_waits_for(told):
     assert not warn_of_long_wait(Stalled(1, 6, (2,), 4.9), 30.0)
     assert warn_of_long_wait(Stalled(1, 6, (2,), 5.0), 30.0)
     assert told.lines == [
@@ -170,10 +166,10 @@ def test_a_later_sum_says_what_it_waits_for(told: Told) -> None:
     ]
 
 
-def test_a_worker_tells_of_a_late_one_before_the_stall(monkeypatch, told) -> None:
+def test_a_worker_tells_of_a_late_one_before_the_stall(monkeypatch, told):
     monkeypatch.setattr(joining, "WARN_STALL_AFTER_S", 0.2)
 
-    def late(worker: int) -> None:
+    def late(worker):
         with SwitchSummation(CONFIG, worker, switch.address(worker)) as summation:
             for step in range(2):
                 if (worker, step) == (2, 1):
@@ -187,19 +183,19 @@ def test_a_worker_tells_of_a_late_one_before_the_stall(monkeypatch, told) -> Non
     assert all("still waiting for worker 2;" in line for line in waits)
 
 
-def test_a_worker_that_was_stopped_does_not_warn_of_results_that_have_come(monkeypatch) -> None:
+def test_a_worker_that_was_stopped_does_not_warn_of_results_that_have_come(monkeypatch):
     """It is stopped after it has looked for packets; then the other worker sums, and the results come."""
     config = JobConfig(job_id=1, generation=4, workers=2, lanes=8, window=64)
     stopped, summed, waits = threading.Event(), threading.Event(), dict[int, list[float]]()
 
-    def recorded(wait: Stalled, limit_s: float) -> bool:
+    def recorded(wait, limit_s):
         waits.setdefault(threading.get_ident(), []).append(wait.seconds)
         return False
 
-    def stopping(summation: SwitchSummation) -> None:
+    def stopping(summation):
         run = summation._exchange.run
 
-        def run_and_stop() -> list:
+        def run_and_stop():
             events = run()
             if not events and not stopped.is_set():
                 stopped.set()
@@ -209,7 +205,7 @@ def test_a_worker_that_was_stopped_does_not_warn_of_results_that_have_come(monke
 
         summation._exchange.run = run_and_stop
 
-    def work(worker: int) -> list[float]:
+    def work(worker):
         part = Part(np.ones(5, np.uint32), "add")
         with SwitchSummation(config, worker, switch.address(worker)) as summation:
             summation.sum_words([part])

@@ -1,16 +1,14 @@
 """A worker in several planes: each part's shares, what is in step, and what one plane's failure does."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 import pytest
 from patience import PATIENCE_S, with_longer_timeouts
-from udp_switch import PORT, UdpSwitch, drawn, served
+from udp_switch import PORT, drawn, served
 
 from peelsum.summation import Part
 from peelsum.transport import (
@@ -22,8 +20,7 @@ from peelsum.transport import (
     TransportError,
 )
 from peelsum.transport.errors import StalledError, SwitchUnreachableError
-from peelsum.transport.link import Wire
-from peelsum.transport.stats import ServerStats, WorkerStats, added
+from peelsum.transport.stats import WorkerStats, added
 from peelsum.wire import Flag, packet_fields
 from peelsum.wire.datagrams import BatchSocket
 
@@ -41,27 +38,25 @@ CONFIGS = [
 class Planes:
     """Switches of the specification with their servers, and the workers in all of them."""
 
-    def __init__(self, served: Sequence[Any], configs: Sequence[JobConfig]) -> None:
-        self.switches: list[UdpSwitch] = [switch for switch, *_ in served]
+    def __init__(self, served, configs):
+        self.switches = [switch for switch, *_ in served]
         self.configs, self._served = configs, served
 
-    def stop(self, plane: int) -> ServerStats:
+    def stop(self, plane):
         """End a plane's server, unless it has ended; return its statistics."""
         _, service, _, serving = self._served[plane]
         service.stop()
         return serving.result(PATIENCE_S)
 
-    def places(self, worker: int) -> list[tuple[JobConfig, tuple[str, int]]]:
+    def places(self, worker):
         """The job and the worker's port in every plane."""
         at = [switch.address(worker) for switch in self.switches]
         return list(zip(self.configs, at, strict=True))
 
-    def on_all(
-        self, work: Callable[[SwitchSummation], object], timeout_s: float = PATIENCE_S
-    ) -> list[object]:
+    def on_all(self, work, timeout_s=PATIENCE_S):
         """What `work` returned or raised, by worker."""
 
-        def run(worker: int) -> object:
+        def run(worker):
             (job, address), *more = self.places(worker)
             try:
                 with SwitchSummation(
@@ -76,7 +71,7 @@ class Planes:
 
 
 @contextmanager
-def planes(count: int, loss: float = 0.0, timers: Timers | None = None) -> Iterator[Planes]:
+def planes(count, loss=0.0, timers=None):
     timers = timers or Timers(linger=PATIENCE_S)
     configs = [replace(one, timers=timers) for one in CONFIGS[:count]]
     with ExitStack() as stack:
@@ -86,7 +81,7 @@ def planes(count: int, loss: float = 0.0, timers: Timers | None = None) -> Itera
         yield Planes(played, configs)
 
 
-def independent(op: str, number: int, length: int) -> list[int]:
+def independent(op, number, length):
     """The sum by Python's integers."""
     rows = [drawn(worker, number, length).tolist() for worker in range(WORKERS)]
     if op == "add":
@@ -103,11 +98,11 @@ LENGTHS += [3 * SHARE - LANES, 3 * SHARE, 3 * SHARE + LANES + 1, 7 * SHARE + 3]
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("loss", [0.0, 0.03])
-def test_sums_are_those_of_pythons_integers(count: int, loss: float) -> None:
+def test_sums_are_those_of_pythons_integers(count, loss):
     ops = ("add", "or")
     plan = [(ops[number % 2], number, length) for number, length in enumerate(LENGTHS + LENGTHS[1::3])]
 
-    def work(summation: SwitchSummation) -> object:
+    def work(summation):
         assert (summation.planes, summation.lanes, summation.workers) == (count, LANES, WORKERS)
         together, alone = plan[: len(LENGTHS)], plan[len(LENGTHS) :]
         parts = [Part(drawn(summation.worker_id, n, length), op) for op, n, length in together]
@@ -121,14 +116,14 @@ def test_sums_are_those_of_pythons_integers(count: int, loss: float) -> None:
     assert got == [[independent(*one) for one in plan]] * WORKERS
 
 
-def test_a_part_is_checked_once_all_its_shares_are_there_and_before_later_parts() -> None:
+def test_a_part_is_checked_once_all_its_shares_are_there_and_before_later_parts():
     """Plane 1 loses every packet of the later part until all workers have checked the first."""
     length = 4 * SHARE
 
-    def work(summation: SwitchSummation) -> object:
+    def work(summation):
         seen = []
 
-        def check(words: np.ndarray) -> None:
+        def check(words):
             seen.append(words.tolist())
             checked.wait(PATIENCE_S)
 
@@ -142,7 +137,7 @@ def test_a_part_is_checked_once_all_its_shares_are_there_and_before_later_parts(
         checked = threading.Barrier(WORKERS, action=all_checked.set)
         process = spec.process
 
-        def lossy(port: int, payload: bytes, now: int) -> list[tuple[int, bytes]]:
+        def lossy(port, payload, now):
             packet = packet_fields(np.frombuffer(payload, np.uint8)[None, :], LANES)
             later = bool(packet["flags"][0] & Flag.OR)
             return [] if later and not all_checked.is_set() else process(port, payload, now)
@@ -151,11 +146,11 @@ def test_a_part_is_checked_once_all_its_shares_are_there_and_before_later_parts(
         assert made.on_all(work) == [[independent("add", 0, length), independent("or", 1, length)]] * WORKERS
 
 
-def test_what_a_check_raises_ends_the_sum_in_all_planes() -> None:
+def test_what_a_check_raises_ends_the_sum_in_all_planes():
     """Later parts differ in length, so that no plane would ever complete them."""
 
-    def work(summation: SwitchSummation) -> object:
-        def refuse(words: np.ndarray) -> None:
+    def work(summation):
+        def refuse(words):
             raise ValueError(f"{words[0]}")
 
         later = np.zeros((summation.worker_id + 2) * SHARE, np.uint32)
@@ -171,11 +166,11 @@ def test_what_a_check_raises_ends_the_sum_in_all_planes() -> None:
 
 
 @pytest.mark.parametrize(("dead", "length"), [pytest.param(0, LANES, marks=pytest.mark.slow), (1, 4 * SHARE)])
-def test_a_plane_whose_switch_falls_silent_is_named_by_every_worker(dead: int, length: int) -> None:
-    def named(timeout_s: float) -> None:
+def test_a_plane_whose_switch_falls_silent_is_named_by_every_worker(dead, length):
+    def named(timeout_s):
         met = threading.Barrier(WORKERS)
 
-        def work(summation: SwitchSummation) -> object:
+        def work(summation):
             summation.sum_words([Part(drawn(0, 0, length), "add")])
             if met.wait(PATIENCE_S) == 0:
                 made.switches[dead].spec.process = lambda *_: []
@@ -193,8 +188,8 @@ def test_a_plane_whose_switch_falls_silent_is_named_by_every_worker(dead: int, l
     with_longer_timeouts(named)
 
 
-def test_a_worker_that_leaves_is_noticed_in_the_plane_of_the_next_part() -> None:
-    def work(summation: SwitchSummation) -> object:
+def test_a_worker_that_leaves_is_noticed_in_the_plane_of_the_next_part():
+    def work(summation):
         for _ in range(1 + (summation.worker_id == 1)):
             summation.sum_words([Part(drawn(0, 0, LANES), "add")])
         return "left"
@@ -206,10 +201,10 @@ def test_a_worker_that_leaves_is_noticed_in_the_plane_of_the_next_part() -> None
     assert str(outcomes[1]).startswith("plane 1: job 2: a worker has left while this one still sums")
 
 
-def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_plane() -> None:
+def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_plane():
     """Worker 0 misses results of plane 1 until the plane's server starts anew; others sum in plane 0 then."""
 
-    def work(summation: SwitchSummation) -> object:
+    def work(summation):
         number = summation.worker_id
         summation.sum_words([])
         joined.wait(PATIENCE_S)
@@ -225,11 +220,11 @@ def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_p
         spec, restarted = made.switches[1].spec, threading.Event()
         process, port = spec.process, PORT + 1
 
-        def lossy(ingress: int, payload: bytes, now: int) -> list[tuple[int, bytes]]:
+        def lossy(ingress, payload, now):
             out = process(ingress, payload, now)
             return out if restarted.is_set() else [one for one in out if one[0] != port]
 
-        def restart() -> None:
+        def restart():
             made.stop(1)
             again = stack.enter_context(AggregationService(made.configs[1], made.switches[1].address()))
             serving = threading.Thread(target=again.run)
@@ -243,7 +238,7 @@ def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_p
         assert made.on_all(work) == [[independent("add", part, LANES) for part in range(3)]] * WORKERS
 
 
-def test_a_plane_without_a_switch_is_named() -> None:
+def test_a_plane_without_a_switch_is_named():
     with planes(1) as made, BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
         ((job, address),) = made.places(0)
         with pytest.raises(
@@ -253,20 +248,20 @@ def test_a_plane_without_a_switch_is_named() -> None:
 
 
 @pytest.mark.parametrize("other", [{"workers": 2}, {"lanes": 16}, {"workers": 3, "racks": (2, 1)}])
-def test_planes_of_different_jobs(other: dict[str, object]) -> None:
+def test_planes_of_different_jobs(other):
     with pytest.raises(TransportConfigError, match="more_planes: jobs differ in workers, lanes or racks"):
         SwitchSummation(CONFIGS[0], 0, ("h", 1), more_planes=[(replace(CONFIGS[1], **other), ("h", 2))])
 
 
 @pytest.mark.parametrize(("wire", "names"), [("ethernet", ["eth0"]), ("udp-port", ["eth0", "eth1"])])
-def test_each_plane_has_an_interface_of_its_own(wire: Wire, names: list[str]) -> None:
+def test_each_plane_has_an_interface_of_its_own(wire, names):
     with pytest.raises(TransportConfigError, match=f"interfaces: {', '.join(names)} for 2 planes by {wire}"):
         SwitchSummation(
             CONFIGS[0], 0, ("h", 1), wire=wire, more_planes=[(CONFIGS[1], ("h", 2))], interfaces=names
         )
 
 
-def numbered(first: int, rtts: Sequence[float | None]) -> WorkerStats:
+def numbered(first, rtts):
     """Statistics whose numbers are `first` and those after it."""
     names = [one.name for one in fields(WorkerStats) if one.type == "int"]
     numbers = {name: first + n for n, name in enumerate(names)}
@@ -274,7 +269,7 @@ def numbered(first: int, rtts: Sequence[float | None]) -> WorkerStats:
     return WorkerStats(**numbers, dropped={"a": first}, rtt_mean=mean, rtt_least=least, rtt_most=most)
 
 
-def test_statistics_of_planes_add_up() -> None:
+def test_statistics_of_planes_add_up():
     one, other, silent = (
         numbered(0, (0.1, 0.05, 0.3)),
         numbered(4, (0.4, 0.02, 0.5)),

@@ -22,7 +22,7 @@ from peelsum.transport.endpoint_state import Clock
 from peelsum.wire import Kind
 
 
-def test_while_all_is_silent_only_the_oldest_chunk_asks() -> None:
+def test_while_all_is_silent_only_the_oldest_chunk_asks():
     endpoint = WorkerEndpoint(replace(WRAPPING, timers=Timers(first_answer=0.5)), 1)
     endpoint.submit(np.zeros(5 * LANES, np.uint32), "add")
     sent(endpoint, 10.0)
@@ -33,11 +33,10 @@ def test_while_all_is_silent_only_the_oldest_chunk_asks() -> None:
     (packet,) = sent(endpoint, 10.5)
     assert (packet["kind"], packet["chunk_id"], packet["bitmap"]) == (Kind.RETRY, 0xFFFFFFFE, 2)
     again = endpoint.next_timer()
-    assert again is not None
     assert again > 10.5
 
 
-def test_back_off_ends_at_the_cap() -> None:
+def test_back_off_ends_at_the_cap():
     endpoint = sending(1, 1, timers=Timers(first_answer=0.5, resend_most=0.8))
     times = [0.0]
     for _ in range(12):
@@ -49,7 +48,7 @@ def test_back_off_ends_at_the_cap() -> None:
     assert pauses[-1] == pytest.approx(0.8)
 
 
-def test_a_chunk_overtaken_by_three_is_resent_at_once() -> None:
+def test_a_chunk_overtaken_by_three_is_resent_at_once():
     endpoint = WorkerEndpoint(WRAPPING, 0)
     words = np.arange(8 * LANES, dtype=np.uint32)
     endpoint.submit(words, "add")
@@ -64,7 +63,7 @@ def test_a_chunk_overtaken_by_three_is_resent_at_once() -> None:
     assert sent(endpoint, 0.001) == [], "the resend has had no time to be answered"
 
 
-def test_a_missing_chunk_holds_nothing_up_until_the_window_is_full() -> None:
+def test_a_missing_chunk_holds_nothing_up_until_the_window_is_full():
     endpoint = WorkerEndpoint(replace(WORKER_CONFIG, window=256, initial_window=64), 0)
     endpoint.submit(np.zeros(400 * LANES, np.uint32), "add")
     count = len(sent(endpoint))
@@ -77,7 +76,7 @@ def test_a_missing_chunk_holds_nothing_up_until_the_window_is_full() -> None:
     assert sent(endpoint, 0.1)[0]["chunk_id"] == 256
 
 
-def test_a_lost_resend_is_known_by_the_answer_to_what_was_sent_after_it() -> None:
+def test_a_lost_resend_is_known_by_the_answer_to_what_was_sent_after_it():
     endpoint = lossy_start([5, 9])
     endpoint.receive(np.concatenate([result(c) for c in range(32, 40)]), 0.0015)
     assert sent(endpoint, 0.00151)[0]["kind"] == Kind.CONTRIBUTION, "sent at the same time, not after"
@@ -88,7 +87,7 @@ def test_a_lost_resend_is_known_by_the_answer_to_what_was_sent_after_it() -> Non
 
 
 @pytest.mark.parametrize("worker", [0, 1, 2])
-def test_the_second_time_one_worker_takes_the_sum_out_of_the_switch_then_all_may(worker: int) -> None:
+def test_the_second_time_one_worker_takes_the_sum_out_of_the_switch_then_all_may(worker):
     endpoint, kinds = sending(5, worker, first_chunk=WRAP), []
     for _ in range(4):
         now = endpoint.next_timer() + 10.0  # all have been silent long enough
@@ -98,7 +97,7 @@ def test_the_second_time_one_worker_takes_the_sum_out_of_the_switch_then_all_may
     assert [one[WRAP] for one in kinds] == [Kind.RETRY, second, Kind.RESEND, Kind.RESEND]
 
 
-def test_a_resend_follows_a_retry_soon_even_in_silence() -> None:
+def test_a_resend_follows_a_retry_soon_even_in_silence():
     endpoint = sending(1, 2, first_chunk=WRAP, timers=Timers(first_answer=0.5, resend_most=10.0))
     waits = []
     for _ in range(4):
@@ -107,7 +106,7 @@ def test_a_resend_follows_a_retry_soon_even_in_silence() -> None:
     assert waits == [(0.5, Kind.RETRY), (0.75, Kind.RESEND), (1.5, Kind.RESEND), (3.0, Kind.RESEND)]
 
 
-def test_nothing_is_sent_again_while_a_queue_grows_and_results_flow() -> None:
+def test_nothing_is_sent_again_while_a_queue_grows_and_results_flow():
     """A port that sends a chunk every 2 ms: round trips grow to 64 ms, faster than the measured timer."""
     endpoint = sending(200, window=64, initial_window=32)
     now = 0.0
@@ -121,7 +120,7 @@ def test_nothing_is_sent_again_while_a_queue_grows_and_results_flow() -> None:
     assert stats.rtt_most > 0.06
 
 
-def test_round_trips_of_resent_chunks_are_not_measured() -> None:
+def test_round_trips_of_resent_chunks_are_not_measured():
     endpoint = sending(2, first_chunk=WRAP)
     endpoint.expire(0.1)
     sent(endpoint, 0.1)
@@ -132,7 +131,7 @@ def test_round_trips_of_resent_chunks_are_not_measured() -> None:
 
 
 @pytest.mark.parametrize("needed", [False, True])
-def test_what_is_answered_before_it_is_resent_is_resent_only_if_it_is_needed(needed: bool) -> None:
+def test_what_is_answered_before_it_is_resent_is_resent_only_if_it_is_needed(needed):
     worker = sending(2)
     due = let_expire(worker)
     if needed:
@@ -144,12 +143,11 @@ def test_what_is_answered_before_it_is_resent_is_resent_only_if_it_is_needed(nee
 
 
 @pytest.mark.parametrize(
-    ("next_sent", "answered", "again"),
-    [(0.00122, 0.0014, []), (0.00121, 0.0017, []), (0.00122, 0.0017, [5])],
+    ("next_sent", "answered", "again"), [(0.00122, 0.0014, []), (0.00121, 0.0017, []), (0.00122, 0.0017, [5])]
 )
 def test_a_resend_is_lost_when_much_later_packets_are_answered_after_half_a_round_trip(
-    next_sent: float, answered: float, again: list[int]
-) -> None:
+    next_sent, answered, again
+):
     """Much later is a quarter of a usual round trip, which is 0.85 ms after the third answer."""
     worker = lossy_start([5])  # resent at 1 ms
     worker.receive(result(32), 0.0012)
@@ -159,7 +157,7 @@ def test_a_resend_is_lost_when_much_later_packets_are_answered_after_half_a_roun
     assert [chunk for chunk in resent if chunk == 5] == again
 
 
-def test_neither_silence_nor_a_loss_shrinks_the_window() -> None:
+def test_neither_silence_nor_a_loss_shrinks_the_window():
     silent, answered = (sending(128, window=128, initial_window=64) for _ in range(2))
     answered.receive(result(1), 0.001)
     for worker in (silent, answered):
@@ -168,20 +166,20 @@ def test_neither_silence_nor_a_loss_shrinks_the_window() -> None:
     assert (silent.stats().window, answered.stats().window) == (64, 65)
 
 
-def probing() -> tuple[WorkerEndpoint, int]:
+def probing():
     """Return a worker that has sent 32 chunks and got the results of the first 8, at 1 ms."""
     worker = sending(32, window=32, initial_window=32)
     worker.receive(np.concatenate([result(chunk) for chunk in range(8)]), 0.001)
     return worker, 8
 
 
-def asked(worker: WorkerEndpoint) -> tuple[list[int], float]:
+def asked(worker):
     """Return the chunks that the worker resends when its timer runs out, and that time."""
     due = let_expire(worker)
     return chunks_of(sent(worker, due)), due
 
 
-def test_twice_as_many_chunks_are_asked_for_each_time_that_asking_helped() -> None:
+def test_twice_as_many_chunks_are_asked_for_each_time_that_asking_helped():
     worker, oldest = probing()
     for count in (1, 2, 4, 8):
         chunks, due = asked(worker)
@@ -191,14 +189,14 @@ def test_twice_as_many_chunks_are_asked_for_each_time_that_asking_helped() -> No
     assert worker.stats().resends == 15
 
 
-def test_one_chunk_is_asked_for_while_asking_does_not_help() -> None:
+def test_one_chunk_is_asked_for_while_asking_does_not_help():
     worker, oldest = probing()
     for _ in range(6):
         assert asked(worker)[0] == [oldest]
 
 
 @pytest.mark.parametrize(("came", "again"), [(2, [2, 3]), (3, [3])])
-def test_twice_what_was_asked_for_may_come_and_still_count_as_help(came: int, again: list[int]) -> None:
+def test_twice_what_was_asked_for_may_come_and_still_count_as_help(came, again):
     """If more comes, the chunks that the timer took for lost were late: the others are on their way."""
     worker, oldest = probing()
     _, due = asked(worker)
@@ -209,7 +207,7 @@ def test_twice_what_was_asked_for_may_come_and_still_count_as_help(came: int, ag
 TIMERS = Timers(first_answer=0.3, resend_least=0.002, resend_most=0.1)
 
 
-def after(round_trips: list[float]) -> WorkerEndpoint:
+def after(round_trips):
     """Return a worker whose chunks had these round-trip times, one after the other."""
     worker = WorkerEndpoint(replace(WORKER_CONFIG, timers=TIMERS), 0)
     worker.submit(np.zeros(100 * LANES, np.uint32), "add")
@@ -222,7 +220,7 @@ def after(round_trips: list[float]) -> WorkerEndpoint:
     return worker
 
 
-def average(round_trips: list[float]) -> float:
+def average(round_trips):
     """Return the timer by the page's formula."""
     first, *others = round_trips
     usual = first
@@ -243,9 +241,7 @@ def average(round_trips: list[float]) -> float:
         [0.2, 0.1],
     ],
 )
-def test_the_end_of_a_sum_is_probed_after_one_and_a_half_average_round_trips(
-    round_trips: list[float],
-) -> None:
+def test_the_end_of_a_sum_is_probed_after_one_and_a_half_average_round_trips(round_trips):
     worker = after(round_trips)
     now, clock = sum(round_trips), worker.state.clock
     usual = average(round_trips)
@@ -261,7 +257,7 @@ def test_the_end_of_a_sum_is_probed_after_one_and_a_half_average_round_trips(
     assert chunks_of(sent(worker, later + 1.5 * usual), Kind.RETRY) == [chunk]
 
 
-def test_the_first_chunk_of_a_sum_is_probed_after_twice_the_time_of_first_answers() -> None:
+def test_the_first_chunk_of_a_sum_is_probed_after_twice_the_time_of_first_answers():
     """Others may compute until they send theirs, which the time includes. It forgets a long one slowly."""
     worker, now = WorkerEndpoint(replace(WORKER_CONFIG, timers=TIMERS), 0), 0.0
     expected = 0.0
@@ -275,7 +271,7 @@ def test_the_first_chunk_of_a_sum_is_probed_after_twice_the_time_of_first_answer
         now += 1.0
 
 
-def test_a_first_answer_that_takes_longer_is_expected_the_next_time() -> None:
+def test_a_first_answer_that_takes_longer_is_expected_the_next_time():
     """The second chunk was not retransmitted and came as late: another worker was late, nothing was lost."""
     worker, resends = WorkerEndpoint(replace(WORKER_CONFIG, timers=TIMERS), 0), []
     for number, late in enumerate([0.001, 0.05, 0.05]):
@@ -294,9 +290,7 @@ def test_a_first_answer_that_takes_longer_is_expected_the_next_time() -> None:
     ("tries", "least", "wait"),
     [(2, 0.01, 0.0015), (4, 0.01, 0.0015), (5, 0.01, 0.01), (6, 0.001, 0.006), (99, 0.01, 0.024)],
 )
-def test_a_chunk_that_stays_lost_while_others_are_answered_backs_off_after_four_tries(
-    tries: int, least: float, wait: float
-) -> None:
+def test_a_chunk_that_stays_lost_while_others_are_answered_backs_off_after_four_tries(tries, least, wait):
     worker = lossy_start([5])
     state = worker.state = worker.state._replace(settings=worker.state.settings._replace(least=least))
     state.tries[5], state.sent_at[5], state.clock[Clock.QUIET_SINCE] = tries, 1.0, 2.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from job_hosts import CONFIG, LANES, partial, sent, server_at
 
-from peelsum.transport import AggregationServer, JobConfig, JobFinished, Stalled
+from peelsum.transport import AggregationServer, JobFinished, Stalled
 from peelsum.wire import EVERYONE, Flag, Kind
 
 RACKS = replace(CONFIG, workers=6, racks=(3, 1, 2))
@@ -15,7 +15,7 @@ OF_RACK, OF_RACKS = Flag.NONE, Flag.SPINE
 
 
 @pytest.mark.parametrize(("config", "flags"), [(CONFIG, OF_RACK), (RACKS, OF_RACKS)])
-def test_a_complete_sum_becomes_everybody_s_result_untouched(config: JobConfig, flags: Flag) -> None:
+def test_a_complete_sum_becomes_everybody_s_result_untouched(config, flags):
     server = AggregationServer(config)
     server.receive(partial(5, 0b111, 0xDEADBEEF, sender=1, flags=flags), 0.0)
     (packet,) = sent(server)
@@ -53,7 +53,7 @@ def test_a_complete_sum_becomes_everybody_s_result_untouched(config: JobConfig, 
         "racks",
     ],
 )
-def test_parts_add_up(config: JobConfig, parts: list[tuple[int, ...]], value: int, duplicates: int) -> None:
+def test_parts_add_up(config, parts, value, duplicates):
     server = AggregationServer(config)
     for workers, each, flags, sender in ((*part, OF_RACK, 0)[:4] for part in parts):
         server.receive(partial(0, workers, each, flags=flags, sender=sender), 0.0)
@@ -64,7 +64,7 @@ def test_parts_add_up(config: JobConfig, parts: list[tuple[int, ...]], value: in
     assert (stats.chunks_in_switch, stats.chunks_at_server, stats.duplicates) == (0, 1, duplicates)
 
 
-def test_overlapping_sums_are_not_added_but_are_united() -> None:
+def test_overlapping_sums_are_not_added_but_are_united():
     server = AggregationServer(CONFIG)
     server.receive(partial(0, 0b011, 3), 0.0)
     server.receive(partial(0, 0b110, 6), 0.0)
@@ -76,7 +76,7 @@ def test_overlapping_sums_are_not_added_but_are_united() -> None:
     assert (packet["chunk_id"], packet["flags"], packet["lanes"].tolist()) == (1, Flag.OR, [7] * LANES)
 
 
-def test_equal_bits_of_different_racks_do_not_overlap_and_those_of_one_are_not_added() -> None:
+def test_equal_bits_of_different_racks_do_not_overlap_and_those_of_one_are_not_added():
     server = AggregationServer(RACKS)
     server.receive(partial(0, 0b001, 1, sender=0), 0.0)
     server.receive(partial(0, 0b01, 1, sender=64), 0.0)
@@ -90,7 +90,7 @@ def test_equal_bits_of_different_racks_do_not_overlap_and_those_of_one_are_not_a
 
 @pytest.mark.parametrize("flag", [Flag.CE, Flag.FIN])
 @pytest.mark.parametrize("part", range(3))
-def test_congestion_and_the_end_stick_to_the_sum_whichever_part_has_them(flag: Flag, part: int) -> None:
+def test_congestion_and_the_end_stick_to_the_sum_whichever_part_has_them(flag, part):
     server = AggregationServer(CONFIG)
     for number, workers in enumerate([0b001, 0b011, 0b100]):
         server.receive(partial(0, workers, workers, flags=flag if number == part else 0), 0.0)
@@ -98,7 +98,7 @@ def test_congestion_and_the_end_stick_to_the_sum_whichever_part_has_them(flag: F
     assert (packet["flags"], packet["lanes"].tolist()) == (flag, [7] * LANES)
 
 
-def test_a_late_packet_gets_its_sender_the_kept_result() -> None:
+def test_a_late_packet_gets_its_sender_the_kept_result():
     server = server_at(0, 42)
     for now in (0.001, 0.0015):
         server.receive(partial(0, 0b010, 1, sender=1), now)
@@ -113,7 +113,7 @@ def test_a_late_packet_gets_its_sender_the_kept_result() -> None:
     assert (server.stats().replies, server.stats().results) == (2, 2)
 
 
-def test_a_request_of_the_worker_in_turn_gets_all_the_result_at_a_limited_rate() -> None:
+def test_a_request_of_the_worker_in_turn_gets_all_the_result_at_a_limited_rate():
     """If the result was lost before the switch, its slot drops the others' RETRYs: they all lack it."""
     server = server_at(4, 42)
     turn = 4 % 3
@@ -124,7 +124,7 @@ def test_a_request_of_the_worker_in_turn_gets_all_the_result_at_a_limited_rate()
     assert replies == [EVERYONE, turn, EVERYONE]
 
 
-def test_the_part_of_a_chunk_that_others_have_overtaken_makes_the_server_ask_for_the_rest_at_once() -> None:
+def test_the_part_of_a_chunk_that_others_have_overtaken_makes_the_server_ask_for_the_rest_at_once():
     """Its worker in turn took it out of the slot: the complete sum was lost, or a RETRY was."""
     server = server_at(10)
     server.receive(partial(8, 0b001, 1), 0.001)
@@ -138,7 +138,7 @@ def test_the_part_of_a_chunk_that_others_have_overtaken_makes_the_server_ask_for
     assert [int(p["kind"]) for p in sent(server)] == [Kind.RESULT]
 
 
-def test_all_get_the_result_again_if_a_switch_still_held_a_sum_of_several() -> None:
+def test_all_get_the_result_again_if_a_switch_still_held_a_sum_of_several():
     """The first RESULT did not pass that switch: it would have freed the slot."""
     server = AggregationServer(replace(CONFIG, timers=replace(CONFIG.timers, reply_gap=0.001)))
     server.receive(partial(0, 0b111, 42), 0.0)
@@ -171,9 +171,7 @@ def test_all_get_the_result_again_if_a_switch_still_held_a_sum_of_several() -> N
         (0b10, OF_RACK, 65, 65),
     ],
 )
-def test_all_get_the_result_again_that_did_not_pass_a_switch(
-    bitmap: int, flags: Flag, sender: int, to: int
-) -> None:
+def test_all_get_the_result_again_that_did_not_pass_a_switch(bitmap, flags, sender, to):
     server = AggregationServer(RACKS)
     server.receive(partial(0, 0b111, 42, flags=OF_RACKS), 0.0)
     sent(server)
@@ -183,7 +181,7 @@ def test_all_get_the_result_again_that_did_not_pass_a_switch(
     assert packet["lanes"][0] == 42
 
 
-def test_what_is_missing_is_asked_of_the_switch_and_then_of_everybody() -> None:
+def test_what_is_missing_is_asked_of_the_switch_and_then_of_everybody():
     server = AggregationServer(CONFIG)
     server.receive(partial(3, 0b010, 1, flags=Flag.CE, sender=1), 1.0)
     assert server.next_timer() == 1.01
@@ -200,7 +198,6 @@ def test_what_is_missing_is_asked_of_the_switch_and_then_of_everybody() -> None:
     pauses = []
     for _ in range(4):
         due = server.next_timer()
-        assert due is not None
         pauses.append(due - 1.02)
         server.expire(due)
     assert np.diff(pauses).max() == pytest.approx(0.04)
@@ -209,7 +206,7 @@ def test_what_is_missing_is_asked_of_the_switch_and_then_of_everybody() -> None:
     assert server.next_timer() is None
 
 
-def test_both_levels_are_asked_and_workers_are_named_by_rack() -> None:
+def test_both_levels_are_asked_and_workers_are_named_by_rack():
     server = AggregationServer(RACKS)
     server.receive(partial(3, 0b010, 1, flags=OF_RACKS | Flag.CE), 1.0)
     server.receive(partial(3, 0b100, 1, sender=2), 1.0)
@@ -224,7 +221,7 @@ def test_both_levels_are_asked_and_workers_are_named_by_rack() -> None:
     assert (last["bitmap"], last["lanes"][:3].tolist()) == (0b101, [0b011, 0, 0b11])
 
 
-def test_chunk_ids_wrap() -> None:
+def test_chunk_ids_wrap():
     server = AggregationServer(replace(CONFIG, first_chunk=2**32 - 20))
     for chunk in range(-20, 20):
         server.receive(partial(chunk, 0b111, chunk + 100), 0.0)
@@ -234,7 +231,7 @@ def test_chunk_ids_wrap() -> None:
     assert server.stats().dropped["out_of_window"] == 1
 
 
-def test_a_revived_old_chunk_is_forgotten_not_asked_for() -> None:
+def test_a_revived_old_chunk_is_forgotten_not_asked_for():
     server = AggregationServer(CONFIG)
     server.receive(partial(1, 0b001, 1), 0.0)
     server.receive(partial(12, 0b111, 1), 0.001)
@@ -245,7 +242,7 @@ def test_a_revived_old_chunk_is_forgotten_not_asked_for() -> None:
     assert server.stalled(0.01) is None
 
 
-def test_a_stall_names_the_oldest_chunk_and_who_is_missing() -> None:
+def test_a_stall_names_the_oldest_chunk_and_who_is_missing():
     server = AggregationServer(CONFIG)
     server.receive(partial(0, 0b111, 1), 0.0)
     server.receive(partial(2, 0b100, 1), 1.0)
@@ -258,7 +255,7 @@ def test_a_stall_names_the_oldest_chunk_and_who_is_missing() -> None:
     assert server.expire(7.1) == []
 
 
-def test_a_stall_names_racks_and_when_their_workers_were_last_seen() -> None:
+def test_a_stall_names_racks_and_when_their_workers_were_last_seen():
     server = AggregationServer(RACKS)
     server.receive(partial(0, 0b111, 1, flags=OF_RACKS), 0.0)
     server.receive(partial(1, 0b001, 1, flags=OF_RACKS), 1.0)
@@ -269,7 +266,7 @@ def test_a_stall_names_racks_and_when_their_workers_were_last_seen() -> None:
     assert "workers 32 (rack 1, last seen 6.0 s ago), 65 (rack 2, last seen 4.0 s ago)" in str(stall)
 
 
-def test_who_was_never_heard_of_is_said_to_be_so() -> None:
+def test_who_was_never_heard_of_is_said_to_be_so():
     server = AggregationServer(CONFIG)
     server.receive(partial(0, 0b010, 1), 1.0)
     server.receive(partial(0, 0b001, 1), 2.0)
@@ -280,7 +277,7 @@ def test_who_was_never_heard_of_is_said_to_be_so() -> None:
     assert (server.stalled(5.0).missing_workers, server.stalled(5.0).last_seen) == ((1, 2), (4.0, 1.0))
 
 
-def test_the_fin_chunk_finishes_the_job_once() -> None:
+def test_the_fin_chunk_finishes_the_job_once():
     server = AggregationServer(CONFIG)
     assert server.receive(partial(0, 0b111, 0, flags=Flag.FIN), 0.0) == [JobFinished(9, confirmed=True)]
     assert [int(p["flags"]) for p in sent(server)] == [Flag.FIN]
@@ -288,13 +285,12 @@ def test_the_fin_chunk_finishes_the_job_once() -> None:
     assert [int(p["sender"]) for p in sent(server)] == [1]
 
 
-def test_the_job_ends_without_the_fin_of_a_worker_that_left() -> None:
+def test_the_job_ends_without_the_fin_of_a_worker_that_left():
     """It ends `stall` seconds after the last packet with FIN; one that comes later is still answered."""
     server = AggregationServer(CONFIG)
     for now in (1.0, 2.0):
         server.receive(partial(0, 0b011, 0, flags=Flag.FIN, sender=0), now)
     while (due := server.next_timer()) != 7.0:
-        assert due is not None
         assert server.expire(due) == []
         sent(server)
     assert server.expire(7.0) == [JobFinished(9, confirmed=False)]
@@ -320,9 +316,7 @@ def test_the_job_ends_without_the_fin_of_a_worker_that_left() -> None:
         (RACKS, partial(0, 1, 1, sender=EVERYONE), "foreign_worker"),
     ],
 )
-def test_what_is_not_for_this_job_is_dropped_and_counted(
-    config: JobConfig, packet: np.ndarray, reason: str
-) -> None:
+def test_what_is_not_for_this_job_is_dropped_and_counted(config, packet, reason):
     server = AggregationServer(config)
     assert server.receive(packet, 0.0) == []
     assert sent(server) == []
@@ -331,7 +325,7 @@ def test_what_is_not_for_this_job_is_dropped_and_counted(
     assert sum(dropped.values()) == 1
 
 
-def test_random_bytes_never_raise_and_memory_stays_bounded() -> None:
+def test_random_bytes_never_raise_and_memory_stays_bounded():
     server = AggregationServer(replace(CONFIG, workers=32))
     numbers = np.random.default_rng(4)
     for step in range(20):
@@ -348,7 +342,7 @@ def test_random_bytes_never_raise_and_memory_stays_bounded() -> None:
     assert len(sent(server)) == 0
 
 
-def test_a_stall_counts_from_a_chunk_s_first_part_and_is_reported_again() -> None:
+def test_a_stall_counts_from_a_chunk_s_first_part_and_is_reported_again():
     server = AggregationServer(CONFIG)
     server.receive(partial(0, 0b001, 1, sender=0), 1.0)
     server.receive(partial(0, 0b010, 1, sender=1), 4.0)
@@ -359,18 +353,18 @@ def test_a_stall_counts_from_a_chunk_s_first_part_and_is_reported_again() -> Non
     assert (stall.seconds, stall.missing_workers) == (10.0, (2,))
 
 
-def listed(packet: np.void) -> list[int]:
+def listed(packet):
     """Return the chunks that a list has as complete."""
     bits = [int(lane) >> bit & 1 for lane in packet["lanes"] for bit in range(32)]
     return [int(packet["chunk_id"]) + number for number, bit in enumerate(bits) if bit]
 
 
-def owned(chunk: int) -> np.ndarray:
+def owned(chunk):
     """Return the complete sum of a chunk with an owner."""
     return partial(chunk, 0b111, chunk, sender=1, flags=Flag.OWNED)
 
 
-def test_owners_get_their_results_and_all_a_list_of_sixteen() -> None:
+def test_owners_get_their_results_and_all_a_list_of_sixteen():
     """A list repeats the 48 chunks before those that it is for."""
     server = AggregationServer(replace(CONFIG, window=128))
     for chunk in range(101, 116):
@@ -392,7 +386,7 @@ def test_owners_get_their_results_and_all_a_list_of_sixteen() -> None:
     assert listed(sent(server)[-1]) == list(range(117, 181))
 
 
-def test_a_list_of_few_chunks_waits_half_a_millisecond() -> None:
+def test_a_list_of_few_chunks_waits_half_a_millisecond():
     server = AggregationServer(replace(CONFIG, window=128))
     server.receive(owned(101), 1.0)
     assert len(sent(server)) == 1
@@ -404,7 +398,7 @@ def test_a_list_of_few_chunks_waits_half_a_millisecond() -> None:
     assert server.next_timer() is None
 
 
-def test_a_list_leaves_before_a_later_result_for_all() -> None:
+def test_a_list_leaves_before_a_later_result_for_all():
     """It has the chunks before that result only."""
     server = AggregationServer(replace(CONFIG, window=128))
     for chunk in (101, 103):
@@ -416,7 +410,7 @@ def test_a_list_leaves_before_a_later_result_for_all() -> None:
     assert server.next_timer() == 2.0005
 
 
-def test_a_chunk_s_owner_alone_completes_it_with_or() -> None:
+def test_a_chunk_s_owner_alone_completes_it_with_or():
     """What others sent of it before, zeros in a retransmission, changes nothing."""
     server = AggregationServer(CONFIG)
     server.receive(partial(5, 0b100, 0, sender=2, flags=Flag.OR), 0.0)

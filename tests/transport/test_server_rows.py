@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from job_hosts import CONFIG, LANES, chunks_of, partial, sent, server_at
 
-from peelsum.transport import AggregationServer, JobConfig
+from peelsum.transport import AggregationServer
 from peelsum.wire import EVERYONE, Flag, Kind
 
 WINDOW = CONFIG.window
@@ -21,7 +21,7 @@ PATIENCE = CONFIG.timers.need_most
 ASKS = 8
 
 
-def settled(newest: int = RUN, config: JobConfig = CONFIG) -> AggregationServer:
+def settled(newest=RUN, config=CONFIG):
     """Return a server whose newest complete chunk is `newest`, received at time 0."""
     server = AggregationServer(config)
     everybody = config.expected_mask
@@ -32,7 +32,7 @@ def settled(newest: int = RUN, config: JobConfig = CONFIG) -> AggregationServer:
     return server
 
 
-def sums_of(server: AggregationServer, chunks: range, now: float) -> list[int]:
+def sums_of(server, chunks, now):
     """Return those chunks that complete when each worker's part arrives once."""
     complete = []
     for chunk in chunks:
@@ -47,7 +47,7 @@ def sums_of(server: AggregationServer, chunks: range, now: float) -> list[int]:
 
 
 @pytest.mark.parametrize("newest", [RUN, 2**31 - 3, 2**32 - 3])
-def test_chunks_are_taken_up_to_a_window_from_the_newest_complete_one(newest: int) -> None:
+def test_chunks_are_taken_up_to_a_window_from_the_newest_complete_one(newest):
     server = settled(newest)
     for chunk in (newest + WINDOW, newest + 1 - WINDOW):
         server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
@@ -62,7 +62,7 @@ def test_chunks_are_taken_up_to_a_window_from_the_newest_complete_one(newest: in
 
 @pytest.mark.parametrize("far", [WINDOW + 1, 2 * WINDOW, 3 * WINDOW, 2**20, 2**30, 2**31 - 1, -(2**31), -100])
 @pytest.mark.parametrize("quiet", [0.0, 100.0])
-def test_one_stray_packet_neither_stalls_a_job_nor_names_anybody(far: int, quiet: float) -> None:
+def test_one_stray_packet_neither_stalls_a_job_nor_names_anybody(far, quiet):
     server = settled()
     for _ in range(3):  # the network may repeat it
         server.receive(partial(RUN + far, 0b001, 99, sender=0), quiet)
@@ -75,7 +75,7 @@ def test_one_stray_packet_neither_stalls_a_job_nor_names_anybody(far: int, quiet
     assert sum(server.stats().dropped.values()) == 3
 
 
-def test_random_chunks_make_a_new_server_ask_for_no_more_than_it_heard_of() -> None:
+def test_random_chunks_make_a_new_server_ask_for_no_more_than_it_heard_of():
     """It does not know yet where the job is, and asks for a chunk near the one it heard of last."""
     numbers, server, now, asked = np.random.default_rng(7), AggregationServer(CONFIG), 0.0, 0
     for _ in range(500):
@@ -94,7 +94,7 @@ def test_random_chunks_make_a_new_server_ask_for_no_more_than_it_heard_of() -> N
 
 
 @pytest.mark.parametrize("joins_late", [False, True])
-def test_a_server_misled_at_its_start_follows_the_job_within_its_patience(joins_late: bool) -> None:
+def test_a_server_misled_at_its_start_follows_the_job_within_its_patience(joins_late):
     """After a restart, a complete sum that was held up for more than a window is the first that comes.
 
     A worker that joins late, and is told so, changes nothing of that.
@@ -104,7 +104,7 @@ def test_a_server_misled_at_its_start_follows_the_job_within_its_patience(joins_
     server.receive(partial(RUN - 2 * WINDOW, 0b111, 99), 0.0)
     sent(server)
     now = 0.0
-    answers: list[np.void] = []
+    answers = []
     while all(packet["chunk_id"] != RUN for packet in answers):
         answers += [packet for packet in sent(server, now) if packet["kind"] == Kind.RESULT]
         assert now < 2.5 * PATIENCE
@@ -121,9 +121,7 @@ def test_a_server_misled_at_its_start_follows_the_job_within_its_patience(joins_
 
 
 @pytest.mark.parametrize("workers", [3, 3 * LANES])
-def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_the_run_is(
-    workers: int,
-) -> None:
+def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_the_run_is(workers):
     config, late = replace(CONFIG, workers=workers), workers - 1
     joining = config.joining_chunks
     assert joining == (1 if workers == 3 else 3)
@@ -145,7 +143,7 @@ def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_
         )
 
 
-def test_a_chunk_is_asked_for_so_often_and_again_when_a_packet_of_it_comes() -> None:
+def test_a_chunk_is_asked_for_so_often_and_again_when_a_packet_of_it_comes():
     server, need = AggregationServer(CONFIG), CONFIG.timers.need
     server.receive(partial(0, 0b001, 1, sender=0), 0.0)
     times = []
@@ -165,7 +163,7 @@ def test_a_chunk_is_asked_for_so_often_and_again_when_a_packet_of_it_comes() -> 
 
 
 @pytest.mark.parametrize("last", [RUN, RUN + 2 * WINDOW - 1])
-def test_after_a_restart_all_chunks_count_that_workers_can_be_at_together(last: int) -> None:
+def test_after_a_restart_all_chunks_count_that_workers_can_be_at_together(last):
     """The oldest that one worker waits for, and the newest that another has sent, are within 2 W."""
     server = AggregationServer(CONFIG)
     for chunk in (RUN, RUN + 2 * WINDOW - 1, last):
@@ -175,7 +173,7 @@ def test_after_a_restart_all_chunks_count_that_workers_can_be_at_together(last: 
     assert {int(packet["chunk_id"]) for packet in sent(server)} == {RUN, RUN + 2 * WINDOW - 1}
 
 
-def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on() -> None:
+def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on():
     server = AggregationServer(CONFIG)
     server.receive(partial(0, 0b001, 1, sender=0), 0.0)
     server.receive(partial(RUN, 0b010, 1, sender=1), 0.0)
@@ -190,7 +188,7 @@ def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on() -> Non
 
 
 @pytest.mark.parametrize(("bitmap", "to"), [(0b001, 0), (0b110, EVERYONE)])
-def test_a_chunk_in_the_row_of_one_that_was_answered_is_answered_at_once(bitmap: int, to: int) -> None:
+def test_a_chunk_in_the_row_of_one_that_was_answered_is_answered_at_once(bitmap, to):
     server = server_at(100)
     server.receive(partial(100, bitmap, 1, sender=0), 1.0)
     assert [int(packet["sender"]) for packet in sent(server)] == [to]
@@ -203,7 +201,7 @@ def test_a_chunk_in_the_row_of_one_that_was_answered_is_answered_at_once(bitmap:
     assert server.stats().replies_withheld == 0
 
 
-def test_a_chunk_in_the_row_of_an_incomplete_one_starts_from_nothing() -> None:
+def test_a_chunk_in_the_row_of_an_incomplete_one_starts_from_nothing():
     server = server_at(100)
     server.receive(partial(101, 0b011, 50, sender=0, flags=Flag.CE), 0.0)
     for chunk in (100 + WINDOW, 101 + WINDOW):

@@ -9,7 +9,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -31,7 +30,6 @@ from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.lease import Lease, LostRank, RankLostError
 from peelsum.transport.link import PortLink
 from peelsum.transport.warming import warm_up
-from peelsum.wire.datagrams import Address
 
 LOOPS = {
     endpoint_kernels: ["contribute", "take", "next_due", "expire", "resend"],
@@ -40,13 +38,13 @@ LOOPS = {
 }
 
 
-def test_a_missing_worker_is_named_by_the_others() -> None:
+def test_a_missing_worker_is_named_by_the_others():
     config = replace(CONFIG, timers=Timers(first_answer=0.01, need=0.005, resend_most=0.05, linger=0.1))
 
-    def named(timeout_s: float) -> None:
+    def named(timeout_s):
         with served(config) as (switch, _service, pool, _serving):
 
-            def wait_in_vain(worker: int) -> None:
+            def wait_in_vain(worker):
                 address = switch.address(worker)
                 lease = Mock(spec=Lease)
                 with SwitchSummation(
@@ -65,7 +63,7 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
     with_longer_timeouts(named)
 
 
-def test_a_loss_that_the_controller_has_reported_is_not_reported_to_it() -> None:
+def test_a_loss_that_the_controller_has_reported_is_not_reported_to_it():
     lease = Mock(spec=Lease)
     lease.check.side_effect = RankLostError([LostRank(2, 17, "10.0.0.3")], "job 1")
     with (
@@ -77,15 +75,13 @@ def test_a_loss_that_the_controller_has_reported_is_not_reported_to_it() -> None
     lease.fail.assert_not_called()
 
 
-def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(monkeypatch):
     """As when another thread holds the interpreter's lock after the compiled loop has returned."""
     config = replace(CONFIG, workers=1)
     late_by = [0.0]
     exchange = exchange_kernels.exchange
 
-    def kept_waiting(stations: tuple[exchange_kernels.Station, ...], polled: np.ndarray, until: float) -> Any:
+    def kept_waiting(stations, polled, until):
         if late_by[0]:
             return exchange(stations, polled, until)
         returned = exchange(stations, polled, 0.0)  # sends; nobody answers yet
@@ -94,7 +90,7 @@ def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(
         assert select.select([stations[0].wire.descriptor], [], [], PATIENCE_S)[0]
         return returned
 
-    def now() -> float:
+    def now():
         of_worker = threading.current_thread() is threading.main_thread()
         return time.monotonic() + (late_by[0] if of_worker else 0.0)
 
@@ -107,11 +103,11 @@ def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(
         np.testing.assert_array_equal(result, drawn(0, 0, 5))
 
 
-def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
+def test_a_switch_that_forgot_its_peers_meets_them_again():
     with served(CONFIG) as (switch, _service, pool, serving):
         met = threading.Barrier(3, action=switch.forget_peers)
 
-        def worker(number: int) -> list[list[np.ndarray]]:
+        def worker(number):
             address = switch.address(number)
             with SwitchSummation(CONFIG, number, address, timeout_s=120) as summation:
                 first = steps(summation, 1)
@@ -126,12 +122,12 @@ def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
 
 
 @pytest.mark.parametrize("address", [("a" * 64, 5), ("127.0.0.1", 99999)])
-def test_an_address_that_is_none_is_named(address: Address) -> None:
+def test_an_address_that_is_none_is_named(address):
     with pytest.raises(SwitchUnreachableError, match=rf"{address[0]}:{address[1]}: .*; check host and port"):
         SwitchSummation(CONFIG, 0, address)
 
 
-def test_after_warm_up_nothing_is_compiled_any_more() -> None:
+def test_after_warm_up_nothing_is_compiled_any_more():
     config = replace(CONFIG, workers=1)
     warm_up(config.lanes)
     loops = [getattr(module, name) for module, names in LOOPS.items() for name in names]
@@ -144,7 +140,7 @@ def test_after_warm_up_nothing_is_compiled_any_more() -> None:
     assert min(before) > 0
 
 
-def test_a_forked_child_is_refused_and_leaves_the_job_to_its_parent() -> None:
+def test_a_forked_child_is_refused_and_leaves_the_job_to_its_parent():
     """It sends nothing, and closes only its own descriptors."""
     config, left = replace(CONFIG, workers=1), ExitStack()
     with served(config) as (switch, _service, _pool, _):
@@ -166,7 +162,7 @@ def test_a_forked_child_is_refused_and_leaves_the_job_to_its_parent() -> None:
         summation.close()
 
 
-def test_a_worker_whose_own_code_fails_leaves_without_a_last_chunk() -> None:
+def test_a_worker_whose_own_code_fails_leaves_without_a_last_chunk():
     with UdpSwitch(8) as switch:
         switch.admit(CONFIG)
         with pytest.raises(ZeroDivisionError), SwitchSummation(CONFIG, 0, switch.address(0)) as summation:

@@ -3,11 +3,9 @@
 With racks, leaves below a spine sum, too.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,25 +24,16 @@ from rounds import (
     stray,
     submit_all,
 )
-from virtual_network import Actor, Faults, VirtualNetwork
+from virtual_network import Faults, VirtualNetwork
 
-from peelsum.transport import JobConfig, Timers
+from peelsum.transport import Timers
 from peelsum.wire import Kind, Verdict
 from peelsum.wire.clock import NEVER_TICKS
 
 STRAY_KINDS = (Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS)
 
 
-def run(
-    seed: int,
-    *,
-    worst: float = 0.3,
-    racks: int = 0,
-    jobs: int = 1,
-    restarts: bool = False,
-    server_restarts: bool = False,
-    collectives: bool = False,
-) -> VirtualNetwork:
+def run(seed, *, worst=0.3, racks=0, jobs=1, restarts=False, server_restarts=False, collectives=False):
     random = Random(seed)
     network = drawn_network(random, seed, worst, racks)
     windows = (1, 3, 16, 64, 64, 128) if collectives else (1, 3, 8, 16)
@@ -72,16 +61,12 @@ def run(
 
 
 #: For each scene, the first seeds of its blocks, how many seeds a block has, and the settings of a seed.
-SCENES: dict[str, tuple[range, int, Callable[[int], dict[str, Any]]]] = {
+SCENES = {
     "sums": (range(0, 150, 10), 10, lambda seed: {}),
     "restarts": (range(1000, 1080, 10), 10, lambda seed: {"restarts": True}),
     "two jobs": (range(2000, 2050, 10), 10, lambda seed: {"jobs": 2}),
     "racks": (range(4000, 4060, 10), 10, lambda seed: {"worst": 0.25, "racks": 2}),
-    "racks restart": (
-        range(5000, 5050, 10),
-        10,
-        lambda seed: {"worst": 0.25, "racks": 2, "restarts": True},
-    ),
+    "racks restart": (range(5000, 5050, 10), 10, lambda seed: {"worst": 0.25, "racks": 2, "restarts": True}),
     # A leaf keeps a result that another rack, and then the server, have lost.
     "racks' server restarts": (
         range(8000, 8160, 40),
@@ -118,14 +103,14 @@ COLLECTIVES = {"worst": 0.2, "collectives": True}
         for first in firsts
     ],
 )
-def test_results_are_exact_whatever_the_network_does(scene: str, first: int) -> None:
+def test_results_are_exact_whatever_the_network_does(scene, first):
     _, count, settings = SCENES[scene]
     networks = [run(seed, **settings(seed)) for seed in range(first, first + count)]
     if scene == "two jobs in racks":  # they share slots, in both levels
         assert sum(one.verdicts[Verdict.COLLIDED] for network in networks for one in network.switches)
 
 
-def rejoin(seed: int) -> None:
+def rejoin(seed):
     """A job is cut off in the middle and starts again, under the next generation, at the same chunk."""
     random = Random(seed)
     faults = Faults.drawn(random, 0.3)
@@ -148,13 +133,13 @@ def rejoin(seed: int) -> None:
 @pytest.mark.parametrize(
     "first", [3000, *(pytest.param(first, marks=pytest.mark.slow) for first in (3010, 3020, 3030))]
 )
-def test_a_new_generation_is_not_touched_by_the_old_one_s_packets(first: int) -> None:
+def test_a_new_generation_is_not_touched_by_the_old_one_s_packets(first):
     for seed in range(first, first + 10):
         rejoin(seed)
 
 
 @pytest.mark.parametrize(("racks", "seed"), [((), seed) for seed in range(2)] + [((2, 3), 0)])
-def test_a_quiet_network_sums_every_chunk_in_the_switches(racks: tuple[int, ...], seed: int) -> None:
+def test_a_quiet_network_sums_every_chunk_in_the_switches(racks, seed):
     network = quiet(seed, racks=len(racks))
     config = replace(QUIET, workers=sum(racks) or 3, racks=racks, first_chunk=0xFFFFFFF0)
     actors = network.admit(config, SERVER_PORT[1])
@@ -174,7 +159,7 @@ def test_a_quiet_network_sums_every_chunk_in_the_switches(racks: tuple[int, ...]
     assert all(slot.tag == 0 or slot.keeps_result for one in network.switches for slot in one.state)
 
 
-def summing(network: VirtualNetwork, config: JobConfig, chunks: int) -> list[Actor]:
+def summing(network, config, chunks):
     """Admit a job of three workers that sum 1, 2 and 4."""
     actors = network.admit(config, SERVER_PORT[1])
     submit_all(network, actors, [Round("add", [np.full(chunks * LANES, n, np.uint32) for n in (1, 2, 4)])])
@@ -190,9 +175,7 @@ def summing(network: VirtualNetwork, config: JobConfig, chunks: int) -> list[Act
         pytest.param(6, 0.05, 0.2, 100_000, 1, id="5%"),
     ],
 )
-def test_random_loss_costs_round_trips_not_timeouts(
-    seed: int, drop: float, seconds: float, packets: int, most_cuts: int | None
-) -> None:
+def test_random_loss_costs_round_trips_not_timeouts(seed, drop, seconds, packets, most_cuts):
     network = quiet(seed, slots=4096, drop=drop)
     actors = summing(network, replace(QUIET, window=256, timers=Timers()), 4000)
     network.run_until(lambda: all(actor.sums for actor in actors), seconds=seconds, packets=packets)
@@ -204,13 +187,13 @@ def test_random_loss_costs_round_trips_not_timeouts(
 
 
 @pytest.mark.parametrize("gap_ms", [0.1, 0.4, 0.5, 1.0, 3.0])
-def test_a_worker_that_submits_slowly_is_not_taken_for_loss(gap_ms: float) -> None:
+def test_a_worker_that_submits_slowly_is_not_taken_for_loss(gap_ms):
     """A round trip takes 0.2 ms. Without loss, the others wait for the slow one's chunks."""
     network = quiet(1, slots=512)
     actors = network.admit(replace(QUIET, window=256, timers=Timers()), SERVER_PORT[1])
     sums = [Round("add", [np.full(chunks * LANES, 1, np.uint32)] * 3) for chunks in (32, *[1] * 200)]
 
-    def submit(actor: Actor, worker: int, sum_: int) -> None:
+    def submit(actor, worker, sum_):
         actor.machine.submit(sums[sum_].inputs[worker], "add")
         network.poke(actor)
 
@@ -223,14 +206,14 @@ def test_a_worker_that_submits_slowly_is_not_taken_for_loss(gap_ms: float) -> No
     assert max(actor.machine.stats().resends for actor in actors) <= len(sums) / 4
 
 
-def join_and_sum(network: VirtualNetwork, actor: Actor, rounds: list[Round], numbers: np.ndarray) -> None:
+def join_and_sum(network, actor, rounds, numbers):
     """Join with `numbers`, go to the run's start, and submit each round after the previous results."""
     machine, worker = actor.machine, actor.machine.worker_id
     mine = np.where(np.arange(len(numbers)) == worker, numbers, 0).astype(np.uint32)
     tickets = [machine.submit(mine, "add")]
     network.poke(actor)
 
-    def look() -> None:
+    def look():
         if tickets[-1] in actor.sums:
             if len(tickets) == 1:
                 np.testing.assert_array_equal(actor.sums.pop(0), numbers)
@@ -247,7 +230,7 @@ def join_and_sum(network: VirtualNetwork, actor: Actor, rounds: list[Round], num
     network.at(0.0, look)
 
 
-def run_with_strays(seed: int, *, worst: float, restart: bool) -> VirtualNetwork:
+def run_with_strays(seed, *, worst, restart):
     """A job of one to five workers, and twenty strays from its ports, within 50 ms."""
     random = Random(seed)
     config = drawn_config(random, 1, first_chunk=random.choice([0, 1000, 2**32 - 2]))
@@ -276,6 +259,6 @@ def run_with_strays(seed: int, *, worst: float, restart: bool) -> VirtualNetwork
 @pytest.mark.parametrize(
     "block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 5))]
 )
-def test_sums_are_exact_whatever_strays_come(block: int, worst: float, restart: bool) -> None:
+def test_sums_are_exact_whatever_strays_come(block, worst, restart):
     for seed in range(block * 10, block * 10 + 10):
         run_with_strays(seed, worst=worst, restart=restart)

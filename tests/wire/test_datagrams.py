@@ -5,7 +5,6 @@ import errno
 import logging
 import socket
 import subprocess
-from collections.abc import Iterator
 
 import networks
 import numpy as np
@@ -22,14 +21,12 @@ from peelsum.wire.mtu import mtu_of, path_mtu_error
 SIZES = (1, 144, 1040, 40000, MAX_DATAGRAM)
 
 
-def batch_of(count: int, size: int, seed: int = 1) -> np.ndarray:
+def batch_of(count, size, seed=1):
     return np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
 
 
 @contextlib.contextmanager
-def pair(
-    size: int, offload_in: bool | None = None, offload_out: bool | None = None, burst: int = 1024
-) -> Iterator[tuple[BatchSocket, ...]]:
+def pair(size, offload_in=None, offload_out=None, burst=1024):
     with (
         BatchSocket.bind(("127.0.0.1", 0), size, offload=offload_in, burst=burst) as into,
         BatchSocket.bind(("127.0.0.1", 0), size, offload=offload_out) as out,
@@ -38,7 +35,7 @@ def pair(
         yield into, out
 
 
-def drain(sock: BatchSocket) -> list[Burst]:
+def drain(sock):
     """Return everything that has arrived, copied out of the socket's buffer."""
     bursts = []
     while (burst := sock.receive()) is not None:
@@ -49,9 +46,7 @@ def drain(sock: BatchSocket) -> list[Burst]:
 @pytest.mark.parametrize("offload_in", [None, False])
 @pytest.mark.parametrize("offload_out", [None, False])
 @pytest.mark.parametrize("size", SIZES)
-def test_packets_arrive_whole_and_in_order(
-    size: int, offload_in: bool | None, offload_out: bool | None
-) -> None:
+def test_packets_arrive_whole_and_in_order(size, offload_in, offload_out):
     count = min(200, 200_000 // size)
     sent = batch_of(count, size)
     with pair(size, offload_in, offload_out) as (into, out):
@@ -64,14 +59,14 @@ def test_packets_arrive_whole_and_in_order(
         assert into.odd == 0
 
 
-def test_an_empty_batch_sends_nothing_and_nothing_there_is_none() -> None:
+def test_an_empty_batch_sends_nothing_and_nothing_there_is_none():
     with pair(64) as (into, out):
         assert out.send(batch_of(0, 64)) == 0
         assert into.receive() is None
 
 
 @pytest.mark.parametrize("offload", [None, False])
-def test_a_hello_is_reported_between_packets(offload: bool | None) -> None:
+def test_a_hello_is_reported_between_packets(offload):
     with pair(100, offload, offload) as (into, out):
         first, second = batch_of(3, 100, 1), batch_of(2, 100, 2)
         out.send_hello()
@@ -86,7 +81,7 @@ def test_a_hello_is_reported_between_packets(offload: bool | None) -> None:
 
 
 @pytest.mark.parametrize("offload", [None, False])
-def test_sources_are_kept_apart(offload: bool | None) -> None:
+def test_sources_are_kept_apart(offload):
     with (
         pair(80, offload, offload) as (into, first),
         BatchSocket.bind(("127.0.0.1", 0), 80, offload=offload) as second,
@@ -100,7 +95,7 @@ def test_sources_are_kept_apart(offload: bool | None) -> None:
 
 
 @pytest.mark.parametrize("offload", [None, False])
-def test_odd_sizes_are_counted_and_left_out(offload: bool | None) -> None:
+def test_odd_sizes_are_counted_and_left_out(offload):
     with pair(100, offload, offload) as (into, out):
         good = batch_of(2, 100)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
@@ -112,7 +107,7 @@ def test_odd_sizes_are_counted_and_left_out(offload: bool | None) -> None:
         assert into.odd == 5
 
 
-def test_a_burst_is_bounded_and_loses_nothing() -> None:
+def test_a_burst_is_bounded_and_loses_nothing():
     sent = batch_of(40, 50)
     with pair(50, False, False, burst=16) as (into, out):
         out.send(sent)
@@ -130,7 +125,7 @@ class StubbornSocket(socket.socket):
     refusal = errno.EINVAL
     most = 100
 
-    def send(self, data: memoryview, flags: int = 0) -> int:  # type: ignore[override]
+    def send(self, data, flags=0):
         if len(data) > self.most:
             raise OSError(self.refusal, "no segmentation here")
         return super().send(data, flags)
@@ -138,7 +133,7 @@ class StubbornSocket(socket.socket):
 
 @pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EIO, errno.EMSGSIZE])
 @pytest.mark.parametrize(("most", "offload"), [(100, False), (64 * 100, True)])
-def test_a_device_that_refuses_segments_gets_fewer_or_none(refusal: int, most: int, offload: bool) -> None:
+def test_a_device_that_refuses_segments_gets_fewer_or_none(refusal, most, offload):
     stubborn = StubbornSocket(socket.AF_INET, socket.SOCK_DGRAM)
     stubborn.refusal, stubborn.most = refusal, most
     sent = batch_of(200, 100)
@@ -156,7 +151,7 @@ class FullSocket(socket.socket):
 
     room = 1
 
-    def send(self, data: memoryview, flags: int = 0) -> int:  # type: ignore[override]
+    def send(self, data, flags=0):
         if not self.room:
             raise BlockingIOError(errno.EAGAIN, "full")
         self.room -= 1
@@ -164,9 +159,7 @@ class FullSocket(socket.socket):
 
 
 @pytest.mark.parametrize("offload", [None, False])
-def test_a_full_buffer_stops_the_send_says_how_far_it_came_and_refuses_no_segments(
-    offload: bool | None,
-) -> None:
+def test_a_full_buffer_stops_the_send_says_how_far_it_came_and_refuses_no_segments(offload):
     full = FullSocket(socket.AF_INET, socket.SOCK_DGRAM)
     sent = batch_of(400, 100)
     with BatchSocket.bind(("127.0.0.1", 0), 100) as into, BatchSocket(full, 100, offload=offload) as out:
@@ -179,7 +172,7 @@ def test_a_full_buffer_stops_the_send_says_how_far_it_came_and_refuses_no_segmen
 
 
 @contextlib.contextmanager
-def receiver(size: int, room: int, offload: bool | None = None) -> Iterator[BatchSocket]:
+def receiver(size, room, offload=None):
     """A socket that asks for a receive buffer of `room` bytes."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 0))
@@ -188,7 +181,7 @@ def receiver(size: int, room: int, offload: bool | None = None) -> Iterator[Batc
         yield into
 
 
-def test_an_overrun_receiver_is_counted() -> None:
+def test_an_overrun_receiver_is_counted():
     with BatchSocket.bind(("127.0.0.1", 0), 1000) as out, receiver(1000, 4096) as into:
         out.send(batch_of(100, 1000), into.address)
         arrived = sum(len(burst.packets) for burst in drain(into))
@@ -198,7 +191,7 @@ def test_an_overrun_receiver_is_counted() -> None:
 
 @pytest.mark.parametrize("offload", [None, False])
 @pytest.mark.parametrize("size", [144, 1040])
-def test_as_much_as_there_is_room_for_is_kept(size: int, offload: bool | None) -> None:
+def test_as_much_as_there_is_room_for_is_kept(size, offload):
     with (
         BatchSocket.bind(("127.0.0.1", 0), size, offload=offload) as out,
         receiver(size, 100_000, offload) as into,
@@ -209,7 +202,7 @@ def test_as_much_as_there_is_room_for_is_kept(size: int, offload: bool | None) -
         assert into.overruns == 0
 
 
-def test_a_peer_that_is_gone_stops_neither_direction() -> None:
+def test_a_peer_that_is_gone_stops_neither_direction():
     gone = BatchSocket.bind(("127.0.0.1", 0), 100)
     with BatchSocket.bind(("127.0.0.1", 0), 100) as sock:
         sock.connect(gone.address)
@@ -219,7 +212,7 @@ def test_a_peer_that_is_gone_stops_neither_direction() -> None:
         assert sock.receive() is None
 
 
-def test_a_resized_socket_takes_the_new_size_only() -> None:
+def test_a_resized_socket_takes_the_new_size_only():
     with pair(100) as (into, out):
         out.send(batch_of(5, 100))
         into.resize(50)
@@ -230,18 +223,18 @@ def test_a_resized_socket_takes_the_new_size_only() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, MAX_DATAGRAM + 1])
-def test_a_size_that_fits_no_datagram_is_refused(size: int) -> None:
+def test_a_size_that_fits_no_datagram_is_refused(size):
     with pytest.raises(ValueError, match=f"packet_bytes: {size} fits no datagram; use 1 to"):
         BatchSocket.bind(("127.0.0.1", 0), size)
 
 
 @pytest.mark.parametrize("shape", [(3, 99), (100,), (1, 2, 100)])
-def test_a_batch_of_other_rows_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_batch_of_other_rows_is_refused(shape):
     with pair(100) as (_, out), pytest.raises(ValueError, match="this socket sends uint8"):
         out.send(np.zeros(shape, np.uint8))
 
 
-def test_a_port_in_use_is_named_with_what_to_do() -> None:
+def test_a_port_in_use_is_named_with_what_to_do():
     with BatchSocket.bind(("127.0.0.1", 0), 100) as holder:
         port = holder.address[1]
         with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: .*choose another") as caught:
@@ -251,7 +244,7 @@ def test_a_port_in_use_is_named_with_what_to_do() -> None:
         assert again.address == ("127.0.0.1", port)
 
 
-def test_a_batch_with_gaps_in_memory_is_sent_as_its_rows() -> None:
+def test_a_batch_with_gaps_in_memory_is_sent_as_its_rows():
     with pair(100) as (into, out):
         wide = batch_of(10, 200)
         out.send(wide[::2, 50:150])
@@ -259,7 +252,7 @@ def test_a_batch_with_gaps_in_memory_is_sent_as_its_rows() -> None:
         assert np.array_equal(burst.packets, wide[::2, 50:150])
 
 
-def small_mtu() -> dict[str, object]:
+def small_mtu():
     """A host whose interface to the switch has an MTU of one byte less than 512 lanes need."""
     namespaces.add_wire("eth7", "far")
     subprocess.run(["ip", "link", "set", "eth7", "mtu", "2091"], check=True)
@@ -276,7 +269,7 @@ def small_mtu() -> dict[str, object]:
     return {"said": said, "fits": [fits, path_mtu_error(there, packet_bytes(512))]}
 
 
-def of_a_switch() -> dict[str, object]:
+def of_a_switch():
     """A switch loads a pipeline whose packets one of its interfaces cannot carry."""
     for port in (1, 2):
         namespaces.add_wire(f"switch{port}", f"host{port}")
@@ -289,7 +282,7 @@ def of_a_switch() -> dict[str, object]:
     return {"said": said}
 
 
-def other_ways() -> dict[str, object]:
+def other_ways():
     """The interface's second address is on the way, and then a route with an MTU of its own."""
     namespaces.add_wire("eth7", "far")
     subprocess.run(["ip", "link", "set", "eth7", "mtu", "1500"], check=True)

@@ -191,9 +191,7 @@ SERVER = FrameAddress(bytes.fromhex("02000000fffe"), bytes([255, 254, 48, 67]))
 
 @pytest.mark.parametrize("packet_bytes", [16, 144, 1040, 65507 - 28])
 @pytest.mark.parametrize(("source", "destination"), [(WORKER, SERVER), (SERVER, WORKER)])
-def test_headers_are_those_of_another_implementation(
-    source: FrameAddress, destination: FrameAddress, packet_bytes: int
-) -> None:
+def test_headers_are_those_of_another_implementation(source, destination, packet_bytes):
     ethernet = scapy.Ether(src=_mac(source), dst=_mac(destination))
     ip = scapy.IP(src=_ip(source), dst=_ip(destination), id=0, flags="DF", ttl=64)
     udp = scapy.UDP(sport=UDP_PORT, dport=UDP_PORT, chksum=0)
@@ -202,11 +200,11 @@ def test_headers_are_those_of_another_implementation(
     assert len(frame) == FRAME_HEADER_BYTES + packet_bytes
 
 
-def _mac(address: FrameAddress) -> str:
+def _mac(address):
     return address.mac.hex(":")
 
 
-def _ip(address: FrameAddress) -> str:
+def _ip(address):
     return ".".join(map(str, address.ip))
 
 

@@ -2,10 +2,9 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 import pytest
 from finsy.proto import U128, p4r, rpc_code
-from p4runtime_client import Client
+from p4runtime_client import Client, status_of
 from patience import PATIENCE_S
 
 from peelsum.softswitch.p4runtime import stream as stream_module
@@ -218,21 +217,14 @@ def test_what_ends_a_stream(connect, fields, code):
     holder.bid(5)
     stream = connect().stream()
     stream.send(arbitration=p4r.MasterArbitrationUpdate(**fields))
-    with pytest.raises(grpc.RpcError) as error:
-        stream.receive()
-    assert error.value.code().name == code
+    assert status_of(stream.receive)[0] == code
     assert holder.bid(5).status.code == rpc_code.OK
 
 
 def test_only_the_primary_writes(client, connect, schema):
     backup = connect(0)
-    for refused in (
-        lambda: backup.write(),
-        lambda: backup.set_pipeline(schema.get_pipeline_config(), "VERIFY"),
-    ):
-        with pytest.raises(grpc.RpcError) as error:
-            refused()
-        assert error.value.code().name == "PERMISSION_DENIED"
+    for refused in (backup.write, lambda: backup.set_pipeline(schema.get_pipeline_config(), "VERIFY")):
+        assert status_of(refused)[0] == "PERMISSION_DENIED"
     # Backups may read.
     assert backup.read(table_entry=p4r.TableEntry())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from finsy.p4schema import P4Schema
 from finsy.proto import p4d, p4r, p4t, rpc_code
-from p4runtime_client import process, refusal, update
+from p4runtime_client import ids_of, process, refusal, update
 
 from peelsum.softswitch import Frames
 from peelsum.softswitch.p4runtime.entities import Entities
@@ -28,13 +28,7 @@ def schema():
 
 @pytest.fixture
 def ids(schema):
-    """Return ids of P4Info by name."""
-    info = schema.get_pipeline_config().p4info
-    kinds = (
-        *(info.tables, info.actions, info.action_profiles, info.meters, info.direct_meters),
-        *(info.value_sets, info.digests),
-    )
-    return {item.preamble.alias: item.preamble.id for kind in kinds for item in kind}
+    return ids_of(schema.get_pipeline_config().p4info)
 
 
 class Clock:
@@ -99,6 +93,7 @@ def test_meters_are_configured_read_and_reset(client, ids, device):
         ({"index": {"index": 8}}, "OUT_OF_RANGE"),
         ({"config": p4r.MeterConfig(cir=2, pir=1)}, "INVALID_ARGUMENT"),
         ({"config": p4r.MeterConfig(cir=-1)}, "INVALID_ARGUMENT"),
+        ({"config": p4r.MeterConfig(cburst=-1)}, "INVALID_ARGUMENT"),
         ({"config": p4r.MeterConfig(eburst=1)}, "INVALID_ARGUMENT"),
         ({"counter_data": p4r.MeterCounterData()}, "UNIMPLEMENTED"),
     ):
@@ -399,22 +394,6 @@ def test_a_digest_may_be_sent_at_once(entities, device, ids, settings):
     assert lists(entities) == []
 
 
-def test_the_primary_receives_digests(client, device, ids):
-    client.update("INSERT", digest_entry=config(ids, timeout=0))
-    process(device, [packet(DIGEST, 0, 7)])
-    digest = client.primary.receive().digest
-    assert (digest.digest_id, list(digest.data)) == (ids["sighting_t"], [sighting(7, port=255)])
-    client.primary.send(digest_ack=p4r.DigestListAck(digest_id=ids["sighting_t"], list_id=digest.list_id))
-    client.primary.send(digest_ack=p4r.DigestListAck(digest_id=3))
-    error = client.primary.receive().error
-    assert (error.canonical_code, error.WhichOneof("details")) == (
-        rpc_code.INVALID_ARGUMENT,
-        "digest_list_ack",
-    )
-    process(device, [packet(DIGEST, 0, 7)])
-    assert list(client.primary.receive().digest.data) == [sighting(7, port=255)]
-
-
 def test_reconcile_keeps_externs_and_acknowledgements_are_for_the_running_pipeline(
     client, schema, device, ids
 ):
@@ -424,8 +403,7 @@ def test_reconcile_keeps_externs_and_acknowledgements_are_for_the_running_pipeli
     client.update("INSERT", table_entry=balanced(ids, 1, **action_set(ids, (10, 3), (20, 1))))
     rates = p4r.MeterConfig(cir=10, cburst=2, pir=20, pburst=3)
     client.update(
-        "MODIFY",
-        meter_entry=p4r.MeterEntry(meter_id=ids["police"], index={"index": 4}, config=rates),
+        "MODIFY", meter_entry=p4r.MeterEntry(meter_id=ids["police"], index={"index": 4}, config=rates)
     )
     meters = client.read(meter_entry=p4r.MeterEntry())
     client.set_pipeline(config_, "RECONCILE_AND_COMMIT")
@@ -435,10 +413,13 @@ def test_reconcile_keeps_externs_and_acknowledgements_are_for_the_running_pipeli
     assert client.read(digest_entry=p4r.DigestEntry()) == [config(ids, timeout=0)]
     process(device, [packet(DIGEST, 0, 7)])
     digest = client.primary.receive().digest
+    assert (digest.digest_id, list(digest.data)) == (ids["sighting_t"], [sighting(7, port=255)])
     client.set_pipeline(config_, "VERIFY_AND_SAVE")
     client.primary.send(digest_ack=p4r.DigestListAck(digest_id=ids["sighting_t"], list_id=digest.list_id))
     client.primary.send(digest_ack=p4r.DigestListAck(digest_id=3))
-    assert client.primary.receive().HasField("error")
+    error = client.primary.receive().error
+    assert error.canonical_code == rpc_code.INVALID_ARGUMENT
+    assert error.HasField("digest_list_ack")
     process(device, [packet(DIGEST, 0, 7)])
     assert list(client.primary.receive().digest.data) == [sighting(7, port=255)]
 

@@ -21,11 +21,6 @@ def packet_out(payload=FRAME, **metadata):
     return packet
 
 
-def test_a_packet_leaves_where_its_header_says(client, device):
-    client.primary.send(packet=packet_out(m1=b"\x01\x2c"))
-    assert forward(device) == [(300, FRAME)]
-
-
 def test_a_packet_to_the_controller_brings_its_header_along(client, device):
     client.primary.send(packet=packet_out(m1=b"\xff"))
     assert len(forward(device)) == 1

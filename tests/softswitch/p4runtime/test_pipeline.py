@@ -1,12 +1,12 @@
 import json
 
-import grpc
 import pytest
 from finsy.p4entity import P4TableAction as Action
 from finsy.p4entity import P4TableEntry as Entry
 from finsy.p4entity import P4TableMatch as Match
 from finsy.p4schema import P4Schema
 from finsy.proto import p4r
+from p4runtime_client import status_of
 
 from peelsum.pipelines import pipeline
 
@@ -28,12 +28,6 @@ def route(schema):
     return entry.encode_entry(schema)
 
 
-def code_of(call):
-    with pytest.raises(grpc.RpcError) as error:
-        call()
-    return error.value.code().name, error.value.details()
-
-
 def test_the_version_is_that_of_the_specification(connect):
     answer = connect().stub.Capabilities(p4r.CapabilitiesRequest())
     assert answer.p4runtime_api_version == "1.4.0"
@@ -41,7 +35,7 @@ def test_the_version_is_that_of_the_specification(connect):
 
 def test_before_a_pipeline_there_is_nothing_to_work_on(primary):
     for call in (primary.get_pipeline, primary.write, lambda: primary.read(table_entry=p4r.TableEntry())):
-        code, details = code_of(call)
+        code, details = status_of(call)
         assert code == "FAILED_PRECONDITION"
         assert "No forwarding pipeline config" in details
 
@@ -79,7 +73,7 @@ def test_committing_again_starts_afresh(client, schema, config):
 def test_verify_changes_nothing(primary, config, device):
     primary.set_pipeline(config, "VERIFY")
     assert device.switch is None
-    assert code_of(primary.get_pipeline)[0] == "FAILED_PRECONDITION"
+    assert status_of(primary.get_pipeline)[0] == "FAILED_PRECONDITION"
 
 
 def blob(change):
@@ -126,7 +120,7 @@ DIFFERENT = {
 )
 def test_a_program_that_is_not_its_p4infos_is_refused(primary, config, spoil, what):
     spoil(config)
-    code, details = code_of(lambda: primary.set_pipeline(config, "VERIFY"))
+    code, details = status_of(lambda: primary.set_pipeline(config, "VERIFY"))
     assert code == "INVALID_ARGUMENT"
     assert f"p4info and p4_device_config differ in {what}" in details
 
@@ -148,7 +142,7 @@ SPOILED = {
 def test_bad_configurations_are_refused_and_change_nothing(client, config, device, spoil):
     running = device.switch
     spoil(config)
-    code, details = code_of(lambda: client.set_pipeline(config))
+    code, details = status_of(lambda: client.set_pipeline(config))
     assert code == "INVALID_ARGUMENT"
     assert "\n" not in details
     assert details.count("p4_device_config: ") <= 1
@@ -158,7 +152,7 @@ def test_bad_configurations_are_refused_and_change_nothing(client, config, devic
 def test_unsupported_p4info_is_refused_by_name(primary, config):
     meter = config.p4info.meters.add()
     meter.preamble.name, meter.spec.type = "Ingress.police", 1  # SINGLE_RATE_THREE_COLOR
-    code, details = code_of(lambda: primary.set_pipeline(config))
+    code, details = status_of(lambda: primary.set_pipeline(config))
     assert (code, details.split(":")[0]) == ("UNIMPLEMENTED", "single-rate meter Ingress.police")
 
 
@@ -169,13 +163,13 @@ def test_unsupported_p4info_is_refused_by_name(primary, config):
 def test_actions_that_are_unknown_or_whose_config_is_missing_or_superfluous(
     primary, config, device, action, has_config
 ):
-    code, details = code_of(lambda: primary.set_pipeline(config if has_config else None, action))
+    code, details = status_of(lambda: primary.set_pipeline(config if has_config else None, action))
     assert (code, device.switch) == ("INVALID_ARGUMENT", None)
     assert details.startswith("config: " if action != "UNSPECIFIED" else "action: 0 ")
 
 
 def test_a_saved_pipeline_is_filled_before_it_is_committed(primary, schema, config, device):
-    assert code_of(lambda: primary.set_pipeline(None, "COMMIT"))[0] == "FAILED_PRECONDITION"
+    assert status_of(lambda: primary.set_pipeline(None, "COMMIT"))[0] == "FAILED_PRECONDITION"
     primary.set_pipeline(config, "VERIFY_AND_SAVE")
     assert device.switch is None
     primary.update("INSERT", table_entry=route(schema))
@@ -226,7 +220,7 @@ def test_reconcile_fails_whole_if_the_new_program_lacks_a_table(client, schema, 
     client.update("INSERT", table_entry=route(schema))
     running, smaller = device.switch, pipeline(32)
     other = P4Schema(smaller.p4info_path, smaller.json_path.read_bytes()).get_pipeline_config()
-    code, details = code_of(lambda: client.set_pipeline(other, "RECONCILE_AND_COMMIT"))
+    code, details = status_of(lambda: client.set_pipeline(other, "RECONCILE_AND_COMMIT"))
     assert code == "UNKNOWN"
     assert "no table" in details
     assert device.switch is running

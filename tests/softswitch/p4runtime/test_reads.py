@@ -1,12 +1,11 @@
 """Reads, their filters and metadata, counters and registers, and requests that are refused."""
 
-import grpc
 import pytest
 from finsy.p4entity import P4TableAction as Action
 from finsy.p4entity import P4TableEntry as Entry
 from finsy.p4entity import P4TableMatch as Match
 from finsy.proto import p4d, p4r
-from p4runtime_client import refusal, update
+from p4runtime_client import refusal, status_of, update
 
 
 def route(schema, dst="10.1.0.0/16", port=3, **fields):
@@ -96,16 +95,12 @@ def test_a_default_action_has_neither_match_nor_priority(client, schema):
     ],
 )
 def test_reads_of_what_is_not_there_are_refused(client, wanted):
-    with pytest.raises(grpc.RpcError) as error:
-        client.read(**wanted)
-    assert error.value.code().name == "INVALID_ARGUMENT"
+    assert status_of(lambda: client.read(**wanted))[0] == "INVALID_ARGUMENT"
 
 
 def test_only_the_primary_of_a_role_writes_in_it_but_all_read(client):
     assert list(client.stub.Read(p4r.ReadRequest(device_id=1, role="operator"))) == []
-    with pytest.raises(grpc.RpcError) as error:
-        client.write(role="operator")
-    assert error.value.code().name == "PERMISSION_DENIED"
+    assert status_of(lambda: client.write(role="operator"))[0] == "PERMISSION_DENIED"
 
 
 @pytest.mark.parametrize(
@@ -119,9 +114,7 @@ def test_only_the_primary_of_a_role_writes_in_it_but_all_read(client):
     ids=["Read", "Write", "SetForwardingPipelineConfig", "GetForwardingPipelineConfig"],
 )
 def test_requests_for_another_device_are_refused(client, call):
-    with pytest.raises(grpc.RpcError) as error:
-        call(client.stub)
-    assert error.value.code().name == "NOT_FOUND"
+    assert status_of(lambda: call(client.stub))[0] == "NOT_FOUND"
 
 
 @pytest.fixture
@@ -168,9 +161,7 @@ def test_indices_have_bounds(client, seen, notes, index):
     assert refusal(client, "MODIFY", counter_entry=cell)[0] == "OUT_OF_RANGE"
     note = p4r.RegisterEntry(register_id=notes, index=at(index // 2), data=p4d.P4Data(bitstring=b"\0"))
     assert refusal(client, "MODIFY", register_entry=note)[0] == "OUT_OF_RANGE"
-    with pytest.raises(grpc.RpcError) as error:
-        client.read(counter_entry=cell)
-    assert error.value.code().name == "OUT_OF_RANGE"
+    assert status_of(lambda: client.read(counter_entry=cell))[0] == "OUT_OF_RANGE"
 
 
 def test_cells_are_only_modified(client, seen, notes):
@@ -200,17 +191,4 @@ def test_entities_that_are_not_implemented_are_refused_by_name(client):
     """This device has no UDP ports, which could have secrets."""
     code, message = refusal(client, "INSERT", extern_entry=p4r.ExternEntry())
     assert (code, message.split(":")[0]) == ("UNIMPLEMENTED", "extern_entry")
-    with pytest.raises(grpc.RpcError) as error:
-        client.read(extern_entry=p4r.ExternEntry())
-    assert error.value.code().name == "UNIMPLEMENTED"
-
-
-def test_updates_of_a_batch_may_be_of_different_kinds(client, seen, device):
-    counter = p4r.CounterEntry(counter_id=seen, index=at(1), data=p4r.CounterData(packet_count=4))
-    group = p4r.MulticastGroupEntry(multicast_group_id=2, replicas=[p4r.Replica(port=b"\1")])
-    engine = p4r.PacketReplicationEngineEntry(multicast_group_entry=group)
-    client.write(
-        update("INSERT", packet_replication_engine_entry=engine), update("MODIFY", counter_entry=counter)
-    )
-    assert device.switch.groups.ids() == [2]
-    assert device.switch.counters["MatchEverything.seen"].read(1) == (4, 0)
+    assert status_of(lambda: client.read(extern_entry=p4r.ExternEntry()))[0] == "UNIMPLEMENTED"

@@ -2,22 +2,20 @@
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 from peelsum.softswitch.ports import udp_kernels
-from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
+from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.wire import packet_bytes
 from peelsum.wire.hello import proof, siphash_2_4
 
 SIZE = packet_bytes(8)
 SECRET, OTHER = bytes(range(16)), bytes(range(1, 17))
-Host = socket.socket
 
 
-def test_the_hash_is_siphash() -> None:
+def test_the_hash_is_siphash():
     # The designers' vector of 16 bytes, which `openssl mac ... SIPHASH` computes, too.
     words = [np.uint64(int.from_bytes(SECRET[i : i + 8], "little")) for i in (0, 8, 0, 8)]
     assert int(siphash_2_4(*words)).to_bytes(8, "little").hex() == "db9bc2577fcc2a3f"
@@ -25,7 +23,7 @@ def test_the_hash_is_siphash() -> None:
 
 
 @pytest.fixture
-def ports() -> Iterator[UdpPorts]:
+def ports():
     """Port 1, with a secret, and port 2, without one."""
     with contextlib.closing(UdpPorts([1, 2], accepts_any_hello=False)) as opened:
         opened.resize(SIZE)
@@ -34,11 +32,11 @@ def ports() -> Iterator[UdpPorts]:
 
 
 @pytest.fixture
-def host(ports: UdpPorts) -> Iterator[Callable[[], Host]]:
+def host(ports):
     """Open hosts whose datagrams go to port 1."""
     with contextlib.ExitStack() as stack:
 
-        def connected(port: int = 1) -> Host:
+        def connected(port=1):
             sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
             sock.connect(("127.0.0.1", ports.listening[port]))
             sock.setblocking(False)
@@ -47,7 +45,7 @@ def host(ports: UdpPorts) -> Iterator[Callable[[], Host]]:
         yield connected
 
 
-def answer(ports: UdpPorts, host: Host, datagram: bytes = b"") -> bytes | None:
+def answer(ports, host, datagram=b""):
     """Send a datagram to the port; return what comes back, or None."""
     host.send(datagram)
     assert len(ports.receive([1, 2])) == 0
@@ -57,18 +55,18 @@ def answer(ports: UdpPorts, host: Host, datagram: bytes = b"") -> bytes | None:
         return None
 
 
-def counts(ports: UdpPorts, port: int = 1) -> tuple[int, int, int]:
-    now: PortCounts = ports.ports[port].counts
+def counts(ports, port=1):
+    now = ports.ports[port].counts
     return now.hellos, now.challenges, now.refused
 
 
-def passes(ports: UdpPorts, host: Host) -> bool:
+def passes(ports, host):
     """Return whether the port takes packets from the host."""
     host.send(bytes(SIZE))
     return len(ports.receive([1])) == 1
 
 
-def test_the_secret_makes_a_host_the_peer(ports, host) -> None:
+def test_the_secret_makes_a_host_the_peer(ports, host):
     worker = host()
     challenge = answer(ports, worker)
     assert not passes(ports, worker)
@@ -78,7 +76,7 @@ def test_the_secret_makes_a_host_the_peer(ports, host) -> None:
     assert counts(ports) == (2, 1, 0)
 
 
-def test_who_lacks_the_secret_changes_nothing(ports, host) -> None:
+def test_who_lacks_the_secret_changes_nothing(ports, host):
     worker, stranger = host(), host()
     answer(ports, worker, proof(SECRET, answer(ports, worker)))
     challenge = answer(ports, stranger)
@@ -89,7 +87,7 @@ def test_who_lacks_the_secret_changes_nothing(ports, host) -> None:
     assert counts(ports) == (1, 3, 3)
 
 
-def test_a_recorded_proof_is_worth_nothing_from_another_address(ports, host) -> None:
+def test_a_recorded_proof_is_worth_nothing_from_another_address(ports, host):
     worker, stranger = host(), host()
     recorded = proof(SECRET, answer(ports, worker))
     assert answer(ports, worker, recorded) == b""
@@ -99,7 +97,7 @@ def test_a_recorded_proof_is_worth_nothing_from_another_address(ports, host) -> 
     assert counts(ports) == (1, 2, 1)
 
 
-def test_a_proof_is_for_one_port(ports, host) -> None:
+def test_a_proof_is_for_one_port(ports, host):
     ports.ports[2].set_secret(SECRET)
     worker = host()
     challenge = answer(ports, worker)
@@ -108,7 +106,7 @@ def test_a_proof_is_for_one_port(ports, host) -> None:
     assert counts(ports, 2) == (0, 0, 1)
 
 
-def test_a_peer_that_sends_keeps_its_port_and_a_silent_one_loses_it(ports, host) -> None:
+def test_a_peer_that_sends_keeps_its_port_and_a_silent_one_loses_it(ports, host):
     before, after = host(), host()
     answer(ports, before, proof(SECRET, answer(ports, before)))
     assert passes(ports, before)
@@ -124,7 +122,7 @@ def test_a_peer_that_sends_keeps_its_port_and_a_silent_one_loses_it(ports, host)
     assert counts(ports) == (2, 2, 2)
 
 
-def test_another_secret_ends_the_peers_right(ports, host) -> None:
+def test_another_secret_ends_the_peers_right(ports, host):
     worker, successor = host(), host()
     answer(ports, worker, proof(SECRET, answer(ports, worker)))
     ports.ports[1].set_secret(SECRET)
@@ -134,7 +132,7 @@ def test_another_secret_ends_the_peers_right(ports, host) -> None:
     assert answer(ports, successor, proof(OTHER, answer(ports, successor))) == b""
 
 
-def test_a_port_without_a_secret_accepts_hellos_only_if_it_is_open(ports, host) -> None:
+def test_a_port_without_a_secret_accepts_hellos_only_if_it_is_open(ports, host):
     assert answer(ports, host(2)) is None
     assert answer(ports, host(2), proof(bytes(16), bytes(8))) is None
     assert counts(ports, 2) == (0, 0, 2)

@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,7 +104,6 @@ def schedule(*changes, repeat_s=None):
 def test_a_schedule_starts_with_the_first_frame_and_changes_the_rate():
     links = Links([1, 2], schedule=schedule((0, (100, 1), None), (2, (10, None), None)))
     pacer = links.pacer(lambda _: None)
-    assert pacer is not None
     costs = lambda: [int(links.queues.memory[int(links.queues.memory[port])]) for port in (1, 2)]  # noqa: E731
     fast = costs()[0]
     start = 7_000_000
@@ -261,14 +259,14 @@ port = 2
 CSV = "at_s,mbit,delay_ms,port\n0, 1000, 1,\n4,100,,\n6.5,,20,2\n"
 
 
-def written(folder: Path, name: str, text: str) -> Path:
+def written(folder, name, text):
     path = folder / name
     path.write_text(text)
     return path
 
 
 @pytest.mark.parametrize(("name", "text"), [("links.toml", TOML), ("links.csv", CSV)])
-def test_what_is_set_holds_until_it_is_set_again(tmp_path: Path, name: str, text: str) -> None:
+def test_what_is_set_holds_until_it_is_set_again(tmp_path, name, text):
     schedule = load_schedule(written(tmp_path, name, text))
     for seconds, one, two in (
         (0, (1000, 1), (1000, 1)),
@@ -282,27 +280,27 @@ def test_what_is_set_holds_until_it_is_set_again(tmp_path: Path, name: str, text
     assert schedule.ports == {2}
 
 
-def test_a_repeated_schedule_starts_again(tmp_path: Path) -> None:
+def test_a_repeated_schedule_starts_again(tmp_path):
     schedule = load_schedule(written(tmp_path, "links.toml", TOML))
     assert schedule.at(10, 2) == schedule.at(0, 2)
     assert schedule.at(37, 2) == schedule.at(7, 2)
     assert [schedule.next_change(at) for at in (0, 3, 4, 6.5, 10, 13, 16.5)] == [4, 4, 6.5, 10, 14, 14, 20]
 
 
-def test_what_the_first_change_leaves_is_kept_from_the_round_before() -> None:
+def test_what_the_first_change_leaves_is_kept_from_the_round_before():
     changes = [Change(1, LinkState(mbit=10)), Change(2, LinkState(delay_ms=5))]
     schedule = LinkSchedule(changes, repeat_s=3)
     assert schedule.at(0.5, 1) == LinkState()
     assert schedule.at(3.5, 1) == LinkState(10, 5)
 
 
-def test_a_schedule_that_is_played_once_ends(tmp_path: Path) -> None:
+def test_a_schedule_that_is_played_once_ends(tmp_path):
     schedule = load_schedule(written(tmp_path, "links.csv", CSV))
     assert [schedule.next_change(at) for at in (-1, 0, 5, 6.5, 100)] == [0, 4, 6.5, None, None]
     assert schedule.at(1e6, 1) == LinkState(100, 1)
 
 
-def test_changes_are_sorted() -> None:
+def test_changes_are_sorted():
     schedule = LinkSchedule([Change(5, LinkState(1)), Change(0, LinkState(2))])
     assert schedule.at(1, 1).mbit == 2
     assert schedule.at(5, 1).mbit == 1
@@ -328,13 +326,13 @@ def test_changes_are_sorted() -> None:
         ("a.csv", "at_s,mbit\n0,fast\n", "change 1: mbit: 'fast' is not a number"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_mistakes_are_one_line(tmp_path, name, text, message):
     with pytest.raises(SoftswitchError, match=message) as caught:
         load_schedule(written(tmp_path, name, text))
     assert len(str(caught.value).splitlines()) == 1
     assert name in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SoftswitchError, match=r"schedule: .*none.csv: No such file"):
         load_schedule(tmp_path / "none.csv")

@@ -4,8 +4,6 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
@@ -21,8 +19,8 @@ SIZE = packet_bytes(8)
 
 
 @contextlib.contextmanager
-def opened(*numbers: int, **options: object) -> Iterator[UdpPorts]:
-    ports = UdpPorts(numbers or (1, 2), **options)  # type: ignore[arg-type]
+def opened(*numbers, **options):
+    ports = UdpPorts(numbers or (1, 2), **options)
     try:
         ports.resize(SIZE)
         yield ports
@@ -30,15 +28,15 @@ def opened(*numbers: int, **options: object) -> Iterator[UdpPorts]:
         ports.close()
 
 
-def host_at(ports: UdpPorts, number: int) -> AbstractContextManager[BatchSocket]:
+def host_at(ports, number):
     return softswitch_frames.host_at(lambda _: ports.receive([number]), ports.listening[number], SIZE)
 
 
-def packets(count: int, seed: int = 1, size: int = SIZE) -> np.ndarray:
+def packets(count, seed=1, size=SIZE):
     return np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
 
 
-def test_received_payloads_get_headers_that_are_removed_on_sending() -> None:
+def test_received_payloads_get_headers_that_are_removed_on_sending():
     with opened(3) as ports, host_at(ports, 3) as host:
         sent = packets(5)
         host.send(sent)
@@ -54,7 +52,7 @@ def test_received_payloads_get_headers_that_are_removed_on_sending() -> None:
         assert (counts.hellos, counts.received, counts.sent) == (1, 5, 5)
 
 
-def test_programs_without_lanes_get_datagrams_of_any_size_and_peelsums_one_size_again() -> None:
+def test_programs_without_lanes_get_datagrams_of_any_size_and_peelsums_one_size_again():
     sizes = [1, 8, 16, 20, 1472, 8, MOST_BYTES]  # 8 bytes from the peer are no proof
     with opened(3) as ports, host_at(ports, 3) as host:
         ports.resize(packet_bytes(0))
@@ -86,7 +84,7 @@ def test_programs_without_lanes_get_datagrams_of_any_size_and_peelsums_one_size_
         assert len(ports.receive([3])) == 9, "the kernel does not merge any more"
 
 
-def test_headers_are_read_as_scapy_reads_them() -> None:
+def test_headers_are_read_as_scapy_reads_them():
     scapy = pytest.importorskip("scapy.layers.inet")
     frame = pytest.importorskip("scapy.layers.l2").Ether(bytes(frame_header(300, SIZE)) + bytes(SIZE))
     ip = frame[scapy.IP]
@@ -97,7 +95,7 @@ def test_headers_are_read_as_scapy_reads_them() -> None:
     assert (ip[scapy.UDP].dport, ip[scapy.UDP].len) == (UDP_PORT, 8 + SIZE)
 
 
-def test_packets_of_others_than_the_peer_are_dropped_and_counted() -> None:
+def test_packets_of_others_than_the_peer_are_dropped_and_counted():
     with opened(1) as ports, host_at(ports, 1) as host, BatchSocket.bind(("127.0.0.1", 0), SIZE) as stranger:
         stranger.send(packets(3, seed=2), ("127.0.0.1", ports.listening[1]))
         host.send(packets(2))
@@ -106,7 +104,7 @@ def test_packets_of_others_than_the_peer_are_dropped_and_counted() -> None:
         assert ports.ports[1].counts.foreign == 3
 
 
-def test_the_last_host_to_send_a_hello_is_the_peer() -> None:
+def test_the_last_host_to_send_a_hello_is_the_peer():
     with opened(1) as ports, host_at(ports, 1) as before:
         before.send(packets(1))
         frames = ports.receive([1])
@@ -116,7 +114,7 @@ def test_the_last_host_to_send_a_hello_is_the_peer() -> None:
             assert len(received(before, SIZE)) == 0
 
 
-def test_a_packet_for_a_port_without_peer_is_dropped_and_counted() -> None:
+def test_a_packet_for_a_port_without_peer_is_dropped_and_counted():
     with opened(1, 2) as ports, host_at(ports, 1) as host:
         host.send(packets(3))
         frames = ports.receive([1])
@@ -127,7 +125,7 @@ def test_a_packet_for_a_port_without_peer_is_dropped_and_counted() -> None:
         assert np.array_equal(received(host, SIZE), packets(3)[2:])
 
 
-def test_a_peer_that_the_system_refuses_does_not_end_the_switch() -> None:
+def test_a_peer_that_the_system_refuses_does_not_end_the_switch():
     with opened(1) as ports, host_at(ports, 1) as host:
         host.send(packets(3))
         frames = ports.receive([1])
@@ -136,7 +134,7 @@ def test_a_peer_that_the_system_refuses_does_not_end_the_switch() -> None:
         assert ports.ports[1].counts.unreachable == 3
 
 
-def test_copies_to_several_ports_keep_each_ports_order() -> None:
+def test_copies_to_several_ports_keep_each_ports_order():
     with opened(1, 2) as ports, host_at(ports, 1) as first, host_at(ports, 2) as second:
         sent = packets(6)
         first.send(sent)
@@ -148,7 +146,7 @@ def test_copies_to_several_ports_keep_each_ports_order() -> None:
 
 
 @pytest.mark.parametrize(("offset", "value"), [(12, 0x86), (14, 0x46), (23, 6), (None, None)])
-def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offset, value) -> None:
+def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offset, value):
     with opened(1) as ports, host_at(ports, 1) as host:
         host.send(packets(2))
         frames = ports.receive([1])
@@ -161,7 +159,7 @@ def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offs
         assert np.array_equal(received(host, SIZE), packets(2)[1:])
 
 
-def test_busy_ports_share_a_batch() -> None:
+def test_busy_ports_share_a_batch():
     with (
         opened(1, 2, batch=128, offload=False) as ports,
         host_at(ports, 1) as host_1,
@@ -175,8 +173,8 @@ def test_busy_ports_share_a_batch() -> None:
         assert sum(rest) == 400 - 128
 
 
-def test_loss_is_the_requested_share_and_the_same_for_a_seed() -> None:
-    def fates(seed: int) -> np.ndarray:
+def test_loss_is_the_requested_share_and_the_same_for_a_seed():
+    def fates(seed):
         with opened(1, loss=0.2, seed=seed) as ports:
             return np.array([udp_kernels.survives(ports.sockets, 0, 0) for _ in range(5000)])
 
@@ -185,7 +183,7 @@ def test_loss_is_the_requested_share_and_the_same_for_a_seed() -> None:
     assert not np.array_equal(fates(1), fates(2))
 
 
-def test_what_a_port_does_not_lose_arrives_whole_and_in_order() -> None:
+def test_what_a_port_does_not_lose_arrives_whole_and_in_order():
     sent = np.random.default_rng(1).integers(0, 256, (500, SIZE), np.uint8)
     with opened(1, loss=0.3, seed=2) as ports, host_at(ports, 1) as host:
         host.send(sent)
@@ -199,7 +197,7 @@ def test_what_a_port_does_not_lose_arrives_whole_and_in_order() -> None:
 
 
 @pytest.mark.parametrize(("loss", "burst"), [(0.02, 4.0), (0.2, 10.0), (0.3, 1.0)])
-def test_losses_in_bursts_have_the_share_and_the_mean_length(loss: float, burst: float) -> None:
+def test_losses_in_bursts_have_the_share_and_the_mean_length(loss, burst):
     with opened(1, loss=loss, loss_burst=burst, seed=3) as ports:
         lost = np.array([not udp_kernels.survives(ports.sockets, 0, 1) for _ in range(200_000)])
     begins = np.count_nonzero(lost[1:] & ~lost[:-1])
@@ -207,7 +205,7 @@ def test_losses_in_bursts_have_the_share_and_the_mean_length(loss: float, burst:
     assert np.count_nonzero(lost) / begins == pytest.approx(burst, rel=0.05)
 
 
-def test_a_burst_ends_while_no_packet_comes() -> None:
+def test_a_burst_ends_while_no_packet_comes():
     """It lasts 100 packets, or a millisecond: then a single packet is lost as rarely as any other."""
     with opened(1, loss=0.01, loss_burst=100.0, seed=3) as ports:
         sockets, lost = ports.sockets, {}
@@ -222,7 +220,7 @@ def test_a_burst_ends_while_no_packet_comes() -> None:
     assert lost[10_000_000_000] < 60
 
 
-def test_late_packets_change_places_with_later_ones_and_none_is_lost() -> None:
+def test_late_packets_change_places_with_later_ones_and_none_is_lost():
     sent = np.random.default_rng(1).integers(0, 256, (500, SIZE), np.uint8)
     with opened(1, late=0.1, seed=2) as ports, host_at(ports, 1) as host:
         host.send(sent)
@@ -236,7 +234,7 @@ def test_late_packets_change_places_with_later_ones_and_none_is_lost() -> None:
     assert np.abs(places - np.arange(500)).max() > 3
 
 
-def test_loss_affects_both_directions_but_not_hellos() -> None:
+def test_loss_affects_both_directions_but_not_hellos():
     with opened(1, loss=0.5, seed=7) as ports:
         for _ in range(20):
             with host_at(ports, 1) as host:
@@ -254,24 +252,24 @@ def test_loss_affects_both_directions_but_not_hellos() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_loss_outside_its_range_is_refused_and_frees_the_port(share: float) -> None:
+def test_loss_outside_its_range_is_refused_and_frees_the_port(share):
     with pytest.raises(ValueError, match=f"loss: {share} is out of range; use 0 to 1"):
         UdpPorts([1], loss=share)
 
 
 @pytest.mark.parametrize("number", [-1, 512])
-def test_a_port_that_v1model_does_not_have_is_refused(number: int) -> None:
+def test_a_port_that_v1model_does_not_have_is_refused(number):
     with pytest.raises(ValueError, match=f"port: {number} is out of range; use 0 to 511"):
         UdpPorts([1, number])
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def test_a_taken_port_is_named_and_the_others_are_freed() -> None:
+def test_a_taken_port_is_named_and_the_others_are_freed():
     with BatchSocket.bind(("127.0.0.1", 0), SIZE) as holder:
         taken, free = holder.address[1], free_port()
         with pytest.raises(OSError, match=f"127.0.0.1:{taken}: .*choose another"):
@@ -279,7 +277,7 @@ def test_a_taken_port_is_named_and_the_others_are_freed() -> None:
         BatchSocket.bind(("127.0.0.1", free), SIZE).close()
 
 
-def test_resizing_changes_the_accepted_packet_size() -> None:
+def test_resizing_changes_the_accepted_packet_size():
     with opened(1) as ports, host_at(ports, 1) as host:
         ports.resize(packet_bytes(300))
         host.send(packets(2))
@@ -290,7 +288,7 @@ def test_resizing_changes_the_accepted_packet_size() -> None:
         assert ports.ports[1].counts.odd == 2
 
 
-def test_a_call_answers_so_many_hellos_at_most() -> None:
+def test_a_call_answers_so_many_hellos_at_most():
     with opened(1, offload=False) as ports, host_at(ports, 1) as host:
         for _ in range(100):
             host.send_hello()
@@ -301,7 +299,7 @@ def test_a_call_answers_so_many_hellos_at_most() -> None:
         assert ports.ports[1].counts.hellos == 1 + 100
 
 
-def test_a_port_that_was_joined_says_hello_until_the_other_answers() -> None:
+def test_a_port_that_was_joined_says_hello_until_the_other_answers():
     with opened(1) as ports, BatchSocket.bind(("127.0.0.1", 0), SIZE) as other, host_at(ports, 1) as host:
         host.send(packets(2))
         frames = ports.receive([1])

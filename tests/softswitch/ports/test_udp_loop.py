@@ -6,7 +6,6 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +25,6 @@ from peelsum.softswitch.process import DataPlane
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.wire import FRAME_HEADER_BYTES, Kind, pack, packet_bytes, packet_fields
-from peelsum.wire.datagrams import BatchSocket
 
 LANES, WORKERS, SERVER, CPU = 32, 4, 5, 300
 SIZE = packet_bytes(LANES)
@@ -34,18 +32,18 @@ SIZE = packet_bytes(LANES)
 TICK_SHIFT, EPOCH_TICKS = 6, 0x40000000
 
 
-def job_on(rig: SoftswitchRig) -> Job:
+def job_on(rig):
     return Job(rig, job_id=1, ports=range(1, WORKERS + 1), server_port=SERVER)
 
 
 @pytest.fixture
-def rig() -> Iterator[SimpleNamespace]:
+def rig():
     with rig_of() as rig:
         yield rig
 
 
 @contextlib.contextmanager
-def rig_of(queues: Queues | None = None) -> Iterator[SimpleNamespace]:
+def rig_of(queues=None):
     """A job's switch whose loop runs on UDP, its hosts, and a second switch that runs without ports."""
     program = load(pipeline(LANES).json_path)
     ours, other = SoftswitchRig(program, "numba"), SoftswitchRig(program, "numba")
@@ -67,7 +65,7 @@ def rig_of(queues: Queues | None = None) -> Iterator[SimpleNamespace]:
         )
 
 
-def contributions(worker: int, count: int, first: int = 0) -> np.ndarray:
+def contributions(worker, count, first=0):
     lanes = np.random.default_rng(worker).integers(0, 1 << 32, (count, LANES), np.uint32)
     return pack(
         lanes, kind=Kind.CONTRIBUTION, job_id=1, generation=7, sender=worker, bitmap=1 << worker,
@@ -75,7 +73,7 @@ def contributions(worker: int, count: int, first: int = 0) -> np.ndarray:
     )  # fmt: skip
 
 
-def results(count: int) -> np.ndarray:
+def results(count):
     lanes = np.random.default_rng(99).integers(0, 1 << 32, (count, LANES), np.uint32)
     return pack(
         lanes, kind=Kind.RESULT, job_id=1, generation=7, sender=0xFFFF, bitmap=(1 << WORKERS) - 1,
@@ -83,14 +81,14 @@ def results(count: int) -> np.ndarray:
     )  # fmt: skip
 
 
-def arrived(sock: BatchSocket, count: int) -> np.ndarray:
+def arrived(sock, count):
     """Return `count` sent packets or more; on a busy machine they may arrive later."""
-    bursts: list[np.ndarray] = []
+    bursts = []
     until(lambda: bursts.append(received(sock, SIZE)) or sum(map(len, bursts)) >= count)
     return np.concatenate(bursts)
 
 
-def turn_until(rig: SimpleNamespace, port: int, count: int) -> np.ndarray:
+def turn_until(rig, port, count):
     """Take turns until the host at a port has received `count` packets; return them."""
     bursts = [received(rig.hosts[port], SIZE)]
     deadline = time.monotonic() + PATIENCE_S
@@ -101,7 +99,7 @@ def turn_until(rig: SimpleNamespace, port: int, count: int) -> np.ndarray:
     return np.concatenate(bursts)
 
 
-def test_sums_and_results_pass_as_through_a_switch_without_ports(rig: SimpleNamespace) -> None:
+def test_sums_and_results_pass_as_through_a_switch_without_ports(rig):
     batches = {worker: contributions(worker, 50) for worker in range(WORKERS)}
     for worker, batch in batches.items():
         rig.hosts[worker + 1].send(batch)
@@ -119,7 +117,7 @@ def test_sums_and_results_pass_as_through_a_switch_without_ports(rig: SimpleName
     assert rig.job.verdicts() == rig.other.verdicts()
 
 
-def test_it_goes_on_where_the_room_for_copies_ended(rig: SimpleNamespace) -> None:
+def test_it_goes_on_where_the_room_for_copies_ended(rig):
     # Every result has 100 copies, so that a burst of them needs several times the room.
     copies = 100
     rows = len(rig.ports.received.data)
@@ -130,8 +128,8 @@ def test_it_goes_on_where_the_room_for_copies_ended(rig: SimpleNamespace) -> Non
     assert np.array_equal(packet_fields(got, LANES)["chunk_id"], np.repeat(np.arange(64), copies))
 
 
-def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespace) -> None:
-    delivered: list[bytes] = []
+def test_frames_for_the_controller_leave_the_others_in_order(rig):
+    delivered = []
     rig.device.on_packet_in(delivered.extend)
     rig.job.rig.set_group(1, [2, CPU])
     rig.hosts[SERVER].send(results(20))
@@ -146,7 +144,7 @@ def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespac
     assert len(delivered) == 20
 
 
-def test_a_kernel_that_refuses_so_many_segments_gets_fewer(rig: SimpleNamespace) -> None:
+def test_a_kernel_that_refuses_so_many_segments_gets_fewer(rig):
     if not rig.ports.ports[1].socket.offload:
         pytest.skip("the kernel does not segment")
     rig.ports.sockets.state[0, UdpColumn.SEGMENTS] = 1000  # more than a datagram holds
@@ -158,7 +156,7 @@ def test_a_kernel_that_refuses_so_many_segments_gets_fewer(rig: SimpleNamespace)
     assert rig.ports.sockets.state[0, UdpColumn.SEGMENTS] <= 64
 
 
-def test_frames_from_the_controller_pass(rig: SimpleNamespace) -> None:
+def test_frames_from_the_controller_pass(rig):
     rig.job.rig.admit_server(1, CPU)
     row = bytes(results(1)[0])
     assert rig.device.inject(frame(row))
@@ -167,7 +165,7 @@ def test_frames_from_the_controller_pass(rig: SimpleNamespace) -> None:
 
 
 @contextlib.contextmanager
-def running(rig: SimpleNamespace) -> Iterator[threading.Thread]:
+def running(rig):
     thread = threading.Thread(target=rig.plane.run)
     thread.start()
     try:
@@ -178,7 +176,7 @@ def running(rig: SimpleNamespace) -> Iterator[threading.Thread]:
         assert not thread.is_alive()
 
 
-def test_others_get_at_the_state_while_it_waits_for_packets(rig: SimpleNamespace) -> None:
+def test_others_get_at_the_state_while_it_waits_for_packets(rig):
     with running(rig):
         for number in range(200):
             rig.job.rig.set_group(2, [number % 8])
@@ -187,7 +185,7 @@ def test_others_get_at_the_state_while_it_waits_for_packets(rig: SimpleNamespace
         until(lambda: sum(rig.job.verdicts().values()) == 5)
 
 
-def test_a_group_that_grows_while_it_runs_is_served(rig: SimpleNamespace) -> None:
+def test_a_group_that_grows_while_it_runs_is_served(rig):
     with running(rig):
         # Larger than the memory of groups, which is replaced.
         rig.job.rig.set_group(1, [1] * 300)
@@ -196,7 +194,7 @@ def test_a_group_that_grows_while_it_runs_is_served(rig: SimpleNamespace) -> Non
     assert np.array_equal(packet_fields(got, LANES)["chunk_id"], np.repeat([0, 1], 300))
 
 
-def test_a_new_pipeline_takes_over_while_it_waits(rig: SimpleNamespace) -> None:
+def test_a_new_pipeline_takes_over_while_it_waits(rig):
     with running(rig):
         fresh = SoftswitchRig(load(pipeline(LANES).json_path), "numba")
         job = job_on(fresh)
@@ -204,7 +202,7 @@ def test_a_new_pipeline_takes_over_while_it_waits(rig: SimpleNamespace) -> None:
         until(lambda: rig.hosts[1].send(contributions(0, 4)) and job.verdicts())
 
 
-def test_the_program_sees_the_planes_clock(rig: SimpleNamespace) -> None:
+def test_the_program_sees_the_planes_clock(rig):
     stamps = rig.job.rig.switch.registers["PeelsumIngress.aggregation.owner.owner_stamp"]
     before = rig.plane.now_us() >> TICK_SHIFT
     rig.hosts[1].send(contributions(0, 1))
@@ -217,7 +215,7 @@ def test_the_program_sees_the_planes_clock(rig: SimpleNamespace) -> None:
 FRAME_BITS = 8 * (FRAME_HEADER_BYTES + SIZE)
 
 
-def test_a_port_with_a_rate_keeps_it_while_others_send_at_once() -> None:
+def test_a_port_with_a_rate_keeps_it_while_others_send_at_once():
     with rig_of(Queues({1: 0.5})) as rig:
         began = time.monotonic()
         rig.hosts[SERVER].send(results(30))
@@ -227,7 +225,7 @@ def test_a_port_with_a_rate_keeps_it_while_others_send_at_once() -> None:
         assert rig.ports.unsent_frames == {"malformed": 0, "unknown_port": 0}
 
 
-def test_what_exceeds_a_queue_is_dropped_and_the_rest_leaves_in_order() -> None:
+def test_what_exceeds_a_queue_is_dropped_and_the_rest_leaves_in_order():
     with rig_of(Queues({1: 1.0}, limit=8)) as rig:
         rig.job.rig.set_group(1, [1])
         for burst in range(3):
@@ -239,13 +237,13 @@ def test_what_exceeds_a_queue_is_dropped_and_the_rest_leaves_in_order() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) -> None:
+def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed):
     random = np.random.default_rng(seed)
     limit = 16
     with rig_of() as rig:
         rings = new_rings([1, 3], limit, SIZE, rig.ports.sockets)
         send_buffers = rig.ports.send_buffers_for(2 * limit)
-        waiting: dict[int, list[tuple[int, bytes]]] = {1: [], 3: []}
+        waiting = {1: [], 3: []}
         now = (1 << 48) - 3000
         for _ in range(60):
             count = int(random.integers(0, 4))
@@ -286,7 +284,7 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
         assert len(received(rig.hosts[2], SIZE)) == 0
 
 
-def test_held_packets_keep_their_lengths() -> None:
+def test_held_packets_keep_their_lengths():
     """Programs without lanes send packets of any length."""
     payloads = [b"a", bytes(range(100)), b"c" * 50]
     with rig_of() as rig:
@@ -302,7 +300,7 @@ def test_held_packets_keep_their_lengths() -> None:
             assert [host.recv(200) for _ in payloads] == payloads
 
 
-def test_an_error_of_the_wait_is_raised(rig: SimpleNamespace) -> None:
+def test_an_error_of_the_wait_is_raised(rig):
     rig.plane.process_batch(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))  # ppoll takes no more descriptors than that

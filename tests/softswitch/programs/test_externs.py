@@ -11,17 +11,13 @@ from random_programs import crc16
 
 from peelsum.softswitch import Frames, Switch, load
 from peelsum.softswitch.compiler.loading import parse
-from peelsum.softswitch.errors import (
-    InvalidEntry,
-    NoSuchEntry,
-    TableFull,
-)
+from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry, TableFull
 from peelsum.softswitch.program.model import ActionSet, GroupReference, MemberReference, WeightedAction
 from peelsum.softswitch.runtime.messages import MOST_RECORDS
 from peelsum.softswitch.runtime.meters import Rates
 
 P4 = Path(__file__).parents[1] / "p4runtime" / "p4"
-DIGEST, METER, RANDOM, TRUNCATE, LOG, ASSERT, EGRESS_ASSERT, TABLES = 1, 2, 3, 4, 5, 6, 7, 9
+DIGEST, METER, RANDOM, TRUNCATE, LOG, ASSERT, TABLES = 1, 2, 3, 4, 5, 6, 9
 SEND, MARK, METERED = "ExternsIngress.send", "ExternsIngress.send_marked", "ExternsIngress.metered"
 GREEN, YELLOW, RED = 0, 1, 2
 
@@ -126,21 +122,12 @@ def test_a_direct_meter_counts_the_bytes_of_packets_that_hit_its_entry(switch):
     assert table.read_meter((9,)) is None, "a new entry does not have the rates of the old one"
 
 
-def test_rates_that_cannot_be_are_refused(switch):
-    for rates in (Rates(5, 1, 4, 1), Rates(-1, 0, 0, 0), Rates(0, -1, 0, 0)):
-        with pytest.raises(InvalidEntry, match="rates must not be negative, nor the peak below"):
-            switch.meters["ExternsIngress.police"].write(0, rates)
-
-
 # --- digests, logs and assertions -----------------------------------------------------------------
 
 
 def test_a_digest_has_the_values_of_its_packet(switch):
     send(switch, packet(DIGEST, flow=500, result=1 << 63), packet(LOG), packet(DIGEST, flow=3), port=511)
-    assert list(switch.messages.digests) == [
-        ("sighting_t", (500, 511, 1 << 63)),
-        ("sighting_t", (3, 511, 0)),
-    ]
+    assert list(switch.messages.digests) == [("sighting_t", (500, 511, 1 << 63)), ("sighting_t", (3, 511, 0))]
 
 
 def test_messages_beyond_what_memory_holds_are_counted(switch):

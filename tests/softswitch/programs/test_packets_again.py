@@ -40,35 +40,78 @@ def out(port, *parts):
     return port, b"".join(parts) + TAIL
 
 
-def test_a_clone_of_ingress_is_the_packet_as_it_came_and_goes_first(switch):
-    clones = [
-        out(port, told(INGRESS_CLONE, port, rid=rid, kept=1001), ask(1)) for port, rid in ((4, 11), (5, 12))
-    ]
-    original = told(NORMAL, TO, came_from=FROM, kept=1001, lost=0x100)
-    assert send(switch, ask(1)) == [*clones, out(TO, original, ask(1, value=1001))]
+def copies(replicas, instance_type, frame, **fields):
+    """Return the copies of a frame, with what egress reports of each."""
+    return [out(port, told(instance_type, port, rid=rid, **fields), frame) for port, rid in replicas]
 
 
-def test_a_clone_without_a_list_keeps_nothing_and_the_packet_can_be_multicast(switch):
-    clones = [
-        out(port, told(INGRESS_CLONE, port, rid=rid), ask(2, group=3)) for port, rid in ((4, 11), (5, 12))
-    ]
-    copies = [
-        out(port, told(REPLICATION, port, rid=rid, came_from=FROM, lost=0x100), ask(2, group=3, value=1001))
-        for port, rid in ((1, 21), (2, 22))
-    ]
-    assert send(switch, ask(2, group=3)) == [*clones, *copies]
+CLONES, GROUP = ((4, 11), (5, 12)), ((1, 21), (2, 22))
+ORIGINAL = told(NORMAL, TO, came_from=FROM, kept=1001, lost=0x100)
+#: A frame, and what leaves of it.
+SENT = {
+    "a clone of ingress is the packet as it came and goes first": (
+        ask(1),
+        [*copies(CLONES, INGRESS_CLONE, ask(1), kept=1001), out(TO, ORIGINAL, ask(1, value=1001))],
+    ),
+    "a clone without a list keeps nothing and the packet can be multicast": (
+        ask(2, group=3),
+        copies(CLONES, INGRESS_CLONE, ask(2, group=3))
+        + copies(GROUP, REPLICATION, ask(2, group=3, value=1001), came_from=FROM, lost=0x100),
+    ),
+    **{
+        f"session {session}, which is not there, makes no clone": (
+            ask(1, session=session),
+            [out(TO, ORIGINAL, ask(1, session=session, value=1001))],
+        )
+        for session in (99, 0)
+    },
+    # The drop in the same pass has no effect; each packet keeps the metadata of its own list.
+    "cloned and resubmitted at once": (
+        ask(4),
+        [
+            *copies(CLONES, INGRESS_CLONE, ask(4), rounds=3, kept=0x66),
+            out(TO, told(NORMAL, TO, rounds=6, kept=0x77, lost=0x100), ask(4, value=1001)),
+        ],
+    ),
+    "a clone of egress is the packet as egress left it": (
+        ask(16),
+        [
+            out(TO, told(NORMAL, TO, rounds=4, came_from=FROM, kept=0x99, lost=0x100), ask(16, value=1049)),
+            *copies(CLONES, EGRESS_CLONE, ask(16, value=1049), rounds=4, length=LENGTH + 16, kept=0x99),
+        ],
+    ),
+    "a clone of egress survives its packet": (
+        ask(17, session=101),
+        [out(6, told(EGRESS_CLONE, 6, length=LENGTH + 16), ask(17, session=101, value=1001))],
+    ),
+    "only the copy that asked is cloned": (
+        ask(25, session=101, group=3),
+        [out(port, ask(25, session=101, group=3, value=1001)) for port in (1, 2, 6)],
+    ),
+    "only the copy that asked is recirculated": (
+        ask(26, group=3),
+        [out(2, ask(26, group=3, value=1001)), out(TO, ask(26, value=1002))],
+    ),
+    "ingress knows the length": (ask(27), [out(TO, ask(27, group=LENGTH, value=1001))]),
+    "cloned and recirculated at once": (
+        ask(22, session=101),
+        [
+            out(6, told(EGRESS_CLONE, 6, kept=3), ask(22, times=200, session=101, value=1001)),
+            out(TO, ask(22, 200, 101, value=1002)),
+        ],
+    ),
+    "a drop goes before recirculating": (ask(23), []),
+}
 
 
-@pytest.mark.parametrize("session", [99, 0])
-def test_a_session_that_is_not_there_makes_no_clone(switch, session):
-    original = told(NORMAL, TO, came_from=FROM, kept=1001, lost=0x100)
-    frame = ask(1, session=session)
-    assert send(switch, frame) == [out(TO, original, ask(1, session=session, value=1001))]
+@pytest.mark.parametrize(("frame", "expected"), SENT.values(), ids=SENT)
+def test_what_leaves_of_a_frame(switch, frame, expected):
+    assert send(switch, frame) == expected
+    assert switch.refused_passes == 0
 
 
 def test_the_last_session_asked_for_counts(switch):
-    clone = out(6, told(INGRESS_CLONE, 6), ask(7))
-    assert send(switch, ask(7))[0] == clone
+    assert send(switch, ask(7))[0] == out(6, told(INGRESS_CLONE, 6), ask(7))
 
 
 @pytest.mark.parametrize("times", [0, 1, 5])
@@ -79,31 +122,6 @@ def test_resubmitted_packets_start_as_they_came_with_what_their_list_keeps(switc
         NORMAL, TO, rounds=times + 1, came_from=came_from, kept=0x10 * (times + 1), lost=0x10 * times + 0x100
     )
     assert send(switch, frame) == [out(TO, expected, ask(3, times=200 + times, value=1001))]
-
-
-def test_cloned_and_resubmitted_at_once(switch):
-    """The drop in the same pass has no effect; each packet keeps the metadata of its own list."""
-    clones = [
-        out(port, told(INGRESS_CLONE, port, rounds=3, rid=rid, kept=0x66), ask(4))
-        for port, rid in ((4, 11), (5, 12))
-    ]
-    again = told(NORMAL, TO, rounds=6, kept=0x77, lost=0x100)
-    assert send(switch, ask(4)) == [*clones, out(TO, again, ask(4, value=1001))]
-
-
-def test_a_clone_of_egress_is_the_packet_as_egress_left_it(switch):
-    made = ask(16, value=1000 + 1 + 0x30)
-    original = out(TO, told(NORMAL, TO, rounds=4, came_from=FROM, kept=0x99, lost=0x100), made)
-    clones = [
-        out(port, told(EGRESS_CLONE, port, rounds=4, rid=rid, length=LENGTH + 16, kept=0x99), made)
-        for port, rid in ((4, 11), (5, 12))
-    ]
-    assert send(switch, ask(16)) == [original, *clones]
-
-
-def test_a_clone_of_egress_survives_its_packet(switch):
-    clone = told(EGRESS_CLONE, 6, length=LENGTH + 16)
-    assert send(switch, ask(17, session=101)) == [out(6, clone, ask(17, session=101, value=1001))]
 
 
 @pytest.mark.parametrize("times", [0, 1, 7])
@@ -119,31 +137,6 @@ def test_recirculated_packets_grow_round_by_round(switch):
     """Fifty rounds add two bytes each, far more than one round can add."""
     got = send(switch, ask(24, times=150) + b"\0\xff", ask(24, times=150) + b"\0\xff")
     assert got == [out(TO, ask(24, times=100, value=1051), b"\0\xff" * 51)] * 2
-
-
-def test_only_the_copy_that_asked_is_cloned(switch):
-    made = ask(25, session=101, group=3, value=1001)
-    assert send(switch, ask(25, session=101, group=3)) == [out(port, made) for port in (1, 2, 6)]
-
-
-def test_only_the_copy_that_asked_is_recirculated(switch):
-    first, again = ask(26, group=3, value=1001), ask(26, value=1002)
-    assert send(switch, ask(26, group=3)) == [out(2, first), out(TO, again)]
-
-
-def test_ingress_knows_the_length(switch):
-    assert send(switch, ask(27)) == [out(TO, ask(27, group=LENGTH, value=1001))]
-
-
-def test_cloned_and_recirculated_at_once(switch):
-    made = ask(22, times=200, session=101, value=1001)
-    clone = out(6, told(EGRESS_CLONE, 6, kept=3), made)
-    assert send(switch, ask(22, session=101)) == [clone, out(TO, ask(22, 200, 101, value=1002))]
-
-
-def test_a_drop_goes_before_recirculating(switch):
-    assert send(switch, ask(23)) == []
-    assert switch.refused_passes == 0
 
 
 @pytest.mark.parametrize("kind", [6, 19])

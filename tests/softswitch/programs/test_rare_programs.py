@@ -1,4 +1,4 @@
-"""Programs that p4c seldom or never writes, made of compiled ones by hand, in both modes."""
+"""Programs that p4c seldom or never writes, made of compiled ones by hand."""
 
 import copy
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from frames import checksum
+from program_frames import changed_switch
 from random_frames import Generator
 from rare_programs import LOGS, option_frames, with_declared_length, with_deparser
 from unrolled_lanes import expression, field, number
@@ -19,19 +20,7 @@ from peelsum.softswitch.errors import BadProgram
 P4 = Path(__file__).parents[1] / "p4"
 
 
-@pytest.fixture(params=["numba"])
-def switch_from(request):
-    """Return a function that makes a switch of a compiled program, once `change` has changed its JSON."""
-
-    def make(name, change):
-        document = json.loads((P4 / f"{name}.json").read_text())
-        change(document)
-        return Switch(parse(document, name), request.param)
-
-    return make
-
-
-def test_a_checksum_that_one_copy_updates_is_not_in_the_next(switch_from):
+def test_a_checksum_that_one_copy_updates_is_not_in_the_next():
     def change(document):
         names = ("instance", "port", "zero", "length", "kind")
         inputs = [field("tag", name) for name in names]
@@ -44,7 +33,7 @@ def test_a_checksum_that_one_copy_updates_is_not_in_the_next(switch_from):
         (strip,) = (action for action in document["actions"] if action["name"] == "E.strip")
         strip["primitives"] = []
 
-    switch = switch_from("replicate", change)
+    switch = changed_switch("replicate", change, "numba")
     switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
     frame = struct.pack(">BHHI", 1, 3, 9 << 7, 1000)
     got = switch.process(Frames.of([(7, frame)]), 0).pairs()
@@ -61,7 +50,7 @@ def exchanged(switch, frame):
     return struct.unpack(">9I", got)[1:]
 
 
-def test_an_index_below_zero_is_past_the_end(switch_from):
+def test_an_index_below_zero_is_past_the_end():
     """Of 16 bits, from 8 bits less one: from 0 it is 65535, though nothing that is assigned is above 254."""
 
     def change(document):
@@ -79,7 +68,7 @@ def test_an_index_below_zero_is_past_the_end(switch_from):
         for register in document["register_arrays"]:
             register["size"] = 255
 
-    switch = switch_from("registers", change)
+    switch = changed_switch("registers", change, "numba")
     assert exchanged(switch, cells(255, *range(1, 9))) == (0,) * 8
     assert exchanged(switch, cells(0, *range(11, 19))) == (0,) * 8
     assert [switch.registers[f"I.r{n}"].values().tolist() for n in range(8)] == [
@@ -112,9 +101,9 @@ def copied(document, back):
 
 
 @pytest.mark.parametrize("back", [True, False])
-def test_what_is_dropped_is_the_header_that_is_given(switch_from, back):
+def test_what_is_dropped_is_the_header_that_is_given(back):
     """p4c makes a copy of an `inout` argument, and copies it back after the call."""
-    switch = switch_from("replicate", lambda document: copied(document, back))
+    switch = changed_switch("replicate", lambda document: copied(document, back), "numba")
     switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
     switch.tables["E.copies"].insert(((20, 0xFFFF), (0, 0)), "E.drop", (), priority=1)
     frames = [struct.pack(">BHHI", kind, 3 * (kind != 2), 9 << 7, 1000) for kind in range(4)]
@@ -131,7 +120,7 @@ def test_what_is_dropped_is_the_header_that_is_given(switch_from, back):
         (["c", "d"], (-3, 2), None, [(-3, 2)], [(-4, 2), (-2, 2)]),
     ],
 )
-def test_negative_numbers_that_a_parser_selects(switch_from, key, value, mask, selected, others):
+def test_negative_numbers_that_a_parser_selects(key, value, mask, selected, others):
     """p4c writes a key's numbers as a sum, e.g. (-3, 2) of 32 bits each as -3 * 2**32 + 2."""
 
     def whole(numbers):
@@ -154,7 +143,7 @@ def test_negative_numbers_that_a_parser_selects(switch_from, key, value, mask, s
         more = {"name": "more", "id": 1, "parser_ops": [extract], "transition_key": [], "transitions": []}
         document["parsers"][0]["parse_states"].append(more)
 
-    switch = switch_from("arithmetic", change)
+    switch = changed_switch("arithmetic", change, "numba")
     frames = [
         struct.pack(">BHBHQQii", 9, 0, 0, 0, 1, 2, *numbers) + bytes(range(24))
         for numbers in selected + others
@@ -215,7 +204,7 @@ def test_a_length_that_a_header_declares():
     assert len({len(sent) for _, sent in plain}) > 8
 
 
-def test_the_last_element_of_a_stack_as_a_whole(switch_from):
+def test_the_last_element_of_a_stack_as_a_whole():
     """p4c writes this for `header = stack.last`; BMv2 loads it, and ends at the first packet."""
 
     def change(document):
@@ -224,7 +213,7 @@ def test_the_last_element_of_a_stack_as_a_whole(switch_from):
         (state,) = (s for s in document["parsers"][0]["parse_states"] if s["name"] == "parse_label")
         state["parser_ops"].append({"op": "primitive", "parameters": [copied]})
 
-    switch = switch_from("stack", change)
+    switch = changed_switch("stack", change, "numba")
     for count in (1, 3, 4):
         labels = [struct.pack(">HB", 256 + n, n == count - 1) for n in range(count)]
         frame = struct.pack(">BBHI", 99, 0, 0, 0) + b"".join(labels)
@@ -232,7 +221,7 @@ def test_the_last_element_of_a_stack_as_a_whole(switch_from):
         assert sent[8:] == b"".join(labels) + labels[-1]
 
 
-def test_arithmetic_of_p4_14(switch_from):
+def test_arithmetic_of_p4_14():
     names = ("add", "subtract", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right")
 
     def change(document):
@@ -243,11 +232,11 @@ def test_arithmetic_of_p4_14(switch_from):
             *({"op": op, "parameters": [field("cells", f"v{n}"), *operands]} for n, op in enumerate(names)),
         ]
 
-    sent = exchanged(switch_from("registers", change), cells(9, *[0] * 7, 12))
+    sent = exchanged(changed_switch("registers", change, "numba"), cells(9, *[0] * 7, 12))
     assert sent == (21, 2**32 - 3, 9 & 12, 9 | 12, 9 ^ 12, 9 << 12, 0, 12)
 
 
-def test_a_deparser_writes_to_the_log_shortens_and_asserts(switch_from, caplog):
+def test_a_deparser_writes_to_the_log_shortens_and_asserts(caplog):
     """It does so for each copy of a packet, and not for a packet that is dropped."""
     other = expression("!=", field("standard_metadata", "egress_rid"), number(10))
 
@@ -255,7 +244,7 @@ def test_a_deparser_writes_to_the_log_shortens_and_asserts(switch_from, caplog):
         holds = {"type": "expression", "value": {"op": "b2d", "left": None, "right": other}}
         with_deparser(document, LOGS, ("assert", holds), ("truncate", number(20)))
 
-    switch = switch_from("replicate", change)
+    switch = changed_switch("replicate", change, "numba")
     switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
     with caplog.at_level("INFO", "peelsum.switch"):
         got = switch.process(

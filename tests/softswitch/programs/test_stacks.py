@@ -1,17 +1,11 @@
 """Header stacks compared with a list of labels in Python, in both modes."""
 
-import json
 import random
 import struct
-from pathlib import Path
 
 import pytest
+from program_frames import changed_switch
 from softswitch_frames import send
-
-from peelsum.softswitch import Switch
-from peelsum.softswitch.compiler.loading import parse
-
-P4 = Path(__file__).parents[1] / "p4"
 
 DEPTH = 4
 OVERFLOW, SHORT = b"StOf", b"PTsh"
@@ -192,17 +186,10 @@ def test_copies_do_not_touch_each_others_stacks(switch_of, op, changed):
     assert got == [(rid, ask(op, group=6) + changed(labels, rid) + b"tail") for rid in (1, 2, 3)]
 
 
-def changed(change):
-    """A switch whose parser has a state other than it was compiled."""
-    document = json.loads((P4 / "stack.json").read_text())
-    change({state["name"]: state for state in document["parsers"][0]["parse_states"]})
-    return Switch(parse(document, "stack"), "python")
-
-
 def test_a_loop_that_takes_nothing_off_the_packet_ends():
-    def endless(states):
-        states["parse_more"]["parser_ops"] = []
-        states["parse_more"]["transitions"][0]["next_state"] = "parse_more"
+    def endless(document):
+        (more,) = (s for s in document["parsers"][0]["parse_states"] if s["name"] == "parse_more")
+        more["parser_ops"], more["transitions"][0]["next_state"] = [], "parse_more"
 
     frame = ask(TOLD) + label(1, 100, 1) + b"tail"
-    assert send(changed(endless), frame) == [(3, told(0, 1) + frame[8:])]
+    assert send(changed_switch("stack", endless), frame) == [(3, told(0, 1) + frame[8:])]

@@ -1,20 +1,18 @@
 """Hashes compared with zlib and with polynomial division, in both modes."""
 
-import json
 import random
 import struct
 import zlib
-from pathlib import Path
+from functools import reduce
+from operator import xor
 
 import pytest
+from program_frames import changed_switch
+from random_programs import csum16
 from softswitch_frames import send
 
-from peelsum.softswitch import Switch
-from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.program.model import GroupReference
 from peelsum.softswitch.runtime import hashes, plain
-
-P4 = Path(__file__).parents[1] / "p4"
 
 CRC16, CRC32, CSUM16, XOR16, IDENTITY, ODD, SMALL, EGRESS = range(8)
 
@@ -38,21 +36,9 @@ def crc16(data):
     return remainder(data, 16, 0x8005, is_reflected=True)
 
 
-def words(data):
-    padded = data + bytes(len(data) % 2)
-    return struct.unpack(f">{len(padded) // 2}H", padded)
-
-
-def csum16(data):
-    total = sum(words(data))
-    return 0xFFFF if not total else 0xFFFF - ((total - 1) % 0xFFFF + 1)
-
-
 def xor16(data):
-    mixed = 0
-    for word in words(data):
-        mixed ^= word
-    return mixed
+    padded = data + bytes(len(data) % 2)
+    return reduce(xor, struct.unpack(f">{len(padded) // 2}H", padded))
 
 
 def identity(data):
@@ -103,11 +89,13 @@ def test_hashes_are_over_fields_in_order(switch_of):
 
 def test_fields_of_an_invalid_header_are_left_out():
     """Here the JSON names the fields themselves, where p4c names copies."""
-    document = json.loads((P4 / "hashes.json").read_text())
-    for calculation in document["calculations"][:5]:
-        fields = (["ask", "a"], ["more", "x"], ["ask", "c"])
-        calculation["input"] = [{"type": "field", "value": field} for field in fields]
-    check(Switch(parse(document, "hashes"), "python"), absent=b"")
+
+    def change(document):
+        for calculation in document["calculations"][:5]:
+            fields = (["ask", "a"], ["more", "x"], ["ask", "c"])
+            calculation["input"] = [{"type": "field", "value": field} for field in fields]
+
+    check(changed_switch("hashes", change), absent=b"")
 
 
 @pytest.mark.parametrize("b", [0x0A55, 0xF1FE])
@@ -138,10 +126,7 @@ def test_copies_do_not_see_each_others_hashes(switch_of):
 
 def xor32(data):
     padded = data + bytes(-len(data) % 4)
-    mixed = 0
-    for (word,) in struct.iter_unpack(">I", padded):
-        mixed ^= word
-    return mixed
+    return reduce(xor, struct.unpack(f">{len(padded) // 4}I", padded))
 
 
 def hash_ex(data):
@@ -157,10 +142,12 @@ def hash_ex(data):
 
 def with_algorithms(mode, *algorithms):
     """Return a switch of the program in which these algorithms replace the first ones."""
-    document = json.loads((P4 / "hashes.json").read_text())
-    for calculation, algorithm in zip(document["calculations"], algorithms, strict=False):
-        calculation["algo"] = algorithm
-    return Switch(parse(document, "hashes"), mode)
+
+    def change(document):
+        for calculation, algorithm in zip(document["calculations"], algorithms, strict=False):
+            calculation["algo"] = algorithm
+
+    return changed_switch("hashes", change, mode)
 
 
 COMPILED = {
@@ -233,12 +220,12 @@ def test_consistent_round_robin_counts_inputs(monkeypatch):
     ],
 )
 def test_each_selector_counts_for_itself(algorithm, flows, ports):
-    document = json.loads((P4.parent / "p4runtime/p4/externs.json").read_text())
-    pipeline = document["pipelines"][0]
-    profiles = {item["name"]: item for item in pipeline["action_profiles"]}
-    profiles["ExternsIngress.paths"]["selector"]["algo"] = algorithm
-    profiles["ExternsIngress.hops"]["selector"] = profiles["ExternsIngress.paths"]["selector"]
-    switch = Switch(parse(document, "externs"), "python")
+    def change(document):
+        profiles = {item["name"]: item for item in document["pipelines"][0]["action_profiles"]}
+        profiles["ExternsIngress.paths"]["selector"]["algo"] = algorithm
+        profiles["ExternsIngress.hops"]["selector"] = profiles["ExternsIngress.paths"]["selector"]
+
+    switch = changed_switch("../p4runtime/p4/externs", change)
     for name, table, key in (("paths", "balanced", 1), ("hops", "indirect", (0, 0))):
         profile = switch.profiles[f"ExternsIngress.{name}"]
         for number in (1, 2, 3):

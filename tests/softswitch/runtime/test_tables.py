@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
+from random_programs import matches
 
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
@@ -137,20 +138,8 @@ class Model:
         return next((e for e in self.entries if (e.keys, e.priority) == (keys, priority)), None)
 
     def fits(self, entry, packet):
-        for (name, kind), part in zip(self.kinds.items(), entry.keys, strict=True):
-            value, bits = packet[name], BITS[name]
-            match kind:
-                case "exact":
-                    same = value == part
-                case "lpm":
-                    same = value >> bits - part[1] == part[0] >> bits - part[1]
-                case "ternary":
-                    same = value & part[1] == part[0]
-                case "range":
-                    same = part[0] <= value <= part[1]
-            if not same:
-                return False
-        return True
+        keys = [(kind, BITS[name]) for name, kind in self.kinds.items()]
+        return all(map(matches, keys, entry.keys, (packet[name] for name in self.kinds)))
 
     def prefix(self, entry):
         parts = zip(self.kinds.values(), entry.keys, strict=True)
