@@ -25,7 +25,7 @@ def test_a_result_that_differs_by_one_bit_is_noticed():
         rates._require_equal(sent ^ np.uint32([0, 0, 1, 0]), sent)
 
 
-def test_the_other_process_ends_without_a_traceback_if_this_one_was_interrupted() -> None:
+def test_the_other_process_ends_without_a_traceback_if_this_one_was_interrupted():
     ours, theirs = Pipe()
     ours.close()
     rates._echo(theirs, 32)

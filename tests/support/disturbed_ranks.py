@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -20,7 +19,7 @@ RANKS = 4
 TOO_LATE = ("asked to enter has ended", "no run that survives losses")
 
 
-def sum_until_the_end(_: int, folder: Path, enters: bool) -> dict[str, Any]:
+def sum_until_the_end(_, folder, enters):
     """Sum until a rank has seen the file `end`; return digests by step, and the error that ended it."""
     (folder / f"began {os.getpid()}").touch()
     run: Run | None = None
@@ -41,7 +40,7 @@ def sum_until_the_end(_: int, folder: Path, enters: bool) -> dict[str, Any]:
 class Disturbance:
     """Ranks under a supervisor, which lets another process enter whenever one has been killed."""
 
-    def __init__(self, folder: Path, job: dict[str, str], switch: Any, controller: Any, seed: int) -> None:
+    def __init__(self, folder, job, switch, controller, seed):
         self._folder, self._job, self._random = folder, job, Random(seed)
         self._switch, self._controller = switch, controller
         self._pool, self._killed = ThreadPoolExecutor(64), set[int]()
@@ -49,7 +48,7 @@ class Disturbance:
         #: What has been done, for the message of a failure.
         self.log: list[str] = []
 
-    def run(self, events: int, kinds: str) -> list[dict[str, Any]]:
+    def run(self, events, kinds):
         """Disturb the run so many times, then end it; return the results of those that were not killed.
 
         kinds: the kinds of events, whose methods' names these are.
@@ -66,46 +65,46 @@ class Disturbance:
         results = [result for run in list(self._results) for result in run.result(PATIENCE_S)]
         return [result for result in results if result is not None]
 
-    def rank(self) -> None:
+    def rank(self):
         """Kill a rank, if another one has the state."""
         self._kill(self._processes("sums"), least=2)
 
-    def two_ranks(self) -> None:
+    def two_ranks(self):
         """Kill two ranks at once."""
         self._kill(self._processes("sums"), least=3)
         self._kill(self._processes("sums"), least=2)
 
-    def joiner(self) -> None:
+    def joiner(self):
         """Kill a rank that has not entered yet."""
         self._kill(self._processes("began") - self._processes("sums"), least=1)
 
-    def wait(self) -> None:
+    def wait(self):
         """Wait until all ranks sum."""
         until(lambda: len(self._processes("sums")) == RANKS or self._any_error(), self.log)
 
-    def server(self) -> None:
+    def server(self):
         """Kill the server, which the controller starts again."""
         for process in self._controller.started[:1]:
             process.kill()
 
-    def switch(self) -> None:
+    def switch(self):
         """Kill the switch, and start it again."""
         os.kill(self._switch.pid, signal.SIGKILL)
         self._switch.stop()
         self._switch.start()
 
-    def controller(self) -> None:
+    def controller(self):
         """Stop the controller for a while."""
         process = self._controller.child.pid
 
-        def go_on() -> None:
+        def go_on():
             with suppress(ProcessLookupError):  # the run has ended meanwhile
                 os.kill(process, signal.SIGCONT)
 
         os.kill(process, signal.SIGSTOP)
         threading.Timer(self._random.random(), go_on).start()
 
-    def _start(self, ranks: int, *, enters: bool) -> None:
+    def _start(self, ranks, *, enters):
         arguments = self._folder, enters
         environments = [self._job] * ranks
         run: Callable[..., list[Any]] = run_ranks
@@ -113,18 +112,18 @@ class Disturbance:
             self._pool.submit(run, ranks, sum_until_the_end, *arguments, environments=environments)
         )
 
-    def _processes(self, kind: str) -> set[int]:
+    def _processes(self, kind):
         """Return the process ids of the files of a kind, without those that were killed or have ended."""
 
-        def named(kind: str) -> set[int]:
+        def named(kind):
             return {int(path.name.split()[1]) for path in self._folder.glob(f"{kind} *")}
 
         return named(kind) - self._killed - named("ended")
 
-    def _any_error(self) -> bool:
+    def _any_error(self):
         return any(self._folder.glob("ended *"))
 
-    def _kill(self, processes: set[int], *, least: int) -> None:
+    def _kill(self, processes, *, least):
         if len(processes) < least:
             return
         process = self._random.choice(sorted(processes))
@@ -133,7 +132,7 @@ class Disturbance:
         self._start(1, enters=True)
 
 
-def check(results: list[dict[str, Any]]) -> int:
+def check(results):
     """Check that all sums are right, and the same on all ranks; return how many steps there were."""
     digests: dict[int, str] = {}
     for result in results:

@@ -1,7 +1,6 @@
 """Ranks of `lost_ranks.train` that enter a run, and that wait, or are stopped, at a stage of their entry."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lost_ranks
@@ -14,14 +13,14 @@ from peelsum.transport.lease import Lease
 STAGES = ("ready", "admitted", "state", "entered")
 
 
-def train(_: int, stage: str, action: str, folder: Path, *arguments: Any) -> Any:
+def train(_, stage, action, folder, *arguments):
     """Run `lost_ranks.train` with these arguments; make the file `reached` in a folder at a stage.
 
     action: "wait" there until the file `go on` exists, or "stop" the process until then; or "" for neither.
     """
     reached, go_on = folder / "reached", folder / "go on"
 
-    def reach(at: str) -> None:
+    def reach(at):
         if at != stage or reached.exists():
             return
         reached.touch()
@@ -30,10 +29,10 @@ def train(_: int, stage: str, action: str, folder: Path, *arguments: Any) -> Any
         elif action == "stop":
             lost_ranks.stop(go_on)
 
-    def patch(owner: Any, name: str, before: str, after: str) -> None:
+    def patch(owner, name, before, after):
         original: Callable[..., Any] = getattr(owner, name)
 
-        def wrapped(*positional: Any, **named: Any) -> Any:
+        def wrapped(*positional, **named):
             reach(before)
             result = original(*positional, **named)
             reach(after)

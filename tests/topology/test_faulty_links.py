@@ -1,7 +1,6 @@
 """Exact sums over sockets whose links lose packets in bursts, change their order, or are slow."""
 
 import threading
-from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -33,12 +32,12 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-def words_of(worker: int, number: int) -> np.ndarray:
+def words_of(worker, number):
     """Return a worker's words of a sum, of which some sums exceed 32 bits."""
     return np.random.default_rng([worker, number]).integers(0, 1 << 32, WORDS, np.uint32)
 
 
-def wrong_words(seat: Mapping[str, Any]) -> int:
+def wrong_words(seat):
     """Sum at a seat; return how many words differ from the sum in 64 bits."""
     wrong = 0
     with plug_in(seat) as summation:
@@ -51,11 +50,11 @@ def wrong_words(seat: Mapping[str, Any]) -> int:
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_sums_are_exact(fault: str, seed: int) -> None:
+def test_sums_are_exact(fault, seed):
     options, counters = FAULTS[fault]
     wrong: dict[int, int] = {}
 
-    def work(seat: Any) -> None:
+    def work(seat):
         wrong[seat.worker_id] = wrong_words(asdict(seat))
 
     with Star(WORKERS, seed=seed, **options) as star:
@@ -70,7 +69,7 @@ def test_sums_are_exact(fault: str, seed: int) -> None:
         assert sum(port[counter] for port in star.report.ports.values()) > 0, counter
 
 
-def described(**link: Any) -> Topology:
+def described(**link):
     """Return a network of one worker pair, whose links all have these properties."""
     ends = [["h1", "s1-p1"], ["h2", "s1-p2"], ["h3", "s1-p3"]]
     job = {"workers": ["h1", "h2"], "server": "h3"}
@@ -79,13 +78,13 @@ def described(**link: Any) -> Topology:
     return Topology.model_validate({"hosts": hosts, "switches": {"s1": {}}, "links": links, "job": job})
 
 
-def test_a_topology_has_these_faults_over_udp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topology_has_these_faults_over_udp(monkeypatch):
     from peelsum.processes import Child
 
     commands: list[tuple[str, ...]] = []
     start_ready = Child.start_ready
 
-    def started(name: str, *command: str, **more: Any) -> Any:
+    def started(name, *command, **more):
         commands.append(command)
         return start_ready(name, *command, **more)
 
@@ -97,6 +96,6 @@ def test_a_topology_has_these_faults_over_udp(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("link", [{"loss": 0.1, "loss_burst": 2.0}, {"late": 0.1}])
-def test_interfaces_refuse_them_before_they_make_a_namespace(link: dict[str, float]) -> None:
+def test_interfaces_refuse_them_before_they_make_a_namespace(link):
     with pytest.raises(TopologyError, match=r"has loss_burst or late, .*; use --links udp"):
         VethNetwork(described(**link)).__enter__()

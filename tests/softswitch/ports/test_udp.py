@@ -315,14 +315,14 @@ def test_a_port_that_was_joined_says_hello_until_the_other_answers():
         assert other.receive() is None
 
 
-def test_a_switch_that_was_started_again_gets_a_hello_when_it_has_been_silent_for_a_second() -> None:
+def test_a_switch_that_was_started_again_gets_a_hello_when_it_has_been_silent_for_a_second():
     sent = packets(3)
     with opened(1, 2) as near, opened(1) as far, host_at(near, 2) as host:
         near.ports[1].join(("127.0.0.1", far.listening[1]))
         far.receive([1])
         near.receive([1])  # the answer
 
-        def arrived() -> int:
+        def arrived():
             host.send(sent)
             frames = near.receive([2])
             frames.port[:] = 1
