@@ -91,3 +91,19 @@ def test_an_interrupt_while_a_child_starts_ends_it(monkeypatch):
     with InterruptContext(), pytest.raises(Interrupted, match="SIGTERM"):
         Child("sleeper", ["sleep", "1000"], foreign=True)
     assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+def test_messages_that_were_sent_before_the_child_reads_the_first_all_arrive():
+    program = (
+        "import time; from peelsum.processes import print_message, receive_from_parent as first\n"
+        "from peelsum.processes import terminate_with_parent; time.sleep(0.2)\n"
+        "print_message(**first()); terminate_with_parent(lambda other: print_message(**other)); time.sleep(9)"
+    )
+    child = Child("child", [sys.executable, "-c", program])
+    try:
+        child.send(number=1)
+        child.send(number=2)
+        assert child.ready() == {"number": 1}
+        assert child.next_message(PATIENCE_S) == {"number": 2}
+    finally:
+        child.stop()

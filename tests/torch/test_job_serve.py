@@ -53,12 +53,11 @@ def test_a_job_without_an_address(tmp_path):
     assert "--udp: is missing; give it once for each of the job's switches, or --ethernet" in said
 
 
-def test_a_switch_whose_name_is_unknown(tmp_path):
+@pytest.mark.parametrize("name", ["nowhere.invalid", "no..name"])
+def test_a_switch_whose_name_is_unknown(tmp_path, name):
     (tmp_path / "job.toml").write_text(described(Mock(p4runtime="127.0.0.1:1"), 2))
-    said = " ".join(
-        refused(str(tmp_path / "job.toml"), "--udp", "nowhere.invalid:1").replace("│", " ").split()
-    )
-    assert "--udp: nowhere.invalid: " in said
+    said = " ".join(refused(str(tmp_path / "job.toml"), "--udp", f"{name}:1").replace("│", " ").split())
+    assert f"--udp: {name}: " in said
     assert "use a name that this machine can resolve" in said
 
 
@@ -324,6 +323,17 @@ def test_a_run_that_survives_losses_has_another_server_loaded(monkeypatch, on_lo
         run.members.clients.clear()
         run.check()
         children[3].stop.assert_called_once()
+
+
+def test_a_server_that_cannot_be_loaded_ahead_ends_no_run(monkeypatch):
+    servers = runs_module.ServerStarter()
+    child = Mock(side_effect=BlockingIOError("no more processes"))
+    child.peelsum = Mock(return_value=(server := Mock()))
+    monkeypatch.setattr(runs_module, "Child", child)
+    servers.load_ahead(32)
+    assert servers.start("server", "run", environment={}) is server
+    assert child.call_count == 2, "loaded ahead, now and after the start"
+    server.stop.assert_not_called()
 
 
 @pytest.mark.parametrize("failures", [1, 2])

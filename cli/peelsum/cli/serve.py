@@ -152,9 +152,10 @@ def _switch_addresses(
             for host, port in udp:
                 try:
                     getaddrinfo(host, port)
-                except OSError as error:
+                except (OSError, UnicodeError) as error:
+                    reason = error.strerror if isinstance(error, OSError) else "is no name"
                     raise OptionError(
-                        f"--udp: {host}: {error.strerror}; use a name that this machine can resolve"
+                        f"--udp: {host}: {reason}; use a name that this machine can resolve"
                     ) from None
             return udp
         if not udp:

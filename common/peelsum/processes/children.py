@@ -327,7 +327,8 @@ def print_message(**values: object) -> None:
 
 def receive_from_parent() -> dict[str, Any]:
     """Wait for the next message from the parent, and return it. Exit if the parent has ended."""
-    line = sys.stdin.buffer.readline()
+    with open(0, "rb", buffering=0, closefd=False) as lines:  # a buffer would keep later messages
+        line = lines.readline()
     if not line:
         raise SystemExit
     return dict(json.loads(line))

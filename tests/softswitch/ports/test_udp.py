@@ -205,6 +205,17 @@ def test_losses_in_bursts_have_the_share_and_the_mean_length(loss, burst):
     assert np.count_nonzero(lost) / begins == pytest.approx(burst, rel=0.05)
 
 
+@pytest.mark.parametrize(("loss", "burst"), [(0.2, 10.0), (0.4, 1.0), (0.5, 1.5)])
+def test_pauses_between_packets_do_not_change_the_share(loss, burst):
+    with opened(1, loss=loss, loss_burst=burst, seed=3) as ports:
+        lost = 0
+        for _ in range(20_000):
+            ports.sockets.lost_at[0, 1] -= 7000
+            udp_kernels.lose_sent(ports.sockets, port := np.array([1], np.int32))
+            lost += int(port[0] == udp_kernels.HELD)
+    assert lost / 20_000 == pytest.approx(loss, rel=0.1)
+
+
 def test_a_burst_ends_while_no_packet_comes():
     """It lasts 100 packets, or a millisecond: then a single packet is lost as rarely as any other."""
     with opened(1, loss=0.01, loss_burst=100.0, seed=3) as ports:
@@ -232,6 +243,18 @@ def test_late_packets_change_places_with_later_ones_and_none_is_lost():
     assert 20 < counts.late < 80
     assert counts.late <= np.count_nonzero(places != np.arange(500)) <= 2 * counts.late
     assert np.abs(places - np.arange(500)).max() > 3
+
+
+@pytest.mark.parametrize("late", [0.5, 1.0])
+def test_no_packet_is_late_by_more_positions_than_documented(late):
+    sent = np.random.default_rng(1).integers(0, 256, (500, SIZE), np.uint8)
+    with opened(1, late=late, seed=2) as ports, host_at(ports, 1) as host:
+        host.send(sent)
+        ports.send(ports.receive([1]))
+        back = received(host, SIZE)
+    places = np.array([int(np.flatnonzero((sent == packet).all(1))[0]) for packet in back])
+    assert sorted(places) == list(range(500))
+    assert (np.arange(500) - places).max() == udp_kernels.MOST_LATE
 
 
 def test_loss_affects_both_directions_but_not_hellos():

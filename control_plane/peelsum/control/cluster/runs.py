@@ -52,7 +52,8 @@ class ServerStarter:
         """Have a process load what a server of so many lanes needs, now and after each start."""
         self.close()
         self._lanes = lanes
-        self._loaded = Child("server", [sys.executable, "-m", "peelsum.cli.ahead", str(lanes)])
+        with suppress(OSError):  # no more processes, or files; the next server then takes longer to start
+            self._loaded = Child("server", [sys.executable, "-m", "peelsum.cli.ahead", str(lanes)])
 
     def start(self, *arguments: str, environment: Mapping[str, str], wait: bool = True) -> Child:
         """Start `peelsum` with these arguments, in the process that was loaded ahead if there is one.

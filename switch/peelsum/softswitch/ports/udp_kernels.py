@@ -6,10 +6,10 @@ each. `sort` orders frames by port, and `send` lets the kernel gather their payl
 payload. The caller allocates all memory.
 
 To test protocols, ports can lose packets in each direction, one by one or in bursts, and send some of them
-out of order. A counter's hash (splitmix64) decides for each packet, so equal seeds lose the same ones. Bursts
-follow Gilbert's model: a loss has two probabilities, after a packet that was lost and after one that was not.
-Its two states change as often while no packet comes, once in `_SLOT_NS`: otherwise a burst would last until
-enough packets have been lost, however slowly a sender tries again.
+out of order. A counter's hash (splitmix64) decides for each packet, so equal seeds lose the same ones, if not
+in bursts. Bursts follow Gilbert's model: a loss has two probabilities, after a packet that was lost and after
+one that was not. Its state changes with time, too: `_SLOT_NS` without packets count as one packet. Otherwise
+a burst would last until enough packets have been lost, however slowly a sender tries again.
 
 A port takes packets from its peer only. A hello (see `peelsum.wire.hello`) makes its source the peer:
 
@@ -282,7 +282,8 @@ def _pass_time(sockets: Sockets, row: int, direction: int) -> None:
     if kept == 0.0:
         return
     now_ns = nanoseconds(sockets.clock)
-    kept_since = kept ** ((now_ns - sockets.lost_at[row, direction]) / _SLOT_NS)
+    # With bursts shorter than those of independent losses, `kept` is negative: then time ends each state.
+    kept_since = max(kept, 0.0) ** ((now_ns - sockets.lost_at[row, direction]) / _SLOT_NS)
     share = sockets.loss[0] / (1.0 - kept)
     is_lossy = share + (sockets.lost[row, direction] - share) * kept_since
     sockets.lost[row, direction] = _draw(sockets, row, direction) < is_lossy
@@ -532,7 +533,8 @@ def _send_port(sockets: Sockets, row: int, send_buffers: SendBuffers) -> bool:
 def _make_late(sockets: Sockets, row: int, send_buffers: SendBuffers) -> None:
     """Exchange some of a port's packets with one of up to MOST_LATE after them that are sent at once."""
     iovecs, end = send_buffers.iovecs, send_buffers.end[row]
-    for packet in range(send_buffers.next[row], end - 1):
+    # From the last: a packet that is late already would otherwise be exchanged again.
+    for packet in range(end - 2, send_buffers.next[row] - 1, -1):
         if _draw(sockets, row, _LATE) < sockets.late[0]:
             most = min(MOST_LATE, end - 1 - packet)
             other = packet + 1 + int(_draw(sockets, row, _LATE) * most)
