@@ -1,7 +1,7 @@
 """Bursts of losses, packets out of order, and a slow link.
 
 Workers sum the same seeded words again and again over a star of processes, as in the experiment `loss`. Every
-switch port has the named fault in both directions; only late packets are late in one, from the switch. Two
+switch port loses packets in both directions; packets are late, and links slow, in one, from the switch. Two
 sums to warm up are not timed, but their packets count. All sums are compared with an independent one.
 """
 
