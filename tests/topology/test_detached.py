@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -80,6 +81,21 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys):
             child=False,
         )
     assert shown == ["starting the network: 0 s"]
+
+
+def test_a_signal_while_the_network_starts_is_no_normal_end(monkeypatch, pair):
+    monkeypatch.setattr(UdpNetwork, "_start", lambda _: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as end:
+        network.up(
+            topology=pair,
+            switch="softswitch",
+            links="udp",
+            restart=False,
+            detach=False,
+            json=False,
+            child=False,
+        )
+    assert end.value.code == 128 + signal.SIGTERM
 
 
 @pytest.mark.system

@@ -22,7 +22,7 @@ from peelsum.control import JobDescription
 from peelsum.control.cluster import runs as runs_module
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.runs import JobRun, JobRuns
-from peelsum.control.errors import SwitchError
+from peelsum.control.errors import NotPrimaryError, SwitchError
 from peelsum.processes import Child, ProcessError
 from peelsum.tls.identity import tls_reason
 from peelsum.topology import TopologyError
@@ -336,12 +336,14 @@ def test_a_server_that_cannot_be_loaded_ahead_ends_no_run(monkeypatch):
     server.stop.assert_not_called()
 
 
-@pytest.mark.parametrize("failures", [1, 2])
-def test_a_switch_that_ends_while_those_that_are_left_are_admitted_is_tried_once_more(monkeypatch, failures):
+@pytest.mark.parametrize(("failures", "kind"), [(1, SwitchError), (2, SwitchError), (1, NotPrimaryError)])
+def test_a_switch_that_ends_while_those_that_are_left_are_admitted_is_tried_once_more(
+    monkeypatch, failures, kind
+):
     run = JobRun(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
     jobs.evict, jobs.evict_from = Mock(return_value={"waiting": []}), Mock()
     admissions = [{"generation": number, "secret": "", "window": 8} for number in (2, 3)]
-    lost = SwitchError("switch: lost the connection to h while writing")
+    lost = kind("switch: lost the connection to h while writing")
     jobs.admit_job = Mock(side_effect=[admissions[0], *[lost] * failures, admissions[1]])
     server = Mock(running=True, status=None, next_message=Mock(return_value={"generation": 3}))
     monkeypatch.setattr(JobRun, "_start_server", Mock(return_value=server))
@@ -354,7 +356,7 @@ def test_a_switch_that_ends_while_those_that_are_left_are_admitted_is_tried_once
     ranks[1].inbox.append({"call": "completed", "change": 1, "sums": 3, "chunk": 9})
     run.update(0.0)
     message = ranks[1].outbox[-1]
-    if failures == 1:
+    if failures == 1 and kind is SwitchError:
         assert (message["members"], message["admission"]["generation"]) == ([1], 3)
     else:
         assert "could not be admitted (switch: lost the connection to h" in message["end"]

@@ -24,7 +24,7 @@ from peelsum.control.cluster.members import MemberReport, Members, latest_chunk
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
-from peelsum.control.errors import ControlError, LeaseHeldError, SwitchError
+from peelsum.control.errors import ControlError, LeaseHeldError, NotPrimaryError, SwitchError
 from peelsum.control.sections import MAX_JOB_ID
 from peelsum.processes import Child, ProcessError
 from peelsum.processes.children import ADMISSION, RestartableProcess
@@ -197,6 +197,8 @@ class JobRun:
         }
         try:
             admission = self._controller.admit_job(self._admitted_job, **options)
+        except NotPrimaryError:  # after a long wait, in which nobody was answered
+            raise
         except SwitchError as error:  # the switch may have been restarted, and may be ready again
             self._controller.tell(Event("error", f"{error}; trying once more", self.job.job.id))
             admission = self._controller.admit_job(self._admitted_job, **options)
