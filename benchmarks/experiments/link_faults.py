@@ -93,11 +93,22 @@ EXPERIMENT = Experiment(
             x="fault",
             y="goodput_gbit_s",
             kind="bars",
-            finding="""With 1% of packets lost four at a time, workers sum {@bursts of 4:.2f} Gbit/s, and
-                with 1% lost alone {@alone:.2f}""",
+            finding="""With 1% of packets lost four in a row, workers sum {@bursts of 4:.2f} Gbit/s, and
+                with 1% lost one by one {@alone:.2f}""",
             setting="""Four worker processes sum 4 MiB over loopback through the softswitch; links are
                 unlimited, or have 400 Mbit/s, and slow ones 100. Measured.""",
             ylabel="Goodput of a worker (Gbit/s)",
+            names={
+                "none": "no fault",
+                "late": "1% late",
+                "alone": "1% lost, one by one",
+                "bursts of 4": "1% lost, four in a row",
+                "bursts of 32": "1% lost, 32 in a row",
+                "all slow": "all links slow",
+                "one slow": "one link slow",
+                "all slow, alone": "all links slow, 1% lost",
+                "one slow, alone": "one link slow, 1% lost",
+            },
         )
     ],
 )
