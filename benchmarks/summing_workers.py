@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import Value
 from peelsum.allreduce import Part
 from peelsum.processes import Child, print_message, receive_from_parent
 from peelsum.processes.children import gather_reports
 from peelsum.processes.progress import compile_progress_reporter
 from peelsum.processes.user_errors import exit_on_errors
+from peelsum.topology import Star
 from peelsum.transport import TransportError
 from peelsum.transport.seats import plug_in
 
@@ -52,6 +54,33 @@ def one_sum(workers: Sequence[Child], *, again: bool = True) -> list[dict[str, A
     for worker in workers:
         worker.send(again=again)
     return gather_reports(workers, timeout_s=_PATIENCE_S)
+
+
+def sum_repeatedly(star: Star, *, elements: int, seed: int, seconds: float) -> tuple[dict[str, Value], float]:
+    """Sum words over a star again and again; return figures, and the packets of a worker in a sum.
+
+    The first WARM_UPS sums are not timed, but their packets count. Raises ProcessError.
+    """
+    sums: list[list[dict[str, Any]]] = []
+    with star, ExitStack() as stack:
+        workers = started(stack, map(asdict, star.seats), elements=elements, seed=seed)
+        ends = time.monotonic() + seconds
+        while len(sums) <= WARM_UPS or time.monotonic() < ends:
+            sums.append(one_sum(workers))
+        counts = one_sum(workers, again=False)
+    slowest = [max(line["seconds"] for line in lines) for lines in sums[WARM_UPS:]]
+    assert star.report is not None
+    server = star.report.server
+    chunks = server["chunks_in_switch"] + server["chunks_at_server"]
+    sent = sum(worker["contributions"] + worker["resends"] for worker in counts)
+    figures: dict[str, Value] = {
+        "goodput_gbit_s": 32 * elements * len(slowest) / sum(slowest) / 1e9,
+        "in_switch": server["chunks_in_switch"] / max(1, chunks),
+        "packets_over_least": sent / max(1, len(workers) * chunks),
+        "window_cuts": sum(worker["window_cuts"] for worker in counts),
+        "wrong": sum(line["wrong"] for lines in sums for line in lines),
+    }
+    return figures, sent / len(workers) / len(sums)
 
 
 def words_of(elements: int, seed: int, worker_id: int) -> NDArray[np.uint32]:

@@ -7,14 +7,11 @@ sums to warm up are not timed, but their packets count. All sums are compared wi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 from benchmarks import Experiment, Plot, Size, Value
-from benchmarks.summing_workers import WARM_UPS, one_sum, started
+from benchmarks.summing_workers import sum_repeatedly
 from peelsum.topology import Star
 
 #: Mbit/s of a port whose rate is limited, and of the slow one.
@@ -44,28 +41,14 @@ def measure(
     seed: int, fault: str, share: float, workers: int, lanes: int, elements: int, seconds: float
 ) -> dict[str, Value]:
     """Sum words repeatedly over a star whose links have a fault. Raises ProcessError."""
-    sums: list[list[dict[str, Any]]] = []
-    links = FAULTS[fault](share, workers)
-    with Star(workers, lanes=lanes, seed=seed, **links) as star, ExitStack() as stack:
-        children = started(stack, map(asdict, star.seats), elements=elements, seed=seed)
-        ends = time.monotonic() + seconds
-        while len(sums) <= WARM_UPS or time.monotonic() < ends:
-            sums.append(one_sum(children))
-        counts = one_sum(children, again=False)
-    slowest = [max(line["seconds"] for line in lines) for lines in sums[WARM_UPS:]]
+    star = Star(workers, lanes=lanes, seed=seed, **FAULTS[fault](share, workers))
+    figures, _ = sum_repeatedly(star, elements=elements, seed=seed, seconds=seconds)
     assert star.report is not None
-    server, ports = star.report.server, star.report.ports.values()
-    chunks = server["chunks_in_switch"] + server["chunks_at_server"]
-    sent = sum(worker["contributions"] + worker["resends"] for worker in counts)
-    received = sum(port["received"] + port["lost_in"] for port in ports)
-    return {
-        "goodput_gbit_s": 32 * elements * len(slowest) / sum(slowest) / 1e9,
-        "in_switch": server["chunks_in_switch"] / max(1, chunks),
-        "packets_over_least": sent / max(1, workers * chunks),
-        "lost": sum(port["lost_in"] for port in ports) / received,
+    ports = star.report.ports.values()
+    return figures | {
+        "lost": sum(port["lost_in"] for port in ports)
+        / sum(port["received"] + port["lost_in"] for port in ports),
         "late": sum(port["late"] for port in ports) / sum(port["sent"] for port in ports),
-        "window_cuts": sum(worker["window_cuts"] for worker in counts),
-        "wrong": sum(line["wrong"] for lines in sums for line in lines),
     }
 
 

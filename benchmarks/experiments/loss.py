@@ -7,13 +7,10 @@ are not timed, but their packets count. All sums are compared with an independen
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 from benchmarks import Experiment, Plot, Size, Value
-from benchmarks.summing_workers import WARM_UPS, one_sum, started
+from benchmarks.summing_workers import sum_repeatedly
 from peelsum.topology import Star
 from peelsum.wire import packet_bytes
 
@@ -22,26 +19,9 @@ def measure(
     seed: int, loss: float, workers: int, lanes: int, elements: int, seconds: float
 ) -> dict[str, Value]:
     """Sum words repeatedly over a star whose ports lose packets. Raises ProcessError."""
-    sums: list[list[dict[str, Any]]] = []
-    with Star(workers, lanes=lanes, loss=loss, seed=seed) as star, ExitStack() as stack:
-        children = started(stack, map(asdict, star.seats), elements=elements, seed=seed)
-        ends = time.monotonic() + seconds
-        while len(sums) <= WARM_UPS or time.monotonic() < ends:
-            sums.append(one_sum(children))
-        counts = one_sum(children, again=False)
-    slowest = [max(line["seconds"] for line in lines) for lines in sums[WARM_UPS:]]
-    assert star.report is not None
-    server = star.report.server
-    chunks = server["chunks_in_switch"] + server["chunks_at_server"]
-    sent = sum(worker["contributions"] + worker["resends"] for worker in counts)
-    return {
-        "goodput_gbit_s": 32 * elements * len(slowest) / sum(slowest) / 1e9,
-        "in_switch": server["chunks_in_switch"] / max(1, chunks),
-        "packets_over_least": sent / max(1, workers * chunks),
-        "bytes_a_sum": packet_bytes(lanes) * sent / workers / len(sums),
-        "window_cuts": sum(worker["window_cuts"] for worker in counts),
-        "wrong": sum(line["wrong"] for lines in sums for line in lines),
-    }
+    star = Star(workers, lanes=lanes, loss=loss, seed=seed)
+    figures, packets = sum_repeatedly(star, elements=elements, seed=seed, seconds=seconds)
+    return figures | {"bytes_a_sum": packet_bytes(lanes) * packets}
 
 
 ALONG: dict[str, Any] = {
