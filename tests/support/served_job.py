@@ -1,7 +1,7 @@
 """A switch and a `peelsum job serve` of a job there, each a process, for tests."""
 
 import json
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import psutil
 from free_ports import KeptPort, free_udp_base
@@ -139,3 +139,17 @@ def served_to(workers, folder, *more, spare=12, timeout_s=200.0):
 def served_to_four(folder, *more, **options):
     """See `served_to`."""
     return served_to(4, folder, *more, **options)
+
+
+@contextmanager
+def served_over_racks(folder):
+    """Yield the three switches of a job of two racks of two ranks, its controller, and the environment."""
+    with ExitStack() as stack:
+        switches = [stack.enter_context(closing(Switch()))]
+        for port in (1, 2):
+            join = f"3@127.0.0.1:{switches[0].base + port}"
+            switches.append(stack.enter_context(closing(Switch("--join", join))))
+        addresses = (switch.p4runtime for switch in switches)
+        description = described_racks(*addresses, workers=((1, 2), (1, 2)), timeout_s=900.0)
+        controller = stack.enter_context(closing(Controlling(folder, description, *switches)))
+        yield switches, controller, {"PEELSUM_JOB": controller.job}

@@ -1,10 +1,8 @@
 """Runs in which parts are killed or stopped in a random order, while others enter: all sums stay exact."""
 
-from contextlib import ExitStack, closing
-
 import pytest
 from disturbed_ranks import Disturbance, check
-from served_job import Controlling, Switch, described_racks, served_to
+from served_job import served_over_racks, served_to
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -43,16 +41,8 @@ RACK_EVENTS = {
 @pytest.mark.parametrize("events", RACK_EVENTS)
 def test_sums_over_racks_stay_exact(tmp_path, events, seed):
     (folder := tmp_path / "run").mkdir()
-    with ExitStack() as stack:
-        switches = [stack.enter_context(closing(Switch()))]
-        for port in (1, 2):
-            join = f"3@127.0.0.1:{switches[0].base + port}"
-            switches.append(stack.enter_context(closing(Switch("--join", join))))
-        addresses = (switch.p4runtime for switch in switches)
-        description = described_racks(*addresses, workers=((1, 2), (1, 2)), timeout_s=900.0)
-        controller = stack.enter_context(closing(Controlling(tmp_path, description, *switches)))
-        job, switch = {"PEELSUM_JOB": controller.job}, switches[events != "spine"]
-        disturbance = Disturbance(folder, job, switch, controller, seed)
+    with served_over_racks(tmp_path) as (switches, controller, job):
+        disturbance = Disturbance(folder, job, switches[events != "spine"], controller, seed)
         results = disturbance.run(10, RACK_EVENTS[events])
     print(disturbance.log)
     assert check(results)

@@ -21,7 +21,7 @@ import torch
 from free_ports import KeptPort
 from lost_ranks import check_sums
 from patience import PATIENCE_S, until
-from served_job import Controlling, Switch, described, described_racks, served_to_four
+from served_job import Controlling, Switch, described, served_over_racks, served_to_four
 from torch_ranks import run_ranks
 
 from peelsum.allreduce import LocalSummation
@@ -81,16 +81,8 @@ def job_of_eight(tmp_path_factory):
 @pytest.fixture(scope="module")
 def job_over_racks(tmp_path_factory):
     """The three switches of a job of two racks of two ranks, and the ranks' environment."""
-    with ExitStack() as stack:
-        switches = [stack.enter_context(closing(Switch()))]
-        for port in (1, 2):
-            join = f"3@127.0.0.1:{switches[0].base + port}"
-            switches.append(stack.enter_context(closing(Switch("--join", join))))
-        addresses = (switch.p4runtime for switch in switches)
-        description = described_racks(*addresses, workers=((1, 2), (1, 2)), timeout_s=900.0)
-        folder = tmp_path_factory.mktemp("served")
-        controller = stack.enter_context(closing(Controlling(folder, description, *switches)))
-        yield switches, {"PEELSUM_JOB": controller.job}
+    with served_over_racks(tmp_path_factory.mktemp("served")) as (switches, _, job):
+        yield switches, job
 
 
 def trained(job, world, *arguments):
