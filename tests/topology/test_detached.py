@@ -23,6 +23,14 @@ __all__ = ["own_folder"]
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
+SETTINGS = {
+    "switch": "softswitch",
+    "links": "udp",
+    "restart": False,
+    "detach": False,
+    "json": False,
+    "child": False,
+}
 PAIR = {"hosts": {"h1": {}}, "switches": {"s1": {}}, "links": [["h1", "s1-p1"]]}
 
 
@@ -71,30 +79,14 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys):
     monkeypatch.setattr(messages, "FIRST_AFTER_S", 0.0)
     monkeypatch.setattr(UdpNetwork, "_start", start)
     with pytest.raises(SystemExit):
-        network.up(
-            topology=pair,
-            switch="softswitch",
-            links="udp",
-            restart=False,
-            detach=False,
-            json=False,
-            child=False,
-        )
+        network.up(topology=pair, **SETTINGS)
     assert shown == ["starting the network: 0 s"]
 
 
 def test_a_signal_while_the_network_starts_is_no_normal_end(monkeypatch, pair):
     monkeypatch.setattr(UdpNetwork, "_start", lambda _: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(SystemExit) as end:
-        network.up(
-            topology=pair,
-            switch="softswitch",
-            links="udp",
-            restart=False,
-            detach=False,
-            json=False,
-            child=False,
-        )
+        network.up(topology=pair, **SETTINGS)
     assert end.value.code == 128 + signal.SIGTERM
 
 

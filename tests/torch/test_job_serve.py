@@ -273,6 +273,21 @@ def test_a_server_is_not_started_again_without_its_switch():
         assert run._server.restart.called is jobs.up
 
 
+SURVIVES = {"call": "start", "process": 7, "on_lost": "continue"}
+
+
+def lose_a_rank(run):
+    """Start a run of two ranks, of which one is lost and the other reports its sums; return the other."""
+    lost, left = (ConnectedClient(None, "h", 0.0, request=SURVIVES) for _ in range(2))
+    run.start(lost)
+    assert run.members.join(1, left) == ""
+    lost.closed = True
+    run.update(0.0)
+    left.inbox.append({"call": "completed", "change": 1, "sums": 3, "chunk": 9})
+    run.update(0.0)
+    return left
+
+
 def test_a_run_whose_next_server_ends_at_its_start_is_over_and_another_can_start(monkeypatch):
     """The controller remains; the ended server is not looked at again."""
     run = JobRun(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
@@ -282,17 +297,10 @@ def test_a_run_whose_next_server_ends_at_its_start_is_over_and_another_can_start
     ended.exit_report.side_effect = ["server: ended by SIGKILL", ValueError("of closed file")]
     start = Mock(side_effect=[ended, ProcessError("server: ended by SIGKILL"), Mock(status=None)])
     monkeypatch.setattr(JobRun, "_start_server", lambda self, wait=True: start())
-    request = {"call": "start", "process": 7, "on_lost": "continue"}
-    ranks = [ConnectedClient(None, "h", 0.0, request=request) for _ in range(2)]
-    run.start(ranks[0])
-    assert run.members.join(1, ranks[1]) == ""
-    ranks[0].closed = True
-    run.update(0.0)
-    ranks[1].inbox.append({"call": "completed", "change": 1, "sums": 3, "chunk": 9})
-    run.update(0.0)
-    assert "could not be admitted (server: ended by SIGKILL)" in ranks[1].outbox[-1]["end"]
+    left = lose_a_rank(run)
+    assert "could not be admitted (server: ended by SIGKILL)" in left.outbox[-1]["end"]
     run.check()
-    assert "run" in run.start(ConnectedClient(None, "h", 0.0, request=request))
+    assert "run" in run.start(ConnectedClient(None, "h", 0.0, request=SURVIVES))
 
 
 @pytest.mark.parametrize("on_lost", ["continue", None])
@@ -347,15 +355,8 @@ def test_a_switch_that_ends_while_those_that_are_left_are_admitted_is_tried_once
     jobs.admit_job = Mock(side_effect=[admissions[0], *[lost] * failures, admissions[1]])
     server = Mock(running=True, status=None, next_message=Mock(return_value={"generation": 3}))
     monkeypatch.setattr(JobRun, "_start_server", Mock(return_value=server))
-    request = {"call": "start", "process": 7, "on_lost": "continue"}
-    ranks = [ConnectedClient(None, "h", 0.0, request=request) for _ in range(2)]
-    run.start(ranks[0])
-    assert run.members.join(1, ranks[1]) == ""
-    ranks[0].closed = True
-    run.update(0.0)
-    ranks[1].inbox.append({"call": "completed", "change": 1, "sums": 3, "chunk": 9})
-    run.update(0.0)
-    message = ranks[1].outbox[-1]
+    left = lose_a_rank(run)
+    message = left.outbox[-1]
     if failures == 1 and kind is SwitchError:
         assert (message["members"], message["admission"]["generation"]) == ([1], 3)
     else:
