@@ -112,11 +112,11 @@ def measure(seed: int, way: str, every_s: float, seconds: float) -> Iterator[dic
             torchrun += [f"--nproc-per-node={_RANKS}", "--max-restarts=100"]
             run.start(*torchrun, "-m", "benchmarks.killed_trainer", "--checkpoint", str(folder / "saved"))
         deadline = time.monotonic() + _PATIENCE_S
-        while not run.reports:
+        while not run.reports or len(run.processes) < _RANKS:
             run.read_until(time.monotonic() + 0.05)
             if time.monotonic() > deadline:
-                raise ExperimentError(f"{way}: no step within {_PATIENCE_S:g} s; see the output above")
-        began, kills = run.reports[0]["time"], 0
+                raise ExperimentError(f"{way}: not all ranks have started within {_PATIENCE_S:g} s; see the output above")
+        began, kills = run.reports[-1]["time"], 0
         for due_s in np.arange(every_s, seconds, every_s):
             run.read_until(began + due_s)
             victim = random.randrange(_RANKS)
@@ -136,7 +136,7 @@ def measure(seed: int, way: str, every_s: float, seconds: float) -> Iterator[dic
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "second": "seconds since the first step",
+        "second": "seconds since the last of the ranks had started",
         "loss": "loss of all images, as last reported",
         "step": "the step that was reported; after a restart it is lower than before",
         "kills": "processes killed in the run",
