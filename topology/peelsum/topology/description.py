@@ -427,8 +427,11 @@ def _check_job(topology: Topology, job: JobNode) -> None:
             f"job: its workers are behind {', '.join(sorted(racks))}, its server behind {spine}: put all "
             "behind one switch, or the server behind one that is linked to all of the workers' switches"
         )
-    if job.program is not None and set(racks) != {spine}:
-        raise ValueError("job.program: runs on one switch; put all workers behind that of the server")
+    if job.program is not None:
+        if set(racks) != {spine}:
+            raise ValueError("job.program: runs on one switch; put all workers behind that of the server")
+        if not 1 <= job.lanes <= max(COMPILED_LANES):
+            raise ValueError(f"job.lanes: {job.lanes}: is out of range; use 1 to {max(COMPILED_LANES)}")
     for rack, count in racks.items():
         if count > MAX_WORKERS:
             raise ValueError(f"job: {count} workers are behind {rack}; a switch sums {MAX_WORKERS} at most")
