@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+from peelsum.addresses import parse_address
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.wire import CPU_PORT, DROP_PORT
 from peelsum.wire.datagrams import Address
@@ -65,10 +66,10 @@ def _udp_port(text: str) -> int:
 
 
 def _address(text: str) -> Address:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > _LAST_UDP_PORT:
-        raise ValueError(f"{text}: give the other switch's port as host:port, for example 127.0.0.1:7001")
-    return host, int(port)
+    try:
+        return parse_address(text, "the other switch's port", "127.0.0.1:7001")
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from None
 
 
 def _repeated(

@@ -165,6 +165,14 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
             "status --p4runtime=localhost:99999",
             "--p4runtime: localhost:99999: give the switch as host:port, for example 127.0.0.1:9559",
         ),
+        (
+            "status --p4runtime=::1:9559",
+            "--p4runtime: ::1:9559: give the switch as host:port, for example [::1]:9559",
+        ),
+        (
+            "switch run --p4runtime=::1:9559",
+            "P4Runtime address: '::1:9559': give the address as host:port, for example [::1]:9559",
+        ),
         ("job evict", "Missing argument 'job_id'; see `peelsum job evict --help`"),
         ("switch trace --packet=00 --port=999", "--port: '999': input should be less than or equal to 510"),
         ("job evict x", "job_id: 'x' is not a whole number; give one"),

@@ -453,7 +453,7 @@ def test_a_state_file_of_a_later_version(tmp_path):
         ("state", "stat", "controller.stat: is not a field of a cluster description; call it 'state'"),
         ("poll_s = 0.05", "poll_s = 0", "controller.poll_s: 0 is out of range; use 0.05 or more"),
         ("[[switches]]", "[[switch]]", "switch: .* call it 'switches'"),
-        ("a:1", "a", "switches.0.p4runtime: 'a': must be host:port"),
+        ("a:1", "a", "switches.0.p4runtime: 'a': give the address as host:port"),
         ("a:1", "b:2", "switches: 'b:2', device_id 1: is listed 2 times; list it once"),
         (
             "= 32",

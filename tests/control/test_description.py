@@ -113,7 +113,14 @@ REFUSED = [
     (("[1, 2]", "[1, 255]"), "ports.workers.1: 255: port 255 is reserved by the switch"),
     (("[1, 2]", "[1, 512]"), "ports.workers.1: 512 is out of range; use less than 511"),
     (("[1, 2]", "[1, 2]\n[switch]\npipeline_lanes = 31"), "switch.pipeline_lanes: 31: is not compiled"),
-    (("[1, 2]", "[1, 2]\n[switch]\np4runtime = 'here'"), "switch.p4runtime: 'here': must be host:port"),
+    (
+        ("[1, 2]", "[1, 2]\n[switch]\np4runtime = 'here'"),
+        "switch.p4runtime: 'here': give the address as host:port",
+    ),
+    (
+        ("[1, 2]", "[1, 2]\n[switch]\np4runtime = '::1:9559'"),
+        r"switch.p4runtime: '::1:9559': .* example \[::1\]:9559",
+    ),
     (
         ("[1, 2]", "[1, 2]\n[hosts.3]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"),
         "hosts.3: this job does not use that port",

@@ -157,6 +157,12 @@ def test_addresses(text, address):
     assert metrics_address(text) == address
 
 
+@pytest.mark.parametrize("text", ["", "x", "65536", "::1:9561"])
+def test_an_invalid_address_is_named(text):
+    with pytest.raises(MetricsError, match=f"^metrics: '{text}': give the address as host:port, for example"):
+        metrics_address(text)
+
+
 def test_a_port_in_use_is_named(served):
     port = port_of(served.url)
     with pytest.raises(

@@ -343,7 +343,7 @@ def test_a_controller_with_tls_is_told_to_ranks_without(plugged, monkeypatch):
     lease.return_value.close.assert_called_once()
 
 
-@pytest.mark.parametrize("address", ["here", "h:0", "h:65536", "h:99999"])
+@pytest.mark.parametrize("address", ["here", "::1:9", "h:0", "h:65536", "h:99999"])
 def test_every_rank_refuses_an_invalid_address(plugged, address):
     all_are_told(plugged, f"//{address}", f"'{address}' is not HOST:PORT; give .*, up to 65535")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from peelsum.addresses import parse_address
 from peelsum.cli.options import (
     CHECK_INTERVAL_S,
     ClusterSettings,
@@ -22,7 +23,6 @@ from peelsum.cli.options import (
     Tls,
     address,
     job_metrics,
-    parse_address,
     read_identity,
     read_token,
     report_errors,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from peelsum.addresses import parse_address
 from peelsum.logs import LogsError, configure, log_event
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, Values, controller_values, metrics_address
 from peelsum.options import CommandSettings, Option, OptionError, options_of, take_settings
@@ -153,19 +154,14 @@ class Service(CommandSettings):
         return log_unless_printed
 
 
-def parse_address(text: str, what: str = "the address") -> tuple[str, int]:
-    """Return host and port of `host:port`. Raises ValueError, whose message calls the address `what`."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{text}: give {what} as host:port, for example 127.0.0.1:9559")
-    return host, int(port)
-
-
 def address(what: str) -> Callable[[str], str]:
     """Return the parser of an option that is an address: it returns the text, or raises ValueError."""
 
     def parse(text: str) -> str:
-        parse_address(text, what)
+        try:
+            parse_address(text, what)
+        except ValueError as error:
+            raise ValueError(f"{text}: {error}") from None
         return text
 
     return parse

@@ -23,6 +23,7 @@ from pathlib import Path
 from socket import getaddrinfo
 from typing import TYPE_CHECKING, Annotated
 
+from peelsum.addresses import parse_address
 from peelsum.cli.options import (
     CHECK_INTERVAL_S,
     Description,
@@ -30,7 +31,6 @@ from peelsum.cli.options import (
     address,
     addresses,
     job_metrics,
-    parse_address,
     read_token,
     report_errors,
     with_settings,

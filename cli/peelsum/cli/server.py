@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from peelsum.cli.options import OPTION_ERRORS, Service, address, parse_address, with_settings
+from peelsum.addresses import parse_address
+from peelsum.cli.options import OPTION_ERRORS, Service, address, with_settings
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import print_message, terminate_with_parent
 from peelsum.processes.children import ADMISSION

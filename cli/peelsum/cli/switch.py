@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.options import OPTION_ERRORS, Json, Service, Tls, parse_address, read_identity, with_settings
+from peelsum.cli.options import OPTION_ERRORS, Json, Service, Tls, address, read_identity, with_settings
 from peelsum.cli.output import print_json
 from peelsum.options import CommandSettings, Option, OptionError
 from peelsum.processes import print_message, terminate_with_parent
@@ -236,7 +236,7 @@ def _new_tracer(program: Path | None, switch: str | None, device_id: int, tls: P
             raise typer.BadParameter("--switch: is missing; --device-id and --tls are for a running switch")
         return Tracer(_load_program(program))
     try:
-        parse_address(switch, "the switch")
+        address("the switch")(switch)
     except ValueError as error:
         raise typer.BadParameter(f"--switch: {error}") from None
     if program is not None:

@@ -10,6 +10,7 @@ from io import BytesIO
 from threading import Lock, Thread
 from typing import Any, Self
 
+from peelsum.addresses import parse_address
 from peelsum.metrics.catalogue import Metric, Values
 from peelsum.tls import TlsIdentity, require_tls
 from peelsum.tls.acceptor import MAX_PENDING, Acceptor
@@ -27,9 +28,10 @@ class MetricsError(Exception):
 def metrics_address(text: str) -> tuple[str, int]:
     """Parse HOST:PORT, or PORT on loopback; return host and port. Raises MetricsError."""
     host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 0xFFFF:
-        raise MetricsError(f"metrics: {text!r}: give PORT or HOST:PORT, as 9561 or 127.0.0.1:9561")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    try:
+        return parse_address(f"{host or '127.0.0.1'}:{port}", example="127.0.0.1:9561")
+    except ValueError as error:
+        raise MetricsError(f"metrics: {text!r}: {error}, or only the port") from None
 
 
 class MetricsServer:

@@ -20,6 +20,7 @@ from threading import Thread
 
 import grpc
 
+from peelsum.addresses import parse_address
 from peelsum.tls.acceptor import MAX_PENDING, Acceptor
 from peelsum.tls.identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity, require_tls, role_of_peer
 
@@ -155,8 +156,7 @@ def _relay(connection: ssl.SSLSocket, name: Path, server: Path) -> None:
 
 def listen(address: str) -> socket.socket:
     """Return a socket that listens at host:port; at `[::]` also for IPv4. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    entries = socket.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)
     family, *_, address_info = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
     both = address_info[0] == "::" and socket.has_dualstack_ipv6()
     return socket.create_server(address_info[:2], family=family, backlog=MAX_PENDING, dualstack_ipv6=both)
@@ -175,7 +175,7 @@ def open_channel(
     without TLS. timeout_s: the time limit of a test handshake, which gives better errors than gRPC does. It
     is no error here if nothing answers.
     """
-    require_tls(name, address.rpartition(":")[0], identity)
+    require_tls(name, parse_address(address)[0], identity)
     options = (*options, ("grpc.enable_http_proxy", 0))  # no proxy for the web leads to a switch
     if identity is None:
         return grpc.insecure_channel(address, options=options)

@@ -22,6 +22,7 @@ from time import monotonic, sleep
 from typing import Any, Self
 from urllib.parse import unquote
 
+from peelsum.addresses import parse_address
 from peelsum.reading import read_bytes, read_text
 
 #: Names of the files in an identity's folder.
@@ -94,12 +95,11 @@ class TlsIdentity:
 
         Raises TlsError if either end rejects the other's certificate.
         """
-        host, _, port = address.rpartition(":")
-        host = host.strip("[]")
+        host, port = parse_address(address)
         context = self.context(server=False)
         context.set_alpn_protocols(["h2"])
         try:
-            plain = socket.create_connection((host, int(port)), timeout_s)
+            plain = socket.create_connection((host, port), timeout_s)
         except OSError:
             return True
         with closing(plain):

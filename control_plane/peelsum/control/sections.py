@@ -23,6 +23,7 @@ from pydantic import (
     WrapValidator,
 )
 
+from peelsum.addresses import parse_address
 from peelsum.wire import COMPILED_LANES, CPU_PORT, DEFAULT_LANES, DROP_PORT, MAX_WORKERS, RESERVED_JOB_ID
 
 #: The sizes of the switch program's tables `bridge`, without the row for broadcasts, and `routes`.
@@ -78,6 +79,11 @@ def _prefix(value: Any) -> Any:
     return int(network.network_address), network.prefixlen
 
 
+def _address(value: str) -> str:
+    parse_address(value)
+    return value
+
+
 def _compiled_lanes(value: int) -> int:
     if value not in COMPILED_LANES:
         raise ValueError(f"is not compiled; use {', '.join(map(str, COMPILED_LANES))}")
@@ -94,6 +100,7 @@ def _check_distinct(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 _Distinct = WrapValidator(_check_distinct)
 Port = Annotated[int, BeforeValidator(_port), Field(ge=0, lt=DROP_PORT)]
 Mac = Annotated[int, BeforeValidator(_mac)]
+P4RuntimeAddress = Annotated[str, AfterValidator(_address)]
 Ipv4 = Annotated[int, BeforeValidator(_ip)]
 #: A network address and a prefix length.
 Prefix = Annotated[tuple[int, int], BeforeValidator(_prefix)]
@@ -166,7 +173,7 @@ class TofinoSection(Section):
 class PlacedSwitch(Section):
     """The address of a switch, and the program that it must run."""
 
-    p4runtime: str = Field(pattern=r"^.+:\d{1,5}$")
+    p4runtime: P4RuntimeAddress
     """The address of the P4Runtime server, or of a Tofino's BF Runtime server, `host:port`."""
     device_id: int = Field(default=1, ge=0, lt=1 << 64)
     """The switch's device_id at that server."""
@@ -187,7 +194,7 @@ class SwitchSection(PlacedSwitch):
     Limits, bridge and routes apply to the whole switch: an admission that gives them replaces earlier ones.
     """
 
-    p4runtime: str = Field(default="127.0.0.1:9559", pattern=r"^.+:\d{1,5}$")
+    p4runtime: P4RuntimeAddress = "127.0.0.1:9559"
     """As for `PlacedSwitch`."""
     age_limit_ms: float | None = Field(default=None, ge=0)
     """Milliseconds without a packet after which another chunk may take over a slot. None does not change the
@@ -258,8 +265,6 @@ def first_validation_error(error: ValidationError, of: str, model: type[BaseMode
             return f"{where}: {problem['input']!r} is out of range; use {remedy.format(bound)}"
         case "value_error" if not where:
             return message
-        case "string_pattern_mismatch":
-            message = "must be host:port, as 127.0.0.1:9559"
         case "model_type" | "model_attributes_type" | "dict_type":
             message = "must be a table, in JSON an object" + ("" if where else f", with the fields of {of}")
         case "tuple_type":

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # not exported, but documented
 
+from peelsum.addresses import parse_address
 from peelsum.logs import LogsError, configure
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address, worker_values
 from peelsum.reading import parse_json, read_text
@@ -436,13 +437,11 @@ def _address_of_rank(addresses: str | list[str], rank: int) -> dict[str, Any]:
 
 def _parse_address(text: str) -> tuple[str, int]:
     """Return host and port of HOST:PORT. Raises HookConfigError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= _MAX_PORT:
-        raise HookConfigError(
-            f"over: {text!r} is not HOST:PORT; give rank 0's port of the switch, or a controller's, up to "
-            f"{_MAX_PORT}"
-        )
-    return host.strip("[]"), int(port)
+    try:
+        what = f"rank 0's port of the switch, or a controller's, up to {_MAX_PORT},"
+        return parse_address(text, what, least_port=1)
+    except ValueError as error:
+        raise HookConfigError(f"over: {text!r} is not HOST:PORT; {error}") from None
 
 
 def _parse_object(text: str, source: str) -> dict[str, Any]:

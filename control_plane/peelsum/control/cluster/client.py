@@ -8,6 +8,7 @@ from contextlib import closing
 from time import monotonic, sleep
 from typing import Any
 
+from peelsum.addresses import parse_address
 from peelsum.control.drivers import open_session
 from peelsum.control.errors import ControlError
 from peelsum.control.sections import TofinoSection
@@ -72,8 +73,7 @@ class ControllerClient:
 
     def _send(self, address: str, values: dict[str, object]) -> dict[str, Any]:
         """Send a request to one controller; return the response. Raises ControlError or _UnavailableError."""
-        host, _, port = address.rpartition(":")
-        host = host.strip("[]")
+        host, port = parse_address(address)
         if len(encode_line(values)) > MAX_REQUEST_BYTES:
             raise ControlError(
                 f"controller: a request has at most {MAX_REQUEST_BYTES:,} bytes; shorten the description"
@@ -81,7 +81,7 @@ class ControllerClient:
         try:
             require_tls("controller", host, self._identity)
             connection, line, _ = ask(
-                (host, int(port)),
+                (host, port),
                 values,
                 connect_s=_CONNECT_S,
                 answer_s=_ANSWER_S,

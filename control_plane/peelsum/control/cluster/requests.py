@@ -366,7 +366,7 @@ def listening_socket(place: tuple[str, int], identity: TlsIdentity | None) -> so
     require_tls("--listen", host, identity)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host.strip("[]"), port), family=family)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]
         raise ControlError(f"--listen: {host}:{port}: {reason}; choose another") from error

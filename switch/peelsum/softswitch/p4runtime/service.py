@@ -20,6 +20,7 @@ from time import monotonic
 import grpc
 from finsy.proto import p4r, p4r_grpc
 
+from peelsum.addresses import parse_address
 from peelsum.softswitch.p4runtime import status
 from peelsum.softswitch.p4runtime.info import to_frame, to_packet_in
 from peelsum.softswitch.p4runtime.notifications import notify, poll_regularly
@@ -330,9 +331,10 @@ def serve(
     Raises ValueError if the address is malformed or not permitted; OSError if the
     server cannot listen on it.
     """
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:
-        raise ValueError(f"P4Runtime address: {address!r} is not host:port; try 127.0.0.1:9559")
+    try:
+        host, _ = parse_address(address)
+    except ValueError as error:
+        raise ValueError(f"P4Runtime address: {address!r}: {error}") from None
     if not any_address:
         require_tls("P4Runtime address", host, identity)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
@@ -354,7 +356,7 @@ def serve(
         server.stop(_STOP_GRACE_S)
         threads.shutdown(wait=False, cancel_futures=True)
 
-    return RunningServer(f"{host}:{server.port}", server.port, stop)
+    return RunningServer(f"{address.rpartition(':')[0]}:{server.port}", server.port, stop)
 
 
 #: Seconds that each update adds to a batch's time of arrival, so that short batches pass long ones.
