@@ -123,6 +123,18 @@ _PROGRAM = Option("BMv2 JSON of a program to run until a controller loads one.",
 _P4RUNTIME = Option("Where P4Runtime listens; port 0 chooses a free one.")
 
 
+def check_loss_burst(loss: float, burst: float | None) -> None:
+    """Raise OptionError if no packets lost `burst` at a time are the share `loss` of all."""
+    if burst is None:
+        return
+    share = burst / (1 + burst)  # that of the bursts, with one packet between two
+    if not 0 < loss <= share:
+        raise OptionError(
+            f"--loss-burst: {burst:g} needs a --loss above 0 and up to {share:g}, not {loss:g}; "
+            "change one of them"
+        )
+
+
 @dataclass(frozen=True)
 class SwitchSettings(CommandSettings):
     """The ports of a switch, their links, and where its P4Runtime server listens."""
@@ -170,13 +182,7 @@ class SwitchSettings(CommandSettings):
             )
         if self.interfaces and self.late:
             raise OptionError(f"--late: {self.late:g} is for UDP ports; use netem for an interface")
-        if self.loss_burst is not None:
-            share = self.loss_burst / (1 + self.loss_burst)  # that of the bursts, with one packet between two
-            if not 0 < self.loss <= share:
-                raise OptionError(
-                    f"--loss-burst: {self.loss_burst:g} needs a --loss above 0 and up to {share:g}, "
-                    f"not {self.loss:g}; change one of them"
-                )
+        check_loss_burst(self.loss, self.loss_burst)
         self._check_ports("--interface", self.interfaces, range(DROP_PORT))
         self._check_ports("--join", self.peer_addresses, range(1, self.ports + 1))
         self._check_ports("--udp-port", self.udp_ports, range(1, self.ports + 1))

@@ -280,6 +280,14 @@ def test_loss_outside_its_range_is_refused_and_frees_the_port(share):
         UdpPorts([1], loss=share)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.9, 1.0])
+def test_a_share_that_bursts_cannot_have_is_refused(share):
+    with pytest.raises(
+        ValueError, match=f"loss-burst: 4 needs a --loss above 0 and up to 0.8, not {share:g};"
+    ):
+        UdpPorts([1], loss=share, loss_burst=4.0)
+
+
 @pytest.mark.parametrize("number", [-1, 512])
 def test_a_port_that_v1model_does_not_have_is_refused(number):
     with pytest.raises(ValueError, match=f"port: {number} is out of range; use 0 to 511"):

@@ -31,6 +31,7 @@ from peelsum.softswitch.ports.udp_kernels import (
     sort,
 )
 from peelsum.softswitch.runtime.frames import Frames, frames_per_batch
+from peelsum.switch_settings import check_loss_burst
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, HEADER_BYTES, FrameAddress, encapsulation
 from peelsum.wire.datagrams import MAX_DATAGRAM, Address, BatchSocket
 
@@ -170,7 +171,8 @@ class UdpPorts:
         if not 0 <= loss <= 1:
             raise ValueError(f"loss: {loss} is out of range; use 0 to 1")
         self.sockets.loss[:] = loss
-        if loss_burst is not None and loss:
+        check_loss_burst(loss, loss_burst)
+        if loss_burst is not None:
             # Of two states, in the lossy one for a share `loss` of the packets, `loss_burst` at a time.
             self.sockets.loss[:] = loss / (1 - loss) / loss_burst, 1 - 1 / loss_burst
         self.sockets.late[0] = late
