@@ -5,11 +5,17 @@ import struct
 from unrolled_lanes import expression, number
 
 
-def with_declared_length(document):
-    """Declare the varbit's width, 8 bits times `first`, with the header, as compilers of P4_14 did."""
-    times_8 = expression("*", {"type": "local", "value": 0}, number(8))
+def with_declared_length(document, empty=0):
+    """Declare the varbit's width, 8 bits times `first`, with the header, as compilers of P4_14 did.
+
+    empty: the number of fields of 0 bits before `first`, which are added to the width.
+    """
+    width = expression("*", {"type": "local", "value": empty}, number(8))
+    for place in range(empty):
+        width = expression("+", width, {"type": "local", "value": place})
     kind = next(item for item in document["header_types"] if item["name"] == "options_h")
-    kind["length_exp"] = times_8
+    kind["fields"][:0] = [[f"nothing{place}", 0, False] for place in range(empty)]
+    kind["length_exp"] = width
     for state in document["parsers"][0]["parse_states"]:
         for item in state["parser_ops"]:
             if item["op"] == "extract_VL":

@@ -93,9 +93,10 @@ def test_hashes_that_count_as_bmv2_does(algorithm, tmp_path):
 
 
 @needs_bmv2
-def test_lengths_that_headers_declare_as_bmv2_reads_them(tmp_path):
+@pytest.mark.parametrize("empty", [0, 2])
+def test_lengths_that_headers_declare_as_bmv2_reads_them(empty, tmp_path):
     """Only with whole frames, and up to the largest size: BMv2 reads further."""
-    document = with_declared_length(json.loads((P4 / "variable.json").read_text()))
+    document = with_declared_length(json.loads((P4 / "variable.json").read_text()), empty)
     frames = list(option_frames(random.Random(1)))[:9]
     same_frames(document, [(1, frame) for frame in frames], tmp_path)
 

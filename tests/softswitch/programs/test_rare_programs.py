@@ -193,12 +193,13 @@ def test_a_member_of_0_bits_of_a_digest_is_0():
     assert list(switch.messages.digests) == [("sighting_t", (7, 0, 3, 9))]
 
 
-def test_a_length_that_a_header_declares():
+@pytest.mark.parametrize("empty", [0, 2])
+def test_a_length_that_a_header_declares(empty):
     document = json.loads((P4 / "variable.json").read_text())
     frames = [(1, frame) for frame in option_frames(random.Random(1))]
     plain, declared = (
         Switch(parse(one, "variable"), "python").process(Frames.of(frames), 0).pairs()
-        for one in (copy.deepcopy(document), with_declared_length(document))
+        for one in (copy.deepcopy(document), with_declared_length(document, empty))
     )
     assert plain == declared
     assert len({len(sent) for _, sent in plain}) > 8

@@ -121,10 +121,17 @@ def _without_empty_fields(document: Json) -> Json:
             node = {**node, "input": [part for part in node["input"] if not is_empty(part)]}
         return {key: replaced(part) for key, part in node.items()}
 
-    header_types = [
-        {**item, "fields": [field for field in item["fields"] if field[1] != 0]}
-        for item in document["header_types"]
-    ]
+    header_types = []
+    for item in document["header_types"]:
+        widths = [bits for _, bits, *_ in item["fields"]]
+        places = accumulate((bits != 0 for bits in widths), initial=0)
+        numbers = [
+            {"type": "local", "value": place} if bits else {"type": "hexstr", "value": "0x0"}
+            for place, bits in zip(places, widths, strict=False)
+        ]
+        kept = [field for field, bits in zip(item["fields"], widths, strict=True) if bits != 0]
+        length = _with_local(item.get("length_exp"), numbers)  # of the fields' numbers
+        header_types.append({**item, "fields": kept, "length_exp": length})
     return cast(Json, {**cast(dict[str, object], replaced(document)), "header_types": header_types})
 
 
