@@ -1,5 +1,6 @@
 """The programs next to these tests, compared with BMv2 packet for packet."""
 
+import itertools
 import json
 import os
 import random
@@ -99,6 +100,31 @@ def test_lengths_that_headers_declare_as_bmv2_reads_them(empty, tmp_path):
     document = with_declared_length(json.loads((P4 / "variable.json").read_text()), empty)
     frames = list(option_frames(random.Random(1)))[:9]
     same_frames(document, [(1, frame) for frame in frames], tmp_path)
+
+
+@needs_bmv2
+@pytest.mark.parametrize("wide_register", [[], [{"name": "wide", "id": 999, "size": 1, "bitwidth": 65}]])
+def test_ranges_of_72_bits_as_bmv2_compares_them(wide_register, tmp_path):
+    """With the register, the program is interpreted with numbers of any width."""
+    document = json.loads((P4 / "lookups.json").read_text())
+    (table,) = (item for item in document["pipelines"][0]["tables"] if item["name"] == "I.masked_wide")
+    (action,) = (item["id"] for item in document["actions"] if item["name"] == "I.in_masked_wide")
+    table["match_type"] = table["key"][0]["match_type"] = "range"
+    ends = [1, 2**64 - 1, 2**64 + 7, 2**65 + 3, 2**71]
+    table["entries"] = [
+        {
+            "match_key": [
+                {"match_type": "range", "start": f"0x{low:018x}", "end": f"0x{high:018x}"},
+                {"match_type": "exact", "key": "0x00"},
+            ],
+            "action_entry": {"action_id": action, "action_data": [hex(number + 1)]},
+            "priority": number + 1,
+        }
+        for number, (low, high) in enumerate(itertools.pairwise(ends))
+    ]
+    document["register_arrays"] += wide_register
+    probes = [bytes(7) + (end + more).to_bytes(9, "big") + bytes(78) for end in ends for more in (-1, 0, 1)]
+    same_frames(document, [(1, probe) for probe in probes], tmp_path)
 
 
 @needs_bmv2

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
+from program_frames import changed_switch
 from random_programs import matches
 
 from peelsum.softswitch import Frames, Switch
@@ -114,7 +115,7 @@ POOLS = {
     "small": [0, 1, 127, 128, 255, *range(2, 40)],
     "middle": [0, 1, 0x00FF, 0xFF00, 0xFFFF],
     "address": [0, 1, 0x0A000000, 0x0A0B0000, 0x0A0B0C0D, 0xFFFFFFFF],
-    "wide": [0, 1, 1 << 63, 1 << 64, (1 << 72) - 1],
+    "wide": [0, 1, 1 << 63, 1 << 64, (1 << 64) + 7, (2 << 64) + 5, (1 << 72) - 1],
 }
 
 
@@ -215,11 +216,29 @@ def found_in(out):
     return [int.from_bytes(out[at : at + 2], "big") for at in range(start, len(out), 2)]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_any_sequence_of_changes_is_looked_up_as_the_model_does(switch_of, seed):
+def with_wide_ranges(document):
+    """Give tables that have ternary keys of 72 bits ranges instead."""
+    for table in document["pipelines"][0]["tables"]:
+        for key in table["key"]:
+            if (key["name"], key["match_type"]) == ("hdr.probe.wide", "ternary"):
+                key["match_type"] = "range"
+
+
+WIDE_RANGES = {
+    name: {key: "range" if (key, kind) == ("wide", "ternary") else kind for key, kind in kinds.items()}
+    for name, kinds in TABLES.items()
+}
+
+
+@pytest.mark.parametrize("mode", ["python", "numba"])
+@pytest.mark.parametrize(
+    ("seed", "tables", "changed"),
+    [(1, TABLES, bool), (2, TABLES, bool), (3, WIDE_RANGES, with_wide_ranges)],
+)
+def test_any_sequence_of_changes_is_looked_up_as_the_model_does(mode, seed, tables, changed):
     rng = random.Random(seed)
-    switch = switch_of("lookups")
-    models = {name: Model(kinds) for name, kinds in TABLES.items()}
+    switch = changed_switch("lookups", changed, mode)
+    models = {name: Model(kinds) for name, kinds in tables.items()}
     results = {name: set() for name in TABLES}
     serial = 0
     for _ in range(25):

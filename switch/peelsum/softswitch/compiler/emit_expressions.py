@@ -79,7 +79,7 @@ class Expressions:
                 bits = plan.table.keys[0].bits
                 words = ", ".join(self.limbs(value, bits))
                 place = f"memory, {plan.region}, {plan.row_words}, {plan.key_offset}"
-                return f"(find_first({place}, ({words},), {words_of(bits)}, 0, 0) != 0)"
+                return f"(find_first({place}, ({words},), {words_of(bits)}, 0, 0, 0) != 0)"
             case ops.Unary("not", operand):
                 return f"(not {self.condition(operand)})"
             case ops.Unary("d2b", ops.Unary("b2d", operand)):

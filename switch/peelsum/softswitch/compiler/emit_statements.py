@@ -224,13 +224,20 @@ class Statements:
         for key_parts in plan.words:
             limb_texts = [(_key_limb(emit, plan, part.key, part.limb), part.shift) for part in key_parts]
             texts.append(" | ".join(f"({text} << {shift})" if shift else text for text, shift in limb_texts))
-        texts += [_key_limb(emit, plan, number, 0) for number in plan.ranges]
+        for number in plan.ranges:
+            count = words_of(plan.table.keys[number].bits)
+            texts += ["0"] * (plan.range_limbs - count)
+            texts += [_key_limb(emit, plan, number, limb) for limb in range(count)]
         kind, mask = ("exact", f", {plan.capacity - 1}") if plan.exact else ("first", "")
         place = f"memory, {plan.region}{mask}, {plan.row_words}, {plan.key_offset}"
         if len(texts) == 1 and not plan.ranges:
             return f"find_{kind}1({place}, {texts[0]}, {default})"
         emit.line(*(f"keys[{number}] = {text}" for number, text in enumerate(texts)))
-        counts = f"{len(plan.words)}" if plan.exact else f"{len(plan.words)}, {len(plan.ranges)}"
+        counts = (
+            f"{len(plan.words)}"
+            if plan.exact
+            else f"{len(plan.words)}, {len(plan.ranges)}, {plan.range_limbs}"
+        )
         return f"find_{kind}({place}, keys, {counts}, {default})"
 
     def _action_arm(self, plan: TablePlan, row: str, number: int, arm: flow.Block) -> None:

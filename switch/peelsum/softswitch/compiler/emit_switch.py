@@ -71,7 +71,9 @@ class SwitchWriter:
     def _start(self) -> None:
         """Allocate the arrays, and start with the first frame."""
         emit = self._emit
-        key_words = max((len(plan.words) + len(plan.ranges) for plan in emit.plans.values()), default=0)
+        key_words = max(
+            (len(plan.words) + len(plan.ranges) * plan.range_limbs for plan in emit.plans.values()), default=0
+        )
         emit.line(f"keys = array64({max(key_words, 1)})")
         for array in self._storage.arrays():
             size = next(size for size in (8, 16, 32, 64) if array.bits <= size)

@@ -55,13 +55,15 @@ class TablePlan:
     An exact table is a hash table of `capacity` rows with open addressing. Any other table has the number of
     rows and then the rows, in the order in which they are tried. A row has `row_words` words: action, entry
     number, parameters, and from word `key_offset` on the key. An exact key has one word per item of `words`.
-    Any other key has value and mask per item of `words`, then low and high per item of `ranges`.
+    Any other key has value and mask per item of `words`, then low and high per limb of each item of `ranges`,
+    the most significant first; all have `range_limbs` limbs.
     """
 
     table: TableDeclaration
     key_offset: int
     words: tuple[tuple[KeyPart, ...], ...]
     ranges: tuple[int, ...]
+    range_limbs: int
     exact: bool
     row_words: int
     capacity: int
@@ -140,16 +142,19 @@ def plan_table(table: TableDeclaration, param_words: int, start: int) -> TablePl
     """Return the layout of one table from word `start` of the table memory on."""
     words = pack_keys(table.keys)
     ranges = tuple(number for number, key in enumerate(table.keys) if key.kind == "range")
+    range_limbs = max((words_of(table.keys[number].bits) for number in ranges), default=1)
     exact = all(key.kind == "exact" for key in table.keys)
     key_offset = ROW_PARAMS + param_words
-    row_words = key_offset + (1 if exact else 2) * (len(words) + len(ranges))
+    row_words = key_offset + (1 if exact else 2) * (len(words) + len(ranges) * range_limbs)
     capacity = 1 << max(1, (2 * table.capacity - 1).bit_length()) if exact else table.capacity
     if not table.keys:
         capacity = 0
     region = start + key_offset
     # Before the rows of a table that is searched in order is their number.
     end = region + capacity * row_words + (0 if exact else 1)
-    return TablePlan(table, key_offset, words, ranges, exact, row_words, capacity, start, region, end)
+    return TablePlan(
+        table, key_offset, words, ranges, range_limbs, exact, row_words, capacity, start, region, end
+    )
 
 
 def plan_registers(program: Program, banks: Iterable[Sequence[str]]) -> dict[str, RegisterPlan]:

@@ -507,10 +507,6 @@ def _key(item: Json, scope: Scope, table: str) -> model.TableKey:
     else:
         ref = scope.field(item["target"])
         bits = scope.declared(ref).bits
-    if kind == "range" and bits > 64:
-        raise UnsupportedConstruct(
-            f"table {table}: key {item.get('name')}: range match on {bits} bits; use up to 64, or ternary"
-        )
     return model.TableKey(
         str(item.get("name") or f"{header}.{field}"), ref, cast(model.MatchKind, kind), bits, mask
     )

@@ -251,9 +251,13 @@ def find_first(
     keys: Sequence[int],
     words: int,
     ranges: int,
+    limbs: int,
     default: int,
 ) -> int:
-    """Find the first row that matches a key of `words` words with masks and of `ranges` ranges."""
+    """Find the first row that matches a key of `words` words with masks and `ranges` ranges of `limbs` limbs.
+
+    An end of a range is compared limb by limb, the most significant first, until one differs.
+    """
     row = region + _ONE
     for _ in range(memory[region]):
         matches = True
@@ -263,9 +267,13 @@ def find_first(
                 matches = False
             at = at + _TWO
         for i in range(ranges):
-            if keys[words + i] < memory[at] or memory[at + _ONE] < keys[words + i]:
-                matches = False
-            at = at + _TWO
+            is_low = is_high = True  # whether the limbs so far equal those of the range's lower, upper end
+            for limb in range(words + i * limbs, words + (i + 1) * limbs):
+                if (is_low and keys[limb] < memory[at]) or (is_high and memory[at + _ONE] < keys[limb]):
+                    matches = False
+                is_low = is_low and keys[limb] == memory[at]
+                is_high = is_high and keys[limb] == memory[at + _ONE]
+                at = at + _TWO
         if matches:
             return row
         row = row + row_words

@@ -305,7 +305,8 @@ class Table:
                 mask |= (masks[part.key] >> part.bits_below & _WORD) << part.shift
             words += [value] if self._plan.exact else [value, mask]
         for number in self._plan.ranges:
-            words += [values[number], masks[number]]
+            for shift in range(64 * (self._plan.range_limbs - 1), -1, -64):
+                words += [values[number] >> shift & _WORD, masks[number] >> shift & _WORD]
         return *words, priority if self._has_priorities else 0
 
     def _existing_identity(self, keys: Match, priority: int, *, to_change: bool = False) -> tuple[int, ...]:
