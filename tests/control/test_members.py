@@ -188,8 +188,8 @@ def with_a_free_seat():
 def test_a_rank_enters_before_the_step_after_the_last_that_any_is_in():
     run = with_a_free_seat()
     late = ready_client(2)
-    assert run.enter(late) == 2
-    assert run.enter(client(3)) is None
+    assert run.enter(late, 0.0) == 2
+    assert run.enter(client(3), 0.0) is None
     run.update(1.0)
     assert heard(run) == {rank: [{"entering": [2], "change": 2}] for rank in (0, 1)}
     say(run, 0, "step", change=2, step=7)
@@ -210,7 +210,7 @@ def test_a_rank_enters_before_the_step_after_the_last_that_any_is_in():
 
 def test_who_does_not_say_its_step_is_closed_once_others_wait():
     run = with_a_free_seat()
-    run.enter(ready_client(2))
+    run.enter(ready_client(2), 0.0)
     run.update(0.0)
     say(run, 0, "step", change=2, step=7)  # in a sum, and then it computes
     run.update(PATIENCE_S)
@@ -227,7 +227,7 @@ def test_who_does_not_say_its_step_is_closed_once_others_wait():
 
 def test_patience_for_reports_does_not_include_that_for_steps():
     run = with_a_free_seat()
-    run.enter(ready_client(2))
+    run.enter(ready_client(2), 0.0)
     run.update(0.0)
     for rank in (0, 1):
         say(run, rank, "step", change=2, step=7)
@@ -243,7 +243,7 @@ def test_patience_for_reports_does_not_include_that_for_steps():
 
 def test_a_loss_comes_before_an_entry():
     run = with_a_free_seat()
-    run.enter(ready_client(2))
+    run.enter(ready_client(2), 0.0)
     run.update(1.0)
     run.clients[1].closed = True
     run.update(2.0)
@@ -259,17 +259,29 @@ def test_a_loss_comes_before_an_entry():
 def test_who_enters_and_ends_is_forgotten():
     run = with_a_free_seat()
     late = ready_client(2)
-    run.enter(late)
+    run.enter(late, 0.0)
     late.closed = True
     run.update(1.0)
     assert not any(heard(run).values())
-    assert run.enter(client(2)) == 2
+    assert run.enter(client(2), 0.0) == 2
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_who_is_not_ready_in_time_loses_its_rank_to_the_next_that_enters(ready):
+    run = with_a_free_seat()
+    first, second = ready_client(2) if ready else client(2), client(3)
+    run.enter(first, 0.0)
+    run.update(1.0)
+    assert run.enter(second, PATIENCE_S - 0.1) is None
+    assert run.enter(second, PATIENCE_S) == (None if ready else 2)
+    assert ["end" in message for message in first.outbox] == [True] * (not ready)
+    assert run.enter(client(4), 2 * PATIENCE_S - 0.1) is None
 
 
 def test_who_enters_is_told_that_the_run_has_ended():
     run = with_a_free_seat()
     late = ready_client(2)
-    run.enter(late)
+    run.enter(late, 0.0)
     for rank in (0, 1):
         say(run, rank, "leave")
     run.update(1.0)
@@ -288,7 +300,7 @@ def test_nobody_waits_for_a_rank_that_is_not_ready_to_enter():
     run.agreed()
     heard(run)
     slow, quick = client(2), ready_client(3)
-    assert [run.enter(slow), run.enter(quick)] == [2, 3]
+    assert [run.enter(slow, 0.0), run.enter(quick, 0.0)] == [2, 3]
     run.update(1.0)
     assert heard(run) == {rank: [{"entering": [3], "change": 2}] for rank in (0, 1)}
     for rank in (0, 1):
@@ -308,7 +320,7 @@ def test_nobody_waits_for_a_rank_that_is_not_ready_to_enter():
 
 def test_a_seat_that_is_still_to_be_taken_is_not_free():
     run = Members(client(0), 2, survives=True, patience_s=PATIENCE_S)
-    assert run.enter(client(1)) is None
+    assert run.enter(client(1), 0.0) is None
     assert run.join(1, client(1)) == ""
 
 
@@ -352,7 +364,7 @@ def test_no_message_of_a_rank_harms_the_others(survives, events, data):
         if event == "close":
             run.clients[rank].closed = True
         elif event == "enter":
-            run.enter(data.draw(st.sampled_from([client, ready_client]))(9))
+            run.enter(data.draw(st.sampled_from([client, ready_client]))(9), float(now) / 10)
         elif (message := parsed_request(json.dumps(event).encode(), MESSAGE_FIELDS)) is not None:
             run.clients[rank].inbox.append(message)
         if data.draw(st.booleans()):

@@ -44,6 +44,8 @@ class Members:
     | ends on a loss  | a rank is lost                      | notify the others, once for each rank          |
     | survives losses | a rank is lost, or has left         | begin change k + 1: notify the others          |
     | survives losses | a rank that enters is `ready`       | begin change k + 1: ask all for their steps    |
+    | survives losses | a rank that enters is not `ready`   | send it the reason, and close, once another    |
+    |                 | for longer than patience            | process asks to enter and no rank is free      |
     | change k        | all members have sent their `step`  | notify them that it is before the next step    |
     | survives losses | `stalled` names silent members      | send them the reason, and close: they are lost |
     | change k        | `completed` of change k             | store the number of sums                       |
@@ -81,6 +83,8 @@ class Members:
         #: The ranks that want to enter, and those of them that are ready to sum.
         self.entering: dict[int, ConnectedClient] = {}
         self._ready: set[int] = set()
+        #: When the patience with each rank that wants to enter ends.
+        self._ready_by: dict[int, float] = {}
         #: The steps that members have sent since they were asked; None if they were not.
         self._steps: dict[int, int] | None = None
         #: Whether the change that goes on is for them.
@@ -104,16 +108,22 @@ class Members:
             client.outbox.append({"lost": self._lost, "change": self.change})
         return ""
 
-    def enter(self, client: ConnectedClient) -> int | None:
+    def enter(self, client: ConnectedClient, now: float) -> int | None:
         """Let a client enter at a border of a step, once it is ready; return its rank, or None.
 
-        The run must survive losses. The rank is the lowest that is free; None if all are taken.
+        The run must survive losses. The rank is the lowest that is free; else one whose process entered
+        longer ago than patience, and is not ready; None if there is none.
         """
         starting = set() if self.change else set(range(self._workers)) - self._joined
         taken = self.clients.keys() | self.entering.keys() | starting
         rank = next((rank for rank in range(self._workers) if rank not in taken), None)
-        if rank is not None:
-            self.entering[rank] = client
+        if rank is None:
+            late = (r for r in self.entering if r not in self._ready and now >= self._ready_by[r])
+            if (rank := next(late, None)) is None:
+                return None
+            waited = f"this rank was not ready to enter for {self._patience_s:g} s"
+            self.entering[rank].outbox.append({"end": f"{waited}, and another process enters in its place"})
+        self.entering[rank], self._ready_by[rank] = client, now + self._patience_s
         return rank
 
     def first(self) -> ConnectedClient | None:

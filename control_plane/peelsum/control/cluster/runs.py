@@ -354,7 +354,7 @@ class JobRuns:
         members = self._main.members
         if members is None or not members.survives or members.first() is None:
             return {"error": "enter: there is no run that survives losses; start one with on_lost='continue'"}
-        rank = members.enter(client)
+        rank = members.enter(client, self._clock())
         if rank is None:
             return {"error": "enter: the run has all its ranks; enter after one was lost", "full": True}
         return {"entering": rank, "lanes": self._main.job.plans()[0].switch.pipeline_lanes}
