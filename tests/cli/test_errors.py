@@ -241,11 +241,14 @@ def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_without_a_character_shows_a_question_mark(encoding):
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", "??"), ("latin-1", "??"), ("ascii:backslashreplace", r"\u251c\u2500")],
+)
+def test_a_character_that_a_terminal_lacks(encoding, shown):
     done = run_process(*DRAW, env={**os.environ, "PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1].startswith("?? p")
+    assert done.stdout.splitlines()[1].startswith(f"{shown} p")
 
 
 def test_a_reader_that_left_causes_no_message():

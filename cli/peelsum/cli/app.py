@@ -68,7 +68,8 @@ def run() -> None:
     """Run the command line. A usage error prints one line on stderr and exits with status 2."""
     # gRPC also logs to stderr what we report as an error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    if isinstance(sys.stdout, TextIOWrapper):
+    _, _, error_handler = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    if isinstance(sys.stdout, TextIOWrapper) and not error_handler:
         sys.stdout.reconfigure(errors="replace")  # where a terminal lacks a character, it shows a `?`
     with check_stdout():
         try:
