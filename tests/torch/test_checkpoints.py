@@ -20,12 +20,17 @@ ELEMENTS = 40
 
 @pytest.fixture
 def at(monkeypatch):
-    """Put this process at a place: a rank of so many."""
+    """Put this process at a place: a rank of so many, of which `group` takes part."""
 
-    def put(rank, ranks):
+    def put(rank, ranks, group=None):
+        def place(of):
+            return (rank, ranks) if of is None else (of.index(rank), len(of))
+
         for module in (checkpoint, state_module):
-            monkeypatch.setattr(module, "rank_and_size", lambda group: (rank, ranks))
-        return SwitchAllreduceState(over=Sums(), compressor=TopK(0.5, momentum=0.5))
+            monkeypatch.setattr(module, "rank_and_size", place)
+        state = SwitchAllreduceState(over=Sums(), compressor=TopK(0.5, momentum=0.5))
+        state.process_group = group
+        return state
 
     return put
 
@@ -118,6 +123,27 @@ def test_files_of_each_rank(at, of_three, tmp_path):
     assert total([state.state_dict()], "numbers") == total([of_three[1]], "numbers")
     state.save(tmp_path / "checkpoint")
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["peelsum-rank-1-of-2.pt"]
+
+
+@pytest.mark.parametrize(("ranks", "group"), [(3, [0, 2]), (4, [1, 2]), (4, [0, 1, 2, 3]), (6, [5])])
+def test_files_of_a_group_are_for_any_other(at, of_three, tmp_path, ranks, group):
+    for number, values in enumerate(of_three):
+        state = at(number + 1, 4, [1, 2, 3])
+        state.load_state_dict(values)
+        state.save(tmp_path)
+    shared = []
+    for rank in group:
+        state = at(rank, ranks, group)
+        state.load(tmp_path, redistribute=True)
+        shared.append(state.state_dict())
+    assert total(shared, "numbers") == total(of_three, "numbers")
+
+
+def test_files_of_two_groups_are_refused(at, tmp_path):
+    for rank in range(4):
+        at(rank, 4, [[0, 1], [2, 3]][rank // 2]).save(tmp_path)
+    with pytest.raises(HookConfigError, match=r"rank 1 of 2 .*of one process_group.* a folder of its own"):
+        at(0, 3, [0, 1]).load(tmp_path, redistribute=True)
 
 
 def test_a_folder_without_a_state(at, tmp_path, caplog):

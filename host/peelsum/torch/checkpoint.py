@@ -109,15 +109,21 @@ def write_checkpoint(folder: str | os.PathLike[str], values: Mapping[str, Any], 
             old_path.unlink(missing_ok=True)  # other ranks remove it, too
 
 
-def read_checkpoint(folder: str | os.PathLike[str], place: RankAndSize, *, redistribute: bool) -> Any:
+def read_checkpoint(
+    folder: str | os.PathLike[str], place: RankAndSize, group_place: RankAndSize, *, redistribute: bool
+) -> Any:
     """Return this rank's state from a folder, or a list of the states in all files there.
 
-    The list is returned if this rank has no file, but `redistribute` allows another number of ranks.
+    place: among all ranks, as in the files' names. group_place: among those that sum. The list is returned if
+    this rank has no file of this group_place, but `redistribute` allows other ranks.
     Raises HookConfigError if neither is possible, or if a file is damaged.
     """
     paths = saved_files(folder)
     if place in paths:
-        return _loaded(paths[place])
+        values = _loaded(paths[place])
+        is_same = isinstance(values, Mapping) and (values.get("rank"), values.get("ranks")) == group_place
+        if is_same or not redistribute:
+            return values
     if not paths or not redistribute:
         counts = " and ".join(map(str, sorted({ranks for _, ranks in paths}))) or "no"
         raise HookConfigError(
@@ -185,7 +191,8 @@ def _sources_for_rank(
             for (old_rank, size), step in zip(places, steps, strict=True)
         )
         raise HookConfigError(
-            f"values: are those of {described}; give those of every rank of one run, after the same step"
+            f"values: are those of {described}; give those of every rank of one run and "
+            "of one process_group, after the same step, and save those of another in a folder of its own"
         )
     return [sources[places.index((old_rank, old_ranks))] for old_rank in range(rank, old_ranks, ranks)]
 

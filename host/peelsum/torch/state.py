@@ -324,12 +324,13 @@ class SwitchAllreduceState:
     def load(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
         """Continue where `save` was called.
 
-        redistribute: whether another number of ranks may have saved the residuals, which are then divided
-        among these ranks. Raises HookConfigError if this rank has no file there, if one is damaged, or as
+        redistribute: whether other ranks may have saved the residuals, which are then divided among those
+        that sum here. Raises HookConfigError if this rank has no file there, if one is damaged, or as
         `load_state_dict` does.
         """
         redistribute = redistribute or not self._reducer.keeps_residuals
-        self.load_state_dict(read_checkpoint(folder, self._place(None), redistribute=redistribute))
+        place, group_place = self._place(None), self._place(self.process_group)
+        self.load_state_dict(read_checkpoint(folder, place, group_place, redistribute=redistribute))
 
     def _place(self, group: dist.ProcessGroup | None) -> tuple[int, int]:
         """Return this rank and the number of ranks in a group; among the members of a run that changes."""
