@@ -1,5 +1,6 @@
 """RESET frames, and a controller's stream to a switch that says other things first, or loses frames."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -103,7 +104,7 @@ def test_an_acknowledgement_of_another_request_is_none(request_):
 
 
 def test_a_bid_that_waits_names_the_holder_once(monkeypatch, caplog):
-    monkeypatch.setattr(session, "_WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(session, "monotonic", itertools.count(0.0, 0.5).__next__)
     monkeypatch.setattr(session, "_BID_INTERVAL_S", 0.0)
     bids = iter(range(4))
 

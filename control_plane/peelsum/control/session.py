@@ -36,7 +36,7 @@ _BATCH = 256
 #: Seconds between two bids of a controller that waits until there is no primary.
 _BID_INTERVAL_S = 0.1
 #: Seconds of waiting for another controller after which a warning names it.
-_WARN_AFTER_S = 2.0
+_WARN_AFTER_S = 1.0
 _log = logging.getLogger("peelsum")
 #: Seconds that a switch may take to notice that the previous holder of a lease has ended.
 _RELEASE_S = 10.0
