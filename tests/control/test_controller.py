@@ -1,3 +1,4 @@
+import os
 import socket
 import time
 from contextlib import ExitStack
@@ -322,8 +323,10 @@ def test_nobody_there():
 
 def test_one_controller_at_a_time(server):
     with Primary(server.address, election_id=5):
-        for election_id in (5, 3):
-            with pytest.raises(SwitchError, match=r"another controller is the primary .* \(election id 5\)"):
+        for election_id, holder in ((5, rf", process {os.getpid()} at 127.0.0.1:\d+"), (3, "")):
+            with pytest.raises(
+                SwitchError, match=rf"another controller is the primary .* \(election id 5{holder}\)"
+            ):
                 Primary(server.address, election_id=election_id)
     with pytest.raises(ControlError, match="election_id: 0: must be 1 or more"):
         Primary(server.address, election_id=0)

@@ -47,10 +47,17 @@ class UnsupportedError(SwitchError):
 _ELECTION_ID_TAKEN = re.compile(r"election id .*\b(exists|used)\b", re.IGNORECASE)
 
 
+def holder_in(reason: str) -> str:
+    """Return the process and the address that a softswitch's refusal of an election id names; else ''."""
+    return reason.partition(", of ")[2].partition(";")[0]
+
+
 def not_primary(address: str, election_id: int, reason: str = "") -> NotPrimaryError:
     """Return the error for a switch whose primary is another controller, with this election id."""
+    holder = holder_in(reason)
     return NotPrimaryError(
-        f"switch: another controller is the primary of {address} (election id {election_id}); "
+        f"switch: another controller is the primary of {address} (election id {election_id}"
+        f"{', ' * bool(holder)}{holder}); "
         "let it finish, stop it, or ask it by --controller if it is a cluster's",
         reason,
     )

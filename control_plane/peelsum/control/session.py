@@ -23,6 +23,7 @@ from peelsum.control.errors import (
     NotPrimaryError,
     SwitchError,
     UnsupportedError,
+    holder_in,
     switch_error,
 )
 from peelsum.control.stream import StreamChannel
@@ -197,7 +198,7 @@ class Session:
                 role, lambda stream: stream.acquire_lease(self._timeout_s), _RELEASE_S
             )
         except NotPrimaryError as error:
-            holder = error.reason.partition(", of ")[2].partition(";")[0] or "another controller"
+            holder = holder_in(error.reason) or "another controller"
             raise LeaseHeldError(
                 f"job.id: {job_id}: {holder} holds this job at {self.address}; end that `peelsum job serve` "
                 "or `job admit --hold`, or choose another job.id"
