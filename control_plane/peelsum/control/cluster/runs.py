@@ -199,7 +199,7 @@ class JobRun:
             admission = self._controller.admit_job(self._admitted_job, **options)
         except NotPrimaryError:  # after a long wait, in which nobody was answered
             raise
-        except SwitchError as error:  # the switch may have been restarted, and may be ready again
+        except SwitchError as error:  # the switch may have been restarted, and be ready now or soon
             self._controller.tell(Event("error", f"{error}; trying once more", self.job.job.id))
             admission = self._controller.admit_job(self._admitted_job, **options)
         chunks = [self._admission.get("first_chunk", 0), *(report.chunk for report in reports)]
