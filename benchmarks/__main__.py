@@ -151,7 +151,14 @@ def draw(options: argparse.Namespace, texts: dict[str, str]) -> None:
     for name in _names(options):
         measurement = _run(name, options, texts)
         folder = options.out / measurement.experiment.name
-        print(_write(name, measurement, of_plan(measurement, read(folder / "rows.csv")), folder))
+        rows = of_plan(measurement, every_row := read(folder / "rows.csv"))
+        if rows.empty and len(every_row):
+            sizes = ", ".join(sorted(set(every_row["size"])))
+            raise ExperimentError(
+                f"{folder / 'rows.csv'}: has rows of size {sizes}, none of size {options.size} with these "
+                "values; give the options of the run to be drawn"
+            )
+        print(_write(name, measurement, rows, folder))
 
 
 def _names(options: argparse.Namespace) -> list[str]:

@@ -115,7 +115,9 @@ def measure(seed: int, way: str, every_s: float, seconds: float) -> Iterator[dic
         while not run.reports or len(run.processes) < _RANKS:
             run.read_until(time.monotonic() + 0.05)
             if time.monotonic() > deadline:
-                raise ExperimentError(f"{way}: not all ranks have started within {_PATIENCE_S:g} s; see the output above")
+                raise ExperimentError(
+                    f"{way}: not all ranks have started within {_PATIENCE_S:g} s; see the output above"
+                )
         began, kills = run.reports[-1]["time"], 0
         for due_s in np.arange(every_s, seconds, every_s):
             run.read_until(began + due_s)

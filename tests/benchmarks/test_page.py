@@ -47,6 +47,10 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine, tmp_path):
         path.unlink()
     assert benchmarks("draw", str(mine), "--out", str(tmp_path)).stdout == f"{folder / 'page.md'}\n"
     assert ((folder / "page.md").read_text(), (folder / "areas.svg").read_text()) == (text, drawn)
+    other = benchmarks("draw", str(mine), "--seed", "9", "--out", str(tmp_path))
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "has rows of size usual, none of size usual with these values; give the options" in other.stderr
+    assert (folder / "page.md").read_text() == text
 
 
 @pytest.mark.parametrize("name", [name for name in committed.FOLDERS if name not in committed.PRINTED])

@@ -38,6 +38,8 @@ MAX_TOKEN_LENGTH = 64
 _TOKEN = re.compile(r"[\w-]{16,64}", re.ASCII)
 #: Seconds between two test handshakes.
 _RETRY_S = 0.1
+#: X509_V_ERR_INVALID_PURPOSE: e.g. a worker's certificate, by which nobody may listen.
+_WRONG_PURPOSE = 26
 
 
 class TlsError(ValueError):
@@ -149,6 +151,8 @@ def closed_early(error: OSError) -> bool:
 def tls_reason(error: ssl.SSLError) -> str:
     """Return the reason of an SSL error: what is wrong with the certificate, or the other end's alert."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code == _WRONG_PURPOSE:
+            return "the other end has the certificate of a role that is not for this"
         return error.verify_message
     reason = (
         (getattr(error, "reason", None) or "the other end closed the connection").replace("_", " ").lower()
