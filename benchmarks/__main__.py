@@ -107,11 +107,13 @@ def _measured(
 
 def _write(name: str, measurement: Run, rows: pd.DataFrame, folder: Path, failed: Sequence[str] = ()) -> Path:
     """Write page and figures beside the rows; return the page's path."""
-    if len(rows):
-        points = pages.summaries(measurement.experiment, rows)
-        list(figures.draw(measurement.experiment, points, folder))
-    path = folder / "page.md"
-    path.write_text(pages.page(measurement, rows, name, failed), encoding="utf-8")
+    path, text = folder / "page.md", pages.page(measurement, rows, name, failed)
+    try:
+        if len(rows):
+            list(figures.draw(measurement.experiment, pages.summaries(measurement.experiment, rows), folder))
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ExperimentError(f"{folder}: {error.strerror}; pass another --out") from None
     return path
 
 

@@ -143,8 +143,12 @@ def _write(path: Path, name: str, rows: pd.DataFrame) -> None:
     """Replace the file by one with these rows, so that a kill loses no row and leaves no half of one."""
     new = path.with_suffix(".new")
     table = rows.to_csv(index=False, lineterminator="\n")
-    new.write_text(f"{_TITLE} {name}\n{table}", encoding="utf-8")
-    new.replace(path)
+    try:
+        new.write_text(f"{_TITLE} {name}\n{table}", encoding="utf-8")
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise ExperimentError(f"{path}: {error.strerror}; pass another --out") from None
 
 
 @contextmanager

@@ -104,6 +104,6 @@ def test_a_part_s_events_are_log_lines_on_stderr(tmp_path):
         process.terminate()
         said = process.communicate(timeout=PATIENCE_S)[0]
     assert (line["kind"], line["part"], line["level"]) == ("backup", "controller", "info")
-    assert line["event"] == "controller: is a backup; there is no primary yet"
+    assert line["event"] == "controller: is a backup; there is no primary before a switch answers"
     assert said.startswith("controller: listening at 127.0.0.1:")
     assert "backup" not in said

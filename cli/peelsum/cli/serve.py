@@ -181,6 +181,9 @@ def _lock_spare_ports(job: JobDescription) -> Iterator[None]:
     """
     from peelsum.topology import records
 
+    if not job.ports.spare:
+        yield
+        return
     name = hashlib.blake2b(job.switch.p4runtime.encode(), digest_size=8).hexdigest()
     with (records.folder() / f"spare-{name}").open("ab") as file:
         for port in job.ports.spare:

@@ -13,7 +13,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -279,4 +279,6 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
     except FileExistsError:
         raise TlsError(f"{path}: exists and is not overwritten; remove it, or choose another name") from None
     except OSError as error:
+        with suppress(OSError):  # the disk may be full: half a key would be in the way of the next attempt
+            path.unlink()
         raise TlsError(f"{path}: {error.strerror}; choose another place") from None
