@@ -60,6 +60,8 @@ NOTHING_KEPT = {
         ({"timeout_s": "a"}, "timeout_s: 'a' is not a timeout; give seconds above 0"),
         ({"names": LAYER.parameters()}, "names: has a Parameter where a name and its parameter should be;"),
         ({"names": dict(NAMES)}, "names: has a str where a name and its parameter should be; give"),
+        ({"names": LAYER}, "names: Linear is not a list of names; give model.named_parameters()"),
+        ({"shared": [LAYER]}, "shared: list has no names; give {'model': model, 'optimizer': optimizer}"),
     ],
 )
 def test_of_the_state(arguments, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from numbers import Real
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index, UnionCounts
@@ -61,8 +62,8 @@ class CodecModel:
 
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
-            if not 0 <= number < math.inf:
-                raise InvalidRequestError(f"{name}: {number} is not a time; use 0 or more nanoseconds")
+            if not isinstance(number, Real) or not 0 <= number < math.inf:
+                raise InvalidRequestError(f"{name}: {number!r} is not a time; use 0 or more nanoseconds")
 
 
 _CODEC = CodecModel()
@@ -86,11 +87,11 @@ class NetworkModel:
     """What encoding and decoding take."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.gbps < math.inf:
-            raise InvalidRequestError(f"gbps: {self.gbps} is not a rate; use a finite number above 0")
-        if not 0 <= self.round_trip_s < math.inf:
+        if not isinstance(self.gbps, Real) or not 0 < self.gbps < math.inf:
+            raise InvalidRequestError(f"gbps: {self.gbps!r} is not a rate; use a finite number above 0")
+        if not isinstance(self.round_trip_s, Real) or not 0 <= self.round_trip_s < math.inf:
             raise InvalidRequestError(
-                f"round_trip_s: {self.round_trip_s} is not a time; use 0 or more seconds"
+                f"round_trip_s: {self.round_trip_s!r} is not a time; use 0 or more seconds"
             )
 
     @classmethod

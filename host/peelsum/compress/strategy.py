@@ -87,6 +87,9 @@ class Flexible:
     """By how much another candidate must be better to replace the one in use."""
 
     def __post_init__(self) -> None:
+        for name, values in (("ratios", self.ratios), ("methods", self.methods)):
+            if isinstance(values, str) or not isinstance(values, Sequence | None):
+                raise CompressConfigError(f"{name}: {values!r} is not a tuple; write ({values!r},)")
         if not self.ratios or self.methods == ():
             raise CompressConfigError("ratios, methods: are empty; give at least one of each")
         for ratio in self.ratios:

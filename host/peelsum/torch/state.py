@@ -139,6 +139,11 @@ class SwitchAllreduceState:
         if on_lost == "continue" and process_group not in (None, dist.group.WORLD):
             raise HookConfigError("process_group: on_lost='continue' is for all ranks; leave the group out")
         self._initialize(process_group, settings, GradientRecorder.from_environment())
+        if not isinstance(shared, Mapping):
+            kind = type(shared).__name__
+            raise HookConfigError(
+                f"shared: {kind} has no names; give {{'model': model, 'optimizer': optimizer}}"
+            )
         self._shared |= shared
         self.name(names)
         settings.check_forms(self._names.assigned)
@@ -512,9 +517,12 @@ class ParameterNames:
     def assign(self, parameters: Iterable[Any]) -> None:
         """Name the parameters of (name, parameter) pairs, replacing earlier names.
 
-        Raises HookConfigError if an item is not such a pair, if another live parameter has the name, and for
+        Raises HookConfigError if there are no such pairs, if another live parameter has the name, and for
         complex parameters.
         """
+        if not isinstance(parameters, Iterable):
+            kind = type(parameters).__name__
+            raise HookConfigError(f"names: {kind} is not a list of names; give model.named_parameters()")
         for pair in parameters:
             match pair:
                 case (str() as name, torch.Tensor() as parameter):
