@@ -13,6 +13,7 @@ from patience import PATIENCE_S
 from peelsum.control import SwitchError
 from peelsum.control.cluster import Event
 from peelsum.logs import LogsError, configure, log_event
+from peelsum.softswitch.process import Listening
 from peelsum.transport import Stalled
 
 pytest.importorskip("structlog", reason="structlog is not installed")
@@ -88,6 +89,14 @@ def test_the_commands_have_the_option():
     )
     said = peelsum("job", "admit", "job.toml", "--log-format", "json")
     assert "log-format: json: applies to --hold only; give that too" in said.stderr
+
+
+def test_a_switch_logs_where_it_listens_in_a_sentence(written):
+    configure("json", "switch", {"device_id": 1}, out=written)
+    log_event(Listening("127.0.0.1", 9559, {1: 41001, 2: 41002}))
+    line = json.loads(written.getvalue())
+    assert line["event"] == "switch: P4Runtime listens at TCP port 9559; switch ports: 2"
+    assert (line["kind"], line["grpc_port"]) == ("Listening", 9559)
 
 
 def test_a_part_s_events_are_log_lines_on_stderr(tmp_path):
