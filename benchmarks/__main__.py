@@ -21,7 +21,7 @@ import pandas as pd
 from benchmarks import figures
 from benchmarks import page as pages
 from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan, text
-from benchmarks.rows import Run, measure_missing, of_plan, read
+from benchmarks.rows import Run, measure_missing, read, rows_of_plan
 from peelsum.extras import missing_extra_message
 from peelsum.processes.progress import progress_reporter, reporting_progress
 from peelsum.processes.user_errors import InterruptContext, check_stdout, exit_on_errors
@@ -94,7 +94,7 @@ def _measured(
     except KeyboardInterrupt:
         print(f"{experiment.name}: interrupted; the same command goes on", file=sys.stderr)
         raise
-    rows = of_plan(measurement, read(folder / "rows.csv"), of_run=True)
+    rows = rows_of_plan(measurement, read(folder / "rows.csv"), current_only=True)
     path = _write(name, measurement, rows, folder, failed[before:])
     if not options.json and len(rows):
         print(*pages.table(experiment, pages.summaries(experiment, rows)), sep="\n", flush=True)
@@ -153,7 +153,7 @@ def draw(options: argparse.Namespace, texts: dict[str, str]) -> None:
     for name in _names(options):
         measurement = _run(name, options, texts)
         folder = options.out / measurement.experiment.name
-        rows = of_plan(measurement, every_row := read(folder / "rows.csv"))
+        rows = rows_of_plan(measurement, every_row := read(folder / "rows.csv"))
         if rows.empty and len(every_row):
             sizes = ", ".join(sorted(set(every_row["size"])))
             raise ExperimentError(

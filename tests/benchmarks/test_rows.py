@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 
 from benchmarks import ExperimentError, rows
 from benchmarks.experiment import find, load, plan
-from benchmarks.rows import Run, Span, measure_missing, measured, of_plan, read
+from benchmarks.rows import Run, Span, measure_missing, measured, read, rows_of_plan
 
 FIGURES = ["width", "way", "repetition", "seed", "size", "modelled", "note", "area", "label", "lost"]
 PARTS = """
@@ -38,7 +38,11 @@ def run(what, path):
     """Run; return the number of tasks that were measured, all rows, and errors."""
     count, *outcomes = measure_missing(what, path)
     assert len(outcomes) == count
-    return count, of_plan(what, read(path), of_run=True), [one for one in outcomes if isinstance(one, str)]
+    return (
+        count,
+        rows_of_plan(what, read(path), current_only=True),
+        [one for one in outcomes if isinstance(one, str)],
+    )
 
 
 def figures(path):
@@ -118,7 +122,7 @@ def test_another_commit_or_seed_measures_all_rows_again(mine, tmp_path, monkeypa
     assert [run(what, path)[0] for _ in range(2)] == [4, 0]
     monkeypatch.setattr(rows, "commit", lambda: "another")
     assert run(what, path)[0] == 4
-    assert list(of_plan(what, read(path))["commit"]) == ["another"] * 4
+    assert list(rows_of_plan(what, read(path))["commit"]) == ["another"] * 4
     assert run(Run(find(str(mine)), "quick", seed=5), path)[0] == 4
 
 

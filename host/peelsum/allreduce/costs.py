@@ -243,12 +243,12 @@ def indexes(elements: int, seen: UnionCounts, words_per_candidate: float) -> Ite
 
 
 def _few_zeros_pass(index: Index, elements: int, seen: UnionCounts) -> bool:
-    """Return whether so few zeros pass an index that it need not be refined."""
-    return not too_many(expected(index, elements, seen)[1], seen.non_zeros)
+    """Return whether an index need not be refined, because few of its candidates are zeros."""
+    return not refining_pays(expected(index, elements, seen)[1], seen.non_zeros)
 
 
-def too_many(candidates: float, non_zeros: float) -> bool:
-    """Return whether so many candidates are zeros that sending the candidates' own bits saves words."""
+def refining_pays(candidates: float, non_zeros: float) -> bool:
+    """Return whether refining an index saves words: a bit for each candidate, instead of zeros as values."""
     return candidates > (1 + TOLERANCE) * non_zeros + candidates / WORD_BITS
 
 
