@@ -47,11 +47,12 @@ class Checkpoints:
         Raises HookConfigError if the checkpoints are of another number of ranks or another model, or if only
         one of the two trainings sums over the switch.
         """
-        own = max(self._steps(), default=0)
+        newest = max(self._steps(), default=0)
         ranks = _ranks()
-        step = _on_all_ranks(own, dist.ReduceOp.MIN)
+        step = _on_all_ranks(newest, dist.ReduceOp.MIN)
         # A rank without checkpoints may be new, or may have been lost before it wrote its first.
-        ranks_before = _on_all_ranks(self._read(own).get("ranks", ranks) if own else 0, dist.ReduceOp.MAX)
+        ranks_before = self._read(newest).get("ranks", ranks) if newest else 0
+        ranks_before = _on_all_ranks(ranks_before, dist.ReduceOp.MAX)
         if ranks_before not in (0, ranks):
             raise HookConfigError(
                 f"checkpoint: {self._folder} is of a training of {ranks_before} ranks, and this is one of "
@@ -90,10 +91,10 @@ class Checkpoints:
     def _check(self, path: Path, had_hook: bool) -> None:
         """Raise unless sums are made as before; else parameters would differ from uninterrupted training."""
         if had_hook != ("hook" in self._parts):
-            kept, asked = ("with", "without") if had_hook else ("without", "with")
+            before, now = ("with", "without") if had_hook else ("without", "with")
             raise HookConfigError(
-                f"checkpoint: {path} is of a training {kept} `--sum switch`, and this is one {asked} it; "
-                f"continue {kept} it, or give another folder"
+                f"checkpoint: {path} is of a training {before} `--sum switch`, and this is one {now} it; "
+                f"continue {before} it, or give another folder"
             )
 
     def _steps(self) -> list[int]:

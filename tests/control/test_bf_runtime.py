@@ -336,8 +336,8 @@ def test_the_command_line_admits_a_job_and_doctor_finds_it(switch, text, tmp_pat
     admission = json.loads(said.stdout)
     assert (admission["job_id"], admission["lanes"], admission["worker_ports"]) == (3, 32, [132, 136])
     findings = json.loads(peelsum("doctor", str(job), "--json").stdout)["findings"]
-    (found,) = [one for one in findings if one["what"] == f"switch {switch.address}: job 3"]
-    assert (found["state"], found["found"]) == (
+    (found,) = [one for one in findings if one["subject"] == f"switch {switch.address}: job 3"]
+    assert (found["state"], found["result"]) == (
         "ok",
         f"generation {admission['generation']}, ports 132, 136, server at 140",
     )

@@ -36,6 +36,10 @@ _DENSE_CALLS, _SPARSE_CALLS = 2, 5
 _INDEX_CALLS, _REFINE_CALLS, SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an index other than a bitmap
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
 @dataclass(frozen=True)
 class CodecModel:
     """A model of the time of encoding and decoding together, in nanoseconds, with results in new memory.
@@ -62,7 +66,7 @@ class CodecModel:
 
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
-            if not isinstance(number, Real) or not 0 <= number < math.inf:
+            if not _is_number(number) or not 0 <= number < math.inf:
                 raise InvalidRequestError(f"{name}: {number!r} is not a time; use 0 or more nanoseconds")
 
 
@@ -87,9 +91,9 @@ class NetworkModel:
     """What encoding and decoding take."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.gbps, Real) or not 0 < self.gbps < math.inf:
+        if not _is_number(self.gbps) or not 0 < self.gbps < math.inf:
             raise InvalidRequestError(f"gbps: {self.gbps!r} is not a rate; use a finite number above 0")
-        if not isinstance(self.round_trip_s, Real) or not 0 <= self.round_trip_s < math.inf:
+        if not _is_number(self.round_trip_s) or not 0 <= self.round_trip_s < math.inf:
             raise InvalidRequestError(
                 f"round_trip_s: {self.round_trip_s!r} is not a time; use 0 or more seconds"
             )

@@ -116,12 +116,12 @@ class StepStatistics(NamedTuple):
 
 
 class History:
-    """Unions and exponents of past steps, and how well predictions were met, by name and number of elements.
+    """Statistics of past steps, by a tensor's name and size: unions, exponents, and errors of predictions.
 
-    A union, where any worker's tensor is not zero, is kept as counts of blocks (`UnionCounts.occupied`),
-    without elements whose sum is 0.
+    A union is the set of elements that are not zero on some worker. It is kept as counts of blocks
+    (`UnionCounts.occupied`), without elements whose sum is 0.
 
-    Several `Allreduce` that never sum the same tensor at the same time can share a history.
+    Several objects `Allreduce` can share a history if they never sum the same tensor at the same time.
     """
 
     def __init__(self) -> None:

@@ -151,7 +151,7 @@ def choose_candidate(
     if best.ratio == current.ratio:
         is_better = best.seconds < (1 - margin) * current.seconds
     else:
-        best_loss, current_loss = (candidate_loss(one, front, prefer) for one in (best, current))
+        best_loss, current_loss = (candidate_loss(candidate, front, prefer) for candidate in (best, current))
         is_better = best_loss < current_loss - margin
     return best if is_better else current
 

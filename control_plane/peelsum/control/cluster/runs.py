@@ -291,7 +291,7 @@ class JobRun:
 
 
 class JobRuns:
-    """The run of a job, and those of further groups of workers, as a context manager."""
+    """Starts and ends the runs of a job, and of further groups of its workers. A context manager."""
 
     def __init__(
         self,
