@@ -25,8 +25,6 @@ def main(model: ModelName, arguments: list[str] | None = None) -> list[float]:
     options = _options(model, arguments)
     try:
         return _train(model, options, *_place(options.sum))
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
     except (HookError, AllreduceError, TransportError, TrainingDataError) as error:
         raise SystemExit(f"rank {os.environ.get('RANK', 0)}: {type(error).__name__}: {error}") from None
 
