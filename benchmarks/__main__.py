@@ -99,7 +99,8 @@ def _measured(
     if not options.json and len(rows):
         print(*pages.table(experiment, pages.summaries(experiment, rows)), sep="\n", flush=True)
     kept = len(measurement.tasks) - total
-    earlier = f", {kept} points of earlier runs (--again measures them again)" if kept else ""
+    points = f"{kept} point{'s' * (kept > 1)}"
+    earlier = f", {points} of earlier runs (--again measures them again)" if kept else ""
     print(f"{experiment.name}: {len(rows)} rows{earlier}: {path}", file=sys.stderr)
     names = [*experiment.labels, *experiment.figures]
     return [{name: _value(cell) for name, cell in row.items()} for row in rows[names].to_dict("records")]
