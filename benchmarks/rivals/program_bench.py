@@ -86,7 +86,7 @@ class SlotJob:
     """Lanes of a contribution."""
     result_lanes: int
     """Lanes of a result."""
-    ports: range
+    ports: Sequence[int]
     """The switch's ports to the workers."""
     server_port: int
     """The switch's port to the server, if there is one."""

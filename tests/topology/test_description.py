@@ -123,6 +123,7 @@ def given(h1=None, h2=None, h3=None):
     return {"hosts": {"h1": h1 or {}, "h2": h2 or {}, "h3": h3 or {}}}
 
 
+PROGRAMMED = {"workers": ["h1", "h2"], "server": "h3", "program": "counting.json"}
 REFUSED = [
     ({"hosts": {"h1": {"ip": "10.0.0"}}}, "hosts.h1.ip: '10.0.0': must be an IPv4 address"),
     ({"hosts": {"h1": {"mac": "1:2"}}}, "hosts.h1.mac: '1:2': must be six bytes"),
@@ -151,6 +152,16 @@ REFUSED = [
     ({"job": {"workers": ["h1", "h9"], "server": "h3"}}, "job: 'h9': is not a host; use one of h1, h2, h3"),
     ({"job": {"workers": ["h1", "h2"], "server": "h2"}}, "job: 'h2': has 2 roles"),
     ({"job": {"workers": ["h1", "h2"], "server": "h3", "lanes": 7}}, "job.lanes: 7: is not compiled"),
+    ({"job": {**PROGRAMMED, "lanes": 0}}, "job.lanes: 0: is out of range; use 1 to 2048"),
+    ({"job": {**PROGRAMMED, "lanes": 2049}}, "job.lanes: 2049: is out of range; use 1 to 2048"),
+    (
+        {
+            **TWO,
+            "links": [["h1", "s1-p1"], ["h2", "s1-p2"], ["h3", "s2-p1"], ["s1-p3", "s2-p2"]],
+            "job": PROGRAMMED,
+        },
+        "job.program: runs on one switch; put all",
+    ),
     (given({"mac": MAC}, {"mac": MAC.upper()}), f"h2: {MAC}: is also that of h1"),
     (given({"ip": f"{IP}/24"}, {"ip": f"{IP}/16"}), f"h2: {IP}: is also that of h1"),
     (given(h3={"ip": "10.0.0.254"}), "s1: 10.0.0.254: is also that of h3"),

@@ -263,12 +263,16 @@ def _announce(network: Network, json: bool) -> None:
             processes=network.processes,
         )
         return
+    job = network.topology.job
     for name, address in network.p4runtime.items():
         kind = "BMv2" if network.switch == "bmv2" else "softswitch"
-        print(f"{name}: {kind}; see its packet counts with `peelsum status --p4runtime {address}`")
-    job = network.topology.job
+        if job and job.program:
+            print(f"{name}: {kind} with P4Runtime at {address}")
+        else:
+            print(f"{name}: {kind}; see its packet counts with `peelsum status --p4runtime {address}`")
     if job is not None:
-        print(f"job {job.id}: workers {', '.join(job.workers)}; server {job.server}")
+        program = f"; program {job.program.name}" if job.program else ""
+        print(f"job {job.id}: workers {', '.join(job.workers)}; server {job.server}{program}")
     example = next(iter(network.topology.hosts), "HOST")
     print(f"{_READY} `peelsum exec {example} -- ...`, end with Ctrl-C or `peelsum down`")
     sys.stdout.flush()

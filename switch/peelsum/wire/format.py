@@ -41,7 +41,7 @@ DEFAULT_LANES = 256
 TOFINO_LANES = {"tofino": 32, "tofino2": 64}
 
 
-_LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")
+_LANE_REGISTER = re.compile(r"\.slot\.lanes\.lane_\d+$")
 
 
 class HeaderField(NamedTuple):
@@ -135,7 +135,7 @@ def packet_bytes(lanes: int) -> int:
 
 
 def count_lanes(registers: Iterable[str]) -> int:
-    """Return a pipeline's number of lanes, by its registers called `lane_<i>`."""
+    """Return the number of lanes of peelsum's pipeline, by its registers; 0 for another program."""
     return sum(map(bool, map(_LANE_REGISTER.search, registers)))
 
 

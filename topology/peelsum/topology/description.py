@@ -21,6 +21,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -134,6 +136,13 @@ class JobNode(_Section):
     window: int | None = Field(default=None, ge=1)
     timeout_s: float = Field(default=30.0, gt=0)
     lanes: int = DEFAULT_LANES
+    program: Path | None = None
+    """What p4c-bm2-ss made of a program that sums for hosts of its own, in place of peelsum's program."""
+
+    @field_validator("program")
+    @classmethod
+    def _found_from_the_description(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        return None if value is None else (info.context or Path()) / value
 
 
 class Topology(_Section):
@@ -282,7 +291,7 @@ def parse(text: str, source: str) -> Topology:
     """Parse a topology: JSON if `source` ends in .json, otherwise TOML. Raises TopologyDescriptionError."""
     try:
         values = parse_json(text) if source.endswith(".json") else parse_toml(text)
-        return Topology.model_validate(values)
+        return Topology.model_validate(values, context=Path(source).parent)
     except ValidationError as error:
         # Import the control plane, which is slow, only for an error.
         from peelsum.control.sections import first_validation_error
@@ -401,7 +410,7 @@ def _check_links(topology: Topology) -> None:
 
 def _check_job(topology: Topology, job: JobNode) -> None:
     """Raise ValueError if the job's hosts do not exist, have two roles or are behind wrong switches."""
-    if job.lanes not in COMPILED_LANES:
+    if job.program is None and job.lanes not in COMPILED_LANES:
         raise ValueError(
             f"job.lanes: {job.lanes}: is not compiled; use {', '.join(map(str, COMPILED_LANES))}"
         )
@@ -418,6 +427,11 @@ def _check_job(topology: Topology, job: JobNode) -> None:
             f"job: its workers are behind {', '.join(sorted(racks))}, its server behind {spine}: put all "
             "behind one switch, or the server behind one that is linked to all of the workers' switches"
         )
+    if job.program is not None:
+        if set(racks) != {spine}:
+            raise ValueError("job.program: runs on one switch; put all workers behind that of the server")
+        if not 1 <= job.lanes <= max(COMPILED_LANES):
+            raise ValueError(f"job.lanes: {job.lanes}: is out of range; use 1 to {max(COMPILED_LANES)}")
     for rack, count in racks.items():
         if count > MAX_WORKERS:
             raise ValueError(f"job: {count} workers are behind {rack}; a switch sums {MAX_WORKERS} at most")

@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 from peelsum.processes.children import ADMISSION, Child, RestartableProcess
 from peelsum.processes.user_errors import ProcessError
 from peelsum.topology import bmv2
-from peelsum.topology.description import Link, Topology, job_description, worker_numbers
+from peelsum.topology.description import JobNode, Link, Topology, job_description, worker_numbers
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.namespaces import (
     HOST_INTERFACE,
@@ -98,7 +98,7 @@ class Network(ABC):
         If the job has finished, admit it again in a new generation, so that `places` has new seats. Raises
         ProcessError if a process has ended by itself and cannot be restarted.
         """
-        events, finished = [], False
+        events, finished, job = [], False, self.topology.job
         controller = self._processes.get(_CONTROLLER)
         while controller is not None and controller.child.running and controller.child.has_message(0):
             line = controller.child.next_message(0) or {}
@@ -109,6 +109,8 @@ class Network(ABC):
                     finished = True
                 elif self._restart or process.again is None:
                     events.append(process.restart())
+                    if job and job.program and process.name == self.topology.attachments[job.server][0]:
+                        self._load_program(job)
                 else:
                     report = process.child.exit_report()
                     raise ProcessError(f"{report}; with --restart it would have been started again")
@@ -117,7 +119,10 @@ class Network(ABC):
         return events
 
     def readmit(self) -> str:
-        """Admit the job again in a new generation, for restarted workers; return a line about it."""
+        """Admit the job again in a new generation, for restarted workers; return a line about it.
+
+        A job's own program is loaded again.
+        """
         self._job_stack.close()
         with self._marked():
             self._start_job()
@@ -162,7 +167,13 @@ class Network(ABC):
     def _start_job(self) -> None:
         """Admit the job and start its server, if there is a job, and set `places`."""
         job, numbers, seat = self.topology.job, dict[str, int](), dict[str, Any]()
-        if job is not None:
+        if job is not None and job.program is not None:
+            self._load_program(job)
+            places = (*job.workers, job.server)
+            numbers = {host: number for number, host in enumerate(places)}
+            ports = [self.topology.attachments[host][1] for host in places]
+            seat = {"job": job.id, "lanes": job.lanes, "ports": ports, "wire": self.wire}
+        elif job is not None:
             folder = files_of(self.name)  # which `down` removes if this process is killed
             folder.mkdir()
             self._job_stack.callback(shutil.rmtree, folder)
@@ -192,6 +203,16 @@ class Network(ABC):
         here = None if self.wire == "udp-port" else Process.of(os.getpid())
         for switch in self.topology.switches:
             self.places[switch] = ExecContext(here, {MARKER: self.name})
+
+    def _load_program(self, job: JobNode) -> None:
+        """Load the job's own program into its switch. Raises TopologyError."""
+        from peelsum.topology.programs import load_program  # imported here because it is slow and rare
+
+        assert job.program is not None
+        switch = self.topology.attachments[job.server][0]
+        ports = [self.topology.attachments[worker][1] for worker in job.workers]
+        device_id = list(self.topology.switches).index(switch) + 1
+        load_program(job.program, job.lanes, self.p4runtime[switch], device_id, job.id, ports)
 
     def _start_server(self, host: str, admission: Mapping[str, Any]) -> None:
         """Start the aggregation server at a host."""

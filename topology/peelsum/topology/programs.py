@@ -1,0 +1,46 @@
+"""Load a P4 program that sums for hosts of its own, in place of peelsum's program and controller."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from finsy.p4schema import P4Schema
+from finsy.proto import p4i, p4r
+
+from peelsum.control.errors import ControlError
+from peelsum.control.session import Session
+from peelsum.pipelines.artifacts import PipelineError, with_lanes
+from peelsum.topology.errors import TopologyError
+
+_ANSWER_S = 30.0
+
+
+def load_program(
+    path: Path, lanes: int, address: str, device_id: int, group: int, ports: Iterable[int]
+) -> None:
+    """Load a program's BMv2 JSON, for this number of lanes, into the switch at a P4Runtime address.
+
+    Multicast group `group` then leads to `ports`. Registers are zero, also if the program ran there before.
+    Raises TopologyError.
+    """
+    replicas = [p4r.Replica(egress_port=port) for port in ports]
+    multicast = p4r.MulticastGroupEntry(multicast_group_id=group, replicas=replicas)
+    entry = p4r.PacketReplicationEngineEntry(multicast_group_entry=multicast)
+    entity = p4r.Entity(packet_replication_engine_entry=entry)
+    try:
+        program = json.dumps(with_lanes(json.loads(path.read_text("utf-8")), lanes)).encode()
+        with Session(address, device_id, timeout_s=_ANSWER_S) as session:
+            session.become_primary()
+            session.commit(P4Schema(p4i.P4Info(), program))
+            session.write_raw([p4r.Update(type=p4r.Update.INSERT, entity=entity)])
+    except OSError as error:
+        reason = f"{error.strerror}; give the path of what p4c-bm2-ss wrote"
+    except (AttributeError, LookupError, TypeError, ValueError):
+        reason = "is no BMv2 JSON; give the path of what p4c-bm2-ss wrote"
+    except (PipelineError, ControlError) as error:
+        reason = str(error)
+    else:
+        return
+    raise TopologyError(f"job.program: {path}: {reason}")
