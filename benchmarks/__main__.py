@@ -21,7 +21,7 @@ import pandas as pd
 from benchmarks import figures
 from benchmarks import page as pages
 from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan, text
-from benchmarks.rows import Run, measure_missing, of_plan, read
+from benchmarks.rows import Run, measure_missing, read, rows_of_plan
 from peelsum.extras import missing_extra_message
 from peelsum.processes.progress import progress_reporter, reporting_progress
 from peelsum.processes.user_errors import InterruptContext, check_stdout, exit_on_errors
@@ -94,12 +94,13 @@ def _measured(
     except KeyboardInterrupt:
         print(f"{experiment.name}: interrupted; the same command goes on", file=sys.stderr)
         raise
-    rows = of_plan(measurement, read(folder / "rows.csv"), of_run=True)
+    rows = rows_of_plan(measurement, read(folder / "rows.csv"), current_only=True)
     path = _write(name, measurement, rows, folder, failed[before:])
     if not options.json and len(rows):
         print(*pages.table(experiment, pages.summaries(experiment, rows)), sep="\n", flush=True)
     kept = len(measurement.tasks) - total
-    earlier = f", {kept} points of earlier runs (--again measures them again)" if kept else ""
+    points = f"{kept} point{'s' * (kept > 1)}"
+    earlier = f", {points} of earlier runs (--again measures them again)" if kept else ""
     print(f"{experiment.name}: {len(rows)} rows{earlier}: {path}", file=sys.stderr)
     names = [*experiment.labels, *experiment.figures]
     return [{name: _value(cell) for name, cell in row.items()} for row in rows[names].to_dict("records")]
@@ -107,11 +108,13 @@ def _measured(
 
 def _write(name: str, measurement: Run, rows: pd.DataFrame, folder: Path, failed: Sequence[str] = ()) -> Path:
     """Write page and figures beside the rows; return the page's path."""
-    if len(rows):
-        points = pages.summaries(measurement.experiment, rows)
-        list(figures.draw(measurement.experiment, points, folder))
-    path = folder / "page.md"
-    path.write_text(pages.page(measurement, rows, name, failed), encoding="utf-8")
+    path, text = folder / "page.md", pages.page(measurement, rows, name, failed)
+    try:
+        if len(rows):
+            list(figures.draw(measurement.experiment, pages.summaries(measurement.experiment, rows), folder))
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ExperimentError(f"{folder}: {error.strerror}; pass another --out") from None
     return path
 
 
@@ -151,7 +154,14 @@ def draw(options: argparse.Namespace, texts: dict[str, str]) -> None:
     for name in _names(options):
         measurement = _run(name, options, texts)
         folder = options.out / measurement.experiment.name
-        print(_write(name, measurement, of_plan(measurement, read(folder / "rows.csv")), folder))
+        rows = rows_of_plan(measurement, every_row := read(folder / "rows.csv"))
+        if rows.empty and len(every_row):
+            sizes = ", ".join(sorted(set(every_row["size"])))
+            raise ExperimentError(
+                f"{folder / 'rows.csv'}: has rows of size {sizes}, none of size {options.size} with these "
+                "values; give the options of the run to be drawn"
+            )
+        print(_write(name, measurement, rows, folder))
 
 
 def _names(options: argparse.Namespace) -> list[str]:

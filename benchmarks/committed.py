@@ -16,7 +16,7 @@ import pandas as pd
 from benchmarks import figures
 from benchmarks.experiment import FOLDER, SERIES, Plot, find, load, text
 from benchmarks.page import page, summaries
-from benchmarks.rows import Run, of_plan, read
+from benchmarks.rows import Run, read, rows_of_plan
 
 DOCS, RESULTS = FOLDER.parents[1] / "docs", FOLDER.parent / "results"
 #: The experiments whose rows `--json` printed, and their files in benchmarks/results.
@@ -35,7 +35,7 @@ def rows_of(name: str) -> pd.DataFrame:
     """Return the committed rows of an experiment, as texts."""
     run = Run(find(name))
     if name not in PRINTED:
-        return of_plan(run, read(FOLDERS[name] / "rows.csv"))
+        return rows_of_plan(run, read(FOLDERS[name] / "rows.csv"))
     rows = list[dict[str, Any]]()
     for file in PRINTED[name]:
         content = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""Measured rows in a CSV file: measure what is missing of a plan, keep each row at once, and read them.
+"""An experiment's rows in a CSV file: measure the tasks of a plan that have none yet, and read the rows.
 
-Rows whose times are measured are alone on the machine. The others run side by side in an executor.
+Each task's rows are written as soon as it ends. Tasks with measured times run alone, the others in parallel.
 """
 
 from __future__ import annotations
@@ -99,23 +99,25 @@ def read(path: Path) -> pd.DataFrame:
         raise ExperimentError(f"{path}: {' '.join(str(error).split())}; remove the line") from None
 
 
-def of_plan(run: Run, rows: pd.DataFrame, *, of_run: bool = False) -> pd.DataFrame:
-    """Return the rows of a plan, in its order: of each task those that were measured last.
+def rows_of_plan(run: Run, rows: pd.DataFrame, *, current_only: bool = False) -> pd.DataFrame:
+    """Return the newest rows of each task of a plan, in the plan's order.
 
-    They are of whatever commit and source; with `of_run`, of the present ones.
+    By default they may be of any commit and any version of the experiment's file; with `current_only`, only
+    rows of the present ones count.
     """
-    key = [*run.experiment.parameters, *(_OF_RUN if of_run else _OF_PLAN)]
+    key = [*run.experiment.parameters, *(_OF_RUN if current_only else _OF_PLAN)]
     rows = rows[rows["started"] == rows.groupby(key)["started"].transform("max")]
     rows = rows.drop_duplicates([*key, *run.experiment.keys], keep="last")
     return pd.DataFrame([run.key(task) for task in run.tasks], dtype=str)[key].merge(rows, on=key)[list(rows)]
 
 
 def measure_missing(run: Run, path: Path, executor: Executor | None = None) -> Iterator[Any]:
-    """Measure what is missing among the rows of the file, and append it there.
+    """Measure the tasks of the plan that have no rows in the file, and append their rows.
 
-    Yield the number of tasks at first, then the Outcome of each. Rows count as measured if parameters,
-    repetition, seed, commit and source are the same. `executor` runs all tasks; by default, tasks without
-    measured times run in processes, and others here, one after the other. Raises ExperimentError.
+    Yield the number of these tasks, and then the Outcome of each. A task has a row if its parameters,
+    repetition, seed, commit and source are those of the row. `executor` runs all tasks. By default, tasks
+    without measured times run in processes, in parallel, and the others here, one after the other. Raises
+    ExperimentError.
     """
     experiment = run.experiment
     with _only_writer(path):
@@ -128,10 +130,10 @@ def measure_missing(run: Run, path: Path, executor: Executor | None = None) -> I
         done = set(map(tuple, rows[[*experiment.parameters, *_OF_RUN]].to_numpy()))
         missing = [task for task in run.tasks if run.again or tuple(run.key(task).values()) not in done]
         yield len(missing)
-        aside = [task for task in missing if executor or not _is_timed(experiment, task)]
-        aside = aside if executor or len(aside) >= _FEW else []
-        alone = (measured(run, commit(), task) for task in missing if task not in aside)
-        for outcomes in (_side_by_side(run, aside, executor), alone):
+        parallel = [task for task in missing if executor or not _is_timed(experiment, task)]
+        parallel = parallel if executor or len(parallel) >= _FEW else []
+        alone = (measured(run, commit(), task) for task in missing if task not in parallel)
+        for outcomes in (_in_parallel(run, parallel, executor), alone):
             for outcome in outcomes:
                 if isinstance(outcome, list):
                     rows = pd.concat([rows, pd.DataFrame(outcome)[names]])
@@ -143,8 +145,12 @@ def _write(path: Path, name: str, rows: pd.DataFrame) -> None:
     """Replace the file by one with these rows, so that a kill loses no row and leaves no half of one."""
     new = path.with_suffix(".new")
     table = rows.to_csv(index=False, lineterminator="\n")
-    new.write_text(f"{_TITLE} {name}\n{table}", encoding="utf-8")
-    new.replace(path)
+    try:
+        new.write_text(f"{_TITLE} {name}\n{table}", encoding="utf-8")
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise ExperimentError(f"{path}: {error.strerror}; pass another --out") from None
 
 
 @contextmanager
@@ -214,7 +220,7 @@ def _is_timed(experiment: Experiment, task: PlannedRow) -> bool:
     return experiment.timed and (experiment.timed_models or not experiment.is_modelled(task.point))
 
 
-def _side_by_side(run: Run, tasks: Sequence[PlannedRow], executor: Executor | None) -> Iterator[Outcome]:
+def _in_parallel(run: Run, tasks: Sequence[PlannedRow], executor: Executor | None) -> Iterator[Outcome]:
     """Yield what an executor measures, in any order; a task whose process ended has failed."""
     if not tasks:
         return

@@ -13,6 +13,18 @@ import torch.distributed as dist
 from peelsum.torch import HookConfigError, SwitchAllreduceState
 
 
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _on_all_ranks(number: int, reduction: dist.ReduceOp.RedOpType) -> int:
+    """Return the smallest or the largest of the ranks' numbers."""
+    result = torch.tensor(number)
+    if dist.is_initialized():
+        dist.all_reduce(result, reduction)
+    return int(result)
+
+
 class Checkpoints:
     """One rank's checkpoints in a folder, which ranks may share. Without a folder it does nothing."""
 
@@ -32,19 +44,37 @@ class Checkpoints:
     def restore(self) -> int:
         """Restore the newest checkpoint that all ranks have; return its number of steps, or 0.
 
-        Raises HookConfigError if only one of the two trainings sums over the switch.
+        Raises HookConfigError if the checkpoints are of another number of ranks or another model, or if only
+        one of the two trainings sums over the switch.
         """
-        newest = torch.tensor(max(self._steps(), default=0))
-        if dist.is_initialized():
-            dist.all_reduce(newest, dist.ReduceOp.MIN)
-        step = int(newest)
+        newest = max(self._steps(), default=0)
+        ranks = _ranks()
+        step = _on_all_ranks(newest, dist.ReduceOp.MIN)
+        # A rank without checkpoints may be new, or may have been lost before it wrote its first.
+        ranks_before = self._read(newest).get("ranks", ranks) if newest else 0
+        ranks_before = _on_all_ranks(ranks_before, dist.ReduceOp.MAX)
+        if ranks_before not in (0, ranks):
+            raise HookConfigError(
+                f"checkpoint: {self._folder} is of a training of {ranks_before} ranks, and this is one of "
+                f"{ranks}; start {ranks_before}, or give another folder"
+            )
         if step:
-            kept = torch.load(self._path(step), map_location="cpu")
+            kept = self._read(step)
             self._check(self._path(step), "hook" in kept)
-            for name, part in self._parts.items():
-                part.load_state_dict(kept[name])
+            try:
+                for name, part in self._parts.items():
+                    part.load_state_dict(kept[name])
+            except RuntimeError:  # of torch, with a line for each parameter
+                raise HookConfigError(
+                    f"checkpoint: {self._path(step)} is of another model; continue with the options of that "
+                    "training, or give another folder"
+                ) from None
             torch.set_rng_state(kept["random"])
         return step
+
+    def _read(self, step: int) -> dict[str, Any]:
+        kept: dict[str, Any] = torch.load(self._path(step), map_location="cpu")
+        return kept
 
     def save(self, step: int) -> None:
         """Write a checkpoint after `step` steps."""
@@ -53,7 +83,7 @@ class Checkpoints:
         self._folder.mkdir(parents=True, exist_ok=True)
         kept = {name: part.state_dict() for name, part in self._parts.items()}
         fresh = self._path(step).with_suffix(".new")
-        torch.save(kept | {"random": torch.get_rng_state()}, fresh)
+        torch.save(kept | {"random": torch.get_rng_state(), "ranks": _ranks()}, fresh)
         fresh.replace(self._path(step))
         for old in sorted(self._steps())[:-2]:
             self._path(old).unlink()
@@ -61,10 +91,10 @@ class Checkpoints:
     def _check(self, path: Path, had_hook: bool) -> None:
         """Raise unless sums are made as before; else parameters would differ from uninterrupted training."""
         if had_hook != ("hook" in self._parts):
-            kept, asked = ("with", "without") if had_hook else ("without", "with")
+            before, now = ("with", "without") if had_hook else ("without", "with")
             raise HookConfigError(
-                f"checkpoint: {path} is of a training {kept} `--sum switch`, and this is one {asked} it; "
-                f"continue {kept} it, or give another folder"
+                f"checkpoint: {path} is of a training {before} `--sum switch`, and this is one {now} it; "
+                f"continue {before} it, or give another folder"
             )
 
     def _steps(self) -> list[int]:

@@ -132,8 +132,8 @@ def job(net, python, window):
         peelsum = [python, "-m", "peelsum.cli"]
         admit = [*peelsum, "job", "admit", file.name, "--hold", "--json", "--child"]
         admission = json.loads(started(stack, subprocess.Popen, admit))
-        asked = [python, "-c", "from peelsum.wire import UDP_PORT; print(UDP_PORT)"]
-        udp_port = int(subprocess.check_output(asked))
+        command = [python, "-c", "from peelsum.wire import UDP_PORT; print(UDP_PORT)"]
+        udp_port = int(subprocess.check_output(command))
         serve = [*peelsum, "server", "run", "--switch", f"{SWITCH_IP}:{udp_port}"]
         serve += ["--ethernet", "--json", "--child"]
         # Not as an argument, which every user of the machine can read: it has the ports' secrets.

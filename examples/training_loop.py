@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.allreduce import AllreduceError
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, hook, init_process_group
-from peelsum.training import DATA, ModelName, make_task
+from peelsum.training import DATA, ModelName, TrainingDataError, make_task
 from peelsum.transport import TransportError, job_config
 
 
@@ -25,7 +25,7 @@ def main(model: ModelName, arguments: list[str] | None = None) -> list[float]:
     options = _options(model, arguments)
     try:
         return _train(model, options, *_place(options.sum))
-    except (HookError, AllreduceError, TransportError) as error:
+    except (HookError, AllreduceError, TransportError, TrainingDataError) as error:
         raise SystemExit(f"rank {os.environ.get('RANK', 0)}: {type(error).__name__}: {error}") from None
 
 
@@ -53,7 +53,7 @@ def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: in
     losses, begin = [], checkpoints.restore()
     batches = islice(task.batches(rank, workers, options.seed), begin, options.steps)
     for step, batch in enumerate(batches, begin + 1):
-        losses.append(_step(network, optimizer, tuple(one.to(device) for one in batch)))
+        losses.append(_step(network, optimizer, tuple(tensor.to(device) for tensor in batch)))
         is_shown = step % options.every == 0 or step == options.steps
         if is_shown:
             checkpoints.save(step)

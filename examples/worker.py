@@ -34,18 +34,18 @@ def main() -> None:
     parser.add_argument("admission", type=Path, help="file with the output of `peelsum job admit --json`")
     parser.add_argument("worker_id", type=int, help="from 0 on")
     parser.add_argument("switch", type=place, help="host:port of the switch's port to connect to")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        admission = json.loads(given.admission.read_text())
+        admission = json.loads(arguments.admission.read_text())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        sys.exit(f"{given.admission}: {reason}; give a file of what `peelsum job admit --json` printed")
+        sys.exit(f"{arguments.admission}: {reason}; give a file of what `peelsum job admit --json` printed")
     try:
-        work(admission, given.worker_id, given.switch)
+        work(admission, arguments.worker_id, arguments.switch)
     except KeyboardInterrupt:
         sys.exit(130)
     except (AllreduceError, OSError, TransportError) as error:
-        sys.exit(f"worker {given.worker_id}: {error}")
+        sys.exit(f"worker {arguments.worker_id}: {error}")
 
 
 def work(admission: dict, worker_id: int, switch: tuple[str, int]) -> None:

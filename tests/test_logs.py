@@ -13,6 +13,7 @@ from patience import PATIENCE_S
 from peelsum.control import SwitchError
 from peelsum.control.cluster import Event
 from peelsum.logs import LogsError, configure, log_event
+from peelsum.softswitch.process import Listening
 from peelsum.transport import Stalled
 
 pytest.importorskip("structlog", reason="structlog is not installed")
@@ -90,6 +91,14 @@ def test_the_commands_have_the_option():
     assert "log-format: json: applies to --hold only; give that too" in said.stderr
 
 
+def test_a_switch_logs_where_it_listens_in_a_sentence(written):
+    configure("json", "switch", {"device_id": 1}, out=written)
+    log_event(Listening("127.0.0.1", 9559, {1: 41001, 2: 41002}))
+    line = json.loads(written.getvalue())
+    assert line["event"] == "switch: P4Runtime listens at TCP port 9559; switch ports: 2"
+    assert (line["kind"], line["grpc_port"]) == ("Listening", 9559)
+
+
 def test_a_part_s_events_are_log_lines_on_stderr(tmp_path):
     config = tmp_path / "cluster.toml"
     config.write_text('[controller]\nstate = "s"\npoll_s = 0.05\n[[switches]]\np4runtime = "127.0.0.1:1"\n')
@@ -104,6 +113,6 @@ def test_a_part_s_events_are_log_lines_on_stderr(tmp_path):
         process.terminate()
         said = process.communicate(timeout=PATIENCE_S)[0]
     assert (line["kind"], line["part"], line["level"]) == ("backup", "controller", "info")
-    assert line["event"] == "controller: is a backup; there is no primary yet"
+    assert line["event"] == "controller: is a backup; there is no primary before a switch answers"
     assert said.startswith("controller: listening at 127.0.0.1:")
     assert "backup" not in said

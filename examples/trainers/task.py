@@ -65,8 +65,8 @@ class Trained(NamedTuple):
 
 def parameters(model: nn.Module) -> torch.Tensor:
     """Return all parameters, flat; sharded ones are gathered."""
-    full = (getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters())
-    return torch.cat([one.detach().cpu().flatten() for one in full])
+    tensors = [item.full_tensor() if hasattr(item, "full_tensor") else item for item in model.parameters()]
+    return torch.cat([tensor.detach().cpu().flatten() for tensor in tensors])
 
 
 def run(train: Callable[[], Trained]) -> None:

@@ -18,7 +18,7 @@ def train() -> Trained:
         engine.backward(engine(**batch)["loss"])
         state.average_gradients(model.parameters())
         engine.step()
-        engine.monitor.write_events([(*one, step) for one in state.stats().metrics().items()])
+        engine.monitor.write_events([(*metric, step) for metric in state.stats().metrics().items()])
     return Trained(model, state, {})
 
 

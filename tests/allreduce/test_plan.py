@@ -129,10 +129,13 @@ def test_settings_of_another_kind_are_refused_at_once(make_workers, setting, mes
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("gbps", 0.0), ("gbps", -1.0), ("gbps", math.nan), ("round_trip_s", -1.0), ("round_trip_s", math.inf)],
+    [
+        *(("gbps", 0.0), ("gbps", -1.0), ("gbps", math.nan), ("gbps", "10")),
+        *(("round_trip_s", -1.0), ("round_trip_s", math.inf), ("round_trip_s", None)),
+    ],
 )
 def test_impossible_networks_are_refused_at_once(field, value):
-    with pytest.raises(InvalidRequestError, match=f"^{field}: {value} is not a .*; use "):
+    with pytest.raises(InvalidRequestError, match=f"^{field}: {value!r} is not a .*; use "):
         NetworkModel(**{field: value})
 
 

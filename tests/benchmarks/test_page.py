@@ -1,6 +1,8 @@
 """Pages, figures and comparisons that are made of rows; medians and their intervals."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from math import comb
@@ -47,6 +49,22 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine, tmp_path):
         path.unlink()
     assert benchmarks("draw", str(mine), "--out", str(tmp_path)).stdout == f"{folder / 'page.md'}\n"
     assert ((folder / "page.md").read_text(), (folder / "areas.svg").read_text()) == (text, drawn)
+    other = benchmarks("draw", str(mine), "--seed", "9", "--out", str(tmp_path))
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "has rows of size usual, none of size usual with these values; give the options" in other.stderr
+    assert (folder / "page.md").read_text() == text
+
+
+def test_files_that_cannot_be_written_are_named(mine, tmp_path):
+    """No process may write a file here, as if the disk were full."""
+    words = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, "-m", "benchmarks", str(mine)]
+    done = subprocess.run(
+        [*words, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    rows = tmp_path / "squares/rows.csv"
+    assert done.stderr.splitlines()[-1] == f"peelsum: {rows}: File too large; pass another --out"
+    assert done.returncode == 2
+    assert not list(rows.parent.iterdir())
 
 
 @pytest.mark.parametrize("name", [name for name in committed.FOLDERS if name not in committed.PRINTED])

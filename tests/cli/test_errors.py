@@ -242,6 +242,25 @@ def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["certificates", "make", "switch"], "certs/ca-key.pem"),
+        (["certificates", "token", "token"], "token"),
+        (["switch", "pipeline", "32"], "peelsum_32.json"),
+    ],
+)
+def test_files_that_cannot_be_written_are_named_and_nothing_secret_is_left(arguments, named, tmp_path):
+    """No process may write a file here, as if the disk were full."""
+    words = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *PEELSUM, *arguments]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.stderr == f"peelsum: {named}: File too large; choose another place\n"
+    assert done.returncode == 2
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in ("", ".pem") and path.is_file()]
+
+
+@pytest.mark.parametrize(
     ("encoding", "shown"),
     [("ascii", "??"), ("latin-1", "??"), ("ascii:backslashreplace", r"\u251c\u2500")],
 )

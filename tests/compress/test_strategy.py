@@ -257,3 +257,11 @@ def test_mistakes_are_one_line(change, told):
     with pytest.raises(CompressConfigError, match=told) as caught:
         Flexible(**change)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("field", "value"), [("ratios", 0.1), ("methods", "dense_ring")])
+def test_a_single_value_is_told_to_be_a_tuple(field, value):
+    with pytest.raises(
+        CompressConfigError, match=rf"^{field}: {value!r} is not a tuple; write \({value!r},\)"
+    ):
+        Flexible(**{field: value})

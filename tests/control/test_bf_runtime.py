@@ -22,7 +22,7 @@ from peelsum.control.cluster import Cluster, JobController, Store
 from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.drivers import driver_of
-from peelsum.control.errors import DescriptionError, NotPrimaryError, UpdateRefusedError
+from peelsum.control.errors import ControlError, DescriptionError, NotPrimaryError, UpdateRefusedError
 from peelsum.control.session import pipeline_schema
 from peelsum.control.tables import read_jobs
 from peelsum.control.tofino import ARCHITECTURES
@@ -336,8 +336,8 @@ def test_the_command_line_admits_a_job_and_doctor_finds_it(switch, text, tmp_pat
     admission = json.loads(said.stdout)
     assert (admission["job_id"], admission["lanes"], admission["worker_ports"]) == (3, 32, [132, 136])
     findings = json.loads(peelsum("doctor", str(job), "--json").stdout)["findings"]
-    (found,) = [one for one in findings if one["what"] == f"switch {switch.address}: job 3"]
-    assert (found["state"], found["found"]) == (
+    (found,) = [one for one in findings if one["subject"] == f"switch {switch.address}: job 3"]
+    assert (found["state"], found["result"]) == (
         "ok",
         f"generation {admission['generation']}, ports 132, 136, server at 140",
     )
@@ -401,3 +401,12 @@ def test_the_compiled_declaration_is_current(tmp_path):
     )
     found = FileDescriptorSet.FromString(made.read_bytes())
     assert found == FileDescriptorSet.FromString((source / "bfruntime.binpb").read_bytes())
+
+
+def test_a_program_that_was_not_compiled_has_the_command(tmp_path):
+    with pytest.raises(ControlError) as error:
+        pipeline_schema(tmp_path / "stratum.pb.bin", tmp_path / "p4info.txtpb")
+    assert str(error.value) == (
+        f"pipeline: {tmp_path / 'stratum.pb.bin'}: No such file or directory; "
+        "run `peelsum switch compile --tofino`"
+    )

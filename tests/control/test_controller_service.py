@@ -132,7 +132,7 @@ def test_status_and_doctor_compare_desired_with_actual(start, folder, switches):
 def findings(at):
     """Return what `peelsum doctor` found and its state, by what it looked at."""
     said = json.loads(peelsum("doctor", *at, "--json").stdout)
-    return {one["what"]: (one["found"], one["state"]) for one in said["findings"]}
+    return {one["subject"]: (one["result"], one["state"]) for one in said["findings"]}
 
 
 @pytest.mark.parametrize(

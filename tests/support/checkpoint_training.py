@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch_training as training
 
-from peelsum.torch import SwitchAllreduceState, TopK, hook
+from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK, hook
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -35,3 +35,11 @@ def with_hook(rank, steps, folder, forget=False):
         checkpoints.save(step + 1)
     state.close()
     return begin, training.parameters(ddp)
+
+
+def refusal(rank, steps, folder):
+    """The error that keeps the training from going on."""
+    try:
+        with_hook(rank, steps, folder)
+    except HookConfigError as error:
+        return str(error)

@@ -1,6 +1,7 @@
 """Topologies as data: the built-in ones, both file forms, the tutorials' links, and validation errors."""
 
 import json
+import re
 
 import pytest
 
@@ -221,6 +222,14 @@ def test_every_example_can_be_read(request):
     assert examples
     for path in examples:
         assert description.read(str(path)).hosts
+
+
+def test_the_reference_describes_a_network_that_can_be_started(request):
+    """Over UDP, all links of a switch have the same losses; over veth there are no bursts of them."""
+    page = (request.config.rootpath / "docs/reference/topology.md").read_text(encoding="utf-8")
+    (text,) = (block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "hosts.h1" in block)
+    links = parse(text, "page.toml").links
+    assert {(link.loss, link.loss_burst, link.late) for link in links} == {(0.02, None, 0.0)}
 
 
 def test_a_switch_sums_32_workers_and_no_more():

@@ -65,6 +65,15 @@ def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair):
     assert (folder() / "up.out").read_text() == done.stdout
 
 
+def test_a_failure_without_a_reason_is_one_line(pair):
+    """Where the disk is full, the process that starts the network cannot write why it ends."""
+    words = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *PEELSUM, "up", pair, "--detach"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    reason = r"up\.err: has no reason why `peelsum up` ended with status \d+; see whether the disk is full\n"
+    assert re.search(f"{reason}$", done.stderr)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys):
     shown = []
 

@@ -29,7 +29,7 @@ server = 3
 
 
 def found(findings):
-    return {one.what: one for one in findings}
+    return {one.subject: one for one in findings}
 
 
 def test_this_machine_has_what_is_needed():
@@ -54,7 +54,7 @@ def test_what_is_missing_is_named_with_a_remedy(monkeypatch):
     seen = found(doctor.examine(window=1 << 30))
     assert (seen["numpy"].state, seen["numpy"].remedy) == ("failed", "pip install 'peelsum[cli]'")
     assert (seen["cryptography"].state, seen["cryptography"].remedy) == ("note", "pip install 'peelsum[ops]'")
-    assert seen["UDP_SEGMENT on loopback"].found == "Protocol not available"
+    assert seen["UDP_SEGMENT on loopback"].result == "Protocol not available"
     assert "Linux 5.0" in seen["UDP_SEGMENT on loopback"].remedy
     assert "net.core.rmem_max=" in seen["socket buffers"].remedy
     assert seen["processor cores"].state == seen["ip"].state == "note"
@@ -70,11 +70,11 @@ def limited(monkeypatch, kind, limit):
 def test_too_small_limits_are_found(monkeypatch):
     limited(monkeypatch, RLIMIT_NOFILE, 12)
     seen = found(doctor.examine())
-    assert (seen["file descriptors"].state, seen["file descriptors"].found) == ("failed", "12")
+    assert (seen["file descriptors"].state, seen["file descriptors"].result) == ("failed", "12")
     assert seen["file descriptors"].remedy.startswith("ulimit -n ")
     limited(monkeypatch, RLIMIT_AS, 700 << 20)
     memory = doctor._memory()
-    assert (memory.state, memory.found) == ("failed", "700 MB, limit of the process, ulimit -v")
+    assert (memory.state, memory.result) == ("failed", "700 MB, limit of the process, ulimit -v")
 
 
 def test_loopback_that_is_down_is_found(monkeypatch):
@@ -83,7 +83,7 @@ def test_loopback_that_is_down_is_found(monkeypatch):
 
     monkeypatch.setattr(doctor, "_receive", unreachable)
     seen = found(doctor.examine())
-    assert (seen["loopback"].state, seen["loopback"].found) == ("failed", "Network is unreachable")
+    assert (seen["loopback"].state, seen["loopback"].result) == ("failed", "Network is unreachable")
     assert seen["loopback"].remedy == "as root: ip link set lo up"
     assert "UDP_GRO on loopback" not in seen
 
@@ -93,8 +93,8 @@ def test_a_cache_folder_that_cannot_be_used_is_found(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     finding = doctor._compiled_code()
     assert finding.state == "note"
-    assert finding.found.startswith(f"{tmp_path}/peelsum/compiled, ")
-    assert finding.found.endswith("; /proc/self/nothing/peelsum: No such file or directory")
+    assert finding.result.startswith(f"{tmp_path}/peelsum/compiled, ")
+    assert finding.result.endswith("; /proc/self/nothing/peelsum: No such file or directory")
     assert finding.remedy.startswith("set NUMBA_CACHE_DIR to ")
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert doctor._compiled_code().state == "ok"
@@ -103,8 +103,8 @@ def test_a_cache_folder_that_cannot_be_used_is_found(monkeypatch, tmp_path):
 def test_a_port_in_use_is_found(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert doctor._port(port, "me").found == "address already in use"
-    assert doctor._port(port, "me").found == "free"
+        assert doctor._port(port, "me").result == "address already in use"
+    assert doctor._port(port, "me").result == "free"
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def asked(tmp_path):
         path = tmp_path / "job.toml"
         path.write_text(text)
         done = peelsum("doctor", str(path), "--json")
-        findings = {one["what"]: one for one in json.loads(done.stdout)["findings"]}
+        findings = {one["subject"]: one for one in json.loads(done.stdout)["findings"]}
         return done.returncode, {
             what.partition(": ")[2]: one for what, one in findings.items() if "switch" in what
         }
@@ -134,7 +134,7 @@ def test_the_switches_of_a_job(switch, asked, monkeypatch):
     text = JOB.format(switch, 32)
     status, seen = asked(text)
     assert status == 1
-    assert seen["pipeline"]["found"] == "0 lanes"
+    assert seen["pipeline"]["result"] == "0 lanes"
     files = pipeline(32)
     with Primary(switch) as controller:
         controller.load_pipeline(files.json_path, files.p4info_path)
@@ -146,8 +146,8 @@ def test_the_switches_of_a_job(switch, asked, monkeypatch):
         status, seen = asked(text)
         assert controller.status() == before, "nothing is disturbed"
     assert status == 0
-    assert seen["job 7"]["found"].endswith("ports 1, 2, server at 3")
-    assert seen["refused packets"]["found"] == "none"
+    assert seen["job 7"]["result"].endswith("ports 1, 2, server at 3")
+    assert seen["refused packets"]["result"] == "none"
 
 
 def test_a_switch_that_is_not_there(asked, monkeypatch):
@@ -156,7 +156,7 @@ def test_a_switch_that_is_not_there(asked, monkeypatch):
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
     status, seen = asked(JOB.format(address, 32))
     assert status == 1
-    assert f"nothing answers P4Runtime at {address}" in next(iter(seen.values()))["found"]
+    assert f"nothing answers P4Runtime at {address}" in next(iter(seen.values()))["result"]
 
 
 def test_for_people_it_is_a_table_with_what_to_do(monkeypatch):
@@ -178,7 +178,7 @@ def test_for_people_it_is_a_table_with_what_to_do(monkeypatch):
 def test_how_frames_reach_an_interface(monkeypatch, method, why, state, remedy):
     monkeypatch.setattr(doctor, "best_port_method", lambda _: (method, why))
     seen = next(doctor.examine_interface("eth1"))
-    assert (seen.what, seen.state, seen.remedy) == ("interface eth1", state, remedy)
+    assert (seen.subject, seen.state, seen.remedy) == ("interface eth1", state, remedy)
 
 
 def test_settings_of_an_interface(monkeypatch, tmp_path):
@@ -197,7 +197,7 @@ def test_settings_of_an_interface(monkeypatch, tmp_path):
     monkeypatch.setattr(
         doctor, "Path", lambda *parts: tmp_path.joinpath(*(part.lstrip("/") for part in parts))
     )
-    seen = {one.what: (one.found, one.state) for one in doctor.examine_interface("eth1")}
+    seen = {one.subject: (one.result, one.state) for one in doctor.examine_interface("eth1")}
     assert seen == {
         "interface eth1": ("AF_PACKET", "note"),
         "eth1: MTU": ("9000", "ok"),
@@ -209,7 +209,7 @@ def test_settings_of_an_interface(monkeypatch, tmp_path):
 
 def test_an_interface_that_cannot_be_a_port_fails():
     done = peelsum("doctor", "--interface", "nowhere", "--json")
-    (seen,) = (one for one in json.loads(done.stdout)["findings"] if one["what"] == "interface nowhere")
+    (seen,) = (one for one in json.loads(done.stdout)["findings"] if one["subject"] == "interface nowhere")
     assert done.returncode == 1
-    assert (seen["state"], seen["wanted"]) == ("failed", "AF_XDP or AF_PACKET")
+    assert (seen["state"], seen["expected"]) == ("failed", "AF_XDP or AF_PACKET")
     assert seen["remedy"]

@@ -1,9 +1,12 @@
 """Invalid arguments are refused by the constructor, with field, value and remedy."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from torch_alone import Sums, group_of_one, hooked, in_time
 
 from peelsum.compress import QSGD, Flexible
@@ -60,6 +63,8 @@ NOTHING_KEPT = {
         ({"timeout_s": "a"}, "timeout_s: 'a' is not a timeout; give seconds above 0"),
         ({"names": LAYER.parameters()}, "names: has a Parameter where a name and its parameter should be;"),
         ({"names": dict(NAMES)}, "names: has a str where a name and its parameter should be; give"),
+        ({"names": LAYER}, "names: Linear is not a list of names; give model.named_parameters()"),
+        ({"shared": [LAYER]}, "shared: list has no names; give {'model': model, 'optimizer': optimizer}"),
     ],
 )
 def test_of_the_state(arguments, message):
@@ -138,3 +143,15 @@ def test_a_checkpoint_without_momentum_for_a_state_with_it():
         {"version": 3, "rank": 0, "ranks": 1, "steps": 1, "residuals": {"weight": NOTHING_KEPT}}
     )
     assert state.state_dict()["residuals"]["weight"]["velocity"] is None
+
+
+@pytest.mark.parametrize(("end", "warns"), [("", True), ("raise SystemExit(1)", True), ("1 / 0", False)])
+def test_an_unused_state_warns_unless_an_exception_ended_the_script(end, warns):
+    script = (
+        f"from peelsum.torch import SwitchAllreduceState\nstate = SwitchAllreduceState(over='gloo')\n{end}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert ("state: no gradient ever came to it" in done.stderr) is warns
+    assert ("ZeroDivisionError" in done.stderr) is not warns

@@ -71,7 +71,7 @@ def test_train_on_several_nodes(bridged, guide):
     running = terminal(bridged["switch"], switch)
     running.wait_for("port 5 at 10.0.0.254:41005 (UDP)")
     serving = terminal(bridged["switch"], serve)
-    serving.wait_for("job 1: asked for at 10.0.0.254:9560")
+    serving.wait_for("job 1: waiting for requests at 10.0.0.254:9560")
     other = terminal(bridged["node 1"], f"{second.strip()} {few}")
     shown = terminal(bridged["node 0"], f"{first.strip()} {few}").rest()
     assert "parameters" not in other.rest()
@@ -130,7 +130,7 @@ def test_aggregate_on_a_server(linked, guide, tmp_path, lanes):
     terminal(aggregator, make).rest()
     running = start_switch()
     serving = terminal(aggregator, serve)
-    serving.wait_for("job 1: asked for at 10.0.0.254:9560")
+    serving.wait_for("job 1: waiting for requests at 10.0.0.254:9560")
     few = " --steps 30 --every 1"
     other = terminal(linked["host 1"], train.replace("node-rank 0", "node-rank 1").strip() + few)
     first = terminal(linked["host 0"], train.strip() + few)

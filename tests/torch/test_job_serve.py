@@ -304,7 +304,7 @@ def test_a_run_whose_next_server_ends_at_its_start_is_over_and_another_can_start
 
 
 @pytest.mark.parametrize("on_lost", ["continue", None])
-def test_a_run_that_survives_losses_has_another_server_loaded(monkeypatch, on_lost):
+def test_a_run_that_survives_losses_has_a_standby_server(monkeypatch, on_lost):
     """A while after its start; it replaces one that is lost, if it still runs, and ends with the run."""
     run = JobRun(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
     jobs.evict = Mock(return_value={"waiting": []})
@@ -312,7 +312,7 @@ def test_a_run_that_survives_losses_has_another_server_loaded(monkeypatch, on_lo
     child = Mock(side_effect=children[1:])
     child.peelsum = Mock(side_effect=[children[0], Mock(status=None)])
     monkeypatch.setattr(runs_module, "Child", child)
-    monkeypatch.setattr(runs_module, "_LOAD_AHEAD_S", 0.0)
+    monkeypatch.setattr(runs_module, "_STANDBY_DELAY_S", 0.0)
     request = {"call": "start", "process": 7} | ({"on_lost": on_lost} if on_lost else {})
     run.start(ConnectedClient(None, "h", 0.0, request=request))
     child.assert_not_called()
@@ -333,14 +333,14 @@ def test_a_run_that_survives_losses_has_another_server_loaded(monkeypatch, on_lo
         children[3].stop.assert_called_once()
 
 
-def test_a_server_that_cannot_be_loaded_ahead_ends_no_run(monkeypatch):
+def test_a_standby_process_that_cannot_start_ends_no_run(monkeypatch):
     servers = runs_module.ServerStarter()
     child = Mock(side_effect=BlockingIOError("no more processes"))
     child.peelsum = Mock(return_value=(server := Mock()))
     monkeypatch.setattr(runs_module, "Child", child)
-    servers.load_ahead(32)
+    servers.keep_standby(32)
     assert servers.start("server", "run", environment={}) is server
-    assert child.call_count == 2, "loaded ahead, now and after the start"
+    assert child.call_count == 2, "a standby process, now and after the start"
     server.stop.assert_not_called()
 
 

@@ -488,7 +488,7 @@ def test_nothing_is_left_behind(served):
 
     until(lambda: not connections())
     assert len(switch.jobs) == 1
-    # A server ends by itself a while after its run, and the one that was loaded ahead with it.
+    # A server ends by itself a while after its run, and its standby process with it.
     until(lambda: len(controller.started) <= 1)
 
 

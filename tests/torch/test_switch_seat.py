@@ -161,6 +161,28 @@ def test_as_many_ranks_as_workers(plugged, job, held, ranks, monkeypatch):
     assert held == []
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_of_another_number_do_not_join_the_run(plugged, monkeypatch, ranks):
+    """Rank 0 leaves such a run at once, and the controller would answer others with that instead."""
+    answer = json.dumps({"admission": ADMISSION, "switch": "h:5", "run": "secret"})
+    lease, store = Mock(return_value=Mock(response=answer)), shared()
+    monkeypatch.setattr(switch_seat, "Lease", lease)
+    for rank in range(ranks):
+        with pytest.raises(HookConfigError, match=f"the job has 2 workers, but {ranks} ranks train"):
+            plugged("//h:9", rank, store, ranks)
+    assert lease.call_count == 1
+
+
+def test_a_rank_without_a_lease_cannot_survive_losses(monkeypatch):
+    refusal = json.dumps({"error": "rank 1: comes too late"})
+    monkeypatch.setattr(switch_seat, "Lease", Mock(return_value=Mock(response=refusal)))
+    with pytest.raises(HookConfigError) as raised:
+        switch_seat._join_run(("10.0.0.9", 9560), 1, "secret", "continue")
+    assert str(raised.value) == (
+        "on_lost: rank 1 has no lease at controller 10.0.0.9:9560: rank 1: comes too late"
+    )
+
+
 def test_nothing_said_and_a_file_that_is_not_there(plugged):
     with pytest.raises(HookConfigError) as raised:
         plugged("", 0)

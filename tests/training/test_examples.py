@@ -102,6 +102,33 @@ def test_another_way_to_sum_is_refused(monkeypatch, tmp_path, kept, asked):
     )
 
 
+def test_another_model_is_refused(digest, tmp_path):
+    folder = ("--checkpoint", str(tmp_path), "--steps", "1")
+    digest("train_ncf", *folder)
+    with pytest.raises(SystemExit) as ended:
+        digest("train_vgg19", *folder)
+    assert str(ended.value) == (
+        f"rank 0: HookConfigError: checkpoint: {tmp_path / 'rank0.1.pt'} is of another model; continue with "
+        "the options of that training, or give another folder"
+    )
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 2)])
+def test_another_number_of_ranks_is_refused(tmp_path, before, now):
+    """Else the training would begin again, or go on without the residuals of some ranks."""
+    run_several(before, {"begin": (training.with_hook, 3, str(tmp_path))})
+    (said,) = run_several(now, {"again": (training.refusal, 5, str(tmp_path))}).values()
+    counts = f"a training of {before} ranks, and this is one of {now}; start {before}"
+    assert said == [f"checkpoint: {tmp_path} is of {counts}, or give another folder"] * now
+
+
+def test_data_that_are_missing_are_one_line(digest):
+    with pytest.raises(
+        SystemExit, match=r"^rank 0: TrainingDataError: nothing: does not exist; pass MovieLens"
+    ):
+        digest("train_ncf", "--data", "nothing")
+
+
 def test_an_example_says_so_and_ends(digest, monkeypatch, tmp_path):
     folder = ("--checkpoint", str(tmp_path))
     digest("train_ncf", "--steps", "1", *folder)

@@ -64,13 +64,13 @@ def _print(findings: list[Finding], failed: int) -> None:
 
     colours = {"ok": "green", "note": "yellow", "failed": "red"}
     rows = [
-        (f"[{colours[finding.state]}]{finding.state}[/]", finding.what, finding.found, finding.wanted)
+        (f"[{colours[finding.state]}]{finding.state}[/]", finding.subject, finding.result, finding.expected)
         for finding in findings
     ]
     print_tables((("", "check", "result", "expected"), rows))
     console = Console()
     for finding in findings:
         if finding.remedy:
-            remedy = f"{finding.what}: {finding.remedy}"
+            remedy = f"{finding.subject}: {finding.remedy}"
             console.print(remedy, markup=False, highlight=False, soft_wrap=True)
     console.print("something that is needed is missing" if failed else "nothing that is needed is missing")

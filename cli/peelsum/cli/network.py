@@ -131,7 +131,12 @@ def _start_detached(arguments: Sequence[str]) -> int:
             start_new_session=True,
         )
         try:
-            return _wait_until_ready(process, *readers)
+            before = paths[1].stat().st_size
+            status = _wait_until_ready(process, *readers)
+            if status and paths[1].stat().st_size == before:
+                place = f"{paths[1]}: has no reason why `peelsum up` ended with status {status}"
+                raise TopologyError(f"{place}; see whether the disk is full")
+            return status
         except BaseException:
             process.terminate()
             process.wait()

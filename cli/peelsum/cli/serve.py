@@ -123,7 +123,7 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
         ended = SignalWaiter(*ending_signals())
         host, port = socket.getsockname()[:2]
         url = service.serve_metrics(stack, "controller", partial(job_metrics, controller, job.job.id))
-        service.announce(f"{name}: asked for at {host}:{port}", host=host, port=port, **url)
+        service.announce(f"{name}: waiting for requests at {host}:{port}", host=host, port=port, **url)
         for number in evicted:
             reason = "it has spare ports, and no `peelsum job serve` has a group there"
             controller.tell(Event("removed", f"job {number}: evicted, as {reason}", number))
@@ -181,6 +181,9 @@ def _lock_spare_ports(job: JobDescription) -> Iterator[None]:
     """
     from peelsum.topology import records
 
+    if not job.ports.spare:
+        yield
+        return
     name = hashlib.blake2b(job.switch.p4runtime.encode(), digest_size=8).hexdigest()
     with (records.folder() / f"spare-{name}").open("ab") as file:
         for port in job.ports.spare:

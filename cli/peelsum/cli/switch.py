@@ -68,7 +68,8 @@ def run_softswitch(settings: SwitchSettings, service: Service) -> None:
         for port, name in listening.interfaces.items():
             lines.append(f"port {port} at {name} ({listening.port_method[port]})")
         if udp_ports and listening.accepts_any_hello:
-            lines.append("until a job is admitted, any program on this machine can take these ports")
+            until = "" if settings.program else "until a job is admitted, "
+            lines.append(f"{until}any program on this machine can take these ports")
         service.announce("\n".join(lines), **asdict(listening), **url)
 
     if service.child:
@@ -156,7 +157,10 @@ def pipeline(
         out.mkdir(parents=True, exist_ok=True)
         files = compiled(lanes)
         for path in (files.json_path, files.p4info_path):
-            print(shutil.copyfile(path, out / path.name))
+            try:
+                print(shutil.copyfile(path, out / path.name))
+            except OSError as error:  # which would name the source
+                raise OSError(error.errno, error.strerror, out / path.name) from None
 
 
 _Program = Annotated[

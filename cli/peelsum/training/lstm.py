@@ -98,7 +98,7 @@ def make(size: LstmSize, path: Path | None) -> Task:
         stream = share // size.batch
         if stream <= size.length:
             raise TrainingDataError(
-                f"text: {text.ids.size} words are too few for {workers} workers; pass "
+                f"text: {text.ids.size} words are too few for {workers} worker{'s' * (workers > 1)}; pass "
                 f"{workers * size.batch * (size.length + 1)} or more"
             )
         streams = text.ids[rank * share : rank * share + size.batch * stream].reshape(size.batch, stream)

@@ -13,7 +13,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -39,6 +39,8 @@ MAX_TOKEN_LENGTH = 64
 _TOKEN = re.compile(r"[\w-]{16,64}", re.ASCII)
 #: Seconds between two test handshakes.
 _RETRY_S = 0.1
+#: X509_V_ERR_INVALID_PURPOSE: e.g. a worker's certificate, by which nobody may listen.
+_WRONG_PURPOSE = 26
 
 
 class TlsError(ValueError):
@@ -149,6 +151,8 @@ def closed_early(error: OSError) -> bool:
 def tls_reason(error: ssl.SSLError) -> str:
     """Return the reason of an SSL error: what is wrong with the certificate, or the other end's alert."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code == _WRONG_PURPOSE:
+            return "the other end has the certificate of a role that is not for this"
         return error.verify_message
     reason = (
         (getattr(error, "reason", None) or "the other end closed the connection").replace("_", " ").lower()
@@ -275,4 +279,6 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
     except FileExistsError:
         raise TlsError(f"{path}: exists and is not overwritten; remove it, or choose another name") from None
     except OSError as error:
+        with suppress(OSError):  # the disk may be full: half a key would be in the way of the next attempt
+            path.unlink()
         raise TlsError(f"{path}: {error.strerror}; choose another place") from None

@@ -380,9 +380,8 @@ def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
         program = json_path.read_bytes()
         return _parsed(p4info_path.read_text("utf-8"), program)
     except OSError as error:
-        raise ControlError(
-            f"pipeline: {error.filename}: {error.strerror}; run `peelsum switch compile`"
-        ) from None
+        command = "peelsum switch compile" + " --tofino" * (json_path.suffix == ".bin")
+        raise ControlError(f"pipeline: {error.filename}: {error.strerror}; run `{command}`") from None
     except (text_format.ParseError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ControlError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from numbers import Real
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index, UnionCounts
@@ -35,6 +36,10 @@ _DENSE_CALLS, _SPARSE_CALLS = 2, 5
 _INDEX_CALLS, _REFINE_CALLS, SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an index other than a bitmap
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
 @dataclass(frozen=True)
 class CodecModel:
     """A model of the time of encoding and decoding together, in nanoseconds, with results in new memory.
@@ -61,8 +66,8 @@ class CodecModel:
 
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
-            if not 0 <= number < math.inf:
-                raise InvalidRequestError(f"{name}: {number} is not a time; use 0 or more nanoseconds")
+            if not _is_number(number) or not 0 <= number < math.inf:
+                raise InvalidRequestError(f"{name}: {number!r} is not a time; use 0 or more nanoseconds")
 
 
 _CODEC = CodecModel()
@@ -86,11 +91,11 @@ class NetworkModel:
     """What encoding and decoding take."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.gbps < math.inf:
-            raise InvalidRequestError(f"gbps: {self.gbps} is not a rate; use a finite number above 0")
-        if not 0 <= self.round_trip_s < math.inf:
+        if not _is_number(self.gbps) or not 0 < self.gbps < math.inf:
+            raise InvalidRequestError(f"gbps: {self.gbps!r} is not a rate; use a finite number above 0")
+        if not _is_number(self.round_trip_s) or not 0 <= self.round_trip_s < math.inf:
             raise InvalidRequestError(
-                f"round_trip_s: {self.round_trip_s} is not a time; use 0 or more seconds"
+                f"round_trip_s: {self.round_trip_s!r} is not a time; use 0 or more seconds"
             )
 
     @classmethod
@@ -242,12 +247,12 @@ def indexes(elements: int, seen: UnionCounts, words_per_candidate: float) -> Ite
 
 
 def _few_zeros_pass(index: Index, elements: int, seen: UnionCounts) -> bool:
-    """Return whether so few zeros pass an index that it need not be refined."""
-    return not too_many(expected(index, elements, seen)[1], seen.non_zeros)
+    """Return whether an index need not be refined, because few of its candidates are zeros."""
+    return not refining_pays(expected(index, elements, seen)[1], seen.non_zeros)
 
 
-def too_many(candidates: float, non_zeros: float) -> bool:
-    """Return whether so many candidates are zeros that sending the candidates' own bits saves words."""
+def refining_pays(candidates: float, non_zeros: float) -> bool:
+    """Return whether refining an index saves words: a bit for each candidate, instead of zeros as values."""
     return candidates > (1 + TOLERANCE) * non_zeros + candidates / WORD_BITS
 
 

@@ -36,9 +36,10 @@ class SummationStalledError(AllreduceError, TimeoutError):
 
 
 class DeviceMemoryError(AllreduceError, MemoryError):
-    """A device had no room for a step. If `result` is set, only for its results: further steps can follow.
+    """A device had no memory left for a step.
 
-    The other workers have the sum then, so use `result` here, too.
+    If `result` is set, the step's sums are complete, and only the device had no memory for them. The other
+    workers have these sums, so use `result` here; further steps can follow.
     """
 
     result: StepResult | None = None

@@ -116,12 +116,12 @@ class StepStatistics(NamedTuple):
 
 
 class History:
-    """Unions and exponents of past steps, and how well predictions were met, by name and number of elements.
+    """Statistics of past steps, by a tensor's name and size: unions, exponents, and errors of predictions.
 
-    A union, where any worker's tensor is not zero, is kept as counts of blocks (`UnionCounts.occupied`),
-    without elements whose sum is 0.
+    A union is the set of elements that are not zero on some worker. It is kept as counts of blocks
+    (`UnionCounts.occupied`), without elements whose sum is 0.
 
-    Several `Allreduce` that never sum the same tensor at the same time can share a history.
+    Several objects `Allreduce` can share a history if they never sum the same tensor at the same time.
     """
 
     def __init__(self) -> None:
@@ -137,12 +137,14 @@ class History:
     def basis(self, keys: tuple[Key, ...]) -> _Counts:
         """Return the statistics from which forms are chosen: float64[tensors, BASIS_COLUMNS].
 
-        They change only when a tensor's statistics have drifted since its form was last chosen; a tensor
-        without history is planned again after its first step. -1 for a tensor without a union.
-        The first columns are the estimated unions of a step in two rounds, and of one in one round,
-        BLOCK_SIZES counts each. Then follow the share of steps that sent blocks again, the words that they
-        sent again, the elements of blocks that exceeded their predicted exponent, and the words that wrong
-        estimates cost a step in two rounds, and one in one round.
+        A tensor's row changes only when its statistics have drifted since its form was chosen. A tensor
+        without history is planned again after its first step.
+
+        The first columns are the estimated union of a two-round step, as a count for each of BLOCK_SIZES, and
+        that of a one-round step; they are -1 for a tensor without a union. The next columns are the share of
+        steps that sent blocks again, the words of these blocks, and the elements of blocks that exceeded
+        their predicted exponent. The last two are the words that a wrong estimate costs a two-round step,
+        and a one-round step.
         """
         with self._lock:
             rows, basis = self._known(keys), np.empty((len(keys), loops.BASIS_COLUMNS))
@@ -216,7 +218,7 @@ class History:
                     self._state[row] = numbers
 
     def _known(self, keys: tuple[Key, ...]) -> _Rows:
-        """Return the numbers of tensors' rows; add rows for new tensors."""
+        """Return the indexes of tensors' rows; add rows for new tensors."""
         rows = self._rows_of_keys.get(keys)
         if rows is None:
             rows = np.array([self._row(key) for key in keys], np.int64)
@@ -226,9 +228,10 @@ class History:
         return rows
 
     def _row(self, key: Key) -> int:
-        """Return the number of a tensor's row. If its name has too many sizes, replace the oldest one.
+        """Return the index of a tensor's row in the table of statistics; add a row if there is none.
 
-        Which one is the oldest depends only on what is saved, not on the cache.
+        A name that has _SIZES sizes already gives up the row of its oldest size. The order of sizes is in
+        checkpoints, so all ranks give up the same row.
         """
         name, elements = key
         sizes = self._rows.setdefault(name, {})

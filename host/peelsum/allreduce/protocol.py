@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import TOLERANCE, too_many
+from peelsum.allreduce.costs import TOLERANCE, refining_pays
 from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import Plan
 from peelsum.codec import CodecDevice, fixed_point
@@ -339,7 +339,7 @@ class SumProtocol(ABC):
                 non_zeros = min(elements if counted else max(elements, non_zeros), candidates)
             refined_s = network.seconds(non_zeros + candidates / 32, 1)
             wasteful = candidates > (1 + TOLERANCE) * non_zeros
-            wasteful &= too_many(candidates, non_zeros) or network.seconds(candidates, 0) > refined_s
+            wasteful &= refining_pays(candidates, non_zeros) or network.seconds(candidates, 0) > refined_s
             if index.refined or wasteful:
                 refinements.append(Refinement(number, candidates, non_zeros, counted))
         return refinements

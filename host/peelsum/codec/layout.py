@@ -123,7 +123,7 @@ def _sketch_size(candidates: int, cells_per_candidate: float | None) -> tuple[in
 
 
 def enough_cells(candidates: float) -> float:
-    """Return the fewest cells per candidate with which so many candidates are almost always peeled."""
+    """Return the fewest cells per candidate at which peeling almost always finds all candidates."""
     if candidates >= MANY_CANDIDATES:
         return MIN_CELLS_PER_CANDIDATE
     return MIN_CELLS_PER_CANDIDATE + SPARE_CELLS / max(candidates, 1.0)

@@ -52,7 +52,9 @@ _AGREED = 1024
 
 
 class CompressedSum:
-    """A compressed sum over the workers of `summation`, by `compressor`; each worker has its own object.
+    """Sums tensors that `compressor` compresses, over the workers of `summation`.
+
+    Every worker makes an object of its own.
 
     - `memory`: keeps residuals between steps. By default a new memory.
     - `error_feedback`: whether values that are not sent are kept for later steps. By default, as the

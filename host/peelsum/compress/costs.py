@@ -250,9 +250,9 @@ def cost(method: Method, step: Workload) -> Cost:
 
 
 def _all_reduce_network(reduce: str, step: Workload, words: float) -> NetworkModel:
-    """Return the network model of a step's all_reduces: `reduce`, or "direct" if each has few words.
+    """Return the network model of the all_reduces of a step, in which all sums together have `words` words.
 
-    words: those of all sums of the step.
+    It is that of the collective `reduce`, or of "direct" if a sum has fewer words than `step.few_words`.
     """
     few = words < step.sums * step.few_words
     return COLLECTIVES["direct" if few else reduce](step.link, step.workers)

@@ -212,7 +212,7 @@ class DGC(TopK):
 
 
 class Threshold(Sparsifier):
-    """The elements of at least magnitude `value`, above 0 (Strom, Interspeech'15; here without quantizing).
+    """The elements of magnitude `value` or more, for a `value` above 0 (Strom, Interspeech'15, unquantized).
 
     Each element that it leaves out is below `value`: an absolute bound, and no contraction.
     """

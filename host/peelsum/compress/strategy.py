@@ -87,6 +87,9 @@ class Flexible:
     """By how much another candidate must be better to replace the one in use."""
 
     def __post_init__(self) -> None:
+        for name, values in (("ratios", self.ratios), ("methods", self.methods)):
+            if isinstance(values, str) or not isinstance(values, Sequence | None):
+                raise CompressConfigError(f"{name}: {values!r} is not a tuple; write ({values!r},)")
         if not self.ratios or self.methods == ():
             raise CompressConfigError("ratios, methods: are empty; give at least one of each")
         for ratio in self.ratios:
@@ -148,7 +151,7 @@ def choose_candidate(
     if best.ratio == current.ratio:
         is_better = best.seconds < (1 - margin) * current.seconds
     else:
-        best_loss, current_loss = (candidate_loss(one, front, prefer) for one in (best, current))
+        best_loss, current_loss = (candidate_loss(candidate, front, prefer) for candidate in (best, current))
         is_better = best_loss < current_loss - margin
     return best if is_better else current
 

@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import os
+import sys
 import time
 import warnings
 import weakref
@@ -139,6 +140,11 @@ class SwitchAllreduceState:
         if on_lost == "continue" and process_group not in (None, dist.group.WORLD):
             raise HookConfigError("process_group: on_lost='continue' is for all ranks; leave the group out")
         self._initialize(process_group, settings, GradientRecorder.from_environment())
+        if not isinstance(shared, Mapping):
+            kind = type(shared).__name__
+            raise HookConfigError(
+                f"shared: {kind} has no names; give {{'model': model, 'optimizer': optimizer}}"
+            )
         self._shared |= shared
         self.name(names)
         settings.check_forms(self._names.assigned)
@@ -166,7 +172,7 @@ class SwitchAllreduceState:
         self._stats = RunningStats(settings.log_every)
         self._sums = BucketSums(settings, self._reducer, History(), process_group, self._stats.add)
         #: Warns, when the state is freed, that it was never used. Detached by the first gradient.
-        self._unused_warning = weakref.finalize(self, _warn_unused)
+        self._unused_warning = weakref.finalize(self, _warn_unused, _last_error_id())
         #: See `unused`.
         self._unused = True
 
@@ -480,8 +486,19 @@ def _fill_with_nan(gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-def _warn_unused() -> None:
-    """Warn that a state never got a gradient, because some trainers ignore hooks silently."""
+def _last_error_id() -> int:
+    """Return the id of the last exception that ended the script, or a command of an interactive session."""
+    return id(getattr(sys, "last_value", None))
+
+
+def _warn_unused(error_before: int) -> None:
+    """Warn that a state never got a gradient, because some trainers ignore hooks silently.
+
+    Do not warn if an exception has ended the script since, as its traceback says why no gradient came.
+    error_before: what `_last_error_id` returned when the state was made.
+    """
+    if _last_error_id() != error_before:
+        return
     _LOGGER.warning(
         "state: no gradient ever came to it; register it by ddp.register_comm_hook(state, hook), or with "
         "Lightning, whose DDPStrategy registers hooks on CUDA only, by peelsum.torch.lightning.SwitchStrategy"
@@ -513,9 +530,12 @@ class ParameterNames:
     def assign(self, parameters: Iterable[Any]) -> None:
         """Name the parameters of (name, parameter) pairs, replacing earlier names.
 
-        Raises HookConfigError if an item is not such a pair, if another live parameter has the name, and for
+        Raises HookConfigError if there are no such pairs, if another live parameter has the name, and for
         complex parameters.
         """
+        if not isinstance(parameters, Iterable):
+            kind = type(parameters).__name__
+            raise HookConfigError(f"names: {kind} is not a list of names; give model.named_parameters()")
         for pair in parameters:
             match pair:
                 case (str() as name, torch.Tensor() as parameter):

@@ -49,8 +49,8 @@ _FREE_SEAT_S, _RETRY_S = 10.0, 0.1
 _JOIN_CONNECT_S = 5.0
 _log = logging.getLogger("peelsum")
 _CHECK_TLS = (
-    f"check that the certificate in {TLS} is of the controller's CA and valid today, and that the "
-    "controller has TLS"
+    f"check that the certificate in {TLS} is a worker's, of the controller's CA and valid today, and that "
+    "the controller has TLS"
 )
 #: A controller's address in forms other than //HOST:PORT, to suggest the right one.
 _CONTROLLER = re.compile(r"(?:\w+:/*|/)?((?:[^/@:\[\]]+|\[[\da-fA-F:.]+\]):\d+)(?:/.*)?")
@@ -84,7 +84,7 @@ def connect_rank(
     """
     resources = ExitStack()
     try:
-        jobs = _requested_jobs(source, rank, store, resources, on_lost)
+        jobs = _requested_jobs(source, rank, ranks, store, resources, on_lost)
         summation = _connect(jobs, rank, ranks, timeout_s, resources)
         if log_format := os.environ.get(LOG):
             _log_as_worker(log_format, summation)
@@ -158,7 +158,9 @@ def connect_group(
     try:
         prefix = unique_prefix(store, "job", rank)
         jobs = [
-            _job_from_controller(controller[2:], rank, store, f"{prefix}/{plane}", resources, ranks)
+            _job_from_controller(
+                controller[2:], rank, ranks, store, f"{prefix}/{plane}", resources, is_further=True
+            )
             for plane, controller in enumerate(controllers)
         ]
         for refusal in filter(None, (job.get("refused") for job in jobs)):
@@ -279,7 +281,7 @@ def _require(values: dict[str, Any], name: str) -> Any:
 
 
 def _requested_jobs(
-    source: str, rank: int, store: Store, resources: ExitStack, on_lost: OnLost
+    source: str, rank: int, ranks: int, store: Store, resources: ExitStack, on_lost: OnLost
 ) -> list[dict[str, Any]]:
     """Return the job's admission and the switch's address in every plane, from `source` or the environment.
 
@@ -298,7 +300,7 @@ def _requested_jobs(
     by_controller = any(plane.startswith("//") for plane in planes)
     prefix = unique_prefix(store, "job", rank) if by_controller else ""
     return [
-        _job_from_controller(plane[2:], rank, store, f"{prefix}/{number}", resources, on_lost=on_lost)
+        _job_from_controller(plane[2:], rank, ranks, store, f"{prefix}/{number}", resources, on_lost=on_lost)
         if plane.startswith("//")
         else _job_from_file(plane)
         for number, plane in enumerate(planes)
@@ -336,24 +338,26 @@ def _job_from_file(source: str) -> dict[str, Any]:
 def _job_from_controller(
     controller: str,
     rank: int,
+    ranks: int,
     store: Store,
     key: str,
     resources: ExitStack,
-    ranks: int | None = None,
+    *,
+    is_further: bool = False,
     on_lost: OnLost = "error",
 ) -> dict[str, Any]:
     """Return the job that a controller admits. Rank 0 requests it, and sends the response to all ranks.
 
     The response goes through the store, under `key`, and may be an error, which every rank raises as
-    HookConfigError. ranks: the size of the further group, or None (see `Lease`).
+    HookConfigError. is_further: whether the ranks are a further group, for which a job of that size is made.
     """
     address, lease = _parse_address(controller), None
     if rank == 0:
         try:
-            if ranks is None:
+            if not is_further:
                 resources.enter_context(hold_seat(f"rank 0 of the job of controller {controller}"))
             survives = "continue" if on_lost == "continue" else None
-            lease = _request_lease(address, ranks=ranks, on_lost=survives)
+            lease = _request_lease(address, ranks=ranks if is_further else None, on_lost=survives)
             resources.callback(lease.close)
             response = lease.response
         except (HookConfigError, TlsError, OSError, UnicodeError) as error:
@@ -365,6 +369,8 @@ def _job_from_controller(
     if "error" in values:
         raise HookConfigError(f"over: controller {controller}: {values['error']}")
     if rank and "run" in values:
+        # Rank 0 has left such a run already, and the controller would only say so.
+        check_size(job_config(_require(values, "admission")).workers, ranks)
         lease = _join_run(address, rank, values["run"], on_lost)
         resources.callback(lease.close if lease else lambda: None)
     return values | {"lease": lease}
@@ -385,7 +391,8 @@ def _join_run(controller: tuple[str, int], rank: int, run: str, on_lost: OnLost)
             return lease
         lease.close()
     if on_lost == "continue":
-        raise HookConfigError(f"on_lost: rank {rank} has no lease at controller {controller}: {reason}")
+        host, port = controller
+        raise HookConfigError(f"on_lost: rank {rank} has no lease at controller {host}:{port}: {reason}")
     text = "controller %s:%d: rank %d has no lease, so the others would notice its end late: %s"
     _log.warning(text, *controller, rank, reason)
     return None

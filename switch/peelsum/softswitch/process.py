@@ -248,6 +248,10 @@ class Listening:
     accepts_any_hello: bool = False
     """Whether UDP ports accept every hello until a controller gives them secrets."""
 
+    def __str__(self) -> str:
+        ports = len(self.udp_ports) + len(self.interfaces)
+        return f"switch: P4Runtime listens at TCP port {self.grpc_port}; switch ports: {ports}"
+
 
 @dataclass(frozen=True)
 class SwitchCounts:

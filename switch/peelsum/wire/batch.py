@@ -63,7 +63,7 @@ def pack(lanes_per_packet: NDArray[np.uint32], **fields: Any) -> Batch:
 
 
 def malformed(batch: Batch, lanes: int) -> NDArray[np.bool_]:
-    """Return bool[n]: packets to be dropped for their version, kind, reserved flags or job 0."""
+    """Return bool[n], which marks packets of another version, an unknown kind, a reserved flag or job 0."""
     packets = packet_fields(batch, lanes)
     is_malformed = (packets["version"] != VERSION) | (packets["flags"] & ~np.uint8(ALL_FLAGS) != 0)
     is_malformed |= (packets["kind"] < min(Kind)) | (packets["kind"] > max(Kind))
@@ -72,7 +72,7 @@ def malformed(batch: Batch, lanes: int) -> NDArray[np.bool_]:
 
 
 def unpack(data: bytes | bytearray | memoryview | Batch, lanes: int) -> NDArray[Any]:
-    """Return the packets in `data`, which follow each other, as an array [n] of `packet_dtype(lanes)`.
+    """Return the consecutive packets in `data` as an array [n] of `packet_dtype(lanes)`.
 
     The array shares memory with `data`. Raises WireError if the bytes are not whole, well-formed packets.
     """

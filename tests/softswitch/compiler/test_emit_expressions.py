@@ -109,8 +109,8 @@ def meaning(expr, values):
             return raw - (1 << bits) if name in SIGNED and raw >> bits - 1 else raw
         case Unary(op, x):
             return {"~": lambda v: ~v, "not": lambda v: not v, "d2b": bool, "b2d": int}[op](of(x))
-        case Ternary(condition, left, right):
-            return of(left) if of(condition) else of(right)
+        case Ternary(condition, if_true, if_false):
+            return of(if_true) if of(condition) else of(if_false)
         case Binary("two_comp_mod", left, Const(bits)):
             low = of(left) & (1 << bits) - 1
             return low - (1 << bits) if low >> bits - 1 else low

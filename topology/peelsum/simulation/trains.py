@@ -74,11 +74,11 @@ def merged(trains: Sequence[tuple[int, Train]]) -> Arrivals:
 
 
 def joined(trains: Sequence[Train]) -> Train:
-    """Put trains behind each other."""
+    """Concatenate trains."""
     if len(trains) == 1:
         return trains[0]
     return Train(
-        np.concatenate([one.times for one in trains]),
-        np.concatenate([one.sizes for one in trains]),
-        np.concatenate([one.data for one in trains]),
+        np.concatenate([train.times for train in trains]),
+        np.concatenate([train.sizes for train in trains]),
+        np.concatenate([train.data for train in trains]),
     )

@@ -56,11 +56,11 @@ _PORTS = {
 class Finding:
     """The result of one check."""
 
-    what: str
+    subject: str
     """The subject of the check."""
-    found: str
+    result: str
     """The observed value."""
-    wanted: str
+    expected: str
     """The expected value."""
     remedy: str
     """What to do; empty if nothing has to be done."""

@@ -91,10 +91,11 @@ def inside(pid: int, *command: str) -> list[str]:
     return ["nsenter", f"--net=/proc/{pid}/ns/net", "--", *command]
 
 
-def run(what: str, *command: str, stdin: str = "") -> str:
+def run(what: str, *command: str, stdin: str = "", remedy: str = "leave it out") -> str:
     """Run a command with `stdin` as its input; return its output.
 
-    what: the property of the network that needs it; TopologyError names it if the command fails.
+    what: the property of the network that needs it. TopologyError has `what`, the command's reason and the
+    remedy.
     """
     try:
         result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
@@ -102,7 +103,7 @@ def run(what: str, *command: str, stdin: str = "") -> str:
         raise TopologyError(f"{what}: {command[0]}: not found on PATH; install it, or leave it out") from None
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or [f"status {result.returncode}"])[0]
-        raise TopologyError(f"{what}: refused: {reason.rstrip('.')}; leave it out")
+        raise TopologyError(f"{what}: refused: {reason.rstrip('.')}; {remedy}")
     return result.stdout
 
 
@@ -192,7 +193,9 @@ def shape(name: str, *, rate_mbit: float | None, latency_ms: float, pid: int | N
     if latency_ms:
         place = ("root",) if rate_mbit is None else ("parent", "1:1")
         delay = f"{int(latency_ms * 1000)}us"
-        run(f"link {name}: latency {latency_ms:g} ms", *add, *place, "handle", "2:", "netem", "delay", delay)
+        what = f"link {name}: latency {latency_ms:g} ms"
+        remedy = "load the kernel's module sch_netem, or use --links udp"
+        run(what, *add, *place, "handle", "2:", "netem", "delay", delay, remedy=remedy)
 
 
 def drop_packets(share: float, *interfaces: str) -> None:

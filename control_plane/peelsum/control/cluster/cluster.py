@@ -196,7 +196,7 @@ class Cluster(JobController):
     def _describe_primary(self, address: str) -> str:
         """Return a text about the primary, for the event that this controller is a backup."""
         if not address:
-            return "there is no primary yet"
+            return "there is no primary before a switch answers"
         if self._file.switches() == set(self._switches):
             return f"the primary is at {address}"
         return f"the primary at {address} has other switches in its file, so it will not take over"

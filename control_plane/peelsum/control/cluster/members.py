@@ -33,30 +33,31 @@ def latest_chunk(chunks: Sequence[int]) -> int:
 
 
 class Members:
-    """The ranks of a run, by number, each with its connection.
+    """The ranks that sum in a run, by number, each with its connection to the controller.
 
-    Theory of operation. A rank is lost when its connection is closed and it has not sent `leave`.
+    Theory of operation. A rank that sends `leave` has finished. If its connection closes before, it is lost.
 
     | run             | event                               | action                                         |
     |-----------------|-------------------------------------|------------------------------------------------|
-    | any             | `leave`                             | no longer a member, but still connected        |
+    | any             | `leave`                             | remove the rank; keep its connection           |
     | ends on a loss  | `failed`                            | store the reason, for when the rank is lost    |
     | ends on a loss  | a rank is lost                      | notify the others, once for each rank          |
-    | survives losses | a rank is lost, or has left         | begin change k + 1: notify the others          |
-    | survives losses | a rank that enters is `ready`       | begin change k + 1: ask all for their steps    |
+    | survives losses | a rank is lost, or leaves           | begin change k + 1: notify the others          |
+    | survives losses | a rank that enters is `ready`       | begin change k + 1: request all ranks' steps   |
     | survives losses | a rank that enters is not `ready`   | send it the reason, and close, once another    |
     |                 | for longer than patience            | process asks to enter and no rank is free      |
-    | change k        | all members have sent their `step`  | notify them that it is before the next step    |
     | survives losses | `stalled` names silent members      | send them the reason, and close: they are lost |
-    | change k        | `completed` of change k             | store the number of sums                       |
-    | change k        | a rank is lost, or has left         | begin change k + 1; earlier reports are void   |
+    | change k        | all members have sent their `step`  | send `before_step`: ranks enter before the next|
+    | change k        | `completed` of change k             | store the report                               |
+    | change k        | a rank is lost, or leaves           | begin change k + 1; earlier reports are void   |
     | change k        | all members have reported           | `agreed` returns their reports                 |
-    | change k        | others wait longer than patience    | send those that have not sent their step, or   |
-    |                 |                                     | report, the reason, and close: they are lost   |
+    | change k        | the deadline passes                 | send the reason to those that have not sent    |
+    |                 |                                     | their step or report, and close: they are lost |
 
-    A survivor reports how many sums it has completed, which complete in the same order everywhere, and the id
-    of the first chunk that it has not submitted. Patience begins with the first report, or with the first
-    `waiting` for steps: ranks hear of a change in sums and before steps only, and may compute for longer.
+    A report has the number of sums that the rank has completed, in an order that is the same on all ranks,
+    and the id of the first chunk that it has not submitted. The deadline of a change is `patience_s` after
+    the first report, or after the first `waiting`, and not after the notification: ranks receive that only
+    in a sum or before a step, and may compute for longer than `patience_s` before.
     """
 
     def __init__(self, rank_0: ConnectedClient, workers: int, *, survives: bool, patience_s: float) -> None:
@@ -75,10 +76,10 @@ class Members:
         self._lost: list[dict[str, Any]] = []
         #: The error of each rank that has reported one.
         self._failures: dict[int, dict[str, str]] = {}
-        #: The number of the last change, and the reports of the one that goes on; None if none does.
+        #: The number of the last change, and the reports of a change that has not ended; None after its end.
         self.change = 0
         self._reports: dict[int, MemberReport] | None = None
-        #: When the patience of this change ends; it has not begun before a member waits.
+        #: The deadline of this change; infinity before a member waits.
         self._deadline = math.inf
         #: The ranks that want to enter, and those of them that are ready to sum.
         self.entering: dict[int, ConnectedClient] = {}
@@ -87,7 +88,7 @@ class Members:
         self._ready_by: dict[int, float] = {}
         #: The steps that members have sent since they were asked; None if they were not.
         self._steps: dict[int, int] | None = None
-        #: Whether the change that goes on is for them.
+        #: Whether ranks enter in the present change.
         self._admits = False
 
     def is_token(self, token: str) -> bool:
@@ -109,7 +110,7 @@ class Members:
         return ""
 
     def enter(self, client: ConnectedClient, now: float) -> int | None:
-        """Let a client enter at a border of a step, once it is ready; return its rank, or None.
+        """Let a client enter between two steps, once it is ready; return its rank, or None.
 
         The run must survive losses. The rank is the lowest that is free; else one whose process entered
         longer ago than patience, and is not ready; None if there is none.

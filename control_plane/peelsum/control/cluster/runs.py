@@ -34,33 +34,36 @@ from peelsum.wire.datagrams import Address
 _JOINING_CHUNKS = 64
 #: Seconds that a job's server may take to begin a new generation.
 _SERVER_PATIENCE_S = 10.0
-#: Seconds after the start of a run at which another server is loaded ahead: the ranks start, too.
-_LOAD_AHEAD_S = 5.0
+#: Seconds from the start of a run to that of the standby server, which would slow down the ranks' own start.
+_STANDBY_DELAY_S = 5.0
 #: Seconds that a server which was started again may be silent before it is ready.
 _START_PATIENCE_S = 30.0
 
 
 class ServerStarter:
-    """Starts aggregation servers as child processes; after `load_ahead`, the next one is always loaded."""
+    """Starts aggregation servers as child processes, after `keep_standby` without the time for imports."""
 
     def __init__(self) -> None:
-        #: For how many lanes servers are loaded ahead; 0 if none is.
+        #: The lanes that standby processes are warmed up for; 0 without standby processes.
         self._lanes = 0
-        self._loaded: Child | None = None
+        self._standby: Child | None = None
 
-    def load_ahead(self, lanes: int) -> None:
-        """Have a process load what a server of so many lanes needs, now and after each start."""
+    def keep_standby(self, lanes: int) -> None:
+        """Start a standby process: it imports and warms up a server of `lanes` lanes, and then waits.
+
+        When `start` has used it, another one is started.
+        """
         self.close()
         self._lanes = lanes
         with suppress(OSError):  # no more processes, or files; the next server then takes longer to start
-            self._loaded = Child("server", [sys.executable, "-m", "peelsum.cli.ahead", str(lanes)])
+            self._standby = Child("server", [sys.executable, "-m", "peelsum.cli.standby_server", str(lanes)])
 
     def start(self, *arguments: str, environment: Mapping[str, str], wait: bool = True) -> Child:
-        """Start `peelsum` with these arguments, in the process that was loaded ahead if there is one.
+        """Start `peelsum` with these arguments, in the standby process if there is one.
 
         wait: whether to wait until it is ready. Raises ProcessError.
         """
-        child, self._loaded = self._loaded, None
+        child, self._standby = self._standby, None
         if child is not None and not child.running:
             child.stop()
             child = None
@@ -77,15 +80,15 @@ class ServerStarter:
             raise
         finally:
             if self._lanes:
-                self.load_ahead(self._lanes)
+                self.keep_standby(self._lanes)
         return child
 
     def close(self) -> None:
-        """End the process that was loaded ahead, if there is one; load none from now on."""
+        """End the standby process, if there is one, and start no more of them."""
         self._lanes = 0
-        if self._loaded is not None:
-            self._loaded.stop()
-            self._loaded = None
+        if self._standby is not None:
+            self._standby.stop()
+            self._standby = None
 
 
 class JobRun:
@@ -107,7 +110,7 @@ class JobRun:
         """
         self.job = job
         #: When a server is loaded ahead, by `time.monotonic`: one that is lost is then replaced at once.
-        self._load_ahead_at, self._owns_servers = math.inf, servers is None
+        self._standby_at, self._owns_servers = math.inf, servers is None
         self._servers = servers or ServerStarter()
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
         #: The UDP port of the run's servers on this host, one after the other.
@@ -141,7 +144,7 @@ class JobRun:
         if survives:
             client.heir = self.members.first
             if self._owns_servers:
-                self._load_ahead_at = time.monotonic() + _LOAD_AHEAD_S
+                self._standby_at = time.monotonic() + _STANDBY_DELAY_S
         return {**self._response(), "run": self.members.token}
 
     def update(self, now: float) -> None:
@@ -230,7 +233,7 @@ class JobRun:
     def end(self, reason: str = "the controller has ended the run; start all ranks again") -> None:
         """End the current run, if there is one: tell its members, stop the server, then evict the job."""
         server, self._server = self._server, None
-        self._load_ahead_at = math.inf
+        self._standby_at = math.inf
         if self._owns_servers:
             self._servers.close()
         if server is not None:
@@ -244,11 +247,11 @@ class JobRun:
         if self._server is None:
             return
         if self._owns_servers and self.members is not None and not self.members.clients:
-            self._load_ahead_at = math.inf
+            self._standby_at = math.inf
             self._servers.close()
-        elif time.monotonic() >= self._load_ahead_at:
-            self._load_ahead_at = math.inf
-            self._servers.load_ahead(self.job.plans()[0].switch.pipeline_lanes)
+        elif time.monotonic() >= self._standby_at:
+            self._standby_at = math.inf
+            self._servers.keep_standby(self.job.plans()[0].switch.pipeline_lanes)
         try:
             # Without its switch, a restarted server would end immediately, and the run with it.
             if self._server.child.status and self._controller.is_up(self._admitted_job):
@@ -288,7 +291,7 @@ class JobRun:
 
 
 class JobRuns:
-    """The run of a job, and those of further groups of workers, as a context manager."""
+    """Starts and ends the runs of a job, and of further groups of its workers. A context manager."""
 
     def __init__(
         self,
@@ -311,7 +314,7 @@ class JobRuns:
 
     def __enter__(self) -> JobRuns:
         if self._job is not None and self._job.ports.spare:
-            self._servers.load_ahead(self._job.switch.pipeline_lanes)
+            self._servers.keep_standby(self._job.switch.pipeline_lanes)
         return self
 
     def __exit__(self, *_: object) -> None:

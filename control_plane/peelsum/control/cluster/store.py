@@ -39,7 +39,8 @@ class BackupError(ControlError):
     """The controller is a backup. The message names the primary."""
 
     def __init__(self, primary: str) -> None:
-        where = f"ask the primary, at {primary}" if primary else "there is no primary yet; try again"
+        waits = "there is no primary before a switch answers; see whether the switches run, and try again"
+        where = f"ask the primary, at {primary}" if primary else waits
         super().__init__(f"controller: is a backup; {where}")
 
 

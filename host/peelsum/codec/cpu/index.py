@@ -145,7 +145,7 @@ class CpuIndex:
 
 
 def occupied(numbers: Integers) -> Numbers:
-    """Count the blocks of 2**b of the numbers, int32[n], with one that is not 0: int64[BLOCK_SIZES]."""
+    """Count the blocks of 2**b numbers that have a non-zero number, for each b: int64[BLOCK_SIZES]."""
     words, counts = frozen(numbers.view(np.uint32)), np.empty(BLOCK_SIZES, np.int64)
     bitmap = np.empty(index_words(words.size), np.uint32)
     non_zero_words(words, bitmap)

@@ -92,8 +92,8 @@ class Expressions:
                 if _is_boolean(left) and _is_boolean(right):
                     return f"({self.condition(left)} {op} {self.condition(right)})"
                 return self._comparison(op, left, right)
-            case ops.Ternary(condition, left, right):
-                texts = (self.condition(part) for part in (left, condition, right))
+            case ops.Ternary(condition, if_true, if_false):
+                texts = (self.condition(part) for part in (if_true, condition, if_false))
                 return "({} if {} else {})".format(*texts)
         raise UnsupportedConstruct(
             f"{_describe(expr)} as a truth value: not supported; compare it with a number"
@@ -207,10 +207,10 @@ class Expressions:
             case ops.Unary("~", operand):
                 inner = self.value(operand)
                 return BoundedValue(f"(~{inner.text})", -inner.high - 1, -inner.low - 1)
-            case ops.Ternary(condition, left, right):
-                if_true, if_false = self.value(left), self.value(right)
-                text = f"({if_true.text} if {self.condition(condition)} else {if_false.text})"
-                return BoundedValue(text, min(if_true.low, if_false.low), max(if_true.high, if_false.high))
+            case ops.Ternary(condition, if_true, if_false):
+                yes, no = self.value(if_true), self.value(if_false)
+                text = f"({yes.text} if {self.condition(condition)} else {no.text})"
+                return BoundedValue(text, min(yes.low, no.low), max(yes.high, no.high))
             case ops.Binary(op, left, right):
                 return self._binary(op, left, right)
         raise UnsupportedConstruct(
@@ -347,8 +347,8 @@ def _is_boolean(expr: ops.Expr) -> bool:
             return True
         case ops.Binary(op, _, _):
             return op in _COMPARISONS or op in ("and", "or")
-        case ops.Ternary(_, left, _):
-            return _is_boolean(left)
+        case ops.Ternary(_, if_true, _):
+            return _is_boolean(if_true)
     return False
 
 

@@ -210,9 +210,9 @@ def expression_text(expression: ops.Expr) -> str:
             return f"{_UNARY[op]}({text})" if _UNARY[op] and " " in text else _UNARY[op] + text
         case ops.Ternary(ops.Binary("==", ops.StackCount(stack)), ops.FieldRef(_, field)):
             return f"{stack}.last.{field}"
-        case ops.Ternary(condition, left, right):
+        case ops.Ternary(condition, if_true, if_false):
             return " ".join(
-                (expression_text(condition), "?", expression_text(left), ":", expression_text(right))
+                (expression_text(condition), "?", expression_text(if_true), ":", expression_text(if_false))
             )
         case ops.Binary(op, left, right):
             texts = (f"({text})" if " " in text else text for text in map(expression_text, (left, right)))

@@ -303,7 +303,7 @@ def _draw(sockets: Sockets, row: int, column: int) -> float:
 
 @compiled
 def _lose_received(sockets: Sockets, row: int, batch: ReceiveBuffers, first: int, packets: int) -> int:
-    """Lose some of the packets received into rows from `first` on; return how many are left, in front."""
+    """Drop lost packets from the rows from `first` on; move the others to the front, and return how many."""
     if not sockets.loss[0]:
         return packets
     end = first
@@ -313,10 +313,10 @@ def _lose_received(sockets: Sockets, row: int, batch: ReceiveBuffers, first: int
             if end < frame:
                 memcpy(batch.iovecs[end, 0], batch.iovecs[frame, 0], batch.iovecs[frame, 1])
             end += 1
-    left = end - first
-    sockets.counts[row, UdpCount.LOST_IN] += packets - left
-    sockets.counts[row, UdpCount.RECEIVED] -= packets - left
-    return left
+    survivors = end - first
+    sockets.counts[row, UdpCount.LOST_IN] += packets - survivors
+    sockets.counts[row, UdpCount.RECEIVED] -= packets - survivors
+    return survivors
 
 
 @compiled

@@ -156,11 +156,11 @@ class Binary(Expr):
 
 
 class Ternary(Expr):
-    """`left` if `condition` holds, else `right`."""
+    """`if_true` if `condition` holds, else `if_false`."""
 
     condition: Expr
-    left: Expr
-    right: Expr
+    if_true: Expr
+    if_false: Expr
 
 
 # --- primitives of actions and parser states ------------------------------------------------------

@@ -1,6 +1,6 @@
-"""A process that has loaded the aggregation server ahead of use, and runs a command that its parent sends.
+"""A standby process for an aggregation server: it imports and compiles, and waits for its parent's command.
 
-`python -m peelsum.cli.ahead LANES` reads a message with the command's `arguments` and its `environment`.
+`python -m peelsum.cli.standby_server LANES` reads a message with the command's `arguments` and `environment`.
 """
 
 from __future__ import annotations
