@@ -2,12 +2,11 @@
 
 import json
 import struct
-from pathlib import Path
 
 import pytest
-from finsy.p4schema import P4Schema
 from finsy.proto import p4d, p4r, p4t, rpc_code
 from p4runtime_client import ids_of, process, refusal, update
+from p4runtime_entities import schema_of
 
 from peelsum.softswitch import Frames
 from peelsum.softswitch.p4runtime.entities import Entities
@@ -15,7 +14,6 @@ from peelsum.softswitch.p4runtime.notifications import notify
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.status import BatchError, Code, RequestError
 
-P4 = Path(__file__).parent / "p4"
 SECOND = 10**9
 DIGEST, METER, TABLES = 1, 2, 9
 
@@ -23,7 +21,7 @@ DIGEST, METER, TABLES = 1, 2, 9
 @pytest.fixture(scope="session")
 def schema():
     """Return the program of externs.p4, in place of the one that other tests use."""
-    return P4Schema(P4 / "externs.p4info.txtpb", (P4 / "externs.json").read_bytes())
+    return schema_of("externs")
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 import psutil
@@ -20,6 +19,7 @@ import pytest
 from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, rpc_code
 from p4runtime_client import WAIT_S, Client, outcomes, process, update
+from p4runtime_entities import P4
 from patience import PATIENCE_S, until
 
 from peelsum.compiling import cache
@@ -27,7 +27,6 @@ from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline
 from peelsum.softswitch.p4runtime.status import RequestError
 
-P4 = Path(__file__).parent / "p4"
 FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"
 #: Number of updates in a long Write.
 LONG = 40_000
