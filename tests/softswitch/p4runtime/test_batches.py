@@ -48,10 +48,8 @@ def test_a_batch_that_fails_changes_nothing(program, atomicity):
     (pipeline, ids), (other, _) = installed(program), installed(program)
     drawn, entities, written, failures = random.Random(atomicity), entities_of(program, ids), set(), []
     for _ in range(5000):
-        batch = [
-            p4r.Update(type=drawn.choice([1, 2, 3]), entity=drawn.choice(entities))
-            for _ in range(drawn.randint(1, 4))
-        ]
+        kinds = drawn.choices([1, 2, 3], k=drawn.randint(1, 4))
+        batch = [p4r.Update(type=kind, entity=drawn.choice(entities)) for kind in kinds]
         try:
             pipeline.entities.write(batch, atomicity=atomicity)
         except BatchError as error:
@@ -60,10 +58,8 @@ def test_a_batch_that_fails_changes_nothing(program, atomicity):
             other.entities.write(batch)
             written |= {(item.type, str(item.entity)) for item in batch}
         assert state(pipeline.entities) == state(other.entities), batch
-    assert all(
-        [result.code for result in error.results].count(Code.ABORTED) == len(error.results) - 1
-        for error in failures
-    )
+    for error in failures:
+        assert [result.code for result in error.results].count(Code.ABORTED) == len(error.results) - 1
     assert len(failures) < 4500
     assert {str(entity) for entity in entities} == {entity for _, entity in written}
 
@@ -105,11 +101,8 @@ def test_packets_of_the_meantime_stay_counted():
 
 def test_the_failed_update_has_its_code_and_the_others_are_aborted(client):
     group = p4r.PacketReplicationEngineEntry(multicast_group_entry={"multicast_group_id": 7})
-    batch = [
-        update("INSERT", packet_replication_engine_entry=group),
-        update("INSERT", packet_replication_engine_entry=group),
-        update("DELETE", packet_replication_engine_entry=group),
-    ]
+    kinds = ("INSERT", "INSERT", "DELETE")
+    batch = [update(kind, packet_replication_engine_entry=group) for kind in kinds]
     for atomicity in ("ROLLBACK_ON_ERROR", "DATAPLANE_ATOMIC"):
         with pytest.raises(grpc.RpcError) as error:
             client.write(*batch, atomicity=atomicity)
