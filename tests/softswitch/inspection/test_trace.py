@@ -170,12 +170,12 @@ def test_a_short_packet_is_an_outcome_of_the_parser():
         (
             "again",
             struct.pack(">BBHHH", 6, 0, 0, 0, 0),
-            "  drop: after 256 passes of a packet, the softswitch refuses others, here 1\nleaves: nothing",
+            "  drop: after 256 passes of a packet, the softswitch refuses",
         ),
         (
             "again",
             struct.pack(">BBHHH", 1, 0, 57, 0, 0),
-            "  clone to session 57: is not set, so there is no clone\n",
+            "  clone to session 57: is not set, so there is no clone",
         ),
         (
             "registers",
