@@ -105,11 +105,8 @@ def test_stf_elements_of_stacks(tmp_path):
 def test_stf_mac_addresses(tmp_path):
     switch = Switch(load(P4 / "router.json"), "python")
     key = "sm.ingress_port:1 hdr.ethernet.dst:08:00:00:00:01:11 ether_type:0x9000"
-    entries_of(
-        switch,
-        tmp_path,
-        f"add by_port {key} permit(class_:9)\nsetdefault routes route(port:2, next_hop:8:0:0:0:1:22)",
-    )
+    entry = f"add by_port {key} permit(class_:9)"
+    entries_of(switch, tmp_path, f"{entry}\nsetdefault routes route(port:2, next_hop:8:0:0:0:1:22)")
     (entry,) = switch.tables["RouterIngress.by_port"].entries()
     assert (entry.keys, entry.params) == ((1, 0x080000000111, 0x9000), (9,))
     assert switch.tables["RouterIngress.routes"].default == ("RouterIngress.route", (2, 0x080000000122))
@@ -198,18 +195,14 @@ def test_wrong_entries(switch, tmp_path, content, problem):
 
 def test_random_changes_of_files_raise_only_errors_of_the_softswitch(switch, tmp_path):
     rng, path = random.Random(3), tmp_path / "file"
-    texts = [
-        STF.encode(),
-        json.dumps({"table_entries": [EVERYTHING, EVERYTHING]}).encode(),
-        pcap_of(b"abc", b"d"),
-    ]
+    everything = json.dumps({"table_entries": [EVERYTHING, EVERYTHING]})
+    texts = [STF.encode(), everything.encode(), pcap_of(b"abc", b"d")]
+    changes = [b"", b"\0", b"9", b"[", b"{", b":", b"null", b"-1", b"\xff", b" "]
     for _ in range(400):
         data = bytearray(rng.choice(texts))
         for _ in range(rng.randrange(1, 5)):
             place = rng.randrange(len(data))
-            data[place : place + rng.randrange(3)] = rng.choice(
-                [b"", b"\0", b"9", b"[", b"{", b":", b"null", b"-1", b"\xff", b" "]
-            )
+            data[place : place + rng.randrange(3)] = rng.choice(changes)
         path.write_bytes(data)
         for read in (lambda: load_entries(path, switch), lambda: read_pcap(path, 1)):
             with suppress(SoftswitchError):
@@ -303,15 +296,8 @@ def test_wrong_programs(tmp_path):
 def test_the_command_prints_text_or_json(tmp_path):
     path = tmp_path / "routes.json"
     path.write_text(json.dumps({"table_entries": [{**ROUTE, "match": {}}]}))
-    command = [
-        "switch",
-        "trace",
-        str(P4 / "router.json"),
-        "--entries",
-        str(path),
-        "--packet",
-        frame(b"x").hex(),
-    ]
+    packet = ["--packet", frame(b"x").hex()]
+    command = ["switch", "trace", str(P4 / "router.json"), "--entries", str(path), *packet]
     text, document = peelsum(*command), peelsum(*command, "--json")
     (trace,) = json.loads(document.stdout)
     assert trace["packets"][0]["port"] == 2

@@ -78,12 +78,10 @@ def too_large(document):
 def in_drop(op, *parameters):
     """Return what appends a primitive to an action; parameters are (type, value), or whole."""
     arguments = [
-        parameter if isinstance(parameter, dict) else {"type": parameter[0], "value": parameter[1]}
-        for parameter in parameters
+        one if isinstance(one, dict) else dict(zip(("type", "value"), one, strict=True)) for one in parameters
     ]
-    return lambda document: action(document, "RouterIngress.drop")["primitives"].append(
-        {"op": op, "parameters": arguments}
-    )
+    step = {"op": op, "parameters": arguments}
+    return lambda document: action(document, "RouterIngress.drop")["primitives"].append(step)
 
 
 def in_state(position, part):

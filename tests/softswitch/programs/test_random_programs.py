@@ -48,10 +48,8 @@ def with_entries(document, program):
     """Return the JSON of a program with its entries, which BMv2 then needs no controller for."""
     for table in (table for pipeline in document["pipelines"] for table in pipeline["tables"]):
         if table["name"] in program.tables and not program.tables[table["name"]].const:
-            declared, numbers = (
-                program.tables[table["name"]],
-                dict(zip(table["actions"], table["action_ids"], strict=True)),
-            )
+            declared = program.tables[table["name"]]
+            numbers = dict(zip(table["actions"], table["action_ids"], strict=True))
             table["entries"] = [
                 {
                     "match_key": [
@@ -72,12 +70,8 @@ def with_entries(document, program):
 def match(key, pattern):
     """Return a match of an entry, as BMv2 reads it."""
     kind, bits = key
-    parts = {
-        "exact": ["key"],
-        "lpm": ["key", "prefix_length"],
-        "ternary": ["key", "mask"],
-        "range": ["start", "end"],
-    }
+    parts = {"exact": ["key"], "lpm": ["key", "prefix_length"], "ternary": ["key", "mask"]}
+    parts["range"] = ["start", "end"]
     values = pattern if isinstance(pattern, tuple) else (pattern,)
     return {"match_type": kind} | {
         part: value if part == "prefix_length" else f"0x{value:0{2 * (-(-bits // 8))}x}"
@@ -87,12 +81,9 @@ def match(key, pattern):
 
 def cells_of(switch, program):
     """Return what a switch has counted and stored, as the program has it."""
-    cells = {
-        name: switch.registers[name].values().tolist() for name in program.registers & switch.registers.keys()
-    }
-    cells |= {
-        name: switch.counters[name].values().tolist() for name in program.counters & switch.counters.keys()
-    }
+    cells = {}
+    for declared, arrays in ((program.registers, switch.registers), (program.counters, switch.counters)):
+        cells |= {name: arrays[name].values().tolist() for name in declared & arrays.keys()}
     for name, table in program.tables.items():
         if name in switch.tables:
             priorities = {entry.keys: entry.priority for entry in switch.tables[name].entries()}
