@@ -179,9 +179,8 @@ def full_bridge(count):
 
 
 def full_routes(count):
-    rows = "".join(
-        f"'10.{one >> 8}.{one & 255}.0/24' = {{port = 1, mac = '2:0:0:0:0:1'}}\n" for one in range(count)
-    )
+    route = "'10.{}.{}.0/24' = {{port = 1, mac = '2:0:0:0:0:1'}}\n"
+    rows = "".join(route.format(one >> 8, one & 255) for one in range(count))
     address = "[switch]\naddress = {mac = '2:0:0:0:0:fe', ip = '10.0.0.254'}\n"
     return f"{MINIMAL}{address}[switch.routes]\n{rows}"
 

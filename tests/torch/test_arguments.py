@@ -128,7 +128,6 @@ def test_a_checkpoint_of_another_strategy_is_refused(strategy):
 def test_a_checkpoint_without_momentum_for_a_state_with_it():
     """Velocities begin at zero."""
     state = SwitchAllreduceState(over="gloo", compressor=TopK(0.5, momentum=0.5))
-    state.load_state_dict(
-        {"version": 3, "rank": 0, "ranks": 1, "steps": 1, "residuals": {"weight": NOTHING_KEPT}}
-    )
+    residuals = {"weight": NOTHING_KEPT}
+    state.load_state_dict({"version": 3, "rank": 0, "ranks": 1, "steps": 1, "residuals": residuals})
     assert state.state_dict()["residuals"]["weight"]["velocity"] is None

@@ -104,9 +104,7 @@ def test_files_of_each_rank(at, of_three, tmp_path):
         state.load(tmp_path / "checkpoint")
         assert total([state.state_dict()], "numbers") == total([of_three[rank]], "numbers")
     state = at(1, 2)
-    with pytest.raises(
-        HookConfigError, match=r"no state of rank 1 of 2, but that of 3 ranks; .*redistribute=True"
-    ):
+    with pytest.raises(HookConfigError, match=r"no state of rank 1 of 2, but .*redistribute=True"):
         state.load(tmp_path / "checkpoint")
     state.load(tmp_path / "checkpoint", redistribute=True)
     assert total([state.state_dict()], "numbers") == total([of_three[1]], "numbers")
@@ -116,9 +114,7 @@ def test_files_of_each_rank(at, of_three, tmp_path):
 
 def test_a_folder_without_a_state(at, tmp_path, caplog):
     state = at(0, 1)
-    with pytest.raises(
-        HookConfigError, match="has no state of rank 0 of 1, but that of no ranks; save it on"
-    ):
+    with pytest.raises(HookConfigError, match="has no state of rank 0 of 1, but that of no ranks; save"):
         state.load(tmp_path, redistribute=True)
     state.load_if_saved(tmp_path)
     assert "training continues with an empty one" in caplog.text
