@@ -96,9 +96,8 @@ def test_methods_are_made_of_names_arguments_and_flags():
         assert parse(text, 100).compressor == compressor
     assert parse("qsgd", 100, seed=3).compressor == QSGD(4, seed=3)
     assert parse("top-k+qsgd:seed=1", 100, seed=3).compressor == TopK(0.01, seed=1, quantizer=QSGD(seed=3))
-    assert [parse(text, 100).feedback for text in ("qsgd/feedback", "qsgd", "top-k/no-feedback")] == [
-        *(True, None, False)
-    ]
+    texts = ("qsgd/feedback", "qsgd", "top-k/no-feedback")
+    assert [parse(text, 100).feedback for text in texts] == [True, None, False]
     assert parse("top-k/momentum", 100).momentum == 0.9
     # Tests before this one may have registered compressors of their own.
     assert ("dense", "exact", *registered())[: len(METHODS)] == METHODS
@@ -177,17 +176,8 @@ def test_a_failing_worker_does_not_leave_others_waiting():
 def test_a_row_adds_up_what_was_measured_and_modelled():
     link = LinkModel(1e-4, 1.0)
     slow = [finished(seed=seed, curve=[(0, 0.1), (2, 0.5), (4, 0.9 + 0.02 * seed)]) for seed in (0, 1)]
-    quick = [
-        finished(
-            "top-k",
-            seed,
-            kind="indexed",
-            wire_bytes=4000,
-            payload_bytes=800,
-            curve=[(0, 0.1), (2, 0.95), (4, 0.8)],
-        )
-        for seed in (0, 1)
-    ]
+    fields = {"kind": "indexed", "wire_bytes": 4000, "payload_bytes": 800}
+    quick = [finished("top-k", seed, curve=[(0, 0.1), (2, 0.95), (4, 0.8)], **fields) for seed in (0, 1)]
     (dense,), (sparse,) = (compared(slow, mine, [1.0], 1e-4) for mine in (slow, quick))
     assert dense["target"] == pytest.approx(0.1 + 0.95 * (0.91 - 0.1), abs=1e-4)
     assert (dense["final"], dense["final_spread"]) == (pytest.approx(0.91), pytest.approx(0.0141, abs=1e-4))
@@ -206,18 +196,16 @@ def test_dense_gradients_take_the_planner_s_fastest_path():
     for gbps in (0.1, 100.0):
         link = LinkModel(1e-3, gbps)
         path = fastest(finished(compress_s=1.0, elements=100_000), link)
-        rows = costs(
-            Workload(100_000, 1.0, 4, link), [method for method in DENSE if method != "dense_switch"]
-        )
+        methods = [method for method in DENSE if method != "dense_switch"]
+        rows = costs(Workload(100_000, 1.0, 4, link), methods)
         assert path.network_s == pytest.approx(rows[0].seconds)
         assert path.name == rows[0].method.replace("dense_", "float ")
 
 
 def test_gathered_values_take_the_planner_s_time():
     link = LinkModel(1e-3, 1.0)
-    run = finished(
-        "top-k", kind="indexed", payload_bytes=4 * 8 * 1000, traffic=Traffic(exchanges=10**6, parts=10**6)
-    )
+    traffic = Traffic(exchanges=10**6, parts=10**6)
+    run = finished("top-k", kind="indexed", payload_bytes=4 * 8 * 1000, traffic=traffic)
     step = Workload(100_000, 0.01, 4, link, select_s=0.0)
     assert fastest(run, link).name == "all_gather"
     assert fastest(run, link).network_s == pytest.approx(cost("top_k_all_gather", step).seconds)

@@ -27,9 +27,10 @@ SHAPES = {"matrix": (12, 7), "vector": (17,), "one": (1,), "none": (0,), "zeros"
 
 
 def gradients(rng, workers=3, factor=1.0):
+    drawn = lambda worker, shape: factor * 3.0**worker * rng.standard_normal(shape)  # noqa: E731
     return [
         {
-            name: (factor * 3.0**worker * rng.standard_normal(shape) * (name != "zeros")).astype(np.float32)
+            name: (drawn(worker, shape) * (name != "zeros")).astype(np.float32)
             for name, shape in SHAPES.items()
         }
         for worker in range(workers)
@@ -117,9 +118,8 @@ def test_a_tensor_that_is_not_finite_reaches_every_worker_and_leaves_no_trace(co
     """The step counts as skipped: what its other tensors sent is kept, and the next step is a usual one."""
     rng, workers = np.random.default_rng(5), Workers(compressor)
     workers.step(gradients(rng))
-    before = [
-        {name: one.numbers.copy() for name, one in sums.memory.residuals.items()} for sums in workers.sums
-    ]
+    residuals = [sums.memory.residuals.items() for sums in workers.sums]
+    before = [{name: one.numbers.copy() for name, one in items} for items in residuals]
     given = gradients(rng)
     given[1]["vector"][3] = value
     for result in workers.step(given):

@@ -22,10 +22,8 @@ from peelsum.compress import (
 from peelsum.compress.events import GainChanged
 
 FAST, SLOW = LinkModel(1e-4, 10.0), LinkModel(1e-3, 1.0)
-RING, DENSE = (
-    MethodCandidate("ar_top_k_ring", 0.01, 0.012, 0.31),
-    MethodCandidate("dense_switch", 1.0, 0.05, 1.0),
-)
+RING = MethodCandidate("ar_top_k_ring", 0.01, 0.012, 0.31)
+DENSE = MethodCandidate("dense_switch", 1.0, 0.05, 1.0)
 
 
 @pytest.mark.parametrize(

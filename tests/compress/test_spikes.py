@@ -82,10 +82,8 @@ def test_what_float32_cannot_hold_is_sent_in_parts(compressor, where):
 
     Rotated, the gradients themselves outgrow float32: these two steps are as those that are not finite.
     """
-    workers, rotated = (
-        Workers(compressor, 2, error_feedback=True, kind=Memory),
-        "rotate=True" in repr(compressor),
-    )
+    workers = Workers(compressor, 2, error_feedback=True, kind=Memory)
+    rotated = "rotate=True" in repr(compressor)
     for step in range(12):
         large = step in (3, 4)
         for one in workers.step(gradients(step, spike=6e37 if large else None, where=where)):

@@ -61,11 +61,8 @@ def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer, se
 def test_a_switch_whose_links_slow_down_is_left_within_ten_steps_and_used_again(seed):
     """The process group has links of its own, which stay as they are."""
     slow = LinkModel(1e-3, 0.1)
-    world = World(
-        lambda _: LinkModel(2e-4, 1.0),
-        lambda step: slow if 100 <= step < 200 else LinkModel(1e-5, 10.0),
-        seed=seed,
-    )
+    through = lambda step: slow if 100 <= step < 200 else LinkModel(1e-5, 10.0)  # noqa: E731
+    world = World(lambda _: LinkModel(2e-4, 1.0), through, seed=seed)
     world.run(Flexible(ratios=(0.01,), prefer=0.0), 300)
     by = [carrier_of(method) for method, _, _ in world.used]
     assert set(by[EXPLORING:100]) == {"switch"} == set(by[210:])
@@ -149,9 +146,8 @@ def test_every_ratio_is_explored_first_and_its_gain_learned():
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_gain_that_moves_is_explored_again(factor):
-    world = World(
-        lambda _: SLOW, gain=lambda step, ratio: min(0.4 * ratio**0.2 * (factor if step >= 50 else 1), 1)
-    )
+    gain = lambda step, ratio: min(0.4 * ratio**0.2 * (factor if step >= 50 else 1), 1)  # noqa: E731
+    world = World(lambda _: SLOW, gain=gain)
     world.run(Flexible(methods=("ar_top_k_ring",), explore_after=30), 90)
     (changed,) = world.of(GainChanged)
     assert 50 <= changed < 60
@@ -225,10 +221,8 @@ def test_the_current_one_is_kept_unless_another_is_better_by_the_margin():
     assert choose_candidate(candidates, "knee", current, 0.0) == candidates[1]
     tree = MethodCandidate("ar_top_k_tree", 0.7, 1.05, 0.7)
     assert choose_candidate(candidates, "knee", tree, 0.1) == tree
-    assert (
-        choose_candidate(candidates, "knee", MethodCandidate("ar_top_k_tree", 0.7, 1.2, 0.7), 0.1)
-        == candidates[1]
-    )
+    current = MethodCandidate("ar_top_k_tree", 0.7, 1.2, 0.7)
+    assert choose_candidate(candidates, "knee", current, 0.1) == candidates[1]
     twice = MethodCandidate("ar_top_k_tree", 0.7, 2.0, 0.7)
     assert choose_candidate(candidates, "knee", twice, 0.5) == twice
 
