@@ -190,6 +190,10 @@ def test_the_interpreter_computes_with_integers_of_any_size(expr, truth, values,
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(TRUTHS, VALUES)
+@example(Binary("<", Binary("-", FieldRef("h", "e"), Const(1)), FieldRef("h", "d")), NEGATIVE)
+@example(
+    Binary("<", Binary("+", FieldRef("h", "a"), Const(1)), FieldRef("h", "d")), NEGATIVE | {"a": 2**64 - 1}
+)
 def test_truth_values_are_those_of_integers_of_any_size(expr, values):
     try:
         text = Page().expressions.condition(expr)

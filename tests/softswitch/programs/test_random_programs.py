@@ -12,7 +12,6 @@ from contextlib import suppress
 import pytest
 import random_programs
 from bmv2_files import NotLoadedError, outputs_of
-from machine_words import on_words
 from p4_programs import COMPILER
 from program_frames import by_port, for_bmv2
 from random_frames import Generator
@@ -99,8 +98,6 @@ def check(seed, folder, mode, size=8):
     switches = [Switch(parse(document, "random"), mode)]
     generated = switches[0].generated
     if mode == "python" and not generated.not_compilable:
-        switches.append(Switch(parse(document, "random"), mode))
-        switches[-1]._run = on_words(generated)
         # Once more with code for numbers of any width, which such a register needs.
         wide = {"name": "wide", "id": 999, "size": 1, "bitwidth": 65}
         document["register_arrays"].append(wide)
