@@ -14,18 +14,7 @@ from benchmarks.accuracy.methods import METHODS, MethodError, parse
 from benchmarks.accuracy.subjects import SUBJECTS, SharesError, divide, make_subject
 from benchmarks.accuracy.training import TrainingRun, TrainingSetting, train
 from benchmarks.experiments.accuracy import compared, fastest
-from peelsum.compress import (
-    DENSE,
-    DGC,
-    QSGD,
-    LinkModel,
-    PackedIntegers,
-    TopK,
-    Workload,
-    cost,
-    costs,
-    registered,
-)
+from peelsum import compress
 from peelsum.summation import Part
 
 LABELS = np.repeat(np.arange(10), 50)
@@ -84,27 +73,28 @@ def test_shares_that_cannot_be_made(shares, workers, error):
 
 def test_methods_are_made_of_names_arguments_and_flags():
     for text, compressor in {
-        "top-k": TopK(0.01),
-        "top-k:0.1/bucket": TopK(0.1, per="bucket"),
-        "top-k:sample=0.5:ratio=0.1/momentum": TopK(0.1, sample=0.5, momentum=0.9),
-        "packed:4:rotate=true": PackedIntegers(4, rotate=True),
-        "top-k+qsgd:0.02": TopK(0.02, quantizer=QSGD(4)),
-        "top-k+qsgd:0.02:bits=8": TopK(0.02, quantizer=QSGD(8)),
-        "dgc:0.02": DGC(0.02, warm_up_steps=25),
-        "dgc:0.02:warm_up_steps=3": DGC(0.02, warm_up_steps=3),
+        "top-k": compress.TopK(0.01),
+        "top-k:0.1/bucket": compress.TopK(0.1, per="bucket"),
+        "top-k:sample=0.5:ratio=0.1/momentum": compress.TopK(0.1, sample=0.5, momentum=0.9),
+        "packed:4:rotate=true": compress.PackedIntegers(4, rotate=True),
+        "top-k+qsgd:0.02": compress.TopK(0.02, quantizer=compress.QSGD(4)),
+        "top-k+qsgd:0.02:bits=8": compress.TopK(0.02, quantizer=compress.QSGD(8)),
+        "dgc:0.02": compress.DGC(0.02, warm_up_steps=25),
+        "dgc:0.02:warm_up_steps=3": compress.DGC(0.02, warm_up_steps=3),
     }.items():
         assert parse(text, 100).compressor == compressor
-    assert parse("qsgd", 100, seed=3).compressor == QSGD(4, seed=3)
-    assert parse("top-k+qsgd:seed=1", 100, seed=3).compressor == TopK(0.01, seed=1, quantizer=QSGD(seed=3))
-    assert [parse(text, 100).feedback for text in ("qsgd/feedback", "qsgd", "top-k/no-feedback")] == [
-        *(True, None, False)
-    ]
+    assert parse("qsgd", 100, seed=3).compressor == compress.QSGD(4, seed=3)
+    assert parse("top-k+qsgd:seed=1", 100, seed=3).compressor == compress.TopK(
+        0.01, seed=1, quantizer=compress.QSGD(seed=3)
+    )
+    texts = ("qsgd/feedback", "qsgd", "top-k/no-feedback")
+    assert [parse(text, 100).feedback for text in texts] == [True, None, False]
     assert parse("top-k/momentum", 100).momentum == 0.9
     # Tests before this one may have registered compressors of their own.
-    assert ("dense", "exact", *registered())[: len(METHODS)] == METHODS
+    assert ("dense", "exact", *compress.registered())[: len(METHODS)] == METHODS
     for name in METHODS:
         made = parse(name, 8).compressor
-        assert made is None if name in ("dense", "exact") else isinstance(made, registered()[name])
+        assert made is None if name in ("dense", "exact") else isinstance(made, compress.registered()[name])
 
 
 @pytest.mark.parametrize(
@@ -175,19 +165,10 @@ def test_a_failing_worker_does_not_leave_others_waiting():
 
 
 def test_a_row_adds_up_what_was_measured_and_modelled():
-    link = LinkModel(1e-4, 1.0)
+    link = compress.LinkModel(1e-4, 1.0)
     slow = [finished(seed=seed, curve=[(0, 0.1), (2, 0.5), (4, 0.9 + 0.02 * seed)]) for seed in (0, 1)]
-    quick = [
-        finished(
-            "top-k",
-            seed,
-            kind="indexed",
-            wire_bytes=4000,
-            payload_bytes=800,
-            curve=[(0, 0.1), (2, 0.95), (4, 0.8)],
-        )
-        for seed in (0, 1)
-    ]
+    fields = {"kind": "indexed", "wire_bytes": 4000, "payload_bytes": 800}
+    quick = [finished("top-k", seed, curve=[(0, 0.1), (2, 0.95), (4, 0.8)], **fields) for seed in (0, 1)]
     (dense,), (sparse,) = (compared(slow, mine, [1.0], 1e-4) for mine in (slow, quick))
     assert dense["target"] == pytest.approx(0.1 + 0.95 * (0.91 - 0.1), abs=1e-4)
     assert (dense["final"], dense["final_spread"]) == (pytest.approx(0.91), pytest.approx(0.0141, abs=1e-4))
@@ -204,23 +185,21 @@ def test_a_row_adds_up_what_was_measured_and_modelled():
 def test_dense_gradients_take_the_planner_s_fastest_path():
     """Without time to encode, the paths of floats are those of `peelsum plan`."""
     for gbps in (0.1, 100.0):
-        link = LinkModel(1e-3, gbps)
+        link = compress.LinkModel(1e-3, gbps)
         path = fastest(finished(compress_s=1.0, elements=100_000), link)
-        rows = costs(
-            Workload(100_000, 1.0, 4, link), [method for method in DENSE if method != "dense_switch"]
-        )
+        methods = [method for method in compress.DENSE if method != "dense_switch"]
+        rows = compress.costs(compress.Workload(100_000, 1.0, 4, link), methods)
         assert path.network_s == pytest.approx(rows[0].seconds)
         assert path.name == rows[0].method.replace("dense_", "float ")
 
 
 def test_gathered_values_take_the_planner_s_time():
-    link = LinkModel(1e-3, 1.0)
-    run = finished(
-        "top-k", kind="indexed", payload_bytes=4 * 8 * 1000, traffic=Traffic(exchanges=10**6, parts=10**6)
-    )
-    step = Workload(100_000, 0.01, 4, link, select_s=0.0)
+    link = compress.LinkModel(1e-3, 1.0)
+    traffic = Traffic(exchanges=10**6, parts=10**6)
+    run = finished("top-k", kind="indexed", payload_bytes=4 * 8 * 1000, traffic=traffic)
+    step = compress.Workload(100_000, 0.01, 4, link, select_s=0.0)
     assert fastest(run, link).name == "all_gather"
-    assert fastest(run, link).network_s == pytest.approx(cost("top_k_all_gather", step).seconds)
+    assert fastest(run, link).network_s == pytest.approx(compress.cost("top_k_all_gather", step).seconds)
 
 
 @pytest.mark.system

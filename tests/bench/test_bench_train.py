@@ -41,15 +41,13 @@ def test_json_rows_compare_all_paths(monkeypatch):
     assert dense["form"] == "dense"
     assert switch["bytes_per_step"] < dense["bytes_per_step"]
     assert 0 < switch["density_worker"] < switch["density_union"] < 0.5
-    assert switch["speedup_over_dense"] == pytest.approx(
-        dense["iteration_ms"] / switch["iteration_ms"], abs=0.01
-    )
+    speedup = dense["iteration_ms"] / switch["iteration_ms"]
+    assert switch["speedup_over_dense"] == pytest.approx(speedup, abs=0.01)
     # Gloo's links had no rate: a switch of 1 Gbit/s is not compared with them.
     assert "gloo is measured at no set rate, and not compared: ip: not found on PATH" in done.stderr
     assert switch["speedup_over_gloo"] is switch["aggregation_over_gloo"] is None
-    assert rows["fp16"]["speedup_over_gloo"] == pytest.approx(
-        gloo["iteration_ms"] / rows["fp16"]["iteration_ms"], abs=0.01
-    )
+    speedup = gloo["iteration_ms"] / rows["fp16"]["iteration_ms"]
+    assert rows["fp16"]["speedup_over_gloo"] == pytest.approx(speedup, abs=0.01)
     for row in rows.values():
         assert 0 < row["iteration_least_ms"] <= row["iteration_ms"] <= row["iteration_most_ms"]
         assert row["compute_ms"] > 0
@@ -84,9 +82,8 @@ def test_gloo_runs_over_links_of_the_rate():
     rows = [row for row in measured if row["path"] in bench.GLOO_PATHS]
     if rows[0]["shaped_by"] is None:
         pytest.skip("this process may not create namespaces")
-    assert [(row["path"], row["gbps"]) for row in rows] == [
-        (path, gbps) for gbps in (0.02, 1.0) for path in ("gloo", "hook-gloo", "fp16")
-    ]
+    points = [(path, gbps) for gbps in (0.02, 1.0) for path in ("gloo", "hook-gloo", "fp16")]
+    assert [(row["path"], row["gbps"]) for row in rows] == points
     assert {row["shaped_by"] for row in rows} == {"namespaces"}
     slow, fast = rows[0], rows[3]
     # 1.9 MB each way at 20 Mbit/s, less what the buckets hold at first.
@@ -104,9 +101,8 @@ def test_the_worker_that_failed_is_named(tmp_path):
 
 
 def test_a_task_of_ones_own_is_trained(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
-        "from peelsum.training import make_task\n\ndef make():\n    return make_task('ncf')\n"
-    )
+    text = "from peelsum.training import make_task\n\ndef make():\n    return make_task('ncf')\n"
+    (tmp_path / "mine.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     task, expected = (make_task(name, seed=3).model.state_dict() for name in ("mine:make", "ncf"))
     assert task.keys() == expected.keys()

@@ -7,18 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.experiments.codec import TimedLhc, best_lhc
-from benchmarks.rivals.lhc import (
-    LARGEST_FAN_IN,
-    LhcLayout,
-    best_hashes,
-    fewest_words,
-    filter_words,
-    lhc_step,
-    lhc_variants,
-    passing,
-    sized_lhc,
-    smallest_lhc,
-)
+from benchmarks.rivals import lhc
 from peelsum.bench.codec.rows import peel
 from peelsum.bench.codec.timing import Measured, TimedDevice, tensor
 from peelsum.codec import fixed_point
@@ -30,7 +19,7 @@ def four_bits(index, elements):
 
 def drawn(elements, density, seed):
     values, _ = tensor("uniform", elements, density, seed)
-    return values, fixed_point(int(np.abs(values).max().view(np.uint32)) >> 23, LARGEST_FAN_IN)
+    return values, fixed_point(int(np.abs(values).max().view(np.uint32)) >> 23, lhc.LARGEST_FAN_IN)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +29,7 @@ def drawn(elements, density, seed):
 @pytest.mark.parametrize("index_bits", [1, 4])
 def test_decodes_the_exact_sum_of_workers(elements, density, index_bits):
     workers = 3 if elements < 2**20 else 1
-    layout = LhcLayout(max(8, 5 * elements // 1024), index_bits=index_bits)
+    layout = lhc.LhcLayout(max(8, 5 * elements // 1024), index_bits=index_bits)
     tensors = [drawn(elements, density, seed)[0] for seed in range(workers)]
     fixed = fixed_point(130, workers)
     merge = np.add if index_bits == 4 else np.bitwise_or
@@ -55,7 +44,7 @@ def test_decodes_the_exact_sum_of_workers(elements, density, index_bits):
 
 def test_index_counts_workers_and_overflows_at_sixteen():
     values = np.array([0.0, 1.0, -0.0, np.nan, 0.0, -2.0], np.float32)
-    layout = LhcLayout(1)
+    layout = lhc.LhcLayout(1)
     np.testing.assert_array_equal(four_bits(15 * layout.index(values), 6), [0, 15, 0, 15, 0, 15])
     # The sixteenth worker's count carries into its neighbour, so that a zero becomes a candidate.
     np.testing.assert_array_equal(four_bits(16 * layout.index(values), 6), [0, 0, 1, 0, 1, 0])
@@ -64,9 +53,9 @@ def test_index_counts_workers_and_overflows_at_sixteen():
 @pytest.mark.parametrize("rows", [9, 40, 400])
 def test_what_is_left_over_is_what_parallel_peeling_leaves(rows):
     values, fixed = drawn(200_000, 0.2, 1)
-    layout = LhcLayout(rows, seed=3)
+    layout = lhc.LhcLayout(rows, seed=3)
     left_over = layout.peeled(np.flatnonzero(values)).left_over
-    assert lhc_step(TimedDevice.of("cpu"), layout, values, fixed).left_over == left_over
+    assert lhc.lhc_step(TimedDevice.of("cpu"), layout, values, fixed).left_over == left_over
     assert (left_over > 0) == (rows < 400)
 
 
@@ -76,8 +65,8 @@ def test_every_table_that_is_tried_gives_the_exact_values(elements, density):
     values, fixed = drawn(elements, density, 6)
     positions = np.flatnonzero(values)
     expected = (np.rint(values * 2.0**fixed.scale) * 2.0**-fixed.scale).astype(np.float32)
-    variants = lhc_variants(positions.size, smallest_lhc(positions, elements))
-    assert sized_lhc(positions.size) in variants
+    variants = lhc.lhc_variants(positions.size, lhc.smallest_lhc(positions, elements))
+    assert lhc.sized_lhc(positions.size) in variants
     leftovers = []
     for layout in variants:
         index = layout.index(values)
@@ -87,7 +76,7 @@ def test_every_table_that_is_tried_gives_the_exact_values(elements, density):
         assert len(at) == missing == layout.peeled(positions).left_over
         layout.complete(out, at, integers, fixed)
         np.testing.assert_array_equal(out, expected)
-        measured = lhc_step(TimedDevice.of("cpu"), layout, values, fixed)
+        measured = lhc.lhc_step(TimedDevice.of("cpu"), layout, values, fixed)
         assert measured.words == layout.words(elements) + missing
         leftovers.append(missing)
     assert max(leftovers) > 0
@@ -95,7 +84,7 @@ def test_every_table_that_is_tried_gives_the_exact_values(elements, density):
 
 
 def test_the_best_is_the_fastest_of_all_runs():
-    variants = lhc_variants(1000, None)
+    variants = lhc.lhc_variants(1000, None)
     speeds = {layout: 1.0 + number for number, layout in enumerate(variants)}
 
     def step(layout):
@@ -109,10 +98,10 @@ def test_the_best_is_the_fastest_of_all_runs():
 
 def test_the_smallest_layout_recovers_all_and_one_of_fewer_rows_does_not():
     positions = np.flatnonzero(drawn(300_000, 0.05, 2)[0])
-    layout = smallest_lhc(positions, 300_000)
+    layout = lhc.smallest_lhc(positions, 300_000)
     assert layout.peeled(positions).left_over == 0
-    assert LhcLayout(int(layout.rows / 1.06)).peeled(positions).left_over > 0
-    assert smallest_lhc(np.arange(300_000), 300_000) is None
+    assert lhc.LhcLayout(int(layout.rows / 1.06)).peeled(positions).left_over > 0
+    assert lhc.smallest_lhc(np.arange(300_000), 300_000) is None
 
 
 def test_peeling_counts_rounds_in_which_something_is_recovered():
@@ -141,7 +130,7 @@ def cost(non_zeros, hashes, cells):
 @pytest.mark.parametrize("cells", [1.3, 3.0])
 def test_no_other_filter_has_fewer_bits(density, cells):
     non_zeros = round(density * N)
-    hashes = best_hashes(non_zeros, N, cells)
+    hashes = lhc.best_hashes(non_zeros, N, cells)
     least = cost(non_zeros, hashes, cells) if hashes else N
     assert least == pytest.approx(min(N, *(cost(non_zeros, h, cells) for h in range(1, 33))))
 
@@ -149,7 +138,7 @@ def test_no_other_filter_has_fewer_bits(density, cells):
 @pytest.mark.parametrize("hashes", [1, 3, 6])
 def test_a_filter_passes_its_positions_and_few_others(hashes):
     positions = support(0.02)
-    passed = passing(positions, N, filter_words(positions.size, hashes), hashes)
+    passed = lhc.passing(positions, N, lhc.filter_words(positions.size, hashes), hashes)
     assert np.isin(positions, passed).all()
     others = (passed.size - positions.size) / (N - positions.size)
     assert others == pytest.approx(0.5**hashes, rel=0.1)
@@ -158,7 +147,7 @@ def test_a_filter_passes_its_positions_and_few_others(hashes):
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.01, 0.2])
 def test_the_fewest_words_recover_everything(density):
     positions = support(density)
-    best, program = fewest_words(positions, N), smallest_lhc(positions, N, index_bits=1)
+    best, program = lhc.fewest_words(positions, N), lhc.smallest_lhc(positions, N, index_bits=1)
     assert best.layout.peeled(best.candidates).left_over == 0
     assert np.isin(positions, best.candidates).all()
     assert best.words < program.words(N)

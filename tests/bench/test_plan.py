@@ -100,9 +100,8 @@ def test_each_form_s_step_is_said_to_be_predicted_or_measured_and_simulated():
     for form in alone["forms"]:
         rows = [row["total_ms"] for row in alone["candidates"] if row["form"] == form["form"]]
         assert form["predicted_ms"] == pytest.approx(min(rows), abs=1e-4)
-    done = peelsum(
-        *("plan", "--elements", "16384", "--density", "0.01", "--gbps", "1", "--rtt", "0.003", "--check")
-    )
+    options = "--elements 16384 --density 0.01 --gbps 1 --rtt 0.003 --check"
+    done = peelsum("plan", *options.split())
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if " ms a step, predicted; " in line]
     assert [line.split(":")[0] for line in said] == ["dense", "compact", "sketch"]
@@ -119,9 +118,8 @@ def test_json_is_the_plan():
     assert planned == plan(Point(1_000_000, 0.01, 10, 0.001, 4, "uniform"))
     assert planned.keys() == {"choice", "why", "candidates", "forms", "methods", "crossovers", "advice"}
     assert planned["forms"][0].keys() == {"form", "predicted_ms", "ms", "codec_ms", "wrong"}
-    assert planned["methods"][0].keys() == {
-        *("method", "sent_bytes", "latency_ms", "words_ms", "codec_ms", "total_ms")
-    }
+    names = {"method", "sent_bytes", "latency_ms", "words_ms", "codec_ms", "total_ms"}
+    assert planned["methods"][0].keys() == names
     assert planned["choice"].keys() == {
         *("form", "index", "layout", "bytes", "exchanges", "words_ms", "exchanges_ms", "codec_ms"),
         *("total_ms", "measured_bytes", "measured_codec_ms", "bytes_error", "codec_error"),
@@ -156,9 +154,8 @@ def test_methods_are_compared_and_dense_is_advised_where_it_wins(gbps, ratio, st
     assert planned["methods"] == method_rows(Workload(1 << 20, ratio, 4, LinkModel(5e-5, gbps)))
     assert planned["advice"].startswith(start)
     assert {change["axis"] for change in planned["crossovers"]} <= set(AXES)
-    assert [change.at for change in crossovers(step_of(request), "gbps")] == [
-        change["at"] for change in planned["crossovers"] if change["axis"] == "gbps"
-    ]
+    expected = [change["at"] for change in planned["crossovers"] if change["axis"] == "gbps"]
+    assert [change.at for change in crossovers(step_of(request), "gbps")] == expected
 
 
 def test_no_compression_is_advised_where_an_exact_form_is_faster():

@@ -9,27 +9,18 @@ from compressors import COMPRESSORS, Workers, fractions
 from compressors import kept as kept_by
 from definitions import majority
 
+from peelsum import compress
 from peelsum.allreduce import LocalSummation, PlanMismatchError
-from peelsum.compress import (
-    QSGD,
-    CompressedSum,
-    CompressError,
-    Memory,
-    PowerSGD,
-    Residual,
-    SignSGD,
-    Single,
-    TopK,
-)
 from peelsum.compress.memory import ExactValues
 
 SHAPES = {"matrix": (12, 7), "vector": (17,), "one": (1,), "none": (0,), "zeros": (5,)}
 
 
 def gradients(rng, workers=3, factor=1.0):
+    drawn = lambda worker, shape: factor * 3.0**worker * rng.standard_normal(shape)  # noqa: E731
     return [
         {
-            name: (factor * 3.0**worker * rng.standard_normal(shape) * (name != "zeros")).astype(np.float32)
+            name: (drawn(worker, shape) * (name != "zeros")).astype(np.float32)
             for name, shape in SHAPES.items()
         }
         for worker in range(workers)
@@ -38,7 +29,7 @@ def gradients(rng, workers=3, factor=1.0):
 
 def expected(compressor, sent):
     """The float32 average of what the workers sent."""
-    if isinstance(compressor, SignSGD):
+    if isinstance(compressor, compress.SignSGD):
         return [one / len(sent) for one in majority(sent)]
     if compressor.kind == "gather":
         totals = [0.0] * len(sent[0])
@@ -64,13 +55,13 @@ def test_sums_are_of_what_was_sent_and_books_close(compressor):
         for one in workers.sums:
             one.memory.balance()
     keeps = any(one.numbers.any() for one in workers.sums[0].memory.residuals.values())
-    assert keeps != isinstance(compressor, Single)
+    assert keeps != isinstance(compressor, compress.Single)
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_densities_of_a_sum(form):
     """By the sum's own non-zeros if no index tells the union."""
-    workers = Workers(TopK(0.3), allreduce={"forms": form})
+    workers = Workers(compress.TopK(0.3), allreduce={"forms": form})
     for one in workers.step(gradients(np.random.default_rng(6))):
         for each in one.tensors:
             assert each.form == {"sparse": "compact"}.get(form, form)
@@ -80,7 +71,7 @@ def test_densities_of_a_sum(form):
 
 def test_the_energy_of_what_was_offered_and_sent():
     """A memory offers the gradient and what it kept; without feedback nothing is known."""
-    rng, workers = np.random.default_rng(8), Workers(TopK(0.2), 2)
+    rng, workers = np.random.default_rng(8), Workers(compress.TopK(0.2), 2)
     kept = [0.0, 0.0]
     for _ in range(3):
         given = gradients(rng, 2)
@@ -93,7 +84,7 @@ def test_the_energy_of_what_was_offered_and_sent():
             sent = [float(f) for f in fractions(one["matrix"].sent, offered.size)]
             assert one.sent_energy - rest == pytest.approx(np.dot(sent, sent), rel=1e-6)
             assert one.offered_energy > np.dot(offered, offered) * (1 - 1e-5)
-    (one,) = Workers(TopK(0.2), 1, error_feedback=False).step(gradients(rng, 1))
+    (one,) = Workers(compress.TopK(0.2), 1, error_feedback=False).step(gradients(rng, 1))
     assert one.offered_energy == one.sent_energy == 0.0
 
 
@@ -117,9 +108,8 @@ def test_a_tensor_that_is_not_finite_reaches_every_worker_and_leaves_no_trace(co
     """The step counts as skipped: what its other tensors sent is kept, and the next step is a usual one."""
     rng, workers = np.random.default_rng(5), Workers(compressor)
     workers.step(gradients(rng))
-    before = [
-        {name: one.numbers.copy() for name, one in sums.memory.residuals.items()} for sums in workers.sums
-    ]
+    residuals = [sums.memory.residuals.items() for sums in workers.sums]
+    before = [{name: one.numbers.copy() for name, one in items} for items in residuals]
     given = gradients(rng)
     given[1]["vector"][3] = value
     for result in workers.step(given):
@@ -150,24 +140,28 @@ def test_without_error_feedback_and_in_a_job_of_one(compressor):
     assert workers.step([{}])[0].tensors == ()
 
 
-@pytest.mark.parametrize("other", [TopK(0.2), TopK(0.1, momentum=0.5), TopK(0.1, seed=1), None], ids=str)
+@pytest.mark.parametrize(
+    "other", [compress.TopK(0.2), compress.TopK(0.1, momentum=0.5), compress.TopK(0.1, seed=1), None], ids=str
+)
 def test_workers_that_differ_learn_of_it_at_once(other):
-    workers = Workers(TopK(0.1), 2, kind=Memory)
+    workers = Workers(compress.TopK(0.1), 2, kind=compress.Memory)
     (summation, _), rng = workers.summations, np.random.default_rng(0)
-    workers.sums[0] = CompressedSum(summation, other or TopK(0.1), error_feedback=other is not None)
+    workers.sums[0] = compress.CompressedSum(
+        summation, other or compress.TopK(0.1), error_feedback=other is not None
+    )
     with pytest.raises(PlanMismatchError, match=r"plan: not the same on every worker; worker \d has TopK"):
         workers.step(gradients(rng, 2))
-    with pytest.raises(CompressError, match="sum: an earlier call failed"):
+    with pytest.raises(compress.CompressError, match="sum: an earlier call failed"):
         workers.sums[0].sum({})
 
 
-@pytest.mark.parametrize("compressor", [QSGD(4), PowerSGD(2)], ids=str)
+@pytest.mark.parametrize("compressor", [compress.QSGD(4), compress.PowerSGD(2)], ids=str)
 def test_a_worker_in_another_step_is_noticed(compressor):
     workers = Workers(compressor, 2)
     given = gradients(np.random.default_rng(0), 2)
     workers.step(given)
     workers.sums[1]._steps = 7
-    with pytest.raises((CompressError, PlanMismatchError), match="step"):
+    with pytest.raises((compress.CompressError, PlanMismatchError), match="step"):
         workers.step(given)
 
 
@@ -177,7 +171,7 @@ def test_a_power_sgd_starts_from_the_last_steps_factor():
     matrix = (rng.standard_normal((30, 4)) * [8, 4, 1, 0.1] @ rng.standard_normal((4, 20))).astype(np.float32)
     best = np.linalg.svd(matrix.astype(float))[1]
     floor = np.sqrt((best[2:] ** 2).sum())
-    workers, errors = Workers(PowerSGD(2), 2, error_feedback=False), []
+    workers, errors = Workers(compress.PowerSGD(2), 2, error_feedback=False), []
     for _ in range(12):
         result = workers.step([{"m": matrix}] * 2)[0]
         errors.append(np.linalg.norm(result["m"].values - matrix))
@@ -186,7 +180,7 @@ def test_a_power_sgd_starts_from_the_last_steps_factor():
 
 
 def test_numbers_have_the_coarsest_units_that_hold_them():
-    far = Residual(np.array([2**30, 2**30], np.int64), np.full(2, 100, np.int16))
+    far = compress.Residual(np.array([2**30, 2**30], np.int64), np.full(2, 100, np.int16))
     far.subtract_sent(ExactValues.of(np.array([2.0**10, 0.0])))
     assert far.scales[0] < 52
     assert kept_by(far).tolist() == [pytest.approx(-(2.0**10), rel=1e-12), 2.0**-70]
@@ -196,11 +190,11 @@ def test_numbers_have_the_coarsest_units_that_hold_them():
     assert np.ldexp(sent.numbers.astype(float), -sent.scales.astype(int)).tolist() == wide.tolist()
 
 
-@pytest.mark.parametrize("compressor", [TopK(0.01), TopK(0.01, sample=0.01)], ids=str)
+@pytest.mark.parametrize("compressor", [compress.TopK(0.01), compress.TopK(0.01, sample=0.01)], ids=str)
 def test_a_top_k_step_takes_no_new_memory_for_all_elements(compressor):
     """It uses the pages again that earlier steps left, because the kernel clears new ones."""
     gradient = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
-    summed = CompressedSum(LocalSummation.group(1)[0], compressor)
+    summed = compress.CompressedSum(LocalSummation.group(1)[0], compressor)
     for _ in range(3):
         summed.sum({"a": gradient})
     tracemalloc.start()
@@ -212,7 +206,7 @@ def test_a_top_k_step_takes_no_new_memory_for_all_elements(compressor):
 
 
 def test_clipping_limits_each_gradients_norm():
-    workers = Workers(TopK(1.0, clip=2.0), 4)
+    workers = Workers(compress.TopK(1.0, clip=2.0), 4)
     given = [{"x": np.array([3.0, 4.0], np.float32)}] * 4
     (result, *_) = workers.step(given)
     np.testing.assert_allclose(result["x"].values, [0.6, 0.8], rtol=1e-6)

@@ -152,9 +152,8 @@ def test_power_sgd(shape, rank):
     expected = definitions.power_sgd([one.reshape(shape).tolist() for one in tensors], start.tolist())
     for payload, state, plain in zip(payloads, states, expected, strict=True):
         np.testing.assert_array_equal(compressor.decompress(payload, state), plain)
-    np.testing.assert_array_equal(
-        compressor.decompress(states[0].summed, states[0], 3), np.sum(expected, axis=0)
-    )
+    total = compressor.decompress(states[0].summed, states[0], 3)
+    np.testing.assert_array_equal(total, np.sum(expected, axis=0))
 
 
 def draws(compressor):

@@ -33,9 +33,9 @@ class Group:
         given *= np.float32(self.spike if step == SPIKE_AT else 1.0)
         key = plan.method, plan.ratio
         if key not in self.sums:
+            compressor = compressor_of(*key)
             self.sums[key] = [
-                CompressedSum(seat, compressor_of(*key), memory, error_feedback=True)
-                for seat, memory in self.seats
+                CompressedSum(seat, compressor, kept, error_feedback=True) for seat, kept in self.seats
             ]
         with ThreadPoolExecutor(WORKERS) as pool:
             results = list(pool.map(lambda own, one: own.sum({"a": one}, step), self.sums[key], given))
@@ -49,13 +49,8 @@ def test_later_sums_are_as_close_to_the_gradients_as_without_a_spike(best):
     errors, methods = [], []
     for spike in (1.0, 1e9):
         group = Group(spike)
-        world = World(
-            lambda _: LINKS[best],
-            gain=lambda step, ratio, group=group: group.gain,
-            noise=0.0,
-            select_s=0.02 if best == "dense" else 1e-3,
-            summing=group.step,
-        )
+        gain, select_s = lambda step, ratio, group=group: group.gain, 0.02 if best == "dense" else 1e-3
+        world = World(lambda _: LINKS[best], gain=gain, noise=0.0, select_s=select_s, summing=group.step)
         world.run(SETTINGS, STEPS)
         errors.append(np.abs(group.error).max())
         methods.append({method for method, _, _ in world.used[LATER:]})

@@ -22,9 +22,8 @@ def nearest_float(value):
 
 
 #: Floats of every kind of magnitude, and of either sign.
-FLOATS = np.array(
-    [0, -0.0, 1e-45, -3e-39, 2**-126, -1e-20, 0.1, -1, 1 + 2**-23, 3e9, -7e20, 3.4e38], np.float32
-)
+NUMBERS_OF_FLOATS = [0, -0.0, 1e-45, -3e-39, 2**-126, -1e-20, 0.1, -1, 1 + 2**-23, 3e9, -7e20, 3.4e38]
+FLOATS = np.array(NUMBERS_OF_FLOATS, np.float32)
 
 
 def sums(a, b, got):
@@ -81,13 +80,11 @@ def test_velocities_decay_and_are_added():
     floats, numbers, scales = pairs([-70, 0, 40, 149])
     velocity = np.roll(numbers, 1) // 8
     out, new, out_scales = np.zeros_like(numbers), np.zeros_like(numbers), np.zeros_like(scales)
-    loops.add_gradient_with_momentum(
-        floats.view(np.uint32), 0.75, numbers, velocity, scales, out, new, out_scales
-    )
+    results = out, new, out_scales
+    loops.add_gradient_with_momentum(floats.view(np.uint32), 0.75, numbers, velocity, scales, *results)
     before, was = exactly(numbers, scales), exactly(velocity, scales)
-    for gradient, kept, u, total, v in zip(
-        floats, before, was, exactly(out, out_scales), exactly(new, out_scales), strict=True
-    ):
+    sums = exactly(out, out_scales), exactly(new, out_scales)
+    for gradient, kept, u, total, v in zip(floats, before, was, *sums, strict=True):
         largest = max(abs(Fraction(float(gradient))), abs(u))
         wanted = Fraction(3, 4) * u + Fraction(float(gradient))
         slack = largest / 2**39 + max(largest, abs(kept)) / 2**52
@@ -99,10 +96,8 @@ def test_velocities_decay_and_are_added():
 def test_offers_are_floats_near_the_numbers(scale):
     out = np.full(NUMBERS.size, 7, np.float32)
     loops.to_floats(NUMBERS, np.full(NUMBERS.size, scale, np.int16), out)
-    expected = [
-        nearest_float(Fraction(float(nearest_float(Fraction(int(one))))) / Fraction(2) ** scale)
-        for one in NUMBERS
-    ]
+    floats = [Fraction(float(nearest_float(Fraction(int(one))))) for one in NUMBERS]
+    expected = [nearest_float(one / Fraction(2) ** scale) for one in floats]
     np.testing.assert_array_equal(out.view(np.uint32), np.array(expected).view(np.uint32))
 
 

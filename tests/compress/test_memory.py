@@ -32,13 +32,11 @@ SPARSIFIERS = [
 
 def gradients(rng, workers, spread):
     """Of every worker: two tensors, of magnitudes that differ by tensor, worker and element."""
-    return [
-        {
-            name: (rng.standard_normal(n) * 2.0 ** rng.integers(-spread, spread + 1, n)).astype(np.float32)
-            for name, n in (("a", 60), ("b", 17))
-        }
-        for _ in range(workers)
-    ]
+
+    def drawn(n):
+        return (rng.standard_normal(n) * 2.0 ** rng.integers(-spread, spread + 1, n)).astype(np.float32)
+
+    return [{"a": drawn(60), "b": drawn(17)} for _ in range(workers)]
 
 
 def test_momentum_is_that_of_deep_gradient_compression():

@@ -10,9 +10,8 @@ from peelsum.compress import PackedIntegers, StarTopK, VarTopK
 
 def tensors(seed, count=4, elements=200):
     rng = np.random.default_rng(seed)
-    return [
-        {"x": (rng.standard_normal(elements) * 2.0 ** (seed % 3)).astype(np.float32)} for _ in range(count)
-    ]
+    factor = 2.0 ** (seed % 3)
+    return [{"x": (rng.standard_normal(elements) * factor).astype(np.float32)} for _ in range(count)]
 
 
 def own_top(values, count):

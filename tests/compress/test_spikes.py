@@ -4,40 +4,26 @@ import numpy as np
 import pytest
 from compressors import COMPRESSORS, Workers, in_units, kept
 
-from peelsum.compress import (
-    Brain,
-    Dense,
-    Half,
-    Int8Blocks,
-    Memory,
-    NaturalCompression,
-    PackedIntegers,
-    RandomK,
-    Single,
-    StarTopK,
-    Threshold,
-    TopK,
-    VarTopK,
-)
+from peelsum import compress
 
 SIZES = {"a": 40, "b": 23}
 WHERE = ["one element", "one tensor", "all"]
 #: Those that send most of what they are offered, so that a spike has soon been sent.
 SOON = [
-    TopK(0.5),
-    TopK(0.5, per="bucket"),
-    RandomK(0.5),
-    RandomK(0.5, seeds="own"),
-    Threshold(1e-3),
-    StarTopK(0.5),
-    VarTopK(0.5),
-    Dense(),
-    Single(),
-    Half(),
-    Brain(),
-    Int8Blocks(16),
-    NaturalCompression(),
-    PackedIntegers(16),
+    compress.TopK(0.5),
+    compress.TopK(0.5, per="bucket"),
+    compress.RandomK(0.5),
+    compress.RandomK(0.5, seeds="own"),
+    compress.Threshold(1e-3),
+    compress.StarTopK(0.5),
+    compress.VarTopK(0.5),
+    compress.Dense(),
+    compress.Single(),
+    compress.Half(),
+    compress.Brain(),
+    compress.Int8Blocks(16),
+    compress.NaturalCompression(),
+    compress.PackedIntegers(16),
 ]
 
 
@@ -82,10 +68,8 @@ def test_what_float32_cannot_hold_is_sent_in_parts(compressor, where):
 
     Rotated, the gradients themselves outgrow float32: these two steps are as those that are not finite.
     """
-    workers, rotated = (
-        Workers(compressor, 2, error_feedback=True, kind=Memory),
-        "rotate=True" in repr(compressor),
-    )
+    workers = Workers(compressor, 2, error_feedback=True, kind=compress.Memory)
+    rotated = "rotate=True" in repr(compressor)
     for step in range(12):
         large = step in (3, 4)
         for one in workers.step(gradients(step, spike=6e37 if large else None, where=where)):
@@ -99,7 +83,7 @@ def test_what_float32_cannot_hold_is_sent_in_parts(compressor, where):
 def test_a_spike_is_clipped_as_precisely_as_others():
     """The factor is as small as 1e-40, of which float32 has few bits."""
     direction = np.linspace(1, 2, 8, dtype=np.float32)
-    memory = Memory()
+    memory = compress.Memory()
     grown = memory.add_gradients({"a": direction * np.float32(1.5e38)}, 0.0, 1e-3)["a"]
     expected = direction * 1e-3 / np.linalg.norm(direction.astype(float))
     np.testing.assert_allclose(kept(grown), expected, rtol=1e-6)

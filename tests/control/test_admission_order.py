@@ -115,24 +115,20 @@ def test_putting_a_job_back_frees_what_its_slots_hold(controller, description, d
     assert controller.verdicts()[Verdict.DUPLICATE] == 0
 
 
+def bridged(mac, port=1):
+    return +P4TableEntry(
+        "bridge", match=P4TableMatch(dst_mac=mac), action=P4TableAction("forward", port=port)
+    )
+
+
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 513])
 def test_writes_of_any_length_arrive_whole(controller, device, count):
-    entries = [
-        P4TableEntry(
-            "bridge", match=P4TableMatch(dst_mac=mac), action=P4TableAction("forward", port=mac % 100)
-        )
-        for mac in range(1, count + 1)
-    ]
-    controller.session.write([+entry for entry in entries])
+    entries = [bridged(mac, mac % 100) for mac in range(1, count + 1)]
+    controller.session.write(entries)
     assert rows(device, "bridge") == [((mac,), (mac % 100,)) for mac in range(1, count + 1)]
 
 
 def test_the_first_update_that_fails_is_named_whichever_request_it_is_in(controller):
-    def bridged(mac):
-        return +P4TableEntry(
-            "bridge", match=P4TableMatch(dst_mac=mac), action=P4TableAction("forward", port=1)
-        )
-
     with pytest.raises(SwitchError, match=r"refused writing: update 1 \(table_entry\)"):
         controller.session.write([bridged(mac) for mac in (*range(1, 258), 5)])
 
@@ -141,17 +137,8 @@ def test_slots_are_freed_again_just_when_their_stamps_may_look_live(controller, 
     """Try stamps behind and ahead of that of a slot freed now, at the clock's start, 0."""
     controller.admit(description)
     register = stamps(device)
-    around = {
-        10: EARLIEST - 1,
-        11: EARLIEST,
-        12: EARLIEST + 1,
-        13: LATEST - 1,
-        14: LATEST,
-        15: LATEST + 1,
-        16: 1 << 31,
-        17: 0,
-        18: 1 << 30,
-    }
+    around = dict(enumerate((EARLIEST - 1, EARLIEST, EARLIEST + 1, LATEST - 1, LATEST, LATEST + 1), 10))
+    around |= {16: 1 << 31, 17: 0, 18: 1 << 30}
     for slot, stamp in around.items():
         register.write(slot, stamp & 0xFFFFFFFF)
     freed.clear()
@@ -179,9 +166,7 @@ def test_every_slot_is_asked_for_once_where_all_answer(controller, device, freed
         (float("inf"), 1 << 30),
     ],
 )
-def test_age_limits_are_rounded_to_ticks_and_beyond_the_clock_s_reach_are_never(
-    controller, device, milliseconds, ticks
-):
+def test_age_limits_are_rounded_to_ticks_and_at_most_never(controller, device, milliseconds, ticks):
     controller.session.write(driver_of(controller.session).limit_updates(milliseconds, 12))
     assert tables(device)["limits"].default[1] == (ticks,)
     assert tables(device)["congestion"].default[1] == (12,)

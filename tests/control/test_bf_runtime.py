@@ -196,11 +196,7 @@ def test_only_the_job_s_slots_of_its_own_pipe_are_freed(switch, admitting):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (
-            "server = 140",
-            "server = 5",
-            r"ports: 5, 132, 136: are in pipes 0, 1, each with registers of its own",
-        ),
+        ("server = 140", "server = 5", r"ports: 5, 132, 136: are in pipes 0, 1, each with"),
         ("server = 140", "server = 192", r"ports: 192: is the processor's port; use another"),
         ("[switch.tofino]", "[switch.tofino]\nprocessor_port = 140", r"ports: 140: is the processor's port"),
         ("pipeline_lanes = 32", "pipeline_lanes = 64", r"pipeline_lanes: 64: the switch runs 32 lanes"),
@@ -211,11 +207,8 @@ def test_what_a_tofino_cannot_do_is_refused_before_anything_changes(switch, text
     assert old in text
     switch.ports -= {250}
     switch.load(files[0].read_bytes())
-    with (
-        closing(Admitting(text.replace(old, new))) as admitting,
-        pytest.raises(DescriptionError, match=words),
-    ):
-        admitting.admit()
+    with closing(Admitting(text.replace(old, new))) as job, pytest.raises(DescriptionError, match=words):
+        job.admit()
     assert not switch.table("admission.jobs")
     assert not switch.table("$PORT")
 
@@ -290,11 +283,8 @@ def test_the_update_that_a_switch_refuses_is_named(session):
 def test_a_program_without_a_binary_is_refused(switch, text, program):
     config = pipeline_config("peelsum", tables(), [Profile("pipe", b"{}", b"")])
     (program / "stratum.pb.bin").write_bytes(config)
-    with (
-        closing(Admitting(text)) as admitting,
-        pytest.raises(SwitchError, match="refused loading the program: Invalid device config sent"),
-    ):
-        admitting.admit()
+    with closing(Admitting(text)) as job, pytest.raises(SwitchError, match="Invalid device config sent"):
+        job.admit()
 
 
 def test_another_program_is_not_taken_for_ours(switch, admitting):
@@ -308,9 +298,7 @@ def test_another_program_is_not_taken_for_ours(switch, admitting):
 
 
 def test_a_switch_that_does_not_answer_is_asked_by_the_right_name(files):
-    with pytest.raises(
-        SwitchError, match=r"nothing answers BF Runtime at 127.0.0.1:1; is bf_switchd running"
-    ):
+    with pytest.raises(SwitchError, match=r"nothing answers BF Runtime at 127.0.0.1:1; is bf_switchd"):
         BfRuntimeSession("127.0.0.1:1", pipeline_schema(*files), timeout_s=0.5)
 
 
@@ -337,10 +325,8 @@ def test_the_command_line_admits_a_job_and_doctor_finds_it(switch, text, tmp_pat
     assert (admission["job_id"], admission["lanes"], admission["worker_ports"]) == (3, 32, [132, 136])
     findings = json.loads(peelsum("doctor", str(job), "--json").stdout)["findings"]
     (found,) = [one for one in findings if one["subject"] == f"switch {switch.address}: job 3"]
-    assert (found["state"], found["result"]) == (
-        "ok",
-        f"generation {admission['generation']}, ports 132, 136, server at 140",
-    )
+    said = f"generation {admission['generation']}, ports 132, 136, server at 140"
+    assert (found["state"], found["result"]) == ("ok", said)
 
 
 def test_another_server_is_not_taken_for_bf_switchd(server, files):
@@ -395,10 +381,8 @@ def test_the_compiled_declaration_is_current(tmp_path):
     google = Path(finsy.__file__).parent / "proto"
     made = tmp_path / "made"
     includes = ["-I", source, "-I", google, "-I", "/usr/include"]
-    subprocess.run(
-        ["protoc", *includes, "--include_imports", f"--descriptor_set_out={made}", "bfruntime.proto"],
-        check=True,
-    )
+    command = ["protoc", *includes, "--include_imports", f"--descriptor_set_out={made}", "bfruntime.proto"]
+    subprocess.run(command, check=True)
     found = FileDescriptorSet.FromString(made.read_bytes())
     assert found == FileDescriptorSet.FromString((source / "bfruntime.binpb").read_bytes())
 

@@ -38,9 +38,8 @@ def told():
 @pytest.fixture
 def controllers(tmp_path, switches, told):
     addresses = [switch.address for switch in switches]
-    with closing(
-        Controllers(tmp_path, addresses, tell=lambda event: told.append((event.kind, event.text)))
-    ) as made:
+    noted = lambda event: told.append((event.kind, event.text))  # noqa: E731
+    with closing(Controllers(tmp_path, addresses, tell=noted)) as made:
         yield made
 
 
@@ -97,10 +96,8 @@ def test_jobs_are_admitted_to_their_switches_and_evicted(primary, switches, told
     assert have(switches, jobs)
     primary.poll()
     assert have(switches, jobs)
-    assert [(job["job_id"], job["state"]) for job in primary.listed()["jobs"]] == [
-        (3, "admitted"),
-        (4, "admitted"),
-    ]
+    listed = [(job["job_id"], job["state"]) for job in primary.listed()["jobs"]]
+    assert listed == [(3, "admitted"), (4, "admitted")]
     assert primary.evict(3) == {"waiting": []}
     del jobs[3]
     assert have(switches, jobs)
@@ -251,9 +248,7 @@ def test_the_backup_takes_over_from_a_primary_that_was_killed(primary, controlle
     assert kinds(told) == ["primary", "regained", "regained"]  # tables that are right are left alone
 
 
-def test_a_switch_with_a_job_that_another_controller_holds_is_left_to_it(
-    controllers, switches, told, monkeypatch
-):
+def test_a_switch_with_another_controllers_job_is_left_to_it(controllers, switches, told, monkeypatch):
     monkeypatch.setattr("peelsum.control.session._RELEASE_S", 0.1)
     with closing(JobController()) as holder:
         job = parse_description(job_text(3, switches[0].address))
@@ -330,9 +325,7 @@ def test_a_full_disk_is_called_by_its_name(tmp_path):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_an_admission_that_a_switch_refuses_half_way_leaves_the_job_as_it_was(
-    primary, switches, monkeypatch, known
-):
+def test_an_admission_that_is_refused_half_way_changes_no_job(primary, switches, monkeypatch, known):
     jobs = admitted(primary, switches[0]) if known else {}
 
     def refusing(placement, generation):
@@ -346,9 +339,7 @@ def test_an_admission_that_a_switch_refuses_half_way_leaves_the_job_as_it_was(
     assert have(switches, jobs)
 
 
-def test_a_primary_that_was_stopped_and_goes_on_is_a_backup_and_cannot_write(
-    primary, controllers, switches, told
-):
+def test_a_primary_that_was_stopped_and_goes_on_is_a_backup(primary, controllers, switches, told):
     """It held its streams all the time; the greater election id took its role away."""
     other = controllers.start(address="there:2")
     epoch = other._store.take_over("there:2", list(other._switches))
@@ -377,9 +368,7 @@ def test_a_controller_with_other_switches_is_not_a_backup(primary, controllers, 
     assert not backup.is_primary
 
 
-def test_a_controller_that_starts_before_its_switches_and_with_a_list_that_has_changed(
-    primary, controllers, switches
-):
+def test_a_controller_that_starts_before_its_switches_and_has_another_list(primary, controllers, switches):
     primary.close()
     switches[0].stop()
     cluster = controllers.start(addresses=[switches[0].address])
@@ -428,14 +417,9 @@ def test_a_state_file_that_is_gone_gets_no_more_changes(tmp_path, other):
         path.unlink()
         if other:
             path.write_bytes(b"another file")
-        for use in (
-            store.leader,
-            store.jobs,
-            lambda: store.admit(epoch, StoredJob(3, True, 5, "text", "", "")),
-        ):
-            with pytest.raises(
-                StoreError, match=r"controller.state: .*: was removed or replaced while in use"
-            ):
+        admit = lambda: store.admit(epoch, StoredJob(3, True, 5, "text", "", ""))  # noqa: E731
+        for use in (store.leader, store.jobs, admit):
+            with pytest.raises(StoreError, match=r"controller.state: .*: was removed or replaced"):
                 use()
 
 
@@ -455,11 +439,7 @@ def test_a_state_file_of_a_later_version(tmp_path):
         ("[[switches]]", "[[switch]]", "switch: .* call it 'switches'"),
         ("a:1", "a", "switches.0.p4runtime: 'a': give the address as host:port"),
         ("a:1", "b:2", "switches: 'b:2', device_id 1: is listed 2 times; list it once"),
-        (
-            "= 32",
-            "= 33",
-            "switches.0.pipeline_lanes: 33: is not compiled; use 32, 64, 128, 256, 512, 1024, 2048",
-        ),
+        ("= 32", "= 33", "switches.0.pipeline_lanes: 33: is not compiled; use 32, 64, 128, 256"),
     ],
 )
 def test_errors_of_the_file_name_field_value_and_remedy(right, wrong, message):
@@ -485,9 +465,8 @@ def jobs_on(address):
 def test_bmv2_is_kept_and_taken_over_too(tmp_path, told):
     with ExitStack() as later:
         with running_bmv2(tmp_path / "first.log") as address:
-            controllers = later.enter_context(
-                closing(Controllers(tmp_path, [address], tell=lambda event: told.append(event.kind)))
-            )
+            noting = Controllers(tmp_path, [address], tell=lambda event: told.append(event.kind))
+            controllers = later.enter_context(closing(noting))
             first = polled_until_up(controllers.start(address="here:1"))
             kept = {job_id: first.admit(job_text(job_id, address))["generation"] for job_id in (3, 4)}
             first.admit(job_text(5, address))

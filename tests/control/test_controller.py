@@ -78,9 +78,7 @@ def test_an_admitted_job_is_summed_and_its_result_comes_back(controller, device,
     assert [port for port, _ in exchange(device, 9, **{**result, "sender": 1})] == [5]
 
 
-def test_admitting_again_raises_the_generation_and_frees_the_jobs_slots(
-    controller, device, description, data_plane
-):
+def test_admitting_again_raises_the_generation_and_frees_slots(controller, device, description, data_plane):
     first = controller.admit(description)
     contribute(device, first, 0, chunk_id=5)
     other = parse_description(
@@ -108,9 +106,7 @@ def stamps(device):
     return next(r for name, r in device.switch.registers.items() if name.endswith("owner_stamp"))
 
 
-def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_looks_live(
-    server, device, files, description
-):
+def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_is_free(server, device, files, description):
     """The stamps are 0, and the switch's clock, which wraps after 76 hours, is far from that."""
     now_us, fresh = 40 * 3600 * 1_000_000, 512
     chunks = [chunk for chunk in range(4096) if slot_index(salt(3), chunk, 4096) < fresh][:64]
@@ -125,9 +121,7 @@ def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_loo
     assert (verdicts[Verdict.ABSORBED], verdicts[Verdict.COLLIDED]) == (64, 0)
 
 
-def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
-    controller, device, description, freed, monkeypatch
-):
+def test_slots_that_cannot_be_read_are_all_reset(controller, device, description, freed, monkeypatch):
     from peelsum.control import v1model
 
     few = 512  # of the switch's 4,096 slots, so that this is quick
@@ -199,9 +193,7 @@ def test_real_hosts_get_their_addresses(controller, device, description, data_pl
     other = text.replace("id=3", "id=4")
     controller.admit(parse_description(other))
     for before, after in (("2:0:0:0:0:4", "2:0:0:0:0:5"), ("10.0.0.4", "10.0.0.5")):
-        with pytest.raises(
-            DescriptionError, match=r"hosts\.4: has another address for job 4; evict that job first"
-        ):
+        with pytest.raises(DescriptionError, match=r"hosts\.4: has another address for job 4; evict"):
             controller.admit(parse_description(text.replace(before, after)))
     controller.evict(4)
     assert rows(device, "hosts") == wanted
@@ -299,14 +291,12 @@ def test_ports_that_the_switch_does_not_have_are_named_before_anything_changes(f
         controller = stack.enter_context(Primary(server.address))
         controller.load_pipeline(*files)
         with pytest.raises(
-            DescriptionError,
-            match=r"ports: 5: .* refuses them \(port 5 is not on this switch; use one of 1, 2, 4, 9\)",
+            DescriptionError, match=r"ports: 5: .* refuses them \(.*; use one of 1, 2, 4, 9\)"
         ):
             controller.admit(description)
         assert rows(device, "jobs") == rows(device, "members") == []
-        fits = description.model_copy(
-            update={"ports": description.ports.model_copy(update={"workers": (1, 4)})}
-        )
+        ports = description.ports.model_copy(update={"workers": (1, 4)})
+        fits = description.model_copy(update={"ports": ports})
         assert controller.admit(fits).worker_ports == (1, 4)
         assert device.switch.groups.ids() == [3]
 
@@ -315,9 +305,7 @@ def test_nobody_there():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        with pytest.raises(
-            SwitchError, match=f"nothing answers P4Runtime at {address}; is `peelsum switch run`"
-        ):
+        with pytest.raises(SwitchError, match=f"nothing answers P4Runtime at {address}; is `peelsum"):
             Primary(address, timeout_s=0.3)
 
 
@@ -347,7 +335,7 @@ def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(ser
     for use in (lambda: controller.status(), lambda: controller.admit(description)):
         with (
             Primary(server.address) as controller,
-            pytest.raises(SwitchError, match="runs no pipeline; load one first"),
+            pytest.raises(SwitchError, match="runs no pipeline; load"),
         ):
             use()
     backup.channel.close()

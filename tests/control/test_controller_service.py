@@ -142,18 +142,9 @@ def findings(at):
         (("job", "evict", "3", "--token", "t"), "--token: t: applies to --controller only; give that too"),
         (("job", "admit", "j", "--hold", "--controller", "h:1"), "--hold: a controller holds the job itself"),
         (("job", "admit", "no.toml", "--controller", "h:1"), "no.toml: No such file or directory; give the"),
-        (
-            ("job", "evict", "3", "--controller", "10.0.0.1:1"),
-            "controller: 10.0.0.1 is beyond loopback, where",
-        ),
-        (
-            ("job", "evict", "3", "--controller", "127.0.0.1:1"),
-            "controller: nothing answers at 127.0.0.1:1; is",
-        ),
-        (
-            ("controller", "run", "--config", "no.toml"),
-            "no.toml: No such file or directory; give the path of a cluster",
-        ),
+        (("job", "evict", "3", "--controller", "10.0.0.1:1"), "controller: 10.0.0.1 is beyond loopback"),
+        (("job", "evict", "3", "--controller", "127.0.0.1:1"), "controller: nothing answers at 127.0.0.1:1"),
+        (("controller", "run", "--config", "no.toml"), "no.toml: No such file or directory; give the path"),
     ],
 )
 def test_errors_are_one_line(words, message, monkeypatch):
@@ -242,11 +233,10 @@ def test_metrics_are_those_of_the_list(start, switches):
     client.admit(job_text(3, switches[0].address))
     with urllib.request.urlopen(running.said["metrics"], timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
+    counts = ("epoch", "jobs", 'events_total{kind="admitted"}')
     for line in (
-        "peelsum_cluster_epoch 1.0",
-        "peelsum_cluster_jobs 1.0",
+        *(f"peelsum_cluster_{one} 1.0" for one in counts),
         'peelsum_cluster_switches{state="up"} 2.0',
-        'peelsum_cluster_events_total{kind="admitted"} 1.0',
     ):
         assert line in lines
     client.evict(3)

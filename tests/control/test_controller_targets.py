@@ -49,14 +49,8 @@ def test_other_traffic_gets_its_routes_and_its_bridge(address, files, descriptio
     with Primary(address, timeout_s=PATIENCE_S) as controller:
         assert controller.load_pipeline(*files)
         for prefixes in (["10.0.1.0/24", "10.0.2.0/24"], ["0.0.0.0/0", "10.0.2.0/24"], ["0.0.0.0/0"]):
-            section = SwitchSection.model_validate(
-                {
-                    "pipeline_lanes": 32,
-                    "address": own,
-                    "bridge": {"2:0:0:0:0:5": 5},
-                    "routes": dict.fromkeys(prefixes, hop),
-                }
-            )
+            fields = {"pipeline_lanes": 32, "address": own, "bridge": {"2:0:0:0:0:5": 5}}
+            section = SwitchSection.model_validate(fields | {"routes": dict.fromkeys(prefixes, hop)})
             controller.admit(description.model_copy(update={"switch": section}))
     with Session(address, 1, timeout_s=PATIENCE_S) as session:
         (route,) = session.entries("routes")

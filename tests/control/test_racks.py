@@ -99,11 +99,8 @@ def test_admission_fills_the_tables_of_all_switches(jobs, job, devices):
     assert (admission.workers, admission.racks, admission.slots) == (3, (2, 1), 4096)
     assert (admission.server_port, admission.worker_ports) == (9, (4, 5, 4))
     generation = admission.generation
-    assert job_rows(devices) == [
-        ("admit_spine", generation, 0b11, 9, 3),
-        ("admit_leaf", generation, 0b11, 7, 3),
-        ("admit_leaf", generation, 0b1, 8, 3),
-    ]
+    leaves = [("admit_leaf", generation, mask, up, 3) for mask, up in ((0b11, 7), (0b1, 8))]
+    assert job_rows(devices) == [("admit_spine", generation, 0b11, 9, 3), *leaves]
     spine, first, second = devices
     assert rows(spine, "members") == [((3, 1), (0b01, 0)), ((3, 2), (0b10, 32)), ((3, 9), ())]
     assert rows(spine, "return_paths") == [((3, 0), (1,)), ((3, 1), (1,)), ((3, 32), (2,))]
@@ -129,14 +126,8 @@ def relay(devices, location, payload, arrive):
 
 def test_workers_and_server_of_an_admission_get_exact_sums(jobs, job, devices):
     admission = SimpleNamespace(**jobs.admit_job(job))
-    config = JobConfig(
-        job_id=admission.job_id,
-        generation=admission.generation,
-        workers=admission.workers,
-        lanes=admission.lanes,
-        window=admission.window,
-        racks=admission.racks,
-    )
+    names = ("job_id", "generation", "workers", "lanes", "window", "racks")
+    config = JobConfig(**{name: getattr(admission, name) for name in names})
     places = {(1, 4): 0, (1, 5): 1, (2, 4): 32}
     hosts = {place: WorkerEndpoint(config, number) for place, number in places.items()}
     hosts[0, 9] = AggregationServer(config)
@@ -151,9 +142,8 @@ def test_workers_and_server_of_an_admission_get_exact_sums(jobs, job, devices):
     for bit, place in enumerate(places):
         hosts[place].submit(np.full(100, 1 << bit, np.uint32), "add")
     while len(sums) < len(places):
-        outgoing = [
-            (place, row.tobytes()) for place, host in hosts.items() for row in host.to_send(0.0).copy()
-        ]
+        bursts = [(place, host.to_send(0.0).copy()) for place, host in hosts.items()]
+        outgoing = [(place, row.tobytes()) for place, burst in bursts for row in burst]
         assert outgoing, "everything was sent and nobody has its sum"
         for place, payload in outgoing:
             relay(devices, place, payload, arrive)
@@ -164,9 +154,7 @@ def test_workers_and_server_of_an_admission_get_exact_sums(jobs, job, devices):
 
 
 @pytest.mark.parametrize("forgetful", range(2))
-def test_a_switch_that_forgot_gets_a_running_job_back_and_later_admissions_new_generations(
-    jobs, job, devices, files, forgetful
-):
+def test_a_switch_that_forgot_gets_its_running_job_back(jobs, job, devices, files, forgetful):
     first = jobs.admit_job(job)["generation"]
     before = [[rows(device, name) for name in TABLES] for device in devices]
 
@@ -212,9 +200,7 @@ def test_no_packet_meets_half_an_admission(jobs, job, monkeypatch):
     assert seen == [(step, place) for step, places in steps.items() for place in places]
 
 
-def test_when_a_switch_fails_on_the_way_the_job_is_closed_and_the_next_admission_is_new(
-    jobs, job, monkeypatch
-):
+def test_when_a_switch_fails_on_the_way_the_job_is_closed(jobs, job, monkeypatch):
     first = jobs.admit_job(job)["generation"]
 
     def fail(placement, secret):
@@ -228,9 +214,7 @@ def test_when_a_switch_fails_on_the_way_the_job_is_closed_and_the_next_admission
     assert jobs.admit_job(job)["generation"] == (first + 2) % (1 << 16)
 
 
-def test_status_shows_each_switch_as_what_it_is_and_an_eviction_begins_at_the_workers(
-    jobs, job, devices, monkeypatch
-):
+def test_status_has_each_switch_and_an_eviction_begins_at_the_workers(jobs, job, devices, monkeypatch):
     generation = jobs.admit_job(job)["generation"]
     spine, first, second = (status.jobs[0] for status in statuses(job))
     assert (spine.level, spine.rack_ports, spine.worker_ports) == ("spine", {0: 1, 1: 2}, {})

@@ -32,11 +32,8 @@ def device(ports):
 
 def secrets(ports):
     """Return the ports' secrets in hexadecimal, by port."""
-    return {
-        number: ports.sockets.secrets[row].tobytes().hex()
-        for row, (number, port) in enumerate(ports.ports.items())
-        if port.has_secret
-    }
+    rows = [(row, number) for row, (number, port) in enumerate(ports.ports.items()) if port.has_secret]
+    return {number: ports.sockets.secrets[row].tobytes().hex() for row, number in rows}
 
 
 def test_every_admission_has_a_secret_of_its_own_until_the_job_is_evicted(controller, description, ports):
@@ -85,15 +82,13 @@ def test_the_switch_takes_secrets_as_p4runtime_takes_entries_and_never_shows_one
         for kind in ("MODIFY", "DELETE"):
             assert refusal(client, kind, extern_entry=extern(3, value))[0] == "NOT_FOUND"
         client.update("INSERT", extern_entry=extern(3, value))
-        assert client.read(extern_entry=extern(0)) == [
-            p4r.ExternEntry(extern_type_id=254, extern_id=one) for one in (2, 3)
-        ]
+        entries = [p4r.ExternEntry(extern_type_id=254, extern_id=one) for one in (2, 3)]
+        assert client.read(extern_entry=extern(0)) == entries
         assert len(client.read(extern_entry=extern(3))) == 1
         for wrong in (
             None,
             StringValue(value="x" * 16),
-            BytesValue(value=b"x" * 15),
-            BytesValue(value=bytes(16)),
+            *(BytesValue(value=bytes(size)) for size in (15, 16)),
         ):
             assert refusal(client, "MODIFY", extern_entry=extern(2, wrong))[0] == "INVALID_ARGUMENT"
         assert refusal(client, "INSERT", extern_entry=extern(77, value))[0] == "INVALID_ARGUMENT"

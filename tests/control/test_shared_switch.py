@@ -25,12 +25,9 @@ def switch():
 
 def described(description, address, job_id=3, **more):
     """Return the description at a switch's address, with another number, and other values for the switch."""
-    return description.model_copy(
-        update={
-            "switch": description.switch.model_copy(update={"p4runtime": address, **more}),
-            "job": description.job.model_copy(update={"id": job_id}),
-        }
-    )
+    section = description.switch.model_copy(update={"p4runtime": address, **more})
+    job = description.job.model_copy(update={"id": job_id})
+    return description.model_copy(update={"switch": section, "job": job})
 
 
 class Holder:
@@ -84,9 +81,7 @@ def forget(switch, files):
         other.session.commit(pipeline_schema(*files))
 
 
-def test_a_restarted_switch_gets_pipeline_and_job_back_and_nothing_is_done_where_nothing_happened(
-    held, switch, files
-):
+def test_a_restarted_switch_gets_pipeline_and_job_back_and_others_nothing(held, switch, files):
     before = switch.holding()
     assert held.poll() == held.poll() == []
     switch.restart()
@@ -184,10 +179,8 @@ def test_a_held_job_is_refused_to_others_until_its_holder_ends(held, switch, job
         patched.setattr("peelsum.control.session._RELEASE_S", 0.0)
         with closing(JobController()) as other, pytest.raises(LeaseHeldError, match=refusal):
             other.acquire_lease(job)
-        with (
-            Primary(switch.address, patience_s=PATIENCE_S) as other,
-            pytest.raises(LeaseHeldError, match=refusal),
-        ):
+        waiting = Primary(switch.address, patience_s=PATIENCE_S)
+        with waiting as other, pytest.raises(LeaseHeldError, match=refusal):
             other.admit(job)
         assert held.poll() == []
         switch.restart()
@@ -209,7 +202,5 @@ def test_a_pipeline_with_other_jobs_is_not_replaced(held, switch, description, j
         if job_id == 3:
             assert jobs.admit_job(wide)["lanes"] == 64
             return
-        with pytest.raises(
-            DescriptionError, match=r"pipeline_lanes: 64: .* another program, of 32 lanes, with jobs 3; evict"
-        ):
+        with pytest.raises(DescriptionError, match=r"pipeline_lanes: 64: .* another program, of 32 lanes"):
             jobs.acquire_lease(wide)

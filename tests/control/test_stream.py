@@ -30,9 +30,8 @@ class Says:
 
 def test_a_packet_before_the_answer_is_not_taken_for_it():
     packet = p4r.StreamMessageResponse(packet=p4r.PacketIn(payload=b"a late acknowledgement"))
-    lost = p4r.MasterArbitrationUpdate(
-        election_id=U128.encode(9), status=rpc_status.Status(code=rpc_code.ALREADY_EXISTS)
-    )
+    status = rpc_status.Status(code=rpc_code.ALREADY_EXISTS)
+    lost = p4r.MasterArbitrationUpdate(election_id=U128.encode(9), status=status)
     stream = StreamChannel(Says(packet, p4r.StreamMessageResponse(arbitration=lost)), "s1:9559", 1)
     with pytest.raises(NotPrimaryError, match=r"another controller is the primary .* \(election id 9\)"):
         stream.become_primary(1, PATIENCE_S)
@@ -41,9 +40,8 @@ def test_a_packet_before_the_answer_is_not_taken_for_it():
 def test_a_switch_that_ignores_roles_is_not_taken_for_one_that_has_them():
     """BMv2 would take any other bid than 0 for one in its only election."""
     primary = p4r.MasterArbitrationUpdate(status=rpc_status.Status(code=rpc_code.OK))
-    stream = StreamChannel(
-        Says(p4r.StreamMessageResponse(arbitration=primary)), "s1:9559", 1, "peelsum job 1"
-    )
+    says = Says(p4r.StreamMessageResponse(arbitration=primary))
+    stream = StreamChannel(says, "s1:9559", 1, "peelsum job 1")
     with pytest.raises(UnsupportedError, match="s1:9559 has no roles"):
         stream.acquire_lease(PATIENCE_S)
 

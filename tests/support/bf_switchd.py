@@ -82,12 +82,10 @@ class BfSwitchd:
             "Read": self._guarded(self._read),
             "StreamChannel": self._stream,
         }
-        handlers = {
-            name: getattr(grpc, f"{CARDINALITIES[name]}_rpc_method_handler")(
-                calls[name], request.FromString, response.SerializeToString
-            )
-            for name, (request, response) in METHODS.items()
-        }
+        handlers = {}
+        for name, (request, response) in METHODS.items():
+            handler = getattr(grpc, f"{CARDINALITIES[name]}_rpc_method_handler")
+            handlers[name] = handler(calls[name], request.FromString, response.SerializeToString)
         return grpc.method_handlers_generic_handler("bfrt_proto.BfRuntime", handlers)
 
     def _guarded(self, call):
@@ -208,9 +206,8 @@ class BfSwitchd:
     def _check_fixed(self, table, verb, key, data):
         failed = f"Table Add failed table:{table.name}"
         if table.name == "$pre.node" and verb != "DELETE":
-            wanted = {
-                table.data[name].number for name in ("$MULTICAST_RID", "$MULTICAST_LAG_ID", "$DEV_PORT")
-            }
+            names = ("$MULTICAST_RID", "$MULTICAST_LAG_ID", "$DEV_PORT")
+            wanted = {table.data[name].number for name in names}
             if not wanted <= data.keys() or not set(data[table.data["$DEV_PORT"].number]) <= self.ports:
                 raise RefusedError(Code.INVALID_ARGUMENT, failed)
         if table.name == "$pre.mgid" and verb != "DELETE":
@@ -223,10 +220,8 @@ class BfSwitchd:
             if int.from_bytes(key[0], "big") in used:
                 raise RefusedError(Code.ALREADY_EXISTS, f"Table Entry delete failed table:{table.name}")
         if table.name == "$PORT" and verb == "INSERT":
-            choices = {
-                field["singleton"]["name"]: field["singleton"]["type"].get("choices")
-                for field in self.kinds[table.number]["data"]
-            }
+            fields = [field["singleton"] for field in self.kinds[table.number]["data"]]
+            choices = {field["name"]: field["type"].get("choices") for field in fields}
             for name in ("$SPEED", "$FEC"):
                 if data.get(table.data[name].number) not in choices[name]:
                     raise RefusedError(Code.INVALID_ARGUMENT, failed)
@@ -239,10 +234,9 @@ class BfSwitchd:
             raise RefusedError(Code.INVALID_ARGUMENT, f"Table Entry modify failed table:{table.name}")
         for number in range(self.pipes) if pipe == ALL_PIPES else [pipe]:
             # The SDE writes the whole value; a field that is not given becomes 0.
-            self.registers[table.number][number, index] = {
-                field.number: int.from_bytes(data.get(field.number, b""), "big")
-                for field in table.data.values()
-            }
+            values = {number: int.from_bytes(value, "big") for number, value in data.items()}
+            fields = (field.number for field in table.data.values())
+            self.registers[table.number][number, index] = {one: values.get(one, 0) for one in fields}
 
     def _key(self, entry, table):
         fields, values = table.key, {}

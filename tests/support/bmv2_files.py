@@ -72,9 +72,8 @@ def _wait(process, folder, count, ports):
         now = {path.name: path.stat().st_size for path in folder.glob("*_out.pcap")}
         if now != sizes:
             sizes, changed = now, time.monotonic()
-        done = sum(
-            len(list(_records((folder / name).read_bytes()))) for name, size in now.items() if size > 24
-        )
+        written = [(folder / name).read_bytes() for name, size in now.items() if size > 24]
+        done = sum(len(list(_records(data))) for data in written)
         if time.monotonic() - changed > (QUIET_S if done >= count else PATIENCE_S / 4) and len(now) == ports:
             return
         time.sleep(0.05)

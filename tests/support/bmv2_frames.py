@@ -56,9 +56,7 @@ class Bmv2Frames:
         status = self._bmv2.status()
         if status is None:
             return f"simple_switch_grpc runs, but answered nothing within {PATIENCE_S} s"
-        return (
-            f"simple_switch_grpc ended with {status}; it names what it cannot load if run with the JSON file"
-        )
+        return f"simple_switch_grpc ended with {status}; run with the JSON file, it names what it cannot load"
 
     def _collect_until(self, enough, out):
         deadline = time.monotonic() + PATIENCE_S

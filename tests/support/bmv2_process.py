@@ -98,11 +98,9 @@ class Bmv2InNamespace:
 
     def load(self, p4info, device_config):
         """Load a pipeline: registers zero, tables empty. BMv2 keeps multicast groups across it."""
-        request = p4r.SetForwardingPipelineConfigRequest(
-            device_id=1,
-            election_id=p4r.Uint128(low=1),
-            action=p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT,
-        )
+        action = p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT
+        fields = {"device_id": 1, "election_id": p4r.Uint128(low=1), "action": action}
+        request = p4r.SetForwardingPipelineConfigRequest(**fields)
         request.config.p4info.CopyFrom(p4info)
         request.config.p4_device_config = device_config
         self.stub.SetForwardingPipelineConfig(request)

@@ -43,9 +43,8 @@ class Bmv2Rig(TableRig):
         self._groups.clear()
         self._bmv2.load(self.p4info, self._device_config)
         self._written = set()
-        self.admit_job(
-            MARKER_JOB, generation=0, salt=0, expected_mask=1, up_port=MARKER_PORT, group=MARKER_JOB
-        )
+        fields = {"generation": 0, "salt": 0, "expected_mask": 1}
+        self.admit_job(MARKER_JOB, up_port=MARKER_PORT, group=MARKER_JOB, **fields)
         self.set_group(MARKER_JOB, [*PORTS, MARKER_PORT, CPU_PORT])
         self._markers = 0
         self._exchange(None)
@@ -119,9 +118,8 @@ class Bmv2Rig(TableRig):
         for one in (raw, frame(marker)):
             if one is not None:
                 self._put(port, one)
-        outputs = [
-            output for at, sock in self._bmv2.sockets.items() for output in self._until(marker, at, sock)
-        ]
+        sockets = self._bmv2.sockets.items()
+        outputs = [output for at, sock in sockets for output in self._until(marker, at, sock)]
         return sorted(outputs + self._told_until(marker))
 
     def _put(self, port, raw):

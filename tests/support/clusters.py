@@ -45,9 +45,8 @@ workers = {ports}
 def cluster_text(addresses, state="cluster.sqlite", poll_s=0.05):
     """Return the description of a cluster of switches with 32 lanes."""
     text = f'[controller]\nstate = "{state}"\npoll_s = {poll_s}\n'
-    return text + "".join(
-        f'[[switches]]\np4runtime = "{address}"\npipeline_lanes = 32\n' for address in addresses
-    )
+    switch = '[[switches]]\np4runtime = "{}"\npipeline_lanes = 32\n'
+    return text + "".join(map(switch.format, addresses))
 
 
 def job_text(job_id, address, ports=(4, 5), up=9):
@@ -63,10 +62,9 @@ def random_job(rng, job_id, addresses):
     racks = [rng.sample(range(1, 29), rng.randint(1, 3)) for _ in addresses[1:]]
     text = RACKS.format(job_id=job_id, count=sum(map(len, racks)), spine=addresses[0])
     places = zip(addresses[1:], racks, strict=True)
-    return text + "".join(
-        RACK.format(address=address, spine_port=number, ports=ports)
-        for number, (address, ports) in enumerate(places, 1)
-    )
+    for number, (address, ports) in enumerate(places, 1):
+        text += RACK.format(address=address, spine_port=number, ports=ports)
+    return text
 
 
 def expected(address, jobs):
@@ -93,11 +91,8 @@ def actual(device):
     opened = [(keys, params) for keys, params in rows(device, "jobs") if params[2]]
     assert not rows(device, "hosts")
     groups = device.switch.groups
-    return {
-        "jobs": opened,
-        **tables,
-        "groups": {group: sorted(port for port, _ in groups.get(group)) for group in groups.ids()},
-    }
+    ports = {group: sorted(port for port, _ in groups.get(group)) for group in groups.ids()}
+    return {"jobs": opened, **tables, "groups": ports}
 
 
 def have(switches, jobs):

@@ -187,16 +187,10 @@ class Workers:
     def __init__(self, compressor, count=3, *, kind=Books, allreduce=None, **options):
         self.summations = LocalSummation.group(count, 8)
         options = {"error_feedback": True} | options
-        self.sums = [
-            CompressedSum(
-                one,
-                compressor,
-                kind(),
-                allreduce=None if allreduce is None else Allreduce(one, average=True, **allreduce),
-                **options,
-            )
-            for one in self.summations
-        ]
+        self.sums = []
+        for one in self.summations:
+            summing = None if allreduce is None else Allreduce(one, average=True, **allreduce)
+            self.sums.append(CompressedSum(one, compressor, kind(), allreduce=summing, **options))
 
     def step(self, tensors, step=None):
         """Every worker's result of one step, or of one bucket of step `step`; the first error is raised."""

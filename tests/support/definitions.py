@@ -168,19 +168,14 @@ def power_sgd(tensors, start):
     """Return what each worker sends, P Q_w^T flat, of matrices tensors[w][row][column] and Q = start."""
     workers, rank = len(tensors), len(start[0])
     units = [_unit(matrix, 24) for matrix in tensors]
-    whole = [
-        [[round(Fraction(one) / unit) * unit for one in row] for row in matrix]
-        for matrix, unit in zip(tensors, units, strict=True)
-    ]
+    pairs = list(zip(tensors, units, strict=True))
+    whole = [[[round(Fraction(one) / unit) * unit for one in row] for row in rows] for rows, unit in pairs]
     factors = [_product(matrix, start) for matrix in whole]
     p = _orthonormal(_summed(factors, workers), rank)
-    thin = [
-        [
-            [round(Fraction(single(float(one))) / unit) * unit for one in row]
-            for row in _product(_turned(matrix), p)
-        ]
-        for matrix, unit in zip(whole, units, strict=True)
-    ]
+    thin = []
+    for matrix, unit in zip(whole, units, strict=True):
+        rows = [[single(float(one)) for one in row] for row in _product(_turned(matrix), p)]
+        thin.append([[round(Fraction(one) / unit) * unit for one in row] for row in rows])
     bound = max(abs(single(float(one))) for matrix in thin for row in matrix for one in row)
     sent = [[fixed_point([float(one) for one in row], bound, workers) for row in matrix] for matrix in thin]
     return [[float(one) for row in _product(p, _turned(q)) for one in row] for q in sent]

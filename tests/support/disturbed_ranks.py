@@ -108,9 +108,8 @@ class Disturbance:
         arguments = self._folder, enters
         environments = [self._job] * ranks
         run: Callable[..., list[Any]] = run_ranks
-        self._results.append(
-            self._pool.submit(run, ranks, sum_until_the_end, *arguments, environments=environments)
-        )
+        running = self._pool.submit(run, ranks, sum_until_the_end, *arguments, environments=environments)
+        self._results.append(running)
 
     def _processes(self, kind):
         """Return the process ids of the files of a kind, without those that were killed or have ended."""

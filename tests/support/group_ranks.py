@@ -66,8 +66,6 @@ def sums_by_tree(rank, elements):
 
 def _wrapped(last, elements):
     """Return the first element of the sum of the first and the last rank's tensors."""
-    both = [
-        torch.randint(-(2**31), 2**31, (elements,), generator=torch.Generator().manual_seed(rank))[0]
-        for rank in (0, last)
-    ]
+    draws = [torch.Generator().manual_seed(rank) for rank in (0, last)]
+    both = [torch.randint(-(2**31), 2**31, (elements,), generator=draw)[0] for draw in draws]
     return (both[0] + both[1]).to(torch.int32)

@@ -5,20 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from peelsum.compress import (
-    CARRIERS,
-    DENSE,
-    Decider,
-    Event,
-    LinkModel,
-    Measurement,
-    StepPlan,
-    StepTraffic,
-    SwitchPath,
-    Workload,
-    carrier_of,
-    cost,
-)
+from peelsum import compress
 from peelsum.compress.costs import all_reduce_cost
 
 WORKERS = 4
@@ -33,22 +20,25 @@ class World:
     called with each step and its decision, before `gain`.
     """
 
-    link: Callable[[int], LinkModel]
-    switch_link: Callable[[int], LinkModel] | None = None
+    link: Callable[[int], compress.LinkModel]
+    switch_link: Callable[[int], compress.LinkModel] | None = None
     gain: Callable[[int, float], float] = lambda step, ratio: ratio**0.2
-    summing: Callable[[int, StepPlan], None] = lambda step, plan: None
+    summing: Callable[[int, compress.StepPlan], None] = lambda step, plan: None
     noise: float = 0.05
     select_s: float = 1e-3
     compute_s: float = 5e-3
     seed: int = 0
-    events: list[tuple[int, Event]] = field(default_factory=list)
+    events: list[tuple[int, compress.Event]] = field(default_factory=list)
     used: list[tuple[str, float, bool]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     probes: list[dict[str, int]] = field(default_factory=list)
 
     def run(self, settings, steps, workers=WORKERS):
         """Run steps with two workers' deciders; assert at each that both would do the same."""
-        deciders = [Decider(settings, ELEMENTS, workers, carriers=CARRIERS, headers=1) for _ in range(2)]
+        deciders = [
+            compress.Decider(settings, ELEMENTS, workers, carriers=compress.CARRIERS, headers=1)
+            for _ in range(2)
+        ]
         random = np.random.default_rng(self.seed)
         traffic, last = None, [dict[str, float]() for _ in range(workers)]
         for step in range(steps):
@@ -57,10 +47,12 @@ class World:
             self.used.append((plan.method, plan.ratio, plan.exploring))
             self.probes.append(dict(plan.probe_words))
             words = [
-                Measurement(**{**one, **self._asked(step, plan, random, workers)}).words(rank, workers)
+                compress.Measurement(**{**one, **self._asked(step, plan, random, workers)}).words(
+                    rank, workers
+                )
                 for rank, one in enumerate(last)
             ]
-            agreed = Measurement.agreed(np.bitwise_or.reduce(words))
+            agreed = compress.Measurement.agreed(np.bitwise_or.reduce(words))
             found = [one.observe(agreed, traffic) for one in deciders]
             assert all(one == found[0] for one in found)
             self.events += [(step, event) for event in found[0]]
@@ -74,15 +66,15 @@ class World:
         return {"group": link, "switch": self.switch_link(step) if self.switch_link else link}
 
     def _step(self, step, plan, workers):
-        link = self._links(step)[carrier_of(plan.method)]
-        return Workload(ELEMENTS, plan.ratio, workers, link, select_s=0.0, headers=1)
+        link = self._links(step)[compress.carrier_of(plan.method)]
+        return compress.Workload(ELEMENTS, plan.ratio, workers, link, select_s=0.0, headers=1)
 
     def _noisy(self, seconds, random):
         return seconds * (1 + self.noise * random.exponential())
 
     def _asked(self, step, plan, random, workers):
         """Return the times of the small exchanges and probes that the plan asks for."""
-        times, path = {}, SwitchPath()
+        times, path = {}, compress.SwitchPath()
         for carrier, probe in plan.probe_words.items():
             link = self._links(step)[carrier]
             for kind, words in (("small", int(carrier in plan.small)), ("probe", probe)):
@@ -96,12 +88,12 @@ class World:
 
     def _summed(self, step, plan, random, workers):
         """Return what a worker measures of a step's sums."""
-        of, dense = self._step(step, plan, workers), plan.method in DENSE
-        one, small_s = cost(plan.method, of), modelled(plan.method, of).small_messages
+        of, dense = self._step(step, plan, workers), plan.method in compress.DENSE
+        one, small_s = compress.cost(plan.method, of), modelled(plan.method, of).small_messages
         network_s = one.latency_s + one.transfer_s
         self.seconds.append(network_s)
         return {
-            f"{carrier_of(plan.method)}_small_s": self._noisy(small_s * of.link.latency_s, random),
+            f"{compress.carrier_of(plan.method)}_small_s": self._noisy(small_s * of.link.latency_s, random),
             "exchange_s": self._noisy(network_s, random),
             "compress_s": 0.0 if dense else self._noisy(self.select_s, random),
             "compute_s": self._noisy(self.compute_s, random),
@@ -115,8 +107,8 @@ class World:
 
 def modelled(method, step):
     """Return the cost model's prediction of a step; its small exchange is a header of no words."""
-    one, alpha = cost(method, step), replace(step, link=LinkModel(1.0, 1.0))
-    messages = cost(method, alpha).latency_s
-    bare = cost(method, replace(alpha, headers=0)).latency_s
+    one, alpha = compress.cost(method, step), replace(step, link=compress.LinkModel(1.0, 1.0))
+    messages = compress.cost(method, alpha).latency_s
+    bare = compress.cost(method, replace(alpha, headers=0)).latency_s
     small = (messages - bare) / (step.sums * step.headers) if step.headers else 0.0
-    return StepTraffic(step.elements, step.sums, messages, one.words, small)
+    return compress.StepTraffic(step.elements, step.sums, messages, one.words, small)

@@ -42,9 +42,8 @@ class Stream:
 
     def bid(self, election_id, device_id=1):
         """Bid and return the answer."""
-        self.send(
-            arbitration=p4r.MasterArbitrationUpdate(device_id=device_id, election_id=U128.encode(election_id))
-        )
+        update = p4r.MasterArbitrationUpdate(device_id=device_id, election_id=U128.encode(election_id))
+        self.send(arbitration=update)
         return self.receive().arbitration
 
     def close(self):
@@ -70,12 +69,9 @@ class Client:
         assert self.primary.bid(U128.decode(self.election_id)).status.code == 0
 
     def set_pipeline(self, config, action="VERIFY_AND_COMMIT"):
-        request = p4r.SetForwardingPipelineConfigRequest(
-            device_id=1,
-            election_id=self.election_id,
-            action=p4r.SetForwardingPipelineConfigRequest.Action.Value(action),
-            config=config,
-        )
+        Request = p4r.SetForwardingPipelineConfigRequest  # noqa: N806
+        fields = {"device_id": 1, "election_id": self.election_id, "action": Request.Action.Value(action)}
+        request = Request(config=config, **fields)
         self.stub.SetForwardingPipelineConfig(request, timeout=WAIT_S)
 
     def get_pipeline(self, response_type="ALL"):

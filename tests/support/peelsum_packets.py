@@ -41,15 +41,9 @@ class Job:
         return 32 * member + 5 if self.level is Level.SPINE else member
 
     def _admit(self):
-        self.rig.admit_job(
-            self.job_id,
-            generation=self.generation,
-            salt=self.salt,
-            expected_mask=self.expected_mask,
-            up_port=self.server_port,
-            group=self.job_id,
-            level=self.level,
-        )
+        row = {"generation": self.generation, "salt": self.salt, "expected_mask": self.expected_mask}
+        row |= {"up_port": self.server_port, "group": self.job_id, "level": self.level}
+        self.rig.admit_job(self.job_id, **row)
 
     def raise_generation(self):
         self.generation += 1

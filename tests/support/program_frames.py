@@ -69,29 +69,7 @@ def hash_frames(rng):
             yield struct.pack(">BBQQ", op, 1, rng.choice([0, 7]), size) + rng.randbytes(24 + 4)
 
 
-def width_frames(rng):
-    for op in range(6):
-        for _ in range(8):
-            yield bytes([op]) + rng.choice([bytes(60), b"\xff" * 60, rng.randbytes(60)]) + rng.randbytes(18)
-
-
-def limb_frames(rng):
-    marks = [0x0123456789ABCDEF0011223344556677, 1 << 127 | 1, rng.getrandbits(128)]
-    for op in range(8):
-        for x in marks:
-            y = rng.choice([x, rng.getrandbits(128)])
-            yield bytes([op, 0]) + x.to_bytes(16, "big") + y.to_bytes(16, "big") + rng.randbytes(16)
-    for third in (1, 2):
-        yield bytes([0x50, 0x34, third, 9]) + rng.randbytes(4) + bytes([1, 2, 3, 4]) + rng.randbytes(5)
-
-
-MADE = {
-    "stack": stack_frames,
-    "again": again_frames,
-    "hashes": hash_frames,
-    "widths": width_frames,
-    "limbs": limb_frames,
-}
+MADE = {"stack": stack_frames, "again": again_frames, "hashes": hash_frames}
 
 
 def by_port(pairs):

@@ -255,11 +255,9 @@ class RandomProgram:
         count = rng.choice([Type("bit", 3), Type("bit", 6), Type("bit", 8), None])
         kinds = {"a": operand, "b": operand, "c": count, "t": BOOL, "u": BOOL}
         places = str(rng.randrange(bits + 2))
-        parts = {
-            name: Expr(places, places, BIT) if kind is None else self._expr(kind, depth - 1)
-            for name, kind in kinds.items()
-            if f"{{{name}}}" in forms[0]
-        }
+        used = {name: kind for name, kind in kinds.items() if f"{{{name}}}" in forms[0]}
+        count = Expr(places, places, BIT)
+        parts = {name: self._expr(kind, depth - 1) if kind else count for name, kind in used.items()}
         p4 = forms[0].format(**{name: part.p4 for name, part in parts.items()})
         py = forms[1].replace("%s", f"'{type_.kind}', {bits}")
         return Expr(p4, py.format(**{name: part.py for name, part in parts.items()}), type_)
@@ -467,11 +465,10 @@ class RandomProgram:
 
     def _target(self, kind="", type_=None):
         """Return a variable that may be changed here, of a kind or type; None if there is none."""
-        names = [
-            name
-            for name, declared in self._scope().items()
-            if kind in declared.kind and type_ in (None, declared) and not name.startswith(_READ_ONLY)
-        ]
+        kinds = {
+            name: declared for name, declared in self._scope().items() if not name.startswith(_READ_ONLY)
+        }
+        names = [name for name, one in kinds.items() if kind in one.kind and type_ in (None, one)]
         return self._variable(self.rng.choice(names)) if names else None
 
     def _write_assign(self):
@@ -658,11 +655,8 @@ class RandomProgram:
             kind, port, data, kept, v = waiting.pop(0)
             # As in simple_switch, the parser does not see what an ingress clone keeps.
             v = v or self._parsed(port, data, {} if kind == _INGRESS_CLONE else kept)
-            copies = (
-                [(kind, *copy) for copy in SESSIONS[100]]
-                if kind in (_INGRESS_CLONE, _EGRESS_CLONE)
-                else v.get("copies", [])
-            )
+            clones = [(kind, *copy) for copy in SESSIONS[100]]
+            copies = clones if kind in (_INGRESS_CLONE, _EGRESS_CLONE) else v.get("copies", [])
             if kind == _INGRESS_CLONE:
                 v |= self._cleared(kept)
             elif kind in (_FRESH, _RECIRCULATED, _RESUBMITTED):

@@ -1,4 +1,4 @@
-"""Frames and headers as tests of the softswitch make and read them."""
+"""Frames as tests of the softswitch make and read them."""
 
 import contextlib
 
@@ -18,14 +18,6 @@ def held(*frames):
 def send(switch, *frames, port=3):
     """Return what leaves a switch, as (port, bytes), of frames that arrive at one port at time 0."""
     return switch.process(Frames.of([(port, frame) for frame in frames]), 0).pairs()
-
-
-def packed(values, widths):
-    word = 0
-    for name, bits in widths.items():
-        assert 0 <= values[name] < 1 << bits, name
-        word = word << bits | values[name]
-    return word.to_bytes(sum(widths.values()) // 8, "big")
 
 
 def received(sock, size):

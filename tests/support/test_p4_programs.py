@@ -32,7 +32,6 @@ def test_compiling_again_gives_the_same(program, tmp_path):
 @pytest.mark.parametrize("program", sources(RIVALS), ids=lambda program: program.stem)
 def test_more_lanes_are_derived_as_the_compiler_makes_them(program, tmp_path):
     build(program, tmp_path, "-I", "../p4/generated/lanes_32")
-    compiled, committed = (
-        program_in(folder / f"{program.stem}.json") for folder in (tmp_path, program.parent)
-    )
+    folders = (tmp_path, program.parent)
+    compiled, committed = (program_in(folder / f"{program.stem}.json") for folder in folders)
     assert with_lanes(committed, 32) == compiled

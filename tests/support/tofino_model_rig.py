@@ -133,14 +133,8 @@ class TofinoModelRig(TableRig):
         command = [self._chip.harness, "--observation-log", str(self._sent)]
         # After -r, loading a file writes what is in it, and nothing else.
         command += ["-l", str(self._binary), "-l", str(self._context), "-r", "-"]
-        self._process = subprocess.Popen(
-            command,
-            cwd=self._folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._process = subprocess.Popen(command, cwd=self._folder, text=True, **pipes)
         self._outputs, self._rows, self._words = self._sent.open(), {}, defaultdict(list)
         self._groups = set()
         if self._chip.processor is not None:

@@ -21,18 +21,12 @@ def trained(rank, settings, over):
 
 
 def _trained(rank, setting, backend):
-    subject, method = (
-        make_subject(setting.model, setting.seed),
-        parse(setting.method, setting.steps, setting.seed),
-    )
+    subject = make_subject(setting.model, setting.seed)
+    method = parse(setting.method, setting.steps, setting.seed)
     mine = batches(subject, setting)[rank]
-    state = SwitchAllreduceState(
-        over=backend,
-        names=subject.model.named_parameters(),
-        forms="dense" if method.dense else "auto",
-        compressor=method.compressor,
-        error_feedback=method.feedback,
-    )
+    options = {"names": subject.model.named_parameters(), "forms": "dense" if method.dense else "auto"}
+    options |= {"compressor": method.compressor, "error_feedback": method.feedback}
+    state = SwitchAllreduceState(over=backend, **options)
     ddp = DistributedDataParallel(subject.model)
     ddp.register_comm_hook(state, hook)
     optimizer = subject.make_optimizer(0.0 if method.momentum else MOMENTUM)

@@ -87,9 +87,8 @@ def sums(rank, compressors, over):
     outcome, backend = [], connect(over, None, None)
     for number, compressor in enumerate(compressors):
         generator = torch.Generator().manual_seed(100 * number + rank)
-        module = torch.nn.ParameterList(
-            [torch.zeros(9, 8), torch.zeros(33), torch.zeros(1), torch.zeros(2, 3)]
-        )
+        sizes = ((9, 8), (33,), (1,), (2, 3))
+        module = torch.nn.ParameterList(map(torch.zeros, sizes))
         state = SwitchAllreduceState(over=backend, names=module.named_parameters(), compressor=compressor)
         for _ in range(2):
             flat = torch.randn(sum(one.numel() for one in module), generator=generator)

@@ -34,9 +34,9 @@ def run_ranks(
     with tempfile.TemporaryDirectory(prefix="peelsum-") as folder:
         given = environments or [{}] * world
         store = Path(folder) / "gloo"
+        settings = backend, timeout_s
         ranks = [
-            _Rank(rank, world, store, work, arguments, dict(given[rank]), backend, timeout_s)
-            for rank in range(world)
+            _Rank(rank, world, store, work, arguments, dict(given[rank]), *settings) for rank in range(world)
         ]
         try:
             return [rank.result(patience_s) for rank in ranks]
@@ -101,13 +101,8 @@ def _run(pipe, rank, world, store, work, arguments, environment, backend, timeou
     os.environ.update(environment, GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     try:
-        dist.init_process_group(
-            backend,
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        options = {"rank": rank, "world_size": world, "timeout": timedelta(seconds=timeout_s)}
+        dist.init_process_group(backend, init_method=f"file://{store}", **options)
         pipe.send((False, work(rank, *arguments)))
     except BaseException:
         pipe.send((True, traceback.format_exc()))

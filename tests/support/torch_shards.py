@@ -40,9 +40,8 @@ def in_pieces(rank):
     made["gathered complex"] = [str(one) for one in whole.tolist()]
     functional = all_gather_tensor(torch.full((2, 3), float(rank)), 0, dist.group.WORLD)
     made["functional"] = functional.tolist()
-    made["functional scatter"] = reduce_scatter_tensor(
-        torch.ones(world * 2), "sum", 0, dist.group.WORLD
-    ).tolist()
+    scattered = reduce_scatter_tensor(torch.ones(world * 2), "sum", 0, dist.group.WORLD)
+    made["functional scatter"] = scattered.tolist()
     sent = torch.arange(5000) * (rank + 1)
     dist.broadcast(sent, world - 1)
     made["broadcast"] = sent.tolist()

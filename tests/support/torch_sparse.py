@@ -19,9 +19,8 @@ class Clicks(nn.Module):
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
-        self.bags = nn.ModuleList(
-            nn.EmbeddingBag(rows, WIDTH, mode="sum", sparse=True, dtype=dtype) for rows in ROWS[:2]
-        )
+        bags = [nn.EmbeddingBag(rows, WIDTH, mode="sum", sparse=True, dtype=dtype) for rows in ROWS[:2]]
+        self.bags = nn.ModuleList(bags)
         self.table = nn.Embedding(ROWS[2], WIDTH, sparse=True, dtype=dtype)
         self.top = nn.Linear(3 * WIDTH, 1, dtype=dtype)
 

@@ -144,9 +144,8 @@ def averages(rank, settings, device):
     pairs = []
     for before, after, lengths in seen:
         ends = np.cumsum(lengths)[:-1]
-        pairs += [
-            list(pair) for pair in zip(np.split(before, ends), np.split(after.wait(), ends), strict=True)
-        ]
+        parts = zip(np.split(before, ends), np.split(after.wait(), ends), strict=True)
+        pairs += map(list, parts)
     return pairs
 
 

@@ -113,16 +113,12 @@ def drawn(worker, step, length):
 def steps(summation, count):
     """Sum an ADD part, an empty one and an OR part, `count` times."""
     mine = summation.worker_id
-    return [
-        summation.sum_words(
-            [
-                Part(drawn(mine, step, 1000 + step), "add"),
-                Part(drawn(0, 0, 0), "add"),
-                Part(drawn(mine, step + 100, 33), "or"),
-            ]
-        )
-        for step in range(count)
-    ]
+
+    def parts(step):
+        added, united = drawn(mine, step, 1000 + step), drawn(mine, step + 100, 33)
+        return [Part(added, "add"), Part(drawn(0, 0, 0), "add"), Part(united, "or")]
+
+    return [summation.sum_words(parts(step)) for step in range(count)]
 
 
 def check_steps(got, workers):

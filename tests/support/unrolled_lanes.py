@@ -41,25 +41,15 @@ def stack_of_lanes(lanes):
     """Return BMv2 JSON with one header a lane and one register a lane."""
     names = [f"lane[{lane}]" for lane in range(lanes)]
     slot = field("head", "slot")
-    body = [
-        step
-        for lane in range(lanes)
-        for step in add_to(
-            field(names[lane], "value"), f"cells_{lane}", slot, field("scalars", f"held_{lane}")
-        )
-    ]
+    body = []
+    for lane, name in enumerate(names):
+        held = field("scalars", f"held_{lane}")
+        body += add_to(field(name, "value"), f"cells_{lane}", slot, held)
     document = _document(
         {"lane_h": [["value", 32, False]]}, [(name, "lane_h") for name in names], lanes, body
     )
-    document["header_stacks"] = [
-        {
-            "name": "lane",
-            "id": 0,
-            "header_type": "lane_h",
-            "size": lanes,
-            "header_ids": [*range(3, 3 + lanes)],
-        }
-    ]
+    stack = {"name": "lane", "id": 0, "header_type": "lane_h", "size": lanes}
+    document["header_stacks"] = [stack | {"header_ids": [*range(3, 3 + lanes)]}]
     extract = {"op": "extract", "parameters": [{"type": "stack", "value": "lane"}]}
     document["parsers"][0]["parse_states"][0]["parser_ops"] += [extract] * lanes
     document["register_arrays"] = [
@@ -71,16 +61,10 @@ def stack_of_lanes(lanes):
 def one_array(lanes):
     """Return BMv2 JSON with one header and one register array for all lanes."""
     base = wrapped(expression("*", field("head", "slot"), number(lanes)))
-    body = [
-        step
-        for lane in range(lanes)
-        for step in add_to(
-            field("lanes", f"v{lane}"),
-            "cells",
-            wrapped(expression("+", base, number(lane))),
-            field("scalars", f"held_{lane}"),
-        )
-    ]
+    body = []
+    for lane in range(lanes):
+        index, held = wrapped(expression("+", base, number(lane))), field("scalars", f"held_{lane}")
+        body += add_to(field("lanes", f"v{lane}"), "cells", index, held)
     fields = [[f"v{lane}", 32, False] for lane in range(lanes)]
     document = _document({"lanes_h": fields}, [("lanes", "lanes_h")], lanes, body)
     extract = {"op": "extract", "parameters": [{"type": "regular", "value": "lanes"}]}

@@ -54,9 +54,8 @@ def test_two_racks_do_one_job_with_its_server_at_a_third_switch_above():
 
 
 def test_addresses_are_numbered_where_none_are_given():
-    topology = parse(
-        changed(hosts={"h1": {}, "h2": {"ip": "10.9.9.9/16", "mac": "AA:00:00:00:00:0b"}, "h3": {}}), "a.json"
-    )
+    hosts = {"h1": {}, "h2": {"ip": "10.9.9.9/16", "mac": "AA:00:00:00:00:0b"}, "h3": {}}
+    topology = parse(changed(hosts=hosts), "a.json")
     assert topology.address_of("h1") == ("02:00:00:00:00:01", "10.0.0.1/24")
     assert topology.address_of("h2") == ("aa:00:00:00:00:0b", "10.9.9.9/16")
     assert topology.address_of("s1") == ("02:00:00:00:ff:fe", "10.0.0.254/24")
@@ -103,9 +102,8 @@ def test_every_switch_knows_the_port_towards_every_host():
     ports = {"s1": [1, 2, 3, 3, 3], "s2": [3, 3, 1, 2, 3], "s3": [1, 1, 2, 2, 3]}
     for name, expected in ports.items():
         assert topology.bridge(name) == dict(zip(macs, expected, strict=True))
-    spine, *racks = parse_description(
-        job_description(topology, topology.job, AT, 512, addressed=True), "job"
-    ).plans()
+    text = job_description(topology, topology.job, AT, 512, addressed=True)
+    spine, *racks = parse_description(text, "job").plans()
     for plan, name in ((spine, "s3"), (racks[0], "s1"), (racks[1], "s2")):
         assert list(plan.switch.bridge.values()) == [topology.bridge(name)[mac] for mac in plan_macs(plan)]
 
@@ -243,13 +241,8 @@ def test_hosts_and_switches_share_254_addresses():
     def network(hosts, switches):
         names = [f"h{number}" for number in range(hosts)]
         links = [[name, f"s{number // 250}-p{number % 250 + 1}"] for number, name in enumerate(names)]
-        return json.dumps(
-            {
-                "hosts": {name: {} for name in names},
-                "switches": {f"s{number}": {} for number in range(switches)},
-                "links": links,
-            }
-        )
+        all_switches = {f"s{number}": {} for number in range(switches)}
+        return json.dumps({"hosts": {name: {} for name in names}, "switches": all_switches, "links": links})
 
     topology = parse(network(251, 3), "net.json")
     assert topology.address_of("s2")[1] == "10.0.0.252/24"

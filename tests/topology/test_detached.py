@@ -23,14 +23,8 @@ __all__ = ["own_folder"]
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
-SETTINGS = {
-    "switch": "softswitch",
-    "links": "udp",
-    "restart": False,
-    "detach": False,
-    "json": False,
-    "child": False,
-}
+SETTINGS = {"switch": "softswitch", "links": "udp"}
+SETTINGS |= dict.fromkeys(("restart", "detach", "json", "child"), False)
 PAIR = {"hosts": {"h1": {}}, "switches": {"s1": {}}, "links": [["h1", "s1-p1"]]}
 
 

@@ -62,9 +62,8 @@ def test_what_is_missing_is_named_with_a_remedy(monkeypatch):
 
 def limited(monkeypatch, kind, limit):
     """Give this process a limit, as far as `doctor` sees."""
-    monkeypatch.setattr(
-        doctor.resource, "getrlimit", lambda asked: (limit, limit) if asked == kind else (RLIM_INFINITY,) * 2
-    )
+    limits = lambda asked: (limit, limit) if asked == kind else (RLIM_INFINITY,) * 2  # noqa: E731
+    monkeypatch.setattr(doctor.resource, "getrlimit", limits)
 
 
 def test_too_small_limits_are_found(monkeypatch):
@@ -122,9 +121,8 @@ def asked(tmp_path):
         path.write_text(text)
         done = peelsum("doctor", str(path), "--json")
         findings = {one["subject"]: one for one in json.loads(done.stdout)["findings"]}
-        return done.returncode, {
-            what.partition(": ")[2]: one for what, one in findings.items() if "switch" in what
-        }
+        of_switches = {what.partition(": ")[2]: one for what, one in findings.items() if "switch" in what}
+        return done.returncode, of_switches
 
     return ask
 
@@ -194,9 +192,11 @@ def test_settings_of_an_interface(monkeypatch, tmp_path):
         (tmp_path / "proc/irq" / str(number)).mkdir(parents=True)
         (tmp_path / "proc/irq" / str(number) / "effective_affinity_list").write_text(f"{core}\n")
     monkeypatch.setattr(doctor, "mtu_of", lambda _: 9000)
-    monkeypatch.setattr(
-        doctor, "Path", lambda *parts: tmp_path.joinpath(*(part.lstrip("/") for part in parts))
-    )
+
+    def here(*parts):
+        return tmp_path.joinpath(*(part.lstrip("/") for part in parts))
+
+    monkeypatch.setattr(doctor, "Path", here)
     seen = {one.subject: (one.result, one.state) for one in doctor.examine_interface("eth1")}
     assert seen == {
         "interface eth1": ("AF_PACKET", "note"),

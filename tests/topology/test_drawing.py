@@ -1,5 +1,6 @@
 """Networks are drawn as text, with every switch, host and link once."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,16 +39,12 @@ def test_everything_is_drawn_once(source):
 
 def test_links_are_drawn_with_their_properties(tmp_path):
     path = tmp_path / "net.json"
+    links = [["a", "s1-p1", "5ms", 100], ["b", "s2-p7"]]
     path.write_text(
-        '{"hosts": {"a": {}, "b": {}}, "switches": {"s1": {}, "s2": {}},'
-        ' "links": [["a", "s1-p1", "5ms", 100], ["b", "s2-p7"]]}'
+        json.dumps({"hosts": {"a": {}, "b": {}}, "switches": {"s1": {}, "s2": {}}, "links": links})
     )
-    assert as_text(read(str(path))).splitlines() == [
-        "s1 (switch)",
-        "└─ p1, 100 Mbit/s, 5 ms: a",
-        "s2 (switch)",
-        "└─ p7: b",
-    ]
+    expected = ["s1 (switch)", "└─ p1, 100 Mbit/s, 5 ms: a", "s2 (switch)", "└─ p7: b"]
+    assert as_text(read(str(path))).splitlines() == expected
 
 
 def test_errors_are_one_line():

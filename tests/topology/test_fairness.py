@@ -32,18 +32,15 @@ class Scene:
 
     def simulation(self):
         network = NetworkSection(gbps=self.mbit / 1000, delay_us=10.0, mark_from=self.mark_from)
-        jobs = tuple(
-            Job(workers=2, elements=1000 * LANES, window=WINDOW, sums=1 << 30, start_s=start_s)
-            for start_s in self.starts_s or [0.0] * self.jobs
-        )
+        starts, fields = self.starts_s or [0.0] * self.jobs, {"workers": 2, "elements": 1000 * LANES}
+        jobs = tuple(Job(window=WINDOW, sums=1 << 30, start_s=start_s, **fields) for start_s in starts)
         return Simulation(Scenario(lanes=LANES, shared_server=True, network=network, jobs=jobs))
 
 
 def summed(network):
     """Return the number of chunks that each job has summed, the mean over its workers."""
-    return np.array(
-        [np.mean([host.endpoint.stats().results for host in job.workers]) for job in network.jobs]
-    )
+    results = [[host.endpoint.stats().results for host in job.workers] for job in network.jobs]
+    return np.array(list(map(np.mean, results)))
 
 
 def depths(network, start_s, end_s):

@@ -286,12 +286,8 @@ def tagged():
     wired = Wired()
     good = packets(2)
     inner, outer = np.array([[0x81, 0, 0x60, 5], [0x88, 0xA8, 0x01, 0x23]], np.uint8)
-    frames = [
-        good[0],
-        np.concatenate([good[0][:12], inner, good[0][12:]]),
-        np.concatenate([good[0][:12], outer, inner, good[0][12:]]),
-        good[1],
-    ]
+    tagged = [np.concatenate([good[0][:12], *tags, good[0][12:]]) for tags in ([inner], [outer, inner])]
+    frames = [good[0], *tagged, good[1]]
     for frame in frames:
         wired.send(1, frame[np.newaxis])
     got = wired.ports.receive([1])

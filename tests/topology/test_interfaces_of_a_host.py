@@ -77,16 +77,10 @@ def seats(tmp_path):
 def test_two_workers_of_a_host_sum_in_two_planes(seats):
     host, each = seats
     program = [sys.executable, str(ROOT / "examples/sum.py")]
-    workers = [
-        subprocess.Popen(
-            inside(host, "env", f"PEELSUM_SEAT={json.dumps(seat)}", *program), stdout=subprocess.PIPE
-        )
-        for seat in each
-    ]
-    assert [one.communicate(timeout=PATIENCE_S)[0].decode() for one in workers] == [
-        "worker 0: exact\n",
-        "worker 1: exact\n",
-    ]
+    commands = [inside(host, "env", f"PEELSUM_SEAT={json.dumps(seat)}", *program) for seat in each]
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+    said = [one.communicate(timeout=PATIENCE_S)[0].decode() for one in workers]
+    assert said == ["worker 0: exact\n", "worker 1: exact\n"]
     shown = subprocess.run(inside(host, "ip", "-s", "-j", "link"), check=True, capture_output=True).stdout
     sent = {one["ifname"]: one["stats64"]["tx"]["packets"] for one in json.loads(shown)}
     assert all(sent[name] > 64 for name in ("a1", "a2", "b1", "b2")), sent

@@ -227,9 +227,8 @@ def laid(link):
     """Hosts 1 and 2 at wires, the first as described; what arrives at the switch's end goes nowhere."""
     links = [{"ends": ["h1", "s1-p1"], **link}, ["h2", "s1-p2"]]
     hosts = {"h1": {}, "h2": {}}
-    return VethNetwork(
-        description.parse(json.dumps({"hosts": hosts, "switches": {"s1": {}}, "links": links}), "a.json")
-    )
+    described = {"hosts": hosts, "switches": {"s1": {}}, "links": links}
+    return VethNetwork(description.parse(json.dumps(described), "a.json"))
 
 
 #: Sends datagrams of 1,000 bytes to the switch, in bursts of 50 that the kernel cuts up, a while or so many.
@@ -317,10 +316,7 @@ def test_latency_without_netem_is_refused_with_the_reason():
     refused = alone("late")["refused"]
     if not refused:
         pytest.skip("this kernel has netem")
-    assert refused == (
-        "link s1-p1: latency 5 ms: refused: Error: Specified qdisc kind is unknown; load the kernel's module "
-        "sch_netem, or use --links udp"
-    )
+    assert refused.startswith("link s1-p1: latency 5 ms: refused: Error: Specified qdisc kind is unknown; ")
 
 
 if __name__ == "__main__":

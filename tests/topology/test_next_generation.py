@@ -17,11 +17,8 @@ __all__ = ["own_folder", "pair"]
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 #: Prints the generation of the seat that `exec` gave.
-GENERATION = (
-    sys.executable,
-    "-c",
-    "import json, os; print(json.loads(os.environ['PEELSUM_SEAT'])['admission']['generation'])",
-)
+PROGRAM = "import json, os; print(json.loads(os.environ['PEELSUM_SEAT'])['admission']['generation'])"
+GENERATION = (sys.executable, "-c", PROGRAM)
 
 
 @pytest.mark.system
@@ -61,9 +58,8 @@ def test_exec_gives_a_host_its_own_seat_and_says_what_it_waits_for(pair):
         assert json.loads(said(exec_in("h1", "sh", "-c", command)))["worker_id"] == 1
         Path(Record.read().seats_file).unlink()  # as a server does whose workers have all finished
         waiting = exec_in("h1", "true")
-        assert waiting.stderr.readline() == (
-            "exec: waiting for the job's next generation: the workers of the last have finished\n"
-        )
+        line = "exec: waiting for the job's next generation: the workers of the last have finished\n"
+        assert waiting.stderr.readline() == line
         subprocess.run([*PEELSUM, "readmit"], check=True)
         assert waiting.wait(PATIENCE_S) == 0
         waiting.communicate()

@@ -25,9 +25,8 @@ def record_of(network, up):
 
 def started(network, program="print('up', flush=True); import signal; signal.pause()"):
     """A process of a network that has started."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], env={**os.environ, MARKER: network}, stdout=subprocess.PIPE
-    )
+    environment = {**os.environ, MARKER: network}
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"up\n"
     process.stdout.close()
     return process
@@ -99,9 +98,8 @@ def test_a_folder_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, a
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
     done = peelsum(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"peelsum: {runtime}/peelsum: {reason}; set XDG_RUNTIME_DIR to a folder of yours\n"
-    )
+    said = f"{runtime}/peelsum: {reason}; set XDG_RUNTIME_DIR to a folder of yours"
+    assert done.stderr == f"peelsum: {said}\n"
 
 
 def test_one_network_at_a_time():

@@ -133,9 +133,8 @@ def test_a_plane_whose_switch_ends_ends_the_sum_of_every_worker():
 def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():
     """Workers and server start again under one generation; worker 0's last packets are in slots still."""
     chunks = 100
-    words = {
-        run: [np.full(256 * chunks, run * (w + 1), np.uint32) for w in range(WORKERS)] for run in (7, 1000)
-    }
+    numbers = range(1, WORKERS + 1)
+    words = {run: [np.full(256 * chunks, run * n, np.uint32) for n in numbers] for run in (7, 1000)}
     steps = {0: 2, 1: 1, 2: 1}
 
     def killed(worker, summation):

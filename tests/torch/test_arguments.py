@@ -31,29 +31,23 @@ NOTHING_KEPT = {
         ({"values": "foo"}, "values: 'foo' is unknown; use one of compact, sketch, auto"),
         ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu', 'gpu', or None"),
         ({"network": 5}, "network: 5 is not a network model; give a peelsum.allreduce.NetworkModel"),
-        (
-            {"compressor": 0.1},
-            "compressor: 0.1 is not a compressor; give one of peelsum.compress such as TopK",
-        ),
+        ({"compressor": 0.1}, "compressor: 0.1 is not a compressor; give one of peelsum.compress"),
         ({"compressor": TopK}, "is not a compressor; give one of peelsum.compress"),
         ({"compressor": "qsgd"}, "compressor: 'qsgd' is not a compressor; give one of peelsum.compress"),
         ({"compressor": QSGD}, "is not a compressor; give one of peelsum.compress"),
         (
             {"compressor": TopK(0.5, momentum=0.5), "error_feedback": False},
-            "momentum: 0.5 needs error feedback; leave out error_feedback=False",
+            "momentum: 0.5 needs error feedback",
         ),
         ({"compressor": QSGD(4), "error_feedback": 1}, "error_feedback: 1 is not a choice; give True, False"),
         ({"strategy": "knee"}, "strategy: 'knee' is not a strategy; give a peelsum.compress.Flexible,"),
         ({"strategy": Flexible}, "is not a strategy; give a peelsum.compress.Flexible, or None"),
         ({"strategy": Flexible(), "compressor": QSGD(4)}, "compressor: QSGD(bits=4, norm='two', block=512, "),
-        (
-            {"strategy": Flexible(), "compressor": TopK(0.5)},
-            "does not go with a strategy, which chooses what to send; use one of both",
-        ),
+        ({"strategy": Flexible(), "compressor": TopK(0.5)}, "does not go with a strategy, which chooses"),
         ({"strategy": Flexible(), "error_feedback": False}, "error_feedback: False does not go with a strat"),
         (
             {"strategy": Flexible(methods=("dense_ring", "top_k_switch")), "over": "gloo"},
-            "strategy: method 'top_k_switch' needs a switch, but over is 'gloo'; use over='switch', or leave",
+            "needs a switch, but",
         ),
         ({"over": None}, "over: None is not a backend; use 'switch',"),
         ({"process_group": "x"}, "process_group: 'x' is not a group that this rank is in; give one"),
@@ -139,9 +133,8 @@ def test_a_checkpoint_of_another_strategy_is_refused(strategy):
 def test_a_checkpoint_without_momentum_for_a_state_with_it():
     """Velocities begin at zero."""
     state = SwitchAllreduceState(over="gloo", compressor=TopK(0.5, momentum=0.5))
-    state.load_state_dict(
-        {"version": 3, "rank": 0, "ranks": 1, "steps": 1, "residuals": {"weight": NOTHING_KEPT}}
-    )
+    residuals = {"weight": NOTHING_KEPT}
+    state.load_state_dict({"version": 3, "rank": 0, "ranks": 1, "steps": 1, "residuals": residuals})
     assert state.state_dict()["residuals"]["weight"]["velocity"] is None
 
 

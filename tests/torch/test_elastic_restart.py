@@ -20,13 +20,9 @@ def torchrun(folder, over):
     """With nothing but the options that a restart needs."""
     script = [torch_elastic.__file__, str(folder), over]
     options = ["--nproc-per-node", "2", "--max-restarts", "1"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options, *script],
-        capture_output=True,
-        text=True,
-        env=os.environ | LOOPBACK,
-        timeout=PATIENCE_S,
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *script]
+    pipes = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+    ended = subprocess.run(command, env=os.environ | LOOPBACK, **pipes)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -19,9 +19,8 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("forked_children")]
 def in_mesh(folder, spare):
     """What `training.in_mesh` returns on four ranks, if so many ports are spare, and what was admitted."""
     with served_to_four(folder, spare=spare) as (switch, _, environment):
-        told = run_ranks(
-            4, training.in_mesh, switch.p4runtime, environments=[environment] * 4, backend="peelsum"
-        )
+        options = {"environments": [environment] * 4, "backend": "peelsum"}
+        told = run_ranks(4, training.in_mesh, switch.p4runtime, **options)
         while {number for number, _ in switch.jobs} - {255}:
             pass  # the groups' leases have ended, and soon their jobs
         return told
@@ -71,9 +70,8 @@ def test_a_controller_that_is_refused_leaves_groups_alone(tmp_path, address):
         given = json.loads(lease.response)["admission"]
         listen = "{}:{}".format(*controller.address) if address == "taken" else "127.0.0.1:0"
         options = ["--udp", f"127.0.0.1:{switch.base}", "--listen", listen]
-        (other := tmp_path / "other.toml").write_text(
-            (tmp_path / "job.toml").read_text().replace("id = 255", "id = 7")
-        )
+        text = (tmp_path / "job.toml").read_text().replace("id = 255", "id = 7")
+        (other := tmp_path / "other.toml").write_text(text)
         said = CliRunner().invoke(app, ["job", "serve", str(other), *options])
         assert said.exit_code == 2
         reason = "another `peelsum job serve` has" if address == "free" else "Address already in use"

@@ -38,15 +38,10 @@ def in_place(allreduce):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_a_device_and_a_host_sum_with_each_other(dtype):
     """Worker 0's gradients stay on the device, the other's are on the host; two steps, with a NaN in one."""
-    reduces = [
-        Allreduce(one, average=True, implementation=kind)
-        for one, kind in zip(LocalSummation.group(2), ("gpu", "cpu"), strict=True)
-    ]
+    group = zip(LocalSummation.group(2), ("gpu", "cpu"), strict=True)
+    reduces = [Allreduce(one, average=True, implementation=kind) for one, kind in group]
     names = tuple(str(size) for size in SIZES)
-    sums = [
-        partial(average, in_place(one), on_host=place)
-        for one, place in zip(reduces, (False, True), strict=True)
-    ]
+    sums = [partial(average, in_place(one), on_host=n == 1) for n, one in enumerate(reduces)]
     generator = torch.Generator().manual_seed(3)
     for step in range(2):
         own = [torch.randn(sum(SIZES), generator=generator).to(dtype) for _ in range(2)]
@@ -55,10 +50,9 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
         own[1][710] = float("nan") if step else 1.0
         buffers = [own[0].to(DEVICE, copy=True), own[1].clone()]
         with ThreadPoolExecutor(2) as pool:
-            tasks = [
-                pool.submit(one, {names: Bucket(buffer, [torch.Size([size]) for size in SIZES])}, step)
-                for one, buffer in zip(sums, buffers, strict=True)
-            ]
+            shapes = [torch.Size([size]) for size in SIZES]
+            buckets = [{names: Bucket(buffer, shapes)} for buffer in buffers]
+            tasks = [pool.submit(one, each, step) for one, each in zip(sums, buckets, strict=True)]
             results = [task.result(PATIENCE_S) for task in tasks]
         assert isinstance(results[0].tensors[0].values, torch.Tensor)
         averages = [buffer.float().cpu() for buffer in buffers]
@@ -98,10 +92,8 @@ def test_each_summing_thread_keeps_a_stream(monkeypatch):
 
 def test_gradients_may_be_freed_at_once():
     """The bucket is used after the caller has dropped it, and its memory is not given to others before."""
-    state, sizes = (
-        SwitchAllreduceState(over=Sums(), implementation="gpu"),
-        [torch.nn.Parameter(torch.zeros(40))],
-    )
+    state = SwitchAllreduceState(over=Sums(), implementation="gpu")
+    sizes = [torch.nn.Parameter(torch.zeros(40))]
     with group_of_one():
         for step in range(3):
             gradients = torch.linspace(-1, step, 40, device=DEVICE)
@@ -171,9 +163,8 @@ def test_kernels_are_compiled_for_the_device_of_the_first_gradients(given, compi
     asked = []
     monkeypatch.setattr("peelsum.torch.buckets.warm_up", asked.append)
     monkeypatch.setattr("peelsum.torch.settings.find_spec", lambda name: True)
-    monkeypatch.setattr(
-        "peelsum.torch.buckets.connect", lambda over, group, timeout_s, prepare: prepare() or Sums()
-    )
+    made = lambda over, group, timeout_s, prepare: prepare() or Sums()  # noqa: E731
+    monkeypatch.setattr("peelsum.torch.buckets.connect", made)
     SwitchAllreduceState(implementation=given)._sums.connect(SimpleNamespace(is_cuda=True))
     assert asked == [compiled]
 

@@ -104,10 +104,8 @@ def test_a_checkpoint_is_not_changed_by_further_steps(momentum):
 
 def written(values):
     """A checkpoint in plain numbers."""
-    return {
-        name: written(one) if isinstance(one, dict) else one.tolist() if torch.is_tensor(one) else one
-        for name, one in values.items()
-    }
+    plain = lambda one: one.tolist() if torch.is_tensor(one) else one  # noqa: E731
+    return {name: written(one) if isinstance(one, dict) else plain(one) for name, one in values.items()}
 
 
 def test_a_checkpoint_waits_for_the_step_under_way():
@@ -167,9 +165,8 @@ def test_positions_of_a_bucket_in_any_order_and_steps_that_are_counted():
     training, chosen = Training(Shuffled(per="bucket")), []
     for _ in range(3):
         ones = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
-        chosen.append(
-            {name: np.flatnonzero(one).tolist() for name, one in training.step(ones, "abc").items()}
-        )
+        sent = training.step(ones, "abc")
+        chosen.append({name: np.flatnonzero(one).tolist() for name, one in sent.items()})
     assert chosen == [{"a": [0, 3], "b": [1], "c": [1]}] * 3
     assert Shuffled.steps == [0, 1, 2]
 

@@ -32,13 +32,8 @@ class Scripted:
     def agree(self, completed, chunk, patience_s, *, entry=False):
         silent = {rank for message in self.sent for rank in message["silent"]}
         members = tuple(rank for rank in range(4) if rank not in silent)
-        admission = {
-            "job_id": 1,
-            "generation": 3 + len(self.agreed),
-            "workers": len(members),
-            "lanes": 8,
-            "timeout_s": 1.0,
-        }
+        admission = {"job_id": 1, "generation": 3 + len(self.agreed), "workers": len(members)}
+        admission |= {"lanes": 8, "timeout_s": 1.0}
         counts = (completed, *[completed - self.ahead] * 3)[: len(members)]
         self.agreed.append(Generation(admission, members, counts, ()))
         return self.agreed[-1]

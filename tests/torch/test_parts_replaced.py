@@ -85,9 +85,8 @@ def test_a_rank_enters_while_a_part_is_replaced(tmp_path, part, stage, seed):
 def test_a_rank_that_is_stopped_while_it_enters_is_no_longer_a_member_and_says_so(tmp_path, stage):
     """The others miss it for `timeout_s`, longer than a busy machine keeps them from going on."""
     with served_to_four(tmp_path, spare=0, timeout_s=900.0) as (_, _, job):
-        left, (records, (name, message, _)) = enter_run(
-            tmp_path, job, stage, "stop", lambda: None, 3, timeout_s=20.0
-        )
+        arguments = tmp_path, job, stage, "stop", lambda: None, 3
+        left, (records, (name, message, _)) = enter_run(*arguments, timeout_s=20.0)
     assert (records, name) == ([], "TransportError")
     assert "this rank is no longer a member of its run" in message
     assert len(left) == 3

@@ -49,9 +49,8 @@ def test_fsdp_and_zero_train_through_the_switch():
 def test_every_sum_of_300_sharded_steps_is_exact(tmp_path, dims):
     """With 2 % of the packets lost, by an independent computation of every 10th sum."""
     with served_to_four(tmp_path, "--loss", "0.02", "--seed", "5") as (_, _, environment):
-        told = run_ranks(
-            4, shards.recorded_in_shards, 300, dims, environments=[environment] * 4, backend="peelsum"
-        )
+        options = {"environments": [environment] * 4, "backend": "peelsum"}
+        told = run_ranks(4, shards.recorded_in_shards, 300, dims, **options)
     checked = shards.check_recorded(told)
     assert len(checked) == (1 if dims == (4,) else 4)
     assert min(checked.values()) >= 30
@@ -62,14 +61,8 @@ def test_every_sum_of_300_sharded_steps_is_exact(tmp_path, dims):
 def test_when_a_rank_is_killed_every_other_gets_one_error_in_time(tmp_path, dims):
     """It names the rank, or says that another has left for its error. No group's job or server is left."""
     with served_to_four(tmp_path, timeout_s=LIMIT_S) as (switch, controller, environment):
-        *others, killed = run_ranks(
-            4,
-            shards.dies_in_shards,
-            dims,
-            environments=[environment] * 4,
-            backend="peelsum",
-            timeout_s=LIMIT_S,
-        )
+        options = {"environments": [environment] * 4, "backend": "peelsum", "timeout_s": LIMIT_S}
+        *others, killed = run_ranks(4, shards.dies_in_shards, dims, **options)
         # The described job's server stays, and one that is loaded for a further group.
         until(lambda: {number for number, _ in switch.jobs} <= {255} and len(controller.started) == 2)
     assert killed is None

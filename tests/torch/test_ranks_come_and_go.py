@@ -52,9 +52,8 @@ def test_memory_descriptors_and_slots_stay_constant(tmp_path, steps):
         before = held()
         with ThreadPoolExecutor(3) as pool:
             arguments = folder, steps, steps // 200
-            staying = pool.submit(
-                run_ranks, 4, coming_ranks.stay, *arguments, environments=[job] * 4, patience_s=3000.0
-            )
+            options = {"environments": [job] * 4, "patience_s": 3000.0}
+            staying = pool.submit(run_ranks, 4, coming_ranks.stay, *arguments, **options)
             until(lambda: (folder / "left").exists() or staying.done())
             guests = [pool.submit(visits, first) for first in (0, 1)]
             stayed = staying.result()[:2]

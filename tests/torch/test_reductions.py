@@ -26,9 +26,8 @@ OF_NUMBERS = {R.SUM: operator.add, R.PRODUCT: operator.mul, R.MIN: min, R.MAX: m
 def random_bits(dtype):
     """Nine numbers of any bits on each rank."""
     rng = np.random.default_rng(7)
-    return [
-        torch.from_numpy(rng.integers(0, 256, 9 * dtype.itemsize, np.uint8)).view(dtype) for _ in range(RANKS)
-    ]
+    octets = [rng.integers(0, 256, 9 * dtype.itemsize, np.uint8) for _ in range(RANKS)]
+    return [torch.from_numpy(one).view(dtype) for one in octets]
 
 
 def wrapped(number, dtype):
@@ -70,17 +69,9 @@ def test_floats(reduced, dtype, op):
     """Numbers whose results are exact before they are rounded to the type."""
     numbers = [(1.0, 2.0, 6.0), (-0.5, 3.0, 0.25), (0.0, 8.0, -8.0), (1.5, 1.5, 1.5), (2.0, -2.0, 5.0)]
     given = [torch.tensor(one).to(dtype) for one in zip(*numbers, strict=True)]
-    exact = [
-        {
-            R.SUM: sum(one),
-            R.AVG: sum(one) / RANKS,
-            "premul": sum(one) * FACTOR,
-            R.MIN: min(one),
-            R.MAX: max(one),
-            R.PRODUCT: math.prod(one),
-        }[op]
-        for one in numbers
-    ]
+    results = {R.SUM: sum, R.MIN: min, R.MAX: max, R.PRODUCT: math.prod}
+    results |= {R.AVG: lambda one: sum(one) / RANKS, "premul": lambda one: sum(one) * FACTOR}
+    exact = [results[op](one) for one in numbers]
     made = dist._make_nccl_premul_sum(FACTOR) if op == "premul" else op
     result, sums = reduced(given, made)
     assert result.tolist() == torch.tensor(exact, dtype=torch.float64).to(dtype).tolist()

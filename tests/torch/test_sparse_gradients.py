@@ -43,9 +43,8 @@ def test_averages_are_those_of_integers_bit_for_bit():
         assert stats.steps == STEPS
         table = stats.tensors["bags.0.weight"]
         assert (table.form, table.elements) == ("rows", sparse.ROWS[0] * sparse.WIDTH)
-        _, (rows, _) = pairs[-3:][
-            [len(rows) for _, (rows, _) in pairs[-3:]].index(round(table.density * sparse.ROWS[0]))
-        ]
+        held = round(table.density * sparse.ROWS[0])
+        rows = next(rows for _, (rows, _) in pairs[-3:] if len(rows) == held)
         assert 0 < table.density_worker < table.density == rows.size / sparse.ROWS[0]
         assert 0 < table.error_bound < 1e-6
         assert stats.wire_bytes < stats.dense_bytes / 5

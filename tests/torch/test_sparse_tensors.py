@@ -28,9 +28,8 @@ def coo(indices, values, shape, dtype=torch.float32):
 def drawn(rank, shape, sparse, count, dtype=torch.float32, span=7):
     """Small numbers, so that sums are exact, at indices that often repeat and that ranks often share."""
     generator = torch.Generator().manual_seed(rank)
-    indices = torch.stack(
-        [torch.randint(0, min(n, span), (count,), generator=generator) for n in shape[:sparse]]
-    )
+    spans = [min(n, span) for n in shape[:sparse]]
+    indices = torch.stack([torch.randint(0, n, (count,), generator=generator) for n in spans])
     values = torch.randint(-9, 10, (count, *shape[sparse:]), generator=generator)
     return torch.sparse_coo_tensor(indices, values.to(dtype), shape, check_invariants=False)
 
@@ -87,19 +86,15 @@ def test_bits_of_shared_rows_are_those_of_integers_and_of_others_the_ranks_own(r
 def test_few_elements_are_as_precise_as_dense_ones(reduced):
     numbers = [[3.2e6, 0.731], [1.0, 2.0**-30], [math.pi, 1e-20]]
     result, _ = reduced([coo([[7, 2]], one, (9,)) for one in numbers])
-    exact = [
-        float(np.float32(float(sum(map(Fraction, map(float, np.float32(one)))))))
-        for one in zip(*numbers, strict=True)
-    ]
+    singles = [[Fraction(float(np.float32(one))) for one in each] for each in zip(*numbers, strict=True)]
+    exact = [float(np.float32(float(sum(one)))) for one in singles]
     assert result.values().tolist() == exact[::-1]
 
 
 def test_what_is_not_finite_stays_in_its_element_or_makes_all_nan(reduced):
     for row in (3, 1):  # of one rank, and of several
-        given = [
-            coo([[row, 8]], [[math.inf, 1.0], [2.0, 3.0]], (9, 2)),
-            *[coo([[1]], [[1.0, 1.0]], (9, 2))] * 2,
-        ]
+        given = [coo([[row, 8]], [[math.inf, 1.0], [2.0, 3.0]], (9, 2))]
+        given += [coo([[1]], [[1.0, 1.0]], (9, 2))] * 2
         few, _ = reduced(given)
         assert few.values().isinf().sum() == 1
         assert few.values().isfinite().sum() == few.values().numel() - 1
@@ -140,9 +135,8 @@ def test_torch_checks_calls_of_any_type(ranks, monkeypatch):
 def test_float64_is_summed_by_gloo(reduced, op):
     given = [drawn(rank, (50, 4), 1, 6, torch.float64) for rank in range(RANKS)]
     result, sums = reduced(given, op)
-    torch.testing.assert_close(
-        result.to_dense(), sum(one.to_dense() for one in given) / (RANKS if op == R.AVG else 1)
-    )
+    total = sum(one.to_dense() for one in given)
+    torch.testing.assert_close(result.to_dense(), total / (RANKS if op == R.AVG else 1))
     assert sums == 0
 
 
@@ -165,9 +159,7 @@ def test_other_layouts_are_refused_with_a_remedy(ranks, layout):
 
     def work(group):
         tensor = torch.eye(4).to_sparse(layout=layout, **blocks)
-        with pytest.raises(
-            HookConfigError, match=rf"allreduce: a tensor is {layout}; give tensor.to_sparse_coo"
-        ):
+        with pytest.raises(HookConfigError, match=f"a tensor is {layout}; give tensor.to_sparse_coo"):
             group.allreduce([tensor])
         return True
 
@@ -178,10 +170,8 @@ def test_ranks_whose_tensors_differ_are_told(ranks):
     def work(group):
         group.allreduce([drawn(0, (9 + group.rank(), 2), 1, 3)]).wait()
 
-    with pytest.raises(
-        HookFailedError,
-        match=r"gave other tensors than worker ., which has SUM of float32\[9, 2\] with 1 sparse",
-    ):
+    said = r"gave other tensors than worker ., which has SUM of float32\[9, 2\] with 1 sparse"
+    with pytest.raises(HookFailedError, match=said):
         ranks(work)
 
 

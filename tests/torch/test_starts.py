@@ -4,6 +4,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -23,9 +24,8 @@ def on_all_ranks(work, store=None):
     """What each rank, in a thread of its own, returns or raises."""
     store = store or HashStore()
     with ThreadPoolExecutor(RANKS) as pool:
-        running = [
-            pool.submit(run_on_all_ranks, store, rank, RANKS, lambda r=rank: work(r)) for rank in range(RANKS)
-        ]
+        works = [partial(work, rank) for rank in range(RANKS)]
+        running = [pool.submit(run_on_all_ranks, store, n, RANKS, one) for n, one in enumerate(works)]
         return [one.exception(PATIENCE_S) or one.result() for one in running]
 
 

@@ -56,9 +56,7 @@ def test_a_script_leaves_its_job_at_exit():
 def test_a_group_that_only_ddp_was_given_is_an_error(over_gloo):
     """Else one hook would sum over the ranks of two models."""
     for error in over_gloo["in two groups"]:
-        assert error.startswith(
-            "HookConfigError process_group: DDP has another group than the state; give both"
-        )
+        assert error.startswith("HookConfigError process_group: DDP has another group than the state")
 
 
 @pytest.mark.parametrize("compressor", [None, TopK(0.1)], ids=str)
@@ -72,9 +70,8 @@ def test_savings_are_counted_in_the_gradients_own_bytes(dtype, size, compressor,
         stats = state.stats()
     assert stats.dense_bytes == 12 * -(-64 * 64 * size // (4 * Sums.lanes)) * packet_bytes(Sums.lanes)
     doubled = compressor is None and size == 2
-    assert [record.message.partition(" times")[0] for record in caplog.records] == (
-        ["step 10: sent 2.1"] if doubled else []
-    )
+    said = [record.message.partition(" times")[0] for record in caplog.records]
+    assert said == ["step 10: sent 2.1"] * doubled
 
 
 FLOAT64 = (

@@ -166,9 +166,8 @@ def run_with_failures(rng):
         drainer.join(PATIENCE_S)
         assert not drainer.is_alive()
     assert held.summed == list(range(min(works, fails_at)))
-    assert [type(error) for error in errors] == (
-        [type(None)] * len(held.summed) + [TimeoutError] + [HookFailedError] * works
-    )[:works]
+    expected = [type(None)] * len(held.summed) + [TimeoutError] + [HookFailedError] * works
+    assert [type(error) for error in errors] == expected[:works]
     queue.close()
     assert held.closed.is_set()
 

@@ -127,9 +127,8 @@ def scattered(group, rank):
     ranks, results = group.size(), []
     outputs = [torch.zeros(2) for _ in range(2)]
     given = [torch.arange(2.0 * ranks) + rank, torch.arange(2.0 * ranks) * rank]
-    assert group.reduce_scatter(
-        [outputs[0]], [list(given[0].chunk(ranks))], dist.ReduceScatterOptions()
-    ).wait()
+    pieces = [list(given[0].chunk(ranks))]
+    assert group.reduce_scatter([outputs[0]], pieces, dist.ReduceScatterOptions()).wait()
     results.append(outputs[0].tolist())
     assert group.reduce_scatter_tensor_coalesced(outputs, given, dist.ReduceScatterOptions()).wait()
     return [*results, *(output.tolist() for output in outputs)]
@@ -243,9 +242,8 @@ def test_a_rank_that_does_not_sum_is_an_error_within_the_timeout(quorums):
             quorums.configure(RANKS)
         except HookError as error:
             raise AssertionError from error  # the machine is too busy
-        assert quorums.on_all(
-            RANKS, lambda group, _: group.allreduce([torch.ones(1)], dist.ReduceOp.SUM).wait()
-        )
+        one = lambda group, _: group.allreduce([torch.ones(1)], dist.ReduceOp.SUM).wait()  # noqa: E731
+        assert quorums.on_all(RANKS, one)
         for error in quorums.on_all(2, lambda group, _: error_of(group, begun(group))):
             assert "still waiting for worker 2" in error
 

@@ -78,9 +78,8 @@ def test_over_a_switch(example, by_hook):
     with Star(2) as star:
         alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"}  # a host for each rank
         seats = [alone | {"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
-        for parameters, saving, _ in run_ranks(
-            2, trainer_ranks.trained, example, environments=_places(*seats)
-        ):
+        ranks = run_ranks(2, trainer_ranks.trained, example, environments=_places(*seats))
+        for parameters, saving, _ in ranks:
             np.testing.assert_array_equal(parameters, by_hook())
             assert saving > 10
     assert star.report is not None
@@ -97,9 +96,8 @@ def test_zero_sums_over_a_switch(stage, tmp_path):
     (by_gloo, _), *_ = run_ranks(4, trainer_ranks.by_zero, environments=places)
     with served_to_four(tmp_path, "--loss", "0.02", "--seed", "5") as (_, _, job):
         alone = job | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "4"}
-        ours = run_ranks(
-            4, trainer_ranks.by_zero, environments=[place | alone for place in places], backend="peelsum"
-        )
+        options = {"environments": [place | alone for place in places], "backend": "peelsum"}
+        ours = run_ranks(4, trainer_ranks.by_zero, **options)
     for parameters, _ in ours:
         np.testing.assert_array_equal(parameters, ours[0][0])
         np.testing.assert_allclose(parameters, by_gloo, rtol=0, atol=1e-6)
@@ -192,9 +190,8 @@ def test_training_from_a_checkpoint_has_the_bits_of_uninterrupted_training(train
 def test_the_page_shows_what_the_example_does(example):
     """A diff's lines stand in the example in this order, up to indentation, and at most five are new."""
     (block,) = re.findall(rf"/{example}\.py\).*?```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    lines = iter(
-        [line.strip() for line in (trainer_ranks.EXAMPLES / f"{example}.py").read_text().split("\n")]
-    )
+    text = (trainer_ranks.EXAMPLES / f"{example}.py").read_text()
+    lines = iter([line.strip() for line in text.split("\n")])
     shown = [line for line in block.splitlines() if not line.startswith("-")]
     for line in shown:
         assert line[1:].strip() in lines, line

@@ -182,9 +182,8 @@ def test_without_room_for_words_each_worker_has_one_error(monkeypatch):
     crew, prepared = Crew(), OverNccl._prepare_reduction
     over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
     kinds = ("gpu", "cpu")
-    reduces = [
-        Allreduce(one, implementation=kind, forms="dense") for one, kind in zip(over, kinds, strict=True)
-    ]
+    pairs = zip(over, kinds, strict=True)
+    reduces = [Allreduce(one, implementation=kind, forms="dense") for one, kind in pairs]
     full = []
 
     def without_room(self, part, *, tree):

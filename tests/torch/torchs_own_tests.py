@@ -99,11 +99,8 @@ def main() -> int:
     made = tests_of(asked.backend, asked.ranks)
     warm_up()  # once, for all processes that are forked
     warming.warm_up(LANES)
-    names = [
-        name
-        for name in unittest.defaultTestLoader.getTestCaseNames(made)
-        if not asked.names or any(one in name for one in asked.names)
-    ]
+    names = unittest.defaultTestLoader.getTestCaseNames(made)
+    names = [name for name in names if not asked.names or any(one in name for one in asked.names)]
     suite = unittest.TestSuite(map(made, names))
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -59,9 +59,8 @@ class Planes:
         def run(worker):
             (job, address), *more = self.places(worker)
             try:
-                with SwitchSummation(
-                    job, worker, address, timeout_s=timeout_s, more_planes=more
-                ) as summation:
+                planes = {"timeout_s": timeout_s, "more_planes": more}
+                with SwitchSummation(job, worker, address, **planes) as summation:
                     return work(summation)
             except Exception as error:
                 return error
@@ -75,9 +74,8 @@ def planes(count, loss=0.0, timers=None):
     timers = timers or Timers(linger=PATIENCE_S)
     configs = [replace(one, timers=timers) for one in CONFIGS[:count]]
     with ExitStack() as stack:
-        played = [
-            stack.enter_context(served(config, loss=loss, seed=plane)) for plane, config in enumerate(configs)
-        ]
+        serving = [served(config, loss=loss, seed=plane) for plane, config in enumerate(configs)]
+        played = list(map(stack.enter_context, serving))
         yield Planes(played, configs)
 
 
@@ -241,9 +239,7 @@ def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_p
 def test_a_plane_without_a_switch_is_named():
     with planes(1) as made, BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
         ((job, address),) = made.places(0)
-        with pytest.raises(
-            SwitchUnreachableError, match=rf"^plane 1: .*:{silent.address[1]}: no answer in 0\.3 s; "
-        ):
+        with pytest.raises(SwitchUnreachableError, match=rf"^plane 1: .*:{silent.address[1]}: no answer"):
             SwitchSummation(job, 0, address, hello_s=0.3, more_planes=[(CONFIGS[1], silent.address)])
 
 
@@ -255,10 +251,9 @@ def test_planes_of_different_jobs(other):
 
 @pytest.mark.parametrize(("wire", "names"), [("ethernet", ["eth0"]), ("udp-port", ["eth0", "eth1"])])
 def test_each_plane_has_an_interface_of_its_own(wire, names):
+    planes = {"more_planes": [(CONFIGS[1], ("h", 2))], "interfaces": names}
     with pytest.raises(TransportConfigError, match=f"interfaces: {', '.join(names)} for 2 planes by {wire}"):
-        SwitchSummation(
-            CONFIGS[0], 0, ("h", 1), wire=wire, more_planes=[(CONFIGS[1], ("h", 2))], interfaces=names
-        )
+        SwitchSummation(CONFIGS[0], 0, ("h", 1), wire=wire, **planes)
 
 
 def numbered(first, rtts):
@@ -270,11 +265,8 @@ def numbered(first, rtts):
 
 
 def test_statistics_of_planes_add_up():
-    one, other, silent = (
-        numbered(0, (0.1, 0.05, 0.3)),
-        numbered(4, (0.4, 0.02, 0.5)),
-        numbered(8, (None, None, None)),
-    )
+    times = ((0.1, 0.05, 0.3), (0.4, 0.02, 0.5), (None, None, None))
+    one, other, silent = (numbered(4 * n, each) for n, each in enumerate(times))
     total = added([one, other, silent])
     assert (total.contributions, total.resends, total.results, total.dropped) == (12, 15, 18, {"a": 12})
     assert (total.rtt_least, total.rtt_most) == (0.02, 0.5)

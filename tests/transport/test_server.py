@@ -369,9 +369,8 @@ def test_owners_get_their_results_and_all_a_list_of_sixteen():
     server = AggregationServer(replace(CONFIG, window=128))
     for chunk in range(101, 116):
         server.receive(owned(chunk), 0.0)
-    assert [(one["kind"], one["sender"], one["chunk_id"]) for one in sent(server)] == [
-        (Kind.RESULT, chunk % 3, chunk) for chunk in range(101, 116)
-    ]
+    answers = [(one["kind"], one["sender"], one["chunk_id"]) for one in sent(server)]
+    assert answers == [(Kind.RESULT, chunk % 3, chunk) for chunk in range(101, 116)]
     server.receive(owned(116), 0.0)
     *results, first = sent(server)
     assert [one["chunk_id"] for one in results] == [116]
@@ -417,9 +416,6 @@ def test_a_chunk_s_owner_alone_completes_it_with_or():
     assert sent(server) == []
     server.receive(partial(5, 0b010, 9, sender=1, flags=Flag.OR | Flag.OWNED), 0.0)
     (result,) = sent(server)
-    assert (result["kind"], result["sender"], result["lanes"].tolist()) == (
-        Kind.RESULT,
-        EVERYONE,
-        [9] * LANES,
-    )
+    assert (result["kind"], result["sender"]) == (Kind.RESULT, EVERYONE)
+    assert result["lanes"].tolist() == [9] * LANES
     assert (server.stats().chunks_in_switch, server.stats().chunks_at_server) == (0, 1)

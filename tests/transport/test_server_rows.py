@@ -38,11 +38,8 @@ def sums_of(server, chunks, now):
     for chunk in chunks:
         for worker in range(3):
             server.receive(partial(chunk, 1 << worker, 1 + worker, sender=worker), now)
-        complete += [
-            int(packet["chunk_id"])
-            for packet in sent(server, now)
-            if packet["kind"] == Kind.RESULT and packet["lanes"].tolist() == [6] * LANES
-        ]
+        results = [packet for packet in sent(server, now) if packet["kind"] == Kind.RESULT]
+        complete += [int(one["chunk_id"]) for one in results if one["lanes"].tolist() == [6] * LANES]
     return complete
 
 
@@ -138,9 +135,8 @@ def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_
                     server.receive(partial(chunk, 1 << late, 1, sender=late), now)
         answers = sent(server, 1.1)
         assert {int(packet["chunk_id"]) for packet in answers} == set(range(joining))
-        assert all(
-            packet["sender"] == late and packet["lanes"].tolist() == [42] * LANES for packet in answers
-        )
+        assert {packet["sender"] for packet in answers} == {late}
+        assert all(packet["lanes"].tolist() == [42] * LANES for packet in answers)
 
 
 def test_a_chunk_is_asked_for_so_often_and_again_when_a_packet_of_it_comes():

@@ -47,9 +47,8 @@ def test_a_missing_worker_is_named_by_the_others():
             def wait_in_vain(worker):
                 address = switch.address(worker)
                 lease = Mock(spec=Lease)
-                with SwitchSummation(
-                    config, worker, address, timeout_s=timeout_s, join_s=0.0, leases=[lease]
-                ) as summation:
+                options = {"timeout_s": timeout_s, "join_s": 0.0, "leases": [lease]}
+                with SwitchSummation(config, worker, address, **options) as summation:
                     with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2") as error:
                         summation.sum_words([Part(drawn(worker, 0, 5), "add")])
                     with pytest.raises(TransportError, match="out of step"):

@@ -11,23 +11,11 @@ from peelsum.softswitch.program import operations as ops
 
 LANES, CELLS = 6, 8
 PROGRAMS = range(120)
-STANDARD = model.Header(
-    "standard_metadata",
-    "standard_metadata_t",
-    tuple(
-        model.FieldDeclaration(name, 9) for name in ("ingress_port", "egress_spec", "egress_port", "spare")
-    ),
-    True,
-)
-PACKET = model.Header(
-    "h",
-    "h_t",
-    tuple(
-        model.FieldDeclaration(name, 32)
-        for name in ("a", "b", *(f"v{n}" for n in range(LANES)), "out", "sum")
-    ),
-    False,
-)
+PORTS = ("ingress_port", "egress_spec", "egress_port", "spare")
+STANDARD_FIELDS = tuple(model.FieldDeclaration(name, 9) for name in PORTS)
+STANDARD = model.Header("standard_metadata", "standard_metadata_t", STANDARD_FIELDS, True)
+WORDS = ("a", "b", *(f"v{n}" for n in range(LANES)), "out", "sum")
+PACKET = model.Header("h", "h_t", tuple(model.FieldDeclaration(name, 32) for name in WORDS), False)
 A, B, OUT = (ops.FieldRef("h", name) for name in ("a", "b", "out"))
 
 
@@ -110,18 +98,16 @@ class Maker:
             case "add":
                 return [ops.Assign(lane(n), ops.Binary("+", lane(n), t))]
             case "compare":
-                return [
-                    ops.Assign(lane(n), ops.Ternary(ops.Binary("<", t, ops.Const(5)), ops.Const(1), lane(n)))
-                ]
+                one = ops.Ternary(ops.Binary("<", t, ops.Const(5)), ops.Const(1), lane(n))
+                return [ops.Assign(lane(n), one)]
         return [ops.Assign(OUT, ops.Binary("+", ops.Binary("*", OUT, ops.Const(3)), t))]
 
     def program(self):
         rng = self.rng
         bits = rng.choice([3, 8, 9, 16]) if self.seldom(0.4) else 32
         signed = self.seldom(0.3)
-        temporaries = model.Header(
-            "m", "m_t", tuple(model.FieldDeclaration(f"t{n}", bits, signed) for n in range(LANES + 1)), True
-        )
+        fields = tuple(model.FieldDeclaration(f"t{n}", bits, signed) for n in range(LANES + 1))
+        temporaries = model.Header("m", "m_t", fields, True)
         actions = {0: ops.Action(0, "work", (), self.body()), 1: ops.Action(1, "tell", (), (self.told(),))}
         key = model.TableKey("t", temporary(1), "exact", bits) if self.seldom() else None
         table = model.TableDeclaration("work", (), 1, (0,), 0, (), True, None, {0: "tell"}, None)
@@ -159,17 +145,14 @@ class Maker:
             inputs = ((A, 0, 32), (temporary(3), 0, bits))
         elif not self.seldom():
             return ()
-        return (
-            model.Checksum("sum", ops.FieldRef("h", "sum"), "csum16", inputs, False, condition, False, True),
-        )
+        target = ops.FieldRef("h", "sum")
+        return (model.Checksum("sum", target, "csum16", inputs, False, condition, False, True),)
 
 
 def packets(seed):
     rng = random.Random(seed)
-    words = [
-        [rng.choice([0, 1, 3, 7, 8, 15, 2**32 - 1, rng.getrandbits(32)]) for _ in PACKET.fields]
-        for _ in range(12)
-    ]
+    edges = [0, 1, 3, 7, 8, 15, 2**32 - 1]
+    words = [[rng.choice([*edges, rng.getrandbits(32)]) for _ in PACKET.fields] for _ in range(12)]
     return Frames.of([(1, b"".join(word.to_bytes(4, "big") for word in row)) for row in words])
 
 
@@ -198,24 +181,18 @@ def with_body(body):
 def over_bytes(before, body):
     """A program whose loops step through eight bytes that begin `before` bits into a header."""
     lanes = [model.FieldDeclaration(f"w{n}", 8) for n in range(8)]
-    fields = (
-        [model.FieldDeclaration("x", before), *lanes, model.FieldDeclaration("y", 8 - before)]
-        if before
-        else lanes
-    )
+    fields = [model.FieldDeclaration("x", before), *lanes, model.FieldDeclaration("y", 8 - before)]
+    fields = fields if before else lanes
     program = with_body(body)
     start = model.ParserState("start", (model.Extract("h"), model.Extract("g")), (), ())
     headers = {**program.headers, "g": model.Header("g", "g_t", tuple(fields), False)}
-    return replace(
-        program, headers=headers, parser=model.Parser("start", {"start": start}), deparser=("h", "g")
-    )
+    parser = model.Parser("start", {"start": start})
+    return replace(program, headers=headers, parser=parser, deparser=("h", "g"))
 
 
 def added(value, lanes):
-    return tuple(
-        ops.Assign(ops.FieldRef("g", f"w{n}"), ops.Binary("+", ops.FieldRef("g", f"w{n}"), ops.Const(value)))
-        for n in lanes
-    )
+    targets = [ops.FieldRef("g", f"w{n}") for n in lanes]
+    return tuple(ops.Assign(target, ops.Binary("+", target, ops.Const(value))) for target in targets)
 
 
 @pytest.mark.parametrize("before", [0, 4])

@@ -78,7 +78,7 @@ def test_tutorials_json(switch, tmp_path):
 
 
 def test_fields_that_are_left_out_match_everything(switch, tmp_path):
-    entries_of(switch, tmp_path, {"table_entries": [{**EVERYTHING, "match": {"small": "4"}}]})
+    entries_of(switch, tmp_path, of(match={"small": "4"}))
     (entry,) = switch.tables["I.everything"].entries()
     assert entry.keys == ((0, 0xFFFF), 4, (0, 0), (0, 0))
 
@@ -105,90 +105,62 @@ def test_stf_elements_of_stacks(tmp_path):
 def test_stf_mac_addresses(tmp_path):
     switch = Switch(load(P4 / "router.json"), "python")
     key = "sm.ingress_port:1 hdr.ethernet.dst:08:00:00:00:01:11 ether_type:0x9000"
-    entries_of(
-        switch,
-        tmp_path,
-        f"add by_port {key} permit(class_:9)\nsetdefault routes route(port:2, next_hop:8:0:0:0:1:22)",
-    )
+    entry = f"add by_port {key} permit(class_:9)"
+    entries_of(switch, tmp_path, f"{entry}\nsetdefault routes route(port:2, next_hop:8:0:0:0:1:22)")
     (entry,) = switch.tables["RouterIngress.by_port"].entries()
     assert (entry.keys, entry.params) == ((1, 0x080000000111, 0x9000), (9,))
     assert switch.tables["RouterIngress.routes"].default == ("RouterIngress.route", (2, 0x080000000122))
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ({"table_entries": [{**EVERYTHING, "table": "x"}]}, "table: 'x'; give one of I.everything, "),
-        ({"table_entries": [{**EVERYTHING, "action_name": "x"}]}, "table I.everything: action: 'x'; give"),
-        ({"table_entries": [{**EVERYTHING, "action_params": {}}]}, "in_everything: parameters []; give id"),
-        ({"table_entries": [{**EVERYTHING, "match": {"x": 1}}]}, "key: 'x'; give one of hdr.probe.address"),
-        ({"table_entries": [{**EVERYTHING, "match": {"small": "x"}}]}, "small: 'x'; give 8 bits, as 10, 0xa"),
-        ({"table_entries": [{**EVERYTHING, "match": {}}]}, "key hdr.probe.small: None; give 8 bits"),
-        ({"table_entries": [{"table": "masked"}]}, "table_entries[0]: action_name: is missing; add it"),
-        ({"table_entries": [EVERYTHING, 7]}, "table_entries[1]: 7; give an object"),
-        ({"table_entries": 5}, "table_entries: 5; give a list of objects"),
-        ({"tabel_entries": []}, "'tabel_entries': is not known; call it 'table_entries', or remove it"),
-        ({"zzz": []}, "'zzz': is not known; use target, p4info, bmv2_json, table_entries, "),
-        (
-            {"table_entries": [{**EVERYTHING, "prioritee": 3}]},
-            "table_entries[0]: 'prioritee': is not known; call it 'priority', or remove it",
-        ),
-        (
-            {"table_entries": [EVERYTHING, EVERYTHING]},
-            "I.everything: ((80, 90), 4, (4608, 65280), (167772672, 24)) is given twice; remove one",
-        ),
-        (
-            {"table_entries": [{**EVERYTHING, "match": {"small": 4, "hdr.probe.small": 4}}]},
-            "table I.everything: key hdr.probe.small: is given twice; remove one",
-        ),
-        (
-            {"table_entries": [{**EVERYTHING, "match": 7}]},
-            "table_entries[0]: table I.everything: match: 7; give an object",
-        ),
-        (
-            {"table_entries": [{**EVERYTHING, "action_params": {"id": "abc"}}]},
-            "table I.everything: action I.in_everything: id: 'abc'; give",
-        ),
-        (
-            {"table_entries": [{**EVERYTHING, "match": {"small": 4, "address": [1, 99]}}]},
-            "table I.everything: key hdr.probe.address: prefix length 99; give 0 to 32",
-        ),
-        *(
-            (
-                {"table_entries": [{**EVERYTHING, "priority": priority}]},
-                f"table I.everything: priority: {priority!r}; give a positive integer, since entries can ",
-            )
-            for priority in (None, 0, -1, "high", True, 1 << 31)
-        ),
-        (
-            {"table_entries": [{**PREFIX, "priority": "high"}]},
-            "table I.prefix: priority: 'high'; leave it out, since entries cannot overlap",
-        ),
-        (
-            {"multicast_group_entries": [{"multicast_group_id": 1, "replicas": [{"egress_port": 511}]}]},
-            "multicast_group_entries[0]: egress_port: 511; give 0 to 510, since 511 drops packets",
-        ),
-        (
-            {"clone_session_entries": [{"clone_session_id": 1, "replicas": [{}]}]},
-            "clone_session_entries[0]: replicas[0]: egress_port: is missing; add it",
-        ),
-        ('{"table_entries": [], "table_entries": []}', "entries: table_entries: is given twice; remove one"),
-        ('{"table_entries": [{"match": {"a": 1, "a": 1}}]}', "entries: a: is given twice; remove one"),
-        ("{", "; give a runtime.json of p4lang's tutorials, or .stf in UTF-8"),
-        (b"\xff", "; give a runtime.json of p4lang's tutorials, or .stf in UTF-8"),
-        (
-            "add everything small:1 in_everything(id:1)",
-            "table I.everything: priority: None; give one before the ",
-        ),
-        ("add prefix address:1 in_prefix(id:1) x", "line 1: table prefix: 'x' follows the action; remove it"),
-        ("add prefix address:1 address:2 in_prefix(id:1)", "line 1: address: is given twice; remove one"),
-        ("add prefix address:1 in_prefix(id:1, id:2)", "line 1: id: is given twice; remove one"),
-        ("add x", "line 1: add: is not known or incomplete"),
-        ("\nadd prefix address:1", "line 2: table prefix: 'address:1' has no action"),
-        ("jump 1 2", "line 1: jump: is not known or incomplete; use add"),
-        ("packet 1 012", "line 1: packet: 3 hexadecimal digits; give two"),
-    ],
-)
+def of(*entries, **changes):
+    """Return a file of entries: by default one, with changes."""
+    return {"table_entries": list(entries) or [EVERYTHING | changes]}
+
+
+GROUP = {"multicast_group_entries": [{"multicast_group_id": 1, "replicas": [{"egress_port": 511}]}]}
+SESSION = {"clone_session_entries": [{"clone_session_id": 1, "replicas": [{}]}]}
+#: Contents of files, and what is said of them.
+WRONG = [
+    (of(table="x"), "table: 'x'; give one of I.everything, "),
+    (of(action_name="x"), "table I.everything: action: 'x'; give"),
+    (of(action_params={}), "in_everything: parameters []; give id"),
+    (of(action_params={"id": "abc"}), "table I.everything: action I.in_everything: id: 'abc'; give"),
+    (of(match={"x": 1}), "key: 'x'; give one of hdr.probe.address"),
+    (of(match={"small": "x"}), "small: 'x'; give 8 bits, as 10, 0xa"),
+    (of(match={}), "key hdr.probe.small: None; give 8 bits"),
+    (of(match={"small": 4, "hdr.probe.small": 4}), "key hdr.probe.small: is given twice; remove one"),
+    (of(match=7), "table_entries[0]: table I.everything: match: 7; give an object"),
+    (of(match={"small": 4, "address": [1, 99]}), "key hdr.probe.address: prefix length 99; give 0 to 32"),
+    (of({"table": "masked"}), "table_entries[0]: action_name: is missing; add it"),
+    (of(EVERYTHING, 7), "table_entries[1]: 7; give an object"),
+    (of(EVERYTHING, EVERYTHING), "((80, 90), 4, (4608, 65280), (167772672, 24)) is given twice; remove one"),
+    (of(prioritee=3), "table_entries[0]: 'prioritee': is not known; call it 'priority', or remove it"),
+    *(
+        (of(priority=one), f"table I.everything: priority: {one!r}; give a positive integer, since entries")
+        for one in (None, 0, -1, "high", True, 1 << 31)
+    ),
+    (of({**PREFIX, "priority": "high"}), "table I.prefix: priority: 'high'; leave it out, since entries"),
+    ({"table_entries": 5}, "table_entries: 5; give a list of objects"),
+    ({"tabel_entries": []}, "'tabel_entries': is not known; call it 'table_entries', or remove it"),
+    ({"zzz": []}, "'zzz': is not known; use target, p4info, bmv2_json, table_entries, "),
+    (GROUP, "multicast_group_entries[0]: egress_port: 511; give 0 to 510, since 511 drops packets"),
+    (SESSION, "clone_session_entries[0]: replicas[0]: egress_port: is missing; add it"),
+    ('{"table_entries": [], "table_entries": []}', "entries: table_entries: is given twice; remove one"),
+    ('{"table_entries": [{"match": {"a": 1, "a": 1}}]}', "entries: a: is given twice; remove one"),
+    ("{", "; give a runtime.json of p4lang's tutorials, or .stf in UTF-8"),
+    (b"\xff", "; give a runtime.json of p4lang's tutorials, or .stf in UTF-8"),
+    ("add everything small:1 in_everything(id:1)", "I.everything: priority: None; give one before the "),
+    ("add prefix address:1 in_prefix(id:1) x", "line 1: table prefix: 'x' follows the action; remove it"),
+    ("add prefix address:1 address:2 in_prefix(id:1)", "line 1: address: is given twice; remove one"),
+    ("add prefix address:1 in_prefix(id:1, id:2)", "line 1: id: is given twice; remove one"),
+    ("add x", "line 1: add: is not known or incomplete"),
+    ("\nadd prefix address:1", "line 2: table prefix: 'address:1' has no action"),
+    ("jump 1 2", "line 1: jump: is not known or incomplete; use add"),
+    ("packet 1 012", "line 1: packet: 3 hexadecimal digits; give two"),
+]
+
+
+@pytest.mark.parametrize(("content", "problem"), WRONG)
 def test_wrong_entries(switch, tmp_path, content, problem):
     with pytest.raises(SoftswitchError) as error:
         entries_of(switch, tmp_path, content)
@@ -198,18 +170,14 @@ def test_wrong_entries(switch, tmp_path, content, problem):
 
 def test_random_changes_of_files_raise_only_errors_of_the_softswitch(switch, tmp_path):
     rng, path = random.Random(3), tmp_path / "file"
-    texts = [
-        STF.encode(),
-        json.dumps({"table_entries": [EVERYTHING, EVERYTHING]}).encode(),
-        pcap_of(b"abc", b"d"),
-    ]
+    everything = json.dumps(of(EVERYTHING, EVERYTHING))
+    texts = [STF.encode(), everything.encode(), pcap_of(b"abc", b"d")]
+    changes = [b"", b"\0", b"9", b"[", b"{", b":", b"null", b"-1", b"\xff", b" "]
     for _ in range(400):
         data = bytearray(rng.choice(texts))
         for _ in range(rng.randrange(1, 5)):
             place = rng.randrange(len(data))
-            data[place : place + rng.randrange(3)] = rng.choice(
-                [b"", b"\0", b"9", b"[", b"{", b":", b"null", b"-1", b"\xff", b" "]
-            )
+            data[place : place + rng.randrange(3)] = rng.choice(changes)
         path.write_bytes(data)
         for read in (lambda: load_entries(path, switch), lambda: read_pcap(path, 1)):
             with suppress(SoftswitchError):
@@ -254,14 +222,9 @@ def test_packet_digits():
 
 
 def test_tables_that_observe_are_not_offered(tmp_path):
-    with pytest.raises(SoftswitchError) as error:
-        entries_of(
-            Tracer(load(P4 / "router.json")).switch, tmp_path, {"table_entries": [{**ROUTE, "table": "x"}]}
-        )
-    assert str(error.value).endswith(
-        "table: 'x'; give one of RouterIngress.acl, RouterIngress.by_port, RouterIngress.routes, "
-        "RouterIngress.routes6"
-    )
+    switch = Tracer(load(P4 / "router.json")).switch
+    with pytest.raises(SoftswitchError, match=r"'x'; give one of .*acl, .*by_port, .*routes, .*routes6$"):
+        entries_of(switch, tmp_path, of({**ROUTE, "table": "x"}))
 
 
 @pytest.mark.parametrize(
@@ -303,15 +266,8 @@ def test_wrong_programs(tmp_path):
 def test_the_command_prints_text_or_json(tmp_path):
     path = tmp_path / "routes.json"
     path.write_text(json.dumps({"table_entries": [{**ROUTE, "match": {}}]}))
-    command = [
-        "switch",
-        "trace",
-        str(P4 / "router.json"),
-        "--entries",
-        str(path),
-        "--packet",
-        frame(b"x").hex(),
-    ]
+    packet = ["--packet", frame(b"x").hex()]
+    command = ["switch", "trace", str(P4 / "router.json"), "--entries", str(path), *packet]
     text, document = peelsum(*command), peelsum(*command, "--json")
     (trace,) = json.loads(document.stdout)
     assert trace["packets"][0]["port"] == 2

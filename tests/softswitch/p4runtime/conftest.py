@@ -1,12 +1,8 @@
 """Fixtures: a P4Runtime server of the softswitch in Python mode, with or without the test program."""
 
-from pathlib import Path
-
 import pytest
-from finsy.p4schema import P4Schema
 from p4runtime_client import Client
-
-P4 = Path(__file__).parent / "p4"
+from p4runtime_entities import schema_of
 
 
 @pytest.fixture
@@ -25,8 +21,7 @@ def connect(server):
 
 @pytest.fixture(scope="session")
 def schema():
-    """Return the test program's P4Info and JSON."""
-    return P4Schema(P4 / "every_match_kind.p4info.txtpb", (P4 / "every_match_kind.json").read_bytes())
+    return schema_of("every_match_kind")
 
 
 @pytest.fixture

@@ -31,10 +31,8 @@ class Stream:
 
 
 def bid(arbiter, stream, election_id, role=""):
-    update = p4r.MasterArbitrationUpdate(
-        device_id=7, election_id=U128.encode(election_id), role=p4r.Role(name=role)
-    )
-    arbiter.bid(stream, update)
+    fields = {"election_id": U128.encode(election_id), "role": p4r.Role(name=role)}
+    arbiter.bid(stream, p4r.MasterArbitrationUpdate(device_id=7, **fields))
 
 
 #: Election ids that streams bid one after the other, who is then the primary, and what each is told.

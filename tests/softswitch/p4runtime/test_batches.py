@@ -1,22 +1,19 @@
 """Writes of all or none of their updates: ROLLBACK_ON_ERROR and DATAPLANE_ATOMIC."""
 
 import random
-from itertools import product
-from pathlib import Path
 from threading import Thread
 
 import grpc
 import pytest
-from finsy.p4schema import P4Schema
 from finsy.proto import p4r
 from p4runtime_client import ids_of, outcomes, status_of, update
+from p4runtime_entities import ENTITIES_OF, action, entities_of, exact, schema_of
 
 from peelsum.softswitch import Frames
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline
 from peelsum.softswitch.p4runtime.status import BatchError, Code, RequestError
 from peelsum.softswitch.runtime.device import Device
 
-P4 = Path(__file__).parent / "p4"
 ROLLBACK, ATOMIC = p4r.WriteRequest.ROLLBACK_ON_ERROR, p4r.WriteRequest.DATAPLANE_ATOMIC
 ALL = (
     p4r.Entity(table_entry=p4r.TableEntry(counter_data={}, meter_config={})),
@@ -35,8 +32,7 @@ ALL = (
 
 def installed(name):
     """Return the pipeline of a new switch with a program of this folder, and its ids by alias."""
-    schema = P4Schema(P4 / f"{name}.p4info.txtpb", (P4 / f"{name}.json").read_bytes())
-    config = schema.get_pipeline_config()
+    config = schema_of(name).get_pipeline_config()
     return InstalledPipeline(config, Device(mode="python")), ids_of(config.p4info)
 
 
@@ -45,95 +41,15 @@ def state(entities):
     return [str(entity) for what in ALL for entity in entities.read(what)]
 
 
-def exact(number):
-    return [{"field_id": 1, "exact": {"value": bytes([number])}}]
-
-
-def action(ids, name, port=None):
-    params = [] if port is None else [{"param_id": 1, "value": bytes([port])}]
-    return p4r.Action(action_id=ids[name], params=params)
-
-
-def entities_of_externs(ids):
-    """Return entities of each kind that this program has, twice with other values."""
-    paths, rates = ids["paths"], [p4r.MeterConfig(cir=1, cburst=size, pir=2, pburst=9) for size in (1, 2)]
-    entities = []
-    for number, value in product((1, 2), repeat=2):
-        shaped = {"table_id": ids["shaped"], "match": exact(number)}
-        metered = {"action": {"action": action(ids, "metered", value)}, "meter_config": rates[value - 1]}
-        balanced = {"table_id": ids["balanced"], "match": exact(number), "idle_timeout_ns": value}
-        member = {"action_profile_id": paths, "member_id": number, "action": action(ids, "send", value)}
-        group = {
-            "action_profile_id": paths,
-            "group_id": number,
-            "members": [{"member_id": value, "weight": 3}],
-        }
-        meter = {"meter_id": ids["police"], "index": {"index": number}, "config": rates[value - 1]}
-        entities += [
-            {"table_entry": {**shaped, **metered}},
-            {"table_entry": {**balanced, "action": {"action_profile_member_id": value}}},
-            {"table_entry": {**balanced, "action": {"action_profile_group_id": value}}},
-            {"direct_meter_entry": {"table_entry": shaped, "config": rates[value - 1]}},
-            {"meter_entry": meter},
-            {"action_profile_member": member},
-            {"action_profile_group": group},
-            {"value_set_entry": {"value_set_id": ids["tagged_keys"], "members": [{"match": exact(value)}]}},
-            {"digest_entry": {"digest_id": ids["sighting_t"], "config": {"max_list_size": value}}},
-        ]
-    return [p4r.Entity(**entity) for entity in entities]
-
-
-def entities_of_every_match_kind(ids):
-    """Return entities of each kind that this program has, twice with other values."""
-    entities = []
-    for number, value in product((1, 2), repeat=2):
-        filtered = {"table_id": ids["filter"], "priority": number, "metadata": bytes([value])}
-        ternary = {"field_id": 1, "ternary": {"value": b"\1\0\0\0", "mask": b"\1\0\0\0"}}
-        routed = {
-            "table_id": ids["route"],
-            "match": [{"field_id": 1, "lpm": {"value": b"\1", "prefix_len": 32}}],
-        }
-        drop, forward = {"action": action(ids, "drop")}, {"action": action(ids, "forward", value)}
-        counts, replicas = {"packet_count": value}, [{"port": bytes([value]), "instance": 1}]
-        entities += [
-            {"table_entry": {**filtered, "action": drop}},
-            {"table_entry": {**filtered, "action": drop, "match": [ternary]}},
-            {"table_entry": {**routed, "action": forward, "counter_data": counts}},
-            {"table_entry": {"table_id": ids["route"], "is_default_action": True, "action": forward}},
-            {"table_entry": {"table_id": ids["route"], "is_default_action": True}},
-            {"direct_counter_entry": {"table_entry": routed, "data": counts}},
-            {"counter_entry": {"counter_id": ids["seen"], "index": {"index": number}, "data": counts}},
-            {
-                "register_entry": {
-                    "register_id": ids["notes"],
-                    "index": {"index": number},
-                    "data": {"bitstring": bytes([value])},
-                }
-            },
-        ]
-        for kind, field in (
-            ("multicast_group_entry", "multicast_group_id"),
-            ("clone_session_entry", "session_id"),
-        ):
-            group = {kind: {field: number, "replicas": replicas}}
-            entities.append({"packet_replication_engine_entry": group})
-    return [p4r.Entity(**entity) for entity in entities]
-
-
 @pytest.mark.parametrize("atomicity", [ROLLBACK, ATOMIC])
-@pytest.mark.parametrize(
-    ("program", "entities_of"),
-    [("externs", entities_of_externs), ("every_match_kind", entities_of_every_match_kind)],
-)
-def test_a_batch_that_fails_changes_nothing(program, entities_of, atomicity):
+@pytest.mark.parametrize("program", ENTITIES_OF)
+def test_a_batch_that_fails_changes_nothing(program, atomicity):
     """Random batches, beside a second switch to which the good ones are written in the usual way."""
     (pipeline, ids), (other, _) = installed(program), installed(program)
-    drawn, entities, written, failures = random.Random(atomicity), entities_of(ids), set(), []
+    drawn, entities, written, failures = random.Random(atomicity), entities_of(program, ids), set(), []
     for _ in range(5000):
-        batch = [
-            p4r.Update(type=drawn.choice([1, 2, 3]), entity=drawn.choice(entities))
-            for _ in range(drawn.randint(1, 4))
-        ]
+        kinds = drawn.choices([1, 2, 3], k=drawn.randint(1, 4))
+        batch = [p4r.Update(type=kind, entity=drawn.choice(entities)) for kind in kinds]
         try:
             pipeline.entities.write(batch, atomicity=atomicity)
         except BatchError as error:
@@ -142,10 +58,8 @@ def test_a_batch_that_fails_changes_nothing(program, entities_of, atomicity):
             other.entities.write(batch)
             written |= {(item.type, str(item.entity)) for item in batch}
         assert state(pipeline.entities) == state(other.entities), batch
-    assert all(
-        [result.code for result in error.results].count(Code.ABORTED) == len(error.results) - 1
-        for error in failures
-    )
+    for error in failures:
+        assert [result.code for result in error.results].count(Code.ABORTED) == len(error.results) - 1
     assert len(failures) < 4500
     assert {str(entity) for entity in entities} == {entity for _, entity in written}
 
@@ -187,11 +101,8 @@ def test_packets_of_the_meantime_stay_counted():
 
 def test_the_failed_update_has_its_code_and_the_others_are_aborted(client):
     group = p4r.PacketReplicationEngineEntry(multicast_group_entry={"multicast_group_id": 7})
-    batch = [
-        update("INSERT", packet_replication_engine_entry=group),
-        update("INSERT", packet_replication_engine_entry=group),
-        update("DELETE", packet_replication_engine_entry=group),
-    ]
+    kinds = ("INSERT", "INSERT", "DELETE")
+    batch = [update(kind, packet_replication_engine_entry=group) for kind in kinds]
     for atomicity in ("ROLLBACK_ON_ERROR", "DATAPLANE_ATOMIC"):
         with pytest.raises(grpc.RpcError) as error:
             client.write(*batch, atomicity=atomicity)

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 import psutil
@@ -20,6 +19,7 @@ import pytest
 from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, rpc_code
 from p4runtime_client import WAIT_S, Client, outcomes, process, update
+from p4runtime_entities import P4
 from patience import PATIENCE_S, until
 
 from peelsum.compiling import cache
@@ -27,7 +27,6 @@ from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline
 from peelsum.softswitch.p4runtime.status import RequestError
 
-P4 = Path(__file__).parent / "p4"
 FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"
 #: Number of updates in a long Write.
 LONG = 40_000
@@ -121,9 +120,8 @@ def test_a_batch_stops_where_its_call_ends(entities, large):
         entities.write(batch(large, "route", "INSERT", 9), lambda: next(attempted, False))
     assert (error.value.code.name, "5 of 9 updates" in error.value.message) == ("CANCELLED", True)
     entities_read = entities.read(p4r.Entity(table_entry=p4r.TableEntry()))
-    routes = [
-        entity.table_entry.match[0].lpm.value for entity in entities_read if not entity.table_entry.is_const
-    ]
+    entries = [entity.table_entry for entity in entities_read]
+    routes = [entry.match[0].lpm.value for entry in entries if not entry.is_const]
     assert routes == [(number + 1 << 8).to_bytes(4, "big").lstrip(b"\0") for number in range(5)]
 
 
@@ -151,23 +149,15 @@ def test_what_is_read_is_as_it_was_when_it_was_asked_for(entities, large):
     register = p4r.RegisterEntry(register_id=large.registers["notes"].id)
     counter = p4r.CounterEntry(counter_id=large.counters["seen"].id)
     counted = p4r.TableEntry(counter_data=p4r.CounterData(), table_id=updates[0].entity.table_entry.table_id)
-    selectors = [
-        p4r.Entity(table_entry=counted),
-        p4r.Entity(direct_counter_entry=p4r.DirectCounterEntry()),
-        p4r.Entity(register_entry=register),
-        p4r.Entity(counter_entry=counter),
-    ]
+    kinds = {"table_entry": counted, "register_entry": register, "counter_entry": counter}
+    kinds["direct_counter_entry"] = p4r.DirectCounterEntry()
+    selectors = [p4r.Entity(**{kind: entry}) for kind, entry in kinds.items()]
     before = [list(entities.read(selector)) for selector in selectors]
     later = [entities.read(selector) for selector in selectors]
     register.index.index, register.data.bitstring = 2, b"\7"
     counter.index.index, counter.data.packet_count = 2, 7
-    entities.write(
-        [
-            *batch(large, "route", "DELETE", 3),
-            update("MODIFY", register_entry=register),
-            update("MODIFY", counter_entry=counter),
-        ]
-    )
+    cells = [update("MODIFY", register_entry=register), update("MODIFY", counter_entry=counter)]
+    entities.write([*batch(large, "route", "DELETE", 3), *cells])
     assert [list(answer) for answer in later] == before
     assert [entity.table_entry.counter_data.packet_count for entity in before[0]] == [0, 1, 2]
     assert [list(entities.read(selector)) for selector in selectors] != before
@@ -209,10 +199,8 @@ def switch_process(*arguments, **options):
 @pytest.fixture(scope="module")
 def long_write(large):
     """Return a Write that takes over a second and stores its last update's number in an entry's metadata."""
-    updates = [
-        update("MODIFY", table_entry=entry(large, "route", 0, controller_metadata=number + 1))
-        for number in range(LONG)
-    ]
+    entries = (entry(large, "route", 0, controller_metadata=number + 1) for number in range(LONG))
+    updates = [update("MODIFY", table_entry=one) for one in entries]
     return p4r.WriteRequest(device_id=1, election_id=U128.encode(1), updates=updates)
 
 

@@ -185,23 +185,13 @@ def test_a_saved_pipeline_is_filled_before_it_is_committed(primary, schema, conf
 
 def test_reconcile_keeps_what_controllers_wrote(client, schema, config, device):
     action = Action("forward", port=7)
+    group = {"multicast_group_id": 3, "replicas": [{"egress_port": 2, "instance": 1}]}
+    session = {"session_id": 5, "replicas": [{"egress_port": 4, "instance": 1}]}
     entities = [
         {"table_entry": Entry("route", action=action, is_default_action=True).encode_entry(schema)},
         {"table_entry": route(schema)},
-        {
-            "packet_replication_engine_entry": p4r.PacketReplicationEngineEntry(
-                multicast_group_entry=p4r.MulticastGroupEntry(
-                    multicast_group_id=3, replicas=[p4r.Replica(egress_port=2, instance=1)]
-                )
-            )
-        },
-        {
-            "packet_replication_engine_entry": p4r.PacketReplicationEngineEntry(
-                clone_session_entry=p4r.CloneSessionEntry(
-                    session_id=5, replicas=[p4r.Replica(egress_port=4, instance=1)]
-                )
-            )
-        },
+        {"packet_replication_engine_entry": {"multicast_group_entry": group}},
+        {"packet_replication_engine_entry": {"clone_session_entry": session}},
     ]
     for position, entity in enumerate(entities):
         client.update("INSERT" if position else "MODIFY", **entity)

@@ -23,12 +23,11 @@ def ttl_of_one(schema, priority, action):
 
 
 def test_reads_are_filtered_by_what_a_controller_keeps_beside_an_entry(client, schema):
-    entries = [
-        route(schema, f"10.{n}.0.0/16", port=n, metadata=bytes([n % 2 + 65]), controller_metadata=n % 3)
-        for n in range(1, 7)
-    ]
-    for entry in entries:
-        client.update("INSERT", table_entry=entry)
+    entries = []
+    for n in range(1, 7):
+        kept = {"metadata": bytes([n % 2 + 65]), "controller_metadata": n % 3}
+        entries.append(route(schema, f"10.{n}.0.0/16", port=n, **kept))
+        client.update("INSERT", table_entry=entries[-1])
 
     def chosen(**fields):
         return client.read(table_entry=p4r.TableEntry(table_id=entries[0].table_id, **fields))
@@ -80,18 +79,12 @@ def test_a_default_action_has_neither_match_nor_priority(client, schema):
 @pytest.mark.parametrize(
     "wanted",
     [
-        {"table_entry": p4r.TableEntry(table_id=77)},
-        {"table_entry": p4r.TableEntry(match=[p4r.FieldMatch(field_id=1)])},
-        {"counter_entry": p4r.CounterEntry(counter_id=77)},
-        {"register_entry": p4r.RegisterEntry(register_id=77)},
-        {"direct_counter_entry": p4r.DirectCounterEntry(table_entry=p4r.TableEntry(table_id=77))},
-        {"direct_meter_entry": p4r.DirectMeterEntry(table_entry=p4r.TableEntry(table_id=77))},
-        {"meter_entry": p4r.MeterEntry(meter_id=77)},
-        {"action_profile_member": p4r.ActionProfileMember(action_profile_id=77)},
-        {"action_profile_group": p4r.ActionProfileGroup(action_profile_id=77)},
-        {"value_set_entry": p4r.ValueSetEntry(value_set_id=77)},
-        {"digest_entry": p4r.DigestEntry(digest_id=77)},
-        {"table_entry": p4r.TableEntry(is_default_action=True, time_since_last_hit={})},
+        {"table_entry": {"match": [{"field_id": 1}]}},
+        {"table_entry": {"is_default_action": True, "time_since_last_hit": {}}},
+        *({f"{kind}_entry": {f"{kind}_id": 77}} for kind in ("table", "counter", "register", "meter")),
+        *({f"direct_{kind}_entry": {"table_entry": {"table_id": 77}}} for kind in ("counter", "meter")),
+        *({f"action_profile_{kind}": {"action_profile_id": 77}} for kind in ("member", "group")),
+        *({f"{kind}_entry": {f"{kind}_id": 77}} for kind in ("value_set", "digest")),
     ],
 )
 def test_reads_of_what_is_not_there_are_refused(client, wanted):
@@ -143,12 +136,9 @@ def test_one_counter_cell_and_all(client, seen, device):
 
 
 def test_one_register_cell_and_all(client, notes, device):
-    last, first = (
-        p4r.RegisterEntry(register_id=notes, index=at(index), data=p4d.P4Data(bitstring=value))
-        for index, value in ((7, b"\xff\xff\xff"), (0, b"\5"))
-    )
-    for cell in (last, first):
-        client.update("MODIFY", register_entry=cell)
+    for index, value in ((0, b"\5"), (7, b"\xff\xff\xff")):
+        last = p4r.RegisterEntry(register_id=notes, index=at(index), data={"bitstring": value})
+        client.update("MODIFY", register_entry=last)
     assert device.switch.registers["MatchEverything.notes"].read(7) == (1 << 24) - 1
     assert client.read(register_entry=p4r.RegisterEntry(register_id=notes, index=at(7))) == [last]
     everything = client.read(register_entry=p4r.RegisterEntry())
@@ -180,10 +170,8 @@ def test_what_cells_refuse(client, seen, notes):
         p4r.CounterEntry(counter_id=seen, index=at(0), data=p4r.CounterData(packet_count=-1)),
     ):
         assert refusal(client, "MODIFY", counter_entry=counter)[0] == "INVALID_ARGUMENT"
-    for register in (
-        p4r.RegisterEntry(register_id=notes, index=at(0), data=p4d.P4Data(bitstring=b"\1\0\0\0")),
-        p4r.RegisterEntry(register_id=notes, index=at(0), data=p4d.P4Data(bool=True)),
-    ):
+    for data in ({"bitstring": b"\1\0\0\0"}, {"bool": True}):
+        register = p4r.RegisterEntry(register_id=notes, index=at(0), data=data)
         assert refusal(client, "MODIFY", register_entry=register)[0] == "INVALID_ARGUMENT"
 
 

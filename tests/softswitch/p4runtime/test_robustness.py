@@ -2,24 +2,18 @@
 
 import contextlib
 import random
-from pathlib import Path
 
 import grpc
 import pytest
-from finsy.p4entity import P4CounterData, P4CounterEntry, P4MulticastGroupEntry, P4RegisterEntry
-from finsy.p4entity import P4TableAction as Action
-from finsy.p4entity import P4TableEntry as Entry
-from finsy.p4entity import P4TableMatch as Match
-from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, rpc_code
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from p4runtime_client import WAIT_S, Client, ids_of, outcomes
+from p4runtime_entities import ENTITIES_OF, entities_of, schema_of
 
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 
-P4 = Path(__file__).parent / "p4"
 #: Numbers and bytes that are often meaningful; random ones hardly ever are.
 INTEGERS = [0, 1, 2, 3, 7, 255, 1 << 31, (1 << 63) - 1, -1, -5]
 CODES_OF_BUGS = {"INTERNAL", "UNKNOWN"}
@@ -83,58 +77,21 @@ LIMITS = {
 }
 
 
-@pytest.fixture(scope="module", params=["every_match_kind", "externs"])
-def schema(request):
-    """Return the P4Info and JSON of a program; tests run once with each."""
-    return P4Schema(P4 / f"{request.param}.p4info.txtpb", (P4 / f"{request.param}.json").read_bytes())
+@pytest.fixture(scope="module", params=ENTITIES_OF)
+def program(request):
+    """Return the name of a program; tests run once with each."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def schema(program):
+    return schema_of(program)
 
 
 @pytest.fixture
-def good(schema):
+def good(program, schema):
     """Return entities that the server accepts."""
-    if any(table.alias == "balanced" for table in schema.tables):
-        return list(of_externs(schema))
-    route = Entry("route", match=Match({"hdr.ipv4.dst": "10.1.0.0/16"}), action=Action("forward", port=3))
-    source = Match(
-        {"hdr.ipv4.src": "10.0.0.0/&255.0.255.0", "hdr.ipv4.protocol": 17, "hdr.ipv4.ttl": "2...9"}
-    )
-    entries = (
-        route,
-        Entry("filter", match=source, action=Action("drop"), priority=4),
-        Entry("exact_match", is_default_action=True, action=Action("flood", group=3)),
-        P4MulticastGroupEntry(5, replicas=[1, 2]),
-        P4CounterEntry("seen", index=3, data=P4CounterData(packet_count=4, byte_count=5)),
-        P4RegisterEntry("notes", index=3, data=77),
-    )
-    return [entry.encode(schema) for entry in entries]
-
-
-def of_externs(schema):
-    """Yield entities of the program externs.p4, of each kind that only it has."""
-    ids = ids_of(schema.get_pipeline_config().p4info)
-    action = p4r.Action(action_id=ids["send"], params=[p4r.Action.Param(param_id=1, value=b"\3")])
-    config = p4r.MeterConfig(cir=1, cburst=2, pir=3, pburst=4)
-    match = [p4r.FieldMatch(field_id=1, exact={"value": b"\1"})]
-    member = p4r.ActionProfileMember(action_profile_id=ids["paths"], member_id=3, action=action)
-    group = p4r.ActionProfileGroup(
-        action_profile_id=ids["paths"], group_id=7, members=[{"member_id": 3, "weight": 2}]
-    )
-    actions = [p4r.ActionProfileAction(action=action, weight=1)]
-    for choice in (
-        {"action_profile_member_id": 3},
-        {"action_profile_group_id": 7},
-        {"action_profile_action_set": {"action_profile_actions": actions}},
-    ):
-        entry = p4r.TableEntry(table_id=ids["balanced"], match=match, action=choice, idle_timeout_ns=1)
-        yield p4r.Entity(table_entry=entry)
-    shaped = p4r.TableEntry(table_id=ids["shaped"], match=match, meter_config=config)
-    yield p4r.Entity(direct_meter_entry=p4r.DirectMeterEntry(table_entry=shaped, config=config))
-    yield p4r.Entity(meter_entry=p4r.MeterEntry(meter_id=ids["police"], index={"index": 3}, config=config))
-    members = [p4r.ValueSetMember(match=match)]
-    yield p4r.Entity(value_set_entry=p4r.ValueSetEntry(value_set_id=ids["tagged_keys"], members=members))
-    digest = p4r.DigestEntry(digest_id=ids["sighting_t"], config={"max_timeout_ns": 5, "max_list_size": 2})
-    yield p4r.Entity(digest_entry=digest)
-    yield from (p4r.Entity(action_profile_member=member), p4r.Entity(action_profile_group=group))
+    return entities_of(program, ids_of(schema.get_pipeline_config().p4info))
 
 
 @pytest.fixture

@@ -61,17 +61,9 @@ def configuration(schema):
 
 def writing(*numbers):
     """Return a Write of multicast groups."""
-    updates = [
-        update(
-            "INSERT",
-            packet_replication_engine_entry=p4r.PacketReplicationEngineEntry(
-                multicast_group_entry=p4r.MulticastGroupEntry(
-                    multicast_group_id=number, replicas=[p4r.Replica(port=b"\1")]
-                )
-            ),
-        )
-        for number in numbers
-    ]
+    groups = [{"multicast_group_id": number, "replicas": [{"port": b"\1"}]} for number in numbers]
+    entries = [{"multicast_group_entry": group} for group in groups]
+    updates = [update("INSERT", packet_replication_engine_entry=entry) for entry in entries]
     return p4r.WriteRequest(device_id=1, election_id=U128.encode(1), updates=updates)
 
 

@@ -114,18 +114,6 @@ def with_match(schema, entry, place, **fields):
     return message
 
 
-def without_action(schema):
-    message = entity(ROUTE, schema)
-    message.ClearField("action")
-    return message
-
-
-def with_another_param(schema):
-    message = entity(EXACT, schema)
-    message.action.action.params.add(param_id=9, value=b"\1")
-    return message
-
-
 def with_param(schema, **param):
     message = entity(EXACT, schema)
     message.action.action.params[0].MergeFrom(p4r.Action.Param(**param))
@@ -142,9 +130,7 @@ BAD = {
     "field given twice": lambda s: changed(s, EXACT, match=[entity(EXACT, s).match[0]]),
     "no such field": lambda s: changed(s, EXACT, match=[p4r.FieldMatch(field_id=9)]),
     "field of another kind": lambda s: changed(
-        s,
-        Entry("route", action=Action("drop")),
-        match=[p4r.FieldMatch(field_id=1, exact=p4r.FieldMatch.Exact(value=b"\1"))],
+        s, Entry("route", action=Action("drop")), match=[{"field_id": 1, "exact": {"value": b"\1"}}]
     ),
     "prefix too long": lambda s: with_match(s, ROUTE, 0, value=b"\x0a\0\0\0", prefix_len=33),
     "negative prefix": lambda s: with_match(s, ROUTE, 0, value=b"\x0a\0\0\0", prefix_len=-1),
@@ -157,13 +143,13 @@ BAD = {
     "no priority": lambda s: changed(s, Entry("filter", action=Action("drop"))),
     "negative priority": lambda s: changed(s, Entry("filter", action=Action("drop")), priority=-1),
     "priority without overlaps": lambda s: changed(s, ROUTE, priority=5),
-    "no action": without_action,
-    "no such action": lambda s: changed(
-        s, ROUTE, action=p4r.TableAction(action=p4r.Action(action_id=s.actions["flood"].id))
-    ),
+    "no action": lambda s: entity(Entry("route", match=Match({"hdr.ipv4.dst": "10.0.0.0/8"})), s),
+    "no such action": lambda s: changed(s, ROUTE, action={"action": {"action_id": s.actions["flood"].id}}),
     "parameter too wide": lambda s: with_param(s, value=b"\xff\xff"),
     "no such parameter": lambda s: with_param(s, param_id=9),
-    "one more parameter": with_another_param,
+    "one more parameter": lambda s: changed(
+        s, EXACT, action={"action": {"params": [{"param_id": 9, "value": b"\1"}]}}
+    ),
     "missing parameter": lambda s: entity(
         Entry("route", match=Match({"hdr.ipv4.dst": "10.0.0.0/8"}), action=Action("forward")), s
     ),
@@ -182,19 +168,10 @@ def test_bad_entries_are_refused_and_change_nothing(client, schema, build):
     assert client.read(table_entry=p4r.TableEntry()) == before
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"idle_timeout_ns": 5},
-            "idle_timeout_ns must be set to 0 for tables which do not support idle timeout",
-        ),
-        ({"time_since_last_hit": {}}, "has_time_since_last_hit must not be set in WriteRequest"),
-    ],
-)
-def test_idle_time_outs_are_refused_in_bmv2s_words(client, schema, fields, message):
-    entry = changed(schema, ROUTE, **fields)
-    assert refusal(client, "INSERT", table_entry=entry)[1] == message
+@pytest.mark.parametrize("fields", [{"idle_timeout_ns": 5}, {"time_since_last_hit": {}}], ids=str)
+def test_idle_time_outs_are_refused_in_bmv2s_words(client, schema, fields):
+    (name,) = fields
+    assert f"{name} must" in refusal(client, "INSERT", table_entry=changed(schema, ROUTE, **fields))[1]
 
 
 def test_what_the_program_fixes_is_denied(client, schema):
@@ -222,9 +199,8 @@ def test_a_batch_reports_every_update_and_does_the_good_ones(client, schema):
         client.write(*inserts, unset, p4r.Update(type=1))
     assert error.value.code().name == "UNKNOWN"
     results = outcomes(error.value)
-    assert [code for code, _ in results] == [rpc_code.INVALID_ARGUMENT, rpc_code.OK] + [
-        rpc_code.INVALID_ARGUMENT
-    ] * 2
+    codes = [rpc_code.Code.Name(code) for code, _ in results]
+    assert codes == ["INVALID_ARGUMENT", "OK", "INVALID_ARGUMENT", "INVALID_ARGUMENT"]
     assert "standard_metadata.ingress_port: 0xffff does not fit 9 bits" in results[0][1]
     assert client.read(table_entry=p4r.TableEntry(table_id=good.table_id)) == [good]
 
@@ -254,15 +230,11 @@ def test_direct_counters_come_and_go_with_their_entries(client, schema, device):
     assert client.read(direct_counter_entry=p4r.DirectCounterEntry()) == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "entry", "code"),
-    [
+def test_what_direct_counters_refuse(client, schema):
+    for kind, entry, code in (
         ("INSERT", ROUTE, "INVALID_ARGUMENT"),
-        ("MODIFY", EXACT, "INVALID_ARGUMENT"),
+        ("MODIFY", EXACT, "INVALID_ARGUMENT"),  # its table has none
         ("MODIFY", ROUTE, "NOT_FOUND"),
-    ],
-    ids=["inserted", "table without", "entry that is not there"],
-)
-def test_what_direct_counters_refuse(client, schema, kind, entry, code):
-    counter = p4r.DirectCounterEntry(table_entry=entity(entry, schema), data=p4r.CounterData())
-    assert refusal(client, kind, direct_counter_entry=counter)[0] == code
+    ):
+        counter = p4r.DirectCounterEntry(table_entry=entity(entry, schema), data={})
+        assert refusal(client, kind, direct_counter_entry=counter)[0] == code

@@ -26,13 +26,7 @@ pytestmark = [
 
 
 #: For each program, a frame that leaves once.
-MARKERS = {
-    "stack": bytes(8),
-    "again": bytes(8),
-    "hashes": bytes([9]) + bytes(47),
-    "widths": b"",
-    "limbs": bytes(50),
-}
+MARKERS = {"stack": bytes(8), "again": bytes(8), "hashes": bytes([9]) + bytes(47)}
 
 
 @pytest.mark.parametrize("name", MADE)

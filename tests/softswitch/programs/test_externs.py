@@ -112,9 +112,9 @@ def test_a_direct_meter_counts_the_bytes_of_packets_that_hit_its_entry(switch):
     for flow in (7, 8):
         table.insert((flow,), METERED, (3,))
     table.write_meter((7,), rates)
-    assert [result(switch, TABLES, 0, 7, now=now) for now in (0, 0, 0, 10, 10, 10)] == list(
-        colours(rates, [(now, 20) for now in (0, 0, 0, 10, 10, 10)])
-    )
+    times = (0, 0, 0, 10, 10, 10)
+    got = [result(switch, TABLES, 0, 7, now=now) for now in times]
+    assert got == list(colours(rates, [(now, 20) for now in times]))
     assert [result(switch, TABLES, 0, 8) for _ in range(9)] == [GREEN] * 9
     assert (table.read_meter((7,)), table.read_meter((8,))) == (rates, None)
     table.delete((7,))
@@ -209,12 +209,8 @@ def test_a_group_chooses_members_by_the_hash_of_the_flow(switch):
 def test_a_member_without_action_differs_from_a_miss():
     """A miss continues as the table says, and a hit as its action does."""
     document = json.loads((P4 / "externs.json").read_text())
-    (indirect,) = (
-        table
-        for pipeline in document["pipelines"]
-        for table in pipeline["tables"]
-        if table["name"] == "ExternsIngress.indirect"
-    )
+    tables = {table["name"]: table for item in document["pipelines"] for table in item["tables"]}
+    indirect = tables["ExternsIngress.indirect"]
     assert indirect["base_default_next"] == "ExternsIngress.shaped"
     indirect["next_tables"]["NoAction"] = None
     switch = Switch(parse(document, "externs"), "python")

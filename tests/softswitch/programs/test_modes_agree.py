@@ -36,9 +36,7 @@ def replicate(switch):
 
 def peelsum(switch):
     tables = {name.rpartition(".")[2]: table for name, table in switch.tables.items()}
-    actions = {
-        name.rpartition(".")[2]: name for table in switch.program.actions.values() for name in [table.name]
-    }
+    actions = {action.name.rpartition(".")[2]: action.name for action in switch.program.actions.values()}
     tables["jobs"].insert((7,), actions["admit_job"], (1, 5, 0b1111, 10, 1))
     for worker in range(4):
         tables["members"].insert((7, worker), actions["admit_worker"], (1 << worker, worker))
@@ -116,9 +114,7 @@ def made(request):
 
 
 def state_of(switch):
-    cells = {
-        name: item.values() for kind in (switch.registers, switch.counters) for name, item in kind.items()
-    }
+    cells = {name: item.values() for name, item in (switch.registers | switch.counters).items()}
     cells["direct"] = switch.state.counts
     cells["tables and externs"] = switch.state.memory
     cells["digests"] = np.array([values for _, values in switch.messages.digests], np.uint64)

@@ -118,18 +118,16 @@ def test_the_last_session_asked_for_counts(switch):
 def test_resubmitted_packets_start_as_they_came_with_what_their_list_keeps(switch, times):
     frame = ask(3, times=200 + times)
     came_from = 0 if times else FROM
-    expected = told(
-        NORMAL, TO, rounds=times + 1, came_from=came_from, kept=0x10 * (times + 1), lost=0x10 * times + 0x100
-    )
+    kept, lost = 0x10 * (times + 1), 0x10 * times + 0x100
+    expected = told(NORMAL, TO, rounds=times + 1, came_from=came_from, kept=kept, lost=lost)
     assert send(switch, frame) == [out(TO, expected, ask(3, times=200 + times, value=1001))]
 
 
 @pytest.mark.parametrize("times", [0, 1, 7])
 def test_recirculated_packets_are_parsed_as_they_were_deparsed(switch, times):
     frame = ask(18, times=200 + times)
-    expected = told(
-        NORMAL, TO, rounds=times, came_from=0 if times else FROM, kept=7 * times, lost=7 * times + 0x100
-    )
+    fields = {"came_from": 0 if times else FROM, "kept": 7 * times, "lost": 7 * times + 0x100}
+    expected = told(NORMAL, TO, rounds=times, **fields)
     assert send(switch, frame) == [out(TO, expected, ask(18, times=200, value=1001 + times))]
 
 

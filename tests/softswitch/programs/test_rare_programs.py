@@ -71,9 +71,8 @@ def test_an_index_below_zero_is_past_the_end():
     switch = changed_switch("registers", change, "numba")
     assert exchanged(switch, cells(255, *range(1, 9))) == (0,) * 8
     assert exchanged(switch, cells(0, *range(11, 19))) == (0,) * 8
-    assert [switch.registers[f"I.r{n}"].values().tolist() for n in range(8)] == [
-        [0] * 254 + [n + 1] for n in range(8)
-    ]
+    values = [switch.registers[f"I.r{n}"].values().tolist() for n in range(8)]
+    assert values == [[0] * 254 + [n + 1] for n in range(8)]
 
 
 def copied(document, back):
@@ -132,22 +131,15 @@ def test_negative_numbers_that_a_parser_selects(key, value, mask, selected, othe
     def change(document):
         (start,) = document["parsers"][0]["parse_states"]
         start["transition_key"] = [field("numbers", name) for name in key]
-        transition = {
-            "type": "hexstr",
-            "value": whole(value),
-            "mask": mask and whole(mask),
-            "next_state": "more",
-        }
-        start["transitions"].insert(0, transition)
+        transition = {"type": "hexstr", "value": whole(value), "mask": mask and whole(mask)}
+        start["transitions"].insert(0, transition | {"next_state": "more"})
         extract = {"op": "extract", "parameters": [{"type": "regular", "value": "copy"}]}
         more = {"name": "more", "id": 1, "parser_ops": [extract], "transition_key": [], "transitions": []}
         document["parsers"][0]["parse_states"].append(more)
 
     switch = changed_switch("arithmetic", change, "numba")
-    frames = [
-        struct.pack(">BHBHQQii", 9, 0, 0, 0, 1, 2, *numbers) + bytes(range(24))
-        for numbers in selected + others
-    ]
+    heads = [struct.pack(">BHBHQQii", 9, 0, 0, 0, 1, 2, *numbers) for numbers in selected + others]
+    frames = [head + bytes(range(24)) for head in heads]
     got = switch.process(Frames.of([(1, frame) for frame in frames]), 0).pairs()
     # A second header tells the program that the parser took the way.
     assert [sent[0] == 0xFF for _, sent in got] == [True] * len(selected) + [False] * len(others)
@@ -176,9 +168,8 @@ def with_empty_fields(document):
 @pytest.mark.parametrize("name", ["again", "hashes", "replicate", "variable"])
 def test_fields_of_0_bits_change_nothing(name):
     document = json.loads((P4 / f"{name}.json").read_text())
-    plain, changed = (
-        Switch(parse(one, name), "python") for one in (document, with_empty_fields(copy.deepcopy(document)))
-    )
+    changed = with_empty_fields(copy.deepcopy(document))
+    plain, changed = (Switch(parse(one, name), "python") for one in (document, changed))
     frames = [(1, frame) for frame in Generator(plain, random.Random(1)).frames(100, 0.1)]
     left, right = ([*switch.process(Frames.of(frames), 0).pairs()] for switch in (plain, changed))
     assert left == right
@@ -248,9 +239,8 @@ def test_a_deparser_writes_to_the_log_shortens_and_asserts(caplog):
     switch = changed_switch("replicate", change, "numba")
     switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
     with caplog.at_level("INFO", "peelsum.switch"):
-        got = switch.process(
-            Frames.of([(7, struct.pack(">BHHI", 1, 3, 9 << 7, 1000) + bytes(60))]), 0
-        ).pairs()
+        frame = struct.pack(">BHHI", 1, 3, 9 << 7, 1000) + bytes(60)
+        got = switch.process(Frames.of([(7, frame)]), 0).pairs()
     assert [(port, len(frame)) for port, frame in got] == [(2, 20), (1, 20)]
     messages = [record.getMessage() for record in caplog.records]
     assert sum(message.endswith("leaves") for message in messages) == 3

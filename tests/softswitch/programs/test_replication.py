@@ -16,12 +16,8 @@ def flat(kind, group=0, port=9, value=1000):
 def tagged(frame, port, instance, kind, added):
     """Return `frame` as changed by the program's `tag`."""
     value = struct.unpack(">I", frame[5:9])[0] + added
-    return (
-        struct.pack(">HHII", instance, port << 7, len(frame), kind)
-        + frame[:5]
-        + struct.pack(">I", value)
-        + b"tail"
-    )
+    head = struct.pack(">HHII", instance, port << 7, len(frame), kind)
+    return head + frame[:5] + struct.pack(">I", value) + b"tail"
 
 
 @pytest.fixture
@@ -33,9 +29,8 @@ def switch(switch_of):
 
 def test_every_copy_starts_from_what_ingress_left(switch):
     frame = flat(MULTICAST, 3)
-    expected = [
-        (port, tagged(frame, port, rid, REPLICATION, 1001)) for port, rid in ((1, 10), (2, 20), (1, 30))
-    ]
+    copies = ((1, 10), (2, 20), (1, 30))
+    expected = [(port, tagged(frame, port, rid, REPLICATION, 1001)) for port, rid in copies]
     assert send(switch, frame) == expected
 
 

@@ -27,15 +27,8 @@ def ipv4(
     sum_ = checksum(head) ^ wrong
     head = head[:10] + sum_.to_bytes(2, "big") + head[12:]
     tag = b"" if vlan is None else b"\x81\0" + vlan.to_bytes(2, "big")
-    return (
-        mac(ROUTER_MAC)
-        + mac(HOST_MAC)
-        + tag
-        + b"\x08\0"
-        + head
-        + struct.pack(">HH", 4000, dport)
-        + b"PAYLOAD!"
-    )
+    ethernet = mac(ROUTER_MAC) + mac(HOST_MAC) + tag + b"\x08\0"
+    return ethernet + head + struct.pack(">HH", 4000, dport) + b"PAYLOAD!"
 
 
 def routed(frame, vlan=None):
@@ -55,11 +48,8 @@ def router(switch_of):
     routes.insert(((0x0A000000, 8),), "RouterIngress.route", (1, NEXT_HOP))
     routes.insert(((0x0A010200, 24),), "RouterIngress.route", (2, NEXT_HOP))
     routes.insert(((0x0A010000, 16),), "RouterIngress.route", (4, NEXT_HOP))
-    return SimpleNamespace(
-        switch=switch,
-        routes=routes,
-        send=lambda frame, port=5: switch.process(Frames.of([(port, frame)]), 0).pairs(),
-    )
+    send = lambda frame, port=5: switch.process(Frames.of([(port, frame)]), 0).pairs()  # noqa: E731
+    return SimpleNamespace(switch=switch, routes=routes, send=send)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +142,8 @@ def test_lookahead_past_the_end_is_too_short(router):
 def test_switching_on_the_action_that_ran(router):
     other = mac(ROUTER_MAC) + mac(HOST_MAC) + b"\x88\xb5" + b"anything"
     assert router.send(other) == []
-    router.switch.tables["RouterIngress.by_port"].insert(
-        (5, ROUTER_MAC, 0x88B5), "RouterIngress.permit", (3,)
-    )
+    by_port = router.switch.tables["RouterIngress.by_port"]
+    by_port.insert((5, ROUTER_MAC, 0x88B5), "RouterIngress.permit", (3,))
     assert router.send(other) == [(7, other)]
     assert router.send(other, port=6) == []
 

@@ -149,10 +149,8 @@ def test_packets_grow_by_a_whole_stack(switch_of, op):
     """Rows of a batch have room for the growth: none overlaps the next one."""
     switch = switch_of("stack")
     switch.groups.set(6, [(2, 2)])
-    frames = [
-        ask(op, group=6 if op > 12 else 0) + b"".join(label(n + 4 * k, 1, n == 3) for n in range(4))
-        for k in range(9)
-    ]
+    fours = [b"".join(label(n + 4 * k, 1, n == 3) for n in range(4)) for k in range(9)]
+    frames = [ask(op, group=6 if op > 12 else 0) + four for four in fours]
     expected = [frame + frame[8:] if op == 15 else frame[:8] + frame[11:] + frame[8:] for frame in frames]
     assert [frame for _, frame in send(switch, *frames)] == expected
 
@@ -162,9 +160,8 @@ def test_where_an_index_is_past_the_end_nothing_is_stored_and_zero_is_read(switc
     switch = switch_of("stack")
     for op in (WRITE, READ, 18, 19, 20, 21, IS_THERE):
         for index in (4, 255):
-            assert send(switch, ask(op, index, seen=5) + body) == [
-                (3, ask(op, index, seen=0 if op == READ else 5) + body)
-            ]
+            left = ask(op, index, seen=0 if op == READ else 5) + body
+            assert send(switch, ask(op, index, seen=5) + body) == [(3, left)]
 
 
 @pytest.mark.parametrize(

@@ -42,16 +42,15 @@ class Model:
             return None
         a, b = int.from_bytes(frame[at : at + 12], "big"), int.from_bytes(frame[at + 12 : at + 24], "big")
         payload = frame[at + 80 :]
-        sent_values = (
-            [b"\2" + bytes(3) + values[0][1:], *values[1:]] if values[:1] and values[0][0] == 1 else values
-        )
+        sent_values = values
+        if values[:1] and values[0][0] == 1:
+            sent_values = [b"\2" + bytes(3) + values[0][1:], *values[1:]]
         sent_values = sent_values[1:] if count == 3 else sent_values
         signed = b - (1 << 96) if b >> 95 else b
         wide = frame[at : at + 24] + self.total.to_bytes(12, "big")
         wide += (1 if a < b else 0).to_bytes(12, "big")
-        wide += (a * 0x1_0000_0001 & MASK128).to_bytes(16, "big") + (signed >> 70 & MASK128).to_bytes(
-            16, "big"
-        )
+        for word in (a * 0x1_0000_0001, signed >> 70):
+            wide += (word & MASK128).to_bytes(16, "big")
         self.total = self.total + a & MASK96
         covered = ((first << bits | rest) << 4 | last).to_bytes(1 + bits // 8, "big") + a.to_bytes(12, "big")
         summed = sum(range(1, count + 1)) & 0xFFFF

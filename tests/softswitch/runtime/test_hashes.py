@@ -49,12 +49,8 @@ HASHES = [crc16, zlib.crc32, csum16, xor16, identity]
 
 
 def ask(op, more=0, base=0, size=1 << 32, a=0, b=0, c=0):
-    return (
-        struct.pack(">BBQQ", op, more, base, size)
-        + a.to_bytes(6, "big")
-        + struct.pack(">H", b)
-        + c.to_bytes(16, "big")
-    )
+    words = a.to_bytes(6, "big") + struct.pack(">H", b) + c.to_bytes(16, "big")
+    return struct.pack(">BBQQ", op, more, base, size) + words
 
 
 def answers(switch, *frames):
@@ -108,9 +104,8 @@ def test_fields_of_odd_widths_are_concatenated_and_padded_with_zeros(switch_of, 
 def test_a_hash_is_truncated_to_its_destination(switch_of):
     a = 0x010203040506
     value = (crc16(a.to_bytes(6, "big")) % 100 + 500) % 512
-    assert answers(switch_of("hashes"), ask(SMALL, a=a)) == [
-        struct.pack(">QH", 0, value << 7) + ask(SMALL, a=a)
-    ]
+    answer = struct.pack(">QH", 0, value << 7) + ask(SMALL, a=a)
+    assert answers(switch_of("hashes"), ask(SMALL, a=a)) == [answer]
 
 
 def test_hashes_in_egress(switch_of):
@@ -201,9 +196,8 @@ def test_round_robin_counts_packets():
 
 def test_consistent_round_robin_counts_inputs(monkeypatch):
     def numbers(*inputs):
-        return [
-            struct.unpack_from(">Q", frame)[0] for frame in answers(switch, *(ask(0, a=a) for a in inputs))
-        ]
+        frames = answers(switch, *(ask(0, a=a) for a in inputs))
+        return [struct.unpack_from(">Q", frame)[0] for frame in frames]
 
     switch = with_algorithms("numba", "round_robin_consistent")
     assert switch.mode == "python"

@@ -33,10 +33,8 @@ class Sent:
     def __init__(self, switch, now, *frames):
         out = switch.process(Frames.of([(7, frame) for frame in frames]), now)
         metadata = [METADATA.unpack(frame[:16]) for _, frame in out.pairs()]
-        clocks = [
-            (int.from_bytes(frame[16:22], "big"), int.from_bytes(frame[22:28], "big"))
-            for _, frame in out.pairs()
-        ]
+        clocks = [(frame[16:22], frame[22:28]) for _, frame in out.pairs()]
+        clocks = [tuple(int.from_bytes(one, "big") for one in pair) for pair in clocks]
         self.ports = out.port.tolist()
         self.depths = [depth for depth, _, _, _ in metadata]
         self.burst_depths = [depth for _, depth, _, _ in metadata]
