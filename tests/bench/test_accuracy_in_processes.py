@@ -68,7 +68,10 @@ def over_switch():
 def test_parameters_are_those_of_processes_bit_for_bit(in_process, backend, request):
     for rank in request.getfixturevalue(backend):
         pairs = zip(SETTINGS, in_process, rank, strict=True)
-        same = lambda mine, theirs: np.array_equal(mine.view(np.int32), theirs.view(np.int32))  # noqa: E731
+
+        def same(mine, theirs):
+            return np.array_equal(mine.view(np.int32), theirs.view(np.int32))
+
         differ = [setting for setting, (mine, _), (theirs, _) in pairs if not same(mine, theirs)]
         assert differ == []
 

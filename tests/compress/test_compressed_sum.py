@@ -17,7 +17,9 @@ SHAPES = {"matrix": (12, 7), "vector": (17,), "one": (1,), "none": (0,), "zeros"
 
 
 def gradients(rng, workers=3, factor=1.0):
-    drawn = lambda worker, shape: factor * 3.0**worker * rng.standard_normal(shape)  # noqa: E731
+    def drawn(worker, shape):
+        return factor * 3.0**worker * rng.standard_normal(shape)
+
     return [
         {
             name: (drawn(worker, shape) * (name != "zeros")).astype(np.float32)

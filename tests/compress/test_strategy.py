@@ -42,7 +42,10 @@ def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer, se
 def test_a_switch_whose_links_slow_down_is_left_within_ten_steps_and_used_again(seed):
     """The process group has links of its own, which stay as they are."""
     slow = compress.LinkModel(1e-3, 0.1)
-    through = lambda step: slow if 100 <= step < 200 else compress.LinkModel(1e-5, 10.0)  # noqa: E731
+
+    def through(step):
+        return slow if 100 <= step < 200 else compress.LinkModel(1e-5, 10.0)
+
     world = World(lambda _: compress.LinkModel(2e-4, 1.0), through, seed=seed)
     world.run(compress.Flexible(ratios=(0.01,), prefer=0.0), 300)
     by = [compress.carrier_of(method) for method, _, _ in world.used]
@@ -139,7 +142,9 @@ def test_every_ratio_is_explored_first_and_its_gain_learned():
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_gain_that_moves_is_explored_again(factor):
-    gain = lambda step, ratio: min(0.4 * ratio**0.2 * (factor if step >= 50 else 1), 1)  # noqa: E731
+    def gain(step, ratio):
+        return min(0.4 * ratio**0.2 * (factor if step >= 50 else 1), 1)
+
     world = World(lambda _: SLOW, gain=gain)
     world.run(compress.Flexible(methods=("ar_top_k_ring",), explore_after=30), 90)
     (changed,) = world.of(GainChanged)
@@ -251,4 +256,4 @@ def test_a_single_value_is_told_to_be_a_tuple(field, value):
     with pytest.raises(
         CompressConfigError, match=rf"^{field}: {value!r} is not a tuple; write \({value!r},\)"
     ):
-        Flexible(**{field: value})
+        compress.Flexible(**{field: value})

@@ -38,7 +38,10 @@ def told():
 @pytest.fixture
 def controllers(tmp_path, switches, told):
     addresses = [switch.address for switch in switches]
-    noted = lambda event: told.append((event.kind, event.text))  # noqa: E731
+
+    def noted(event):
+        return told.append((event.kind, event.text))
+
     with closing(Controllers(tmp_path, addresses, tell=noted)) as made:
         yield made
 
@@ -417,7 +420,10 @@ def test_a_state_file_that_is_gone_gets_no_more_changes(tmp_path, other):
         path.unlink()
         if other:
             path.write_bytes(b"another file")
-        admit = lambda: store.admit(epoch, StoredJob(3, True, 5, "text", "", ""))  # noqa: E731
+
+        def admit():
+            return store.admit(epoch, StoredJob(3, True, 5, "text", "", ""))
+
         for use in (store.leader, store.jobs, admit):
             with pytest.raises(StoreError, match=r"controller.state: .*: was removed or replaced"):
                 use()

@@ -221,7 +221,10 @@ def test_firewall(network):
 
 def test_load_balance(network):
     logs = network.listen("h2"), network.listen("h3")
-    both = lambda: all("P4 is cool" in network.log(log) for log in logs)  # noqa: E731
+
+    def both():
+        return all("P4 is cool" in network.log(log) for log in logs)
+
     network.wait(both, logs[0], again='h1 ./send.py 10.0.0.1 "P4 is cool"')
 
 
@@ -234,7 +237,10 @@ def test_link_monitor(network):
     report = network.type("h1 iperf -c 10.0.4.4 -t 8 -b 4M")
     measured, unit = re.findall(r"([\d.]+) ([KMG])bits/sec", report)[-1]
     rate = float(measured) * {"K": 1e-3, "M": 1, "G": 1e3}[unit]
-    busiest = lambda: max(map(float, re.findall(r"Port \d: ([\d.]+) Mbps", network.log(log))))  # noqa: E731
+
+    def busiest():
+        return max(map(float, re.findall(r"Port \d: ([\d.]+) Mbps", network.log(log))))
+
     network.wait(lambda: busiest() > rate / 2, log)  # the receiver may print late
     assert busiest() < 3 * rate
 

@@ -69,9 +69,9 @@ class Client:
         assert self.primary.bid(U128.decode(self.election_id)).status.code == 0
 
     def set_pipeline(self, config, action="VERIFY_AND_COMMIT"):
-        Request = p4r.SetForwardingPipelineConfigRequest  # noqa: N806
-        fields = {"device_id": 1, "election_id": self.election_id, "action": Request.Action.Value(action)}
-        request = Request(config=config, **fields)
+        kind = p4r.SetForwardingPipelineConfigRequest
+        fields = {"device_id": 1, "election_id": self.election_id, "action": kind.Action.Value(action)}
+        request = kind(config=config, **fields)
         self.stub.SetForwardingPipelineConfig(request, timeout=WAIT_S)
 
     def get_pipeline(self, response_type="ALL"):

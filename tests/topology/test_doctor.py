@@ -62,7 +62,10 @@ def test_what_is_missing_is_named_with_a_remedy(monkeypatch):
 
 def limited(monkeypatch, kind, limit):
     """Give this process a limit, as far as `doctor` sees."""
-    limits = lambda asked: (limit, limit) if asked == kind else (RLIM_INFINITY,) * 2  # noqa: E731
+
+    def limits(asked):
+        return (limit, limit) if asked == kind else (RLIM_INFINITY,) * 2
+
     monkeypatch.setattr(doctor.resource, "getrlimit", limits)
 
 

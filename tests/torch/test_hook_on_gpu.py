@@ -163,7 +163,10 @@ def test_kernels_are_compiled_for_the_device_of_the_first_gradients(given, compi
     asked = []
     monkeypatch.setattr("peelsum.torch.buckets.warm_up", asked.append)
     monkeypatch.setattr("peelsum.torch.settings.find_spec", lambda name: True)
-    made = lambda over, group, timeout_s, prepare: prepare() or Sums()  # noqa: E731
+
+    def made(over, group, timeout_s, prepare):
+        return prepare() or Sums()
+
     monkeypatch.setattr("peelsum.torch.buckets.connect", made)
     SwitchAllreduceState(implementation=given)._sums.connect(SimpleNamespace(is_cuda=True))
     assert asked == [compiled]

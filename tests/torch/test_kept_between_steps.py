@@ -104,7 +104,10 @@ def test_a_checkpoint_is_not_changed_by_further_steps(momentum):
 
 def written(values):
     """A checkpoint in plain numbers."""
-    plain = lambda one: one.tolist() if torch.is_tensor(one) else one  # noqa: E731
+
+    def plain(one):
+        return one.tolist() if torch.is_tensor(one) else one
+
     return {name: written(one) if isinstance(one, dict) else plain(one) for name, one in values.items()}
 
 

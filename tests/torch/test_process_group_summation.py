@@ -80,7 +80,10 @@ def test_sums_are_those_of_one_array(workers, lengths, exchanges):
 
 def test_nothing_goes_with_a_part_that_may_end_the_sum():
     few, many = np.zeros(4, np.uint32), np.zeros(2**18, np.uint32)
-    check = lambda words: None  # noqa: E731
+
+    def check(words):
+        return None
+
     parts = [Part(few, "or", check), Part(few, "or"), Part(few, "add"), Part(many, "add"), Part(few, "add")]
     assert [len(some) for some in batches(parts)] == [1, 2, 1, 1]
 

@@ -242,7 +242,10 @@ def test_a_rank_that_does_not_sum_is_an_error_within_the_timeout(quorums):
             quorums.configure(RANKS)
         except HookError as error:
             raise AssertionError from error  # the machine is too busy
-        one = lambda group, _: group.allreduce([torch.ones(1)], dist.ReduceOp.SUM).wait()  # noqa: E731
+
+        def one(group, _):
+            return group.allreduce([torch.ones(1)], dist.ReduceOp.SUM).wait()
+
         assert quorums.on_all(RANKS, one)
         for error in quorums.on_all(2, lambda group, _: error_of(group, begun(group))):
             assert "still waiting for worker 2" in error

@@ -24,7 +24,10 @@ def quietly(rounds, *, window=128, racks=(), **changed):
     config = replace(QUIET, workers=workers, window=window, racks=racks, initial_window=window, **changed)
     actors = network.admit(config, SERVER_PORT[1])
     submit_all(network, actors, rounds)
-    done = lambda: all(len(actor.sums) == len(rounds) for actor in actors)  # noqa: E731
+
+    def done():
+        return all(len(actor.sums) == len(rounds) for actor in actors)
+
     network.run_until(done, seconds=1.0, packets=100_000)
     check(actors, rounds)
     return network.actors[SERVER_PORT[1]].machine.stats(), [actor.machine for actor in actors]

@@ -147,7 +147,10 @@ def test_a_quiet_network_sums_every_chunk_in_the_switches(racks, seed):
     submit_all(network, actors, rounds)
     for actor in actors:
         actor.machine.finish(0.0)
-    done = lambda: not any(actor.alive for actor in actors)  # noqa: E731
+
+    def done():
+        return not any(actor.alive for actor in actors)
+
     network.run_until(done, seconds=1.0, packets=10_000 if racks else 5000)
     check(actors, rounds)
     chunks = sum(-(-one.inputs[0].size // LANES) for one in rounds) + 1

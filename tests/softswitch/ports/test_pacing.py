@@ -104,7 +104,10 @@ def schedule(*changes, repeat_s=None):
 def test_a_schedule_starts_with_the_first_frame_and_changes_the_rate():
     links = Links([1, 2], schedule=schedule((0, (100, 1), None), (2, (10, None), None)))
     pacer = links.pacer(lambda _: None)
-    costs = lambda: [int(links.queues.memory[int(links.queues.memory[port])]) for port in (1, 2)]  # noqa: E731
+
+    def costs():
+        return [int(links.queues.memory[int(links.queues.memory[port])]) for port in (1, 2)]
+
     fast = costs()[0]
     start = 7_000_000
     for after_us, rate in ((0, 1), (1_999_999, 1), (2_000_000, 10), (3_000_000, 10)):

@@ -48,7 +48,10 @@ def router(switch_of):
     routes.insert(((0x0A000000, 8),), "RouterIngress.route", (1, NEXT_HOP))
     routes.insert(((0x0A010200, 24),), "RouterIngress.route", (2, NEXT_HOP))
     routes.insert(((0x0A010000, 16),), "RouterIngress.route", (4, NEXT_HOP))
-    send = lambda frame, port=5: switch.process(Frames.of([(port, frame)]), 0).pairs()  # noqa: E731
+
+    def send(frame, port=5):
+        return switch.process(Frames.of([(port, frame)]), 0).pairs()
+
     return SimpleNamespace(switch=switch, routes=routes, send=send)
 
 

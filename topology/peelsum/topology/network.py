@@ -167,18 +167,19 @@ class Network(ABC):
     def _start_job(self) -> None:
         """Admit the job and start its server, if there is a job, and set `places`."""
         job, numbers, seat = self.topology.job, dict[str, int](), dict[str, Any]()
+        self._generations += 1
         if job is not None and job.program is not None:
             self._load_program(job)
             places = (*job.workers, job.server)
             numbers = {host: number for number, host in enumerate(places)}
             ports = [self.topology.attachments[host][1] for host in places]
             seat = {"job": job.id, "lanes": job.lanes, "ports": ports, "wire": self.wire}
+            seat["generation"] = self._generations  # so that `readmit` sees that it is another
         elif job is not None:
             folder = files_of(self.name)  # which `down` removes if this process is killed
             folder.mkdir()
             self._job_stack.callback(shutil.rmtree, folder)
             # Each generation has its own file, so that `exec` does not use seats of the last generation.
-            self._generations += 1
             self.seats_file = folder / f"seats-{self._generations}"
             self.seats_file.touch()
             path, window = folder / "job.toml", job.window or _WINDOWS[self.switch]
