@@ -118,7 +118,10 @@ REFUSED = [
         ("[1, 2]", "[1, 2]\n[switch]\np4runtime = 'here'"),
         "switch.p4runtime: 'here': give the address as host:port",
     ),
-    (("[1, 2]", "[1, 2]\n[switch]\np4runtime = '::1:9559'"), r"'::1:9559': .* example \[::1\]:9559"),
+    (
+        ("[1, 2]", "[1, 2]\n[switch]\np4runtime = '::1:9559'"),
+        r"switch.p4runtime: '::1:9559': .* example \[::1\]:9559",
+    ),
     (("[1, 2]", "[1, 2]\n[hosts.3]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "hosts.3: this job does not use"),
     (("[1, 2]", "[1, 2]\n[hosts.01]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "hosts.01: this job does not"),
     (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "switch.address: is missing"),
