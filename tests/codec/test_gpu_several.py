@@ -32,8 +32,7 @@ def test_a_step_lies_on_the_first_tensors_device(monkeypatch):
 def test_results_lie_on_their_tensors_devices(monkeypatch):
     table = SegmentTable([Segment(99, sparse=False)] * 3)
     monkeypatch.setattr(launch, "run", lambda *arguments, **options: None)
-    monkeypatch.setattr(gpu_segments, "_tiles", lambda table, stream: gpu_segments.Tiles(None, 0, 0))
-    monkeypatch.setattr(gpu_segments, "stream_of", lambda device: (device, 0))
+    monkeypatch.setattr(gpu_segments, "_tiles", lambda table, device: gpu_segments.Tiles(None, 0, 0))
     with FakeTensorMode(allow_non_fake_inputs=True):
         values = [torch.empty(99, device=f"cuda:{m % 2}") for m in range(3)]
         codec = GpuSegments(table, values, [None] * 3, 1)

@@ -64,7 +64,7 @@ def step() -> None:
         codec.read_scales(np.ones(table.scale_words, np.uint32))
         if not decoded:
             codec.use_words(scale_words)
-        codec.write_numbers(bitmap, words(N), words(K))
+        codec.write_numbers(bitmap)
         codec.decode(words(N), words(K), 3)
     for layout in (SketchLayout(768, 0), SketchLayout(99, 0, 4)):
         for room in (K, MOST_CANDIDATES + 1):

@@ -60,6 +60,8 @@ class _Functions(TorchFunctionMode):
         masked = name in ("__getitem__", "__setitem__") and _has_mask(args[1])
         if name in _READS or masked:
             self.counts.waits["masked" if masked else name] += 1
+            # Without a GPU, torch copies nothing.
+            self.counts.operations["copy to the host"] += name == "cpu" and not gpu_device.REAL
         return function(*args, **(kwargs or {}))
 
 

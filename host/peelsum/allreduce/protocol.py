@@ -171,10 +171,10 @@ class StepExchanges:
         if sums is None:
             words = sent.words
             if device is not sender and sender.direct:
-                (words,) = sender.fetch(sender.to_device(words))
+                words = sender.fetch(sender.to_device(words))
             elif not device.direct and not sent.staged:
-                (words,) = device.fetch(words)
-            ored, added = words[: len(sent.ored)], words[len(words) - len(sent.added) :]
+                words = device.fetch(words)
+            ored, added = words[: sent.ored.shape[0]], words[words.shape[0] - sent.added.shape[0] :]
             if complete is not None and not device.direct:
                 complete(ored, added.view(np.int32))
             parts = [Part(ored, "or")] if len(ored) else []

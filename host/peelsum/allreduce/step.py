@@ -259,7 +259,7 @@ class StepDecoder:
         overflows = np.zeros(len(self._fields))
         for s, overflow in self._overflow.items():
             overflows[s] = len(overflow.sums) if s < table.dense else np.count_nonzero(overflow.sums)
-        resent = protocol.resent_words(int(overflows.sum()))
+        resent = protocol.resent_words(int(np.add.reduce(overflows)))
         step = StepStatistics(self._fields != NON_FINITE, unions, protocol.exponents, overflows, resent)
         chooser.history.record(layout.keys, table, step, chooser.prices)
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from peelsum.allreduce.protocol import RoundWords, SumProtocol
 from peelsum.codec import SketchLayout
 
@@ -64,19 +62,16 @@ class TwoRounds(SumProtocol):
         if not self._device.ahead or self.chooser.sparse_form == "sketch":
             return *self.codec.set_candidates(self.union), None
         codec: Any = self.codec
-        device = self._device
-        dense, room = int(np.add.reduce(codec.sent[: self.layout.table.dense])), codec.room
+        device, segments = self._device, len(codec.fields)
         while True:
-            words = device.integers(dense + room)
-            codec.write_numbers(self.union, words[:dense], words[dense:])
-            staged, record = device.fetch(words, codec.record)
-            candidates = codec.read_counts(record)
-            if candidates <= room:
+            words = codec.write_numbers(self.union)
+            staged = device.fetch(words)
+            dense, candidates = codec.read_counts(device.to_host(staged[-segments:]))
+            end = dense + candidates
+            if end <= words.shape[0] - segments:
                 break
-            room = candidates
-        self.local_dense, self.local_sparse = words[:dense], words[dense : dense + candidates]
-        staged = staged[: dense + candidates]
-        return dense, candidates, RoundWords(staged, staged[:0], words[: dense + candidates], staged=True)
+        self.local_dense, self.local_sparse = words[:dense], words[dense:end]
+        return dense, candidates, RoundWords(staged[:end], staged[:0], words[:end], staged=True)
 
     def _exchange_sketch(self, dense: int, candidates: int) -> None:
         """Exchange the dense numbers and a sketch of the candidates'; peel it, and exchange the left-over."""

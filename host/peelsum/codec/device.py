@@ -138,12 +138,9 @@ class CodecDevice(CpuIndex, CpuSketch):
         """
         return array
 
-    def fetch(self, words: Any, *arrays: Any) -> list[Any]:
-        """Return words where they are sent from, and small arrays on the host; wait once for all.
-
-        Words are sent from the device if it is `direct`, else from the host.
-        """
-        return [words, *arrays]
+    def fetch(self, words: Any) -> Any:
+        """Return words where they are sent from: the device if it is `direct`, else the host."""
+        return words
 
     def synchronize(self) -> None:
         """Wait for all work on the device: on the host, it is complete."""

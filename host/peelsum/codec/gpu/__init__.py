@@ -2,7 +2,7 @@
 
 Arrays are tensors, int32 where NumPy's are uint32, because torch has almost no arithmetic on uint32. Methods
 whose result has a size that only the device knows (`positions`, `sketch_decode`) wait for the device, unless
-the caller passes the size. Tensors are contiguous and on one device.
+the caller passes the size. Tensors are contiguous and on the current device (see `device_context`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Launch kernels on the caller's stream, without waiting; tile sizes, and allocation of arguments.
+"""Launch kernels on the current stream, without waiting; tile sizes, and allocation of arguments.
 
 Kernels take words and values as int32 (floats as bit patterns); positions, counts and seeds as int64. They
 write their outputs completely unless stated otherwise. Seeds change with each step, so kernels read them from
@@ -27,14 +27,12 @@ _log = logging.getLogger("peelsum")
 
 
 def run(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-    """Launch a kernel on the current stream of the device on which the first tensor argument lies."""
+    """Launch a kernel, whose first argument is a tensor, on the current stream of the current device."""
     if programs:
-        like = next(argument for argument in arguments if isinstance(argument, Tensor))
         started = time.monotonic()
-        with torch.cuda.device_of(like):
-            kernel[(programs,)](*arguments, **options)
+        kernel[(programs,)](*arguments, **options)
         took_s = time.monotonic() - started
-        if took_s > _COMPILING_S and like.is_cuda:  # the interpreter takes as long
+        if took_s > _COMPILING_S and arguments[0].is_cuda:  # the interpreter takes as long
             _compiling.add(took_s)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from peelsum.codec.arrays import BFloat16, CodecError
 
 #: Words of several arrays that are copied together begin at multiples of this, as torch aligns memory.
-_ALIGNED = 32
+ALIGNED_WORDS = 32
 _NO_CONTEXT = nullcontext()
 
 
@@ -145,15 +145,14 @@ class DeviceMemory:
         host: NDArray[Any] = array.cpu().numpy()
         return host.view(np.uint32) if array.dtype == torch.int32 else host
 
-    def fetch(self, words: Tensor, *arrays: Tensor) -> list[Any]:
-        """Return words where they are sent from, and small arrays on the host; wait once for all."""
-        copies = [words] if self.direct else []
-        for array in arrays if self.direct else (words, *arrays):
-            copies.append(_staging_buffer(array.shape, array.dtype, self._device))
-            copies[-1].copy_(array, non_blocking=True)
-        self.synchronize()
-        first, *rest = copies
-        return [first if self.direct else first.numpy().view(np.uint32), *(copy.numpy() for copy in rest)]
+    def fetch(self, words: Tensor) -> Any:
+        """Return words where they are sent from. Waits for the device, unless that is there."""
+        if self.direct:
+            return words
+        staged = _staging_buffer(words.shape[0], self._device)
+        staged.copy_(words, non_blocking=True)
+        wait(self._device)
+        return staged.numpy().view(np.uint32)
 
     def synchronize(self) -> None:
         """Wait for all work on the current stream."""
@@ -163,23 +162,14 @@ class DeviceMemory:
         """Return an array of the host as a tensor on the device, without waiting; a tensor as it is."""
         if isinstance(array, Tensor):
             return array
-        return copy_to_device(array.view(np.int32) if array.dtype == np.uint32 else array, self._device)
+        dtype = torch.int32 if array.dtype == np.uint32 else torch.from_numpy(array[:0]).dtype
+        return copy_to_device(self._device, array)[0].view(dtype)
 
-    def to_device_together(self, *arrays: NDArray[np.uint32] | Tensor) -> list[Tensor]:
+    def to_device_together(self, *arrays: Any) -> list[Tensor]:
         """Do what `to_device` does for several arrays of words, by one copy."""
         if isinstance(arrays[0], Tensor) or isinstance(arrays[-1], Tensor):
             return [self.to_device(array) for array in arrays]
-        begins = [0]
-        for array in arrays:
-            begins.append(begins[-1] + -(-len(array) // _ALIGNED) * _ALIGNED)
-        staged = _staging_buffer((begins[-1],), torch.int32, self._device)
-        tensor = torch.empty(begins[-1], dtype=torch.int32, device=self._device)
-        words, parts = staged.numpy().view(np.uint32), []
-        for begin, array in zip(begins, arrays, strict=False):
-            words[begin : begin + len(array)] = array
-            parts.append(tensor[begin : begin + len(array)])
-        tensor.copy_(staged, non_blocking=True)
-        return parts
+        return copy_to_device(self._device, *arrays)
 
     def concatenate(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the parts end to end."""
@@ -190,28 +180,31 @@ class DeviceMemory:
         return torch.searchsorted(ascending, values)
 
 
-def copy_to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Start to copy an array from the host to the device, through pinned memory, which torch caches."""
-    dtype = torch.from_numpy(array[:0]).dtype
-    tensor = torch.empty(array.shape, dtype=dtype, device=device)
-    if len(array):
-        staging = _staging_buffer(array.shape, dtype, device)
-        staging.numpy()[:] = array  # torch would wake a thread on each core
-        tensor.copy_(staging, non_blocking=True)
-    return tensor
+def copy_to_device(device: torch.device, *arrays: NDArray[Any]) -> list[Tensor]:
+    """Start to copy arrays from the host to a device, by one copy; return int32 tensors of the same bits.
+
+    The copy goes through pinned memory, which torch caches.
+    """
+    begins = [0]
+    for array in arrays:
+        begins.append(begins[-1] + -(-array.nbytes // (4 * ALIGNED_WORDS)) * ALIGNED_WORDS)
+    staged, parts = _staging_buffer(begins[-1], device), []
+    words, tensor = staged.numpy(), torch.empty(begins[-1], dtype=torch.int32, device=device)
+    for begin, array in zip(begins, arrays, strict=False):
+        end = begin + array.nbytes // 4
+        words[begin:end] = array.view(np.int32)  # torch would wake a thread on each core
+        parts.append(tensor[begin:end])
+    if begins[-1]:
+        tensor.copy_(staged, non_blocking=True)
+    return parts
 
 
-def _staging_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate memory of the host, pinned if `device` is a GPU, whatever torch's default device is."""
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+def _staging_buffer(count: int, device: torch.device) -> Tensor:
+    """Allocate int32[count] on the host, pinned if `device` is a GPU, whatever torch's default device is."""
+    return torch.empty(count, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
 
 
 def wait(device: torch.device) -> None:
     """Wait for all work on the current stream of a device."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def stream_of(device: torch.device) -> tuple[torch.device, int]:
-    """Return the device and the handle of its current stream, 0 on the CPU."""
-    return device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -8,7 +8,7 @@ are given as bit patterns.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from peelsum.codec.fixed_point import NON_FINITE, ZERO, fixed_point
 from peelsum.codec.gpu import launch
 from peelsum.codec.gpu.index import SCAN_WARPS, count_before, load_bits, scan_bits, write_positions
 from peelsum.codec.gpu.launch import SCANNED_WORDS, empty
-from peelsum.codec.gpu.memory import copy_to_device, stream_of
+from peelsum.codec.gpu.memory import ALIGNED_WORDS, copy_to_device
 from peelsum.codec.gpu.sketch import PeelMemory, add_to_sketch, load_candidates, peel
 from peelsum.codec.gpu.words import (
     NON_FINITE_SCALE,
@@ -52,12 +52,14 @@ TILE_ROWS = SCANNED_WORDS
 #: log2 of a block's rows; the first word in the bitmap; whether the tile is its segment's first.
 _SEGMENT, _ELEMENT, _COUNT, _BLOCK, _BLOCK_BITS, _WORD, _FIRST = map(tl.constexpr, range(7))
 _COLUMNS = tl.constexpr(7)
-#: Rows of the record, int64[rows, segments]: `Counts`, and the occupied blocks of each size.
-_LOCAL, _SUMS, _SENT, _OCCUPIED = map(tl.constexpr, range(4))
+#: The record, int64: how many candidates were peeled; then rows of a number for each segment. These are the
+#: fields of `Counts`, and the occupied blocks of each size.
+_ROWS = tl.constexpr(1)
+_LOCAL, _SENT, _SUMS, _OCCUPIED = map(tl.constexpr, range(4))
 _RECORD_ROWS = 3 + BLOCK_SIZES
-_RESULTS = [_SUMS.value, *range(_OCCUPIED.value, _RECORD_ROWS)]
-#: Parts of a step's memory that is zero at first.
-_PEELED, _RECORD, _BASES, _SKIPPED, _PROGRESS, _MAGNITUDES, _PEELING = range(7)
+#: Parts of a step's memory that is zero at first. The record consists of the five parts behind it.
+_RECORD, _PEELED, _LOCAL_DENSE, _LOCAL_SPARSE, _CANDIDATES, _RESULTS = range(6)
+_BASES, _SKIPPED, _PROGRESS, _MAGNITUDES, _PEELING = range(6, 11)
 #: Rows that a program measures or adds to a sketch at once, and its warps; warps of those that write numbers.
 #: The first two were fastest of sixteen launches on an H100; the last give 8 elements to a thread.
 _MEASURED_ROWS, _MEASURE_WARPS, _SKETCHED_ROWS, _SKETCH_WARPS, _MOST_WARPS = 64, 2, 16, 4, 16
@@ -95,7 +97,7 @@ class GpuSegments:
         self._device = values[0].device
         self._values, self._shared = _concatenated(values)
         self._in_place = self._shared and all(map(operator.is_, values, out))
-        self._tiles = _tiles(table, stream_of(self._device))
+        self._tiles = _tiles(table, self._device)
         self._highest = fixed_point(0, workers).scale
         self.fields = self.scales = np.empty(0, np.int32)
         self.sent = np.zeros(self._segments, np.int64)
@@ -103,27 +105,27 @@ class GpuSegments:
         #: segment: on the device, if known there.
         self._on_device: tuple[Tensor, Tensor] | None = None
         self._decoded = True
-        #: The counts and parts of `_zeros` that are not zero any more.
-        self._used: set[int | str] = set()
+        #: The parts of `_zeros` that are not zero any more.
+        self._used: set[int] = set()
         #: The layout of the sketch, and its width and segments for kernels.
         self._sketch: SketchLayout | None = None
         self._shape = 1, 1
         self._union = self._values
         #: The candidates' positions, once they are listed.
         self._positions: Tensor | None = None
-        #: The record on the host, once it is complete; and what `decode` returns then.
+        #: The rows of the record on the host, once they are complete.
         self._record: NDArray[np.int64] | None = None
-        self._results: Sequence[Tensor] = ()
+        #: What `_write_results` returned.
+        self._written: tuple[Tensor, list[Any], list[tuple[Tensor, Tensor]]] | None = None
 
     def write_scales(self, out: Tensor, bitmap: Tensor | None = None) -> Tensor:
         """Write the words that agree on scales, of segments and of blocks; return the bitmap of non-zeros.
 
         bitmap: to which that is written, or None.
         """
-        unused = self._values
         if bitmap is None:
-            bitmap = empty(self._table.words, unused)
-        self._encode(out, bitmap, unused, unused, unused, unused, _MEASURED_ROWS, _MEASURE_WARPS)
+            bitmap = empty(self._table.words, self._values)
+        self._encode(out, bitmap, (self._values,) * 4, False, _MEASURED_ROWS, _MEASURE_WARPS)
         return bitmap
 
     def write_ahead(
@@ -135,29 +137,26 @@ class GpuSegments:
         dense: for those of all dense segments, int32[elements]. sketch: for the sketch of the sparse ones,
         zero before; empty without any.
         """
-        staged = np.empty(1 + (len(scales) + 1) // 2, np.int64)
-        staged[:1].view(np.uint64)[0] = layout.seed
-        staged[1:].view(np.int32)[: len(scales)] = scales
-        seed, on_device = copy_to_device(staged, self._device).split_with_sizes([1, len(staged) - 1])
-        self._seed, self._sketch = seed, layout if sketch.numel() else None
-        self._shape = (layout.width, layout.segments) if sketch.numel() else (1, 1)
-        self.set_scales(np.zeros(self._segments, np.int32), scales)
-        self._on_device = self._ahead = on_device.view(torch.int32), self._zeros[_SKIPPED]
-        launches = (_SKETCHED_ROWS, _SKETCH_WARPS) if sketch.numel() else (_MEASURED_ROWS, 2 * _MEASURE_WARPS)
-        self._encode(out, bitmap, self._on_device[0], dense, sketch, seed, *launches)
+        seed, scales_there = copy_to_device(self._device, np.array([layout.seed], np.uint64), scales)
+        self._seed = seed.view(torch.int64)
+        rows, warps = _MEASURED_ROWS, 2 * _MEASURE_WARPS
+        if sketch.numel():
+            self._sketch, self._shape = layout, (layout.width, layout.segments)
+            rows, warps = _SKETCHED_ROWS, _SKETCH_WARPS
+        self._ahead = scales_there, self._zeros[_SKIPPED]
+        self._encode(out, bitmap, (scales_there, dense, sketch, self._seed), True, rows, warps)
 
     def _encode(
-        self, out: Tensor, bitmap: Tensor, scales: Tensor, dense: Tensor, sketch: Tensor, seed: Tensor,
-        rows: int, warps: int,
-    ) -> None:  # fmt: skip
-        """Measure all values, and write numbers unless `seed` is the values themselves."""
-        tiles, ahead, segments = self._tiles, seed is not self._values, self._segments
-        programs, magnitudes = tiles.dense + tiles.sparse, self._zeroed(_MAGNITUDES).view(torch.int32)
-        record = self._counted("local", slice(0, self._table.dense)) if ahead else self._zeros[_RECORD]
+        self, out: Tensor, bitmap: Tensor, numbers: tuple[Tensor, ...], ahead: bool, rows: int, warps: int
+    ) -> None:
+        """Measure all values; if `ahead`, write numbers. numbers: scales, dense numbers, sketch, and seed."""
+        tiles, segments = self._tiles, self._segments
+        self._zeroed(*[_MAGNITUDES, _LOCAL_DENSE] if ahead else [_MAGNITUDES])
+        programs, magnitudes = tiles.dense + tiles.sparse, self._zeros[_MAGNITUDES].view(torch.int32)
         launch.run(
             encode_kernel, programs,
-            self._values.view(torch.int32), tiles.table, magnitudes, bitmap, scales, dense, sketch, seed,
-            record, *self._shape, segments, tiles.dense, ahead, rows, TILE_ROWS, num_warps=warps,
+            self._values.view(torch.int32), tiles.table, magnitudes, bitmap, *numbers, self._zeros[_RECORD],
+            *self._shape, segments, tiles.dense, ahead, rows, TILE_ROWS, num_warps=warps,
         )  # fmt: skip
         launch.run(words_kernel, programs, magnitudes, tiles.table, out, segments, TILE_ROWS)
 
@@ -188,18 +187,19 @@ class GpuSegments:
             marks = np.where(self.fields == NON_FINITE, NON_FINITE_SCALE, ZERO_SCALE).astype(np.int32)
             blocks = np.diff(self._table.blocks)
             scales = np.where(np.repeat(self._absent, blocks), np.repeat(marks, blocks), scales)
-        return copy_to_device(scales, self._device)
+        return copy_to_device(self._device, scales)[0]
 
     def _skipped(self) -> Tensor:
         """Return how many numbers of dense segments are not sent before each segment, on the device."""
         if True not in self._absent[: self._table.dense]:
             return self._zeros[_SKIPPED]
         missing = np.where(self._absent, self._table.elements, 0)
-        return copy_to_device(np.cumsum(missing) - missing, self._device)
+        return copy_to_device(self._device, np.cumsum(missing) - missing)[0].view(torch.int64)
 
     def values_at(self, elements: Numbers) -> Floats:
         """Return this worker's values of elements, numbered over all segments. Waits for the device."""
-        values: Floats = self._values[copy_to_device(elements, self._device)].cpu().numpy()
+        (at,) = copy_to_device(self._device, elements)
+        values: Floats = self._values[at.view(torch.int64)].cpu().numpy()
         return values
 
     def set_candidates(self, union: Tensor) -> tuple[int, int]:
@@ -217,23 +217,23 @@ class GpuSegments:
         self, union: Tensor, memory: PeelMemory | None = None, positions: Tensor | None = None, room: int = 0
     ) -> None:
         """Count the candidates of a bitmap; with `memory`, list up to `room` of them, and load them."""
-        self._positions = None
-        self._union, tiles, record = union, self._tiles, self._counted("sent", slice(None))
+        self._union, self._positions, tiles = union, None, self._tiles
+        self._zeroed(_PROGRESS, _CANDIDATES)
         loaded = (union,) * 6 if memory is None else (positions, *memory[:4], self._seed)
         launch.run(
             candidates_kernel, tiles.sparse,
-            union, tiles.table, self._zeroed(_PROGRESS), self._zeros[_BASES], record, *loaded, room,
-            *self._shape, self._segments, tiles.dense, memory is not None,
+            union, tiles.table, self._zeros[_PROGRESS], self._zeros[_BASES], self._zeros[_RECORD], *loaded,
+            room, *self._shape, self._segments, tiles.dense, memory is not None,
             room > MOST_CANDIDATES, _LOADED, TILE_ROWS, num_warps=SCAN_WARPS,
         )  # fmt: skip
 
     def write_dense(self, out: Tensor) -> None:
         """Write the integers of the dense segments, end to end."""
-        self._write(out, out, 0, self._tiles.dense, slice(0, self._table.dense))
+        self._write(out, out, out, 0, self._tiles.dense, _LOCAL_DENSE)
 
     def gather(self, out: Tensor) -> None:
         """Write the integers of the candidates, in order."""
-        self._write(out, out, self._tiles.dense, self._tiles.sparse, slice(self._table.dense, None))
+        self._write(out, out, out, self._tiles.dense, self._tiles.sparse, _LOCAL_SPARSE)
 
     def positions(self) -> Tensor:
         """Return the candidates' positions in the sparse vector: int64[k]."""
@@ -244,43 +244,48 @@ class GpuSegments:
                 scan_bits(self._union, out=self._positions)
         return self._positions
 
-    def write_numbers(self, union: Tensor, dense: Tensor, sparse: Tensor) -> None:
+    def write_numbers(self, union: Tensor) -> Tensor:
         """Set the candidates to those of a bitmap, as `set_candidates` does, but without waiting for counts.
 
-        Write all numbers of dense segments, and those of as many candidates as `sparse` has room for.
+        Return int32 words: all numbers of dense segments; those of as many candidates as there is room for;
+        and in the last words, for `read_counts`, how many candidates each segment has.
         """
+        dense: int = np.add.reduce(self.sent[: self._table.dense])
+        room = dense + self._table.derived.get("room", 0)
+        room += -room % ALIGNED_WORDS
+        words = empty(room + self._segments, union)
         if self._tiles.sparse:
             self._scan(union)
-        self._write(dense, sparse, 0, self._tiles.dense + self._tiles.sparse, slice(None))
+        tiles = self._tiles.dense + self._tiles.sparse
+        self._write(words[:dense], words[dense:room], words[room:], 0, tiles, _LOCAL_DENSE, _LOCAL_SPARSE)
+        return words
 
-    @property
-    def room(self) -> int:
-        """How many candidates to make room for: somewhat more than the last step of these tensors had."""
-        last: int = self._table.derived.get("candidates", 0)
-        return last + last // _SPARE_SHARE + (_SPARE if last else 0)
+    def read_counts(self, counts: Words) -> tuple[int, int]:
+        """Set `sent` from the last words of `write_numbers`, on the host; return what `set_candidates` does.
 
-    def read_counts(self, record: NDArray[np.int64]) -> int:
-        """Set `sent` from a copy of `record`; return the number of candidates."""
+        These tensors' next numbers get room for somewhat more candidates than there are.
+        """
         dense = self._table.dense
-        self.sent[dense:] = record.reshape(_RECORD_ROWS, -1)[_SENT.value, dense:]
-        candidates = self._table.derived["candidates"] = int(np.add.reduce(self.sent[dense:]))
-        return candidates
+        self.sent[dense:] = counts[dense:]
+        candidates = int(np.add.reduce(self.sent[dense:]))
+        self._table.derived["room"] = candidates + candidates // _SPARE_SHARE + _SPARE
+        return int(np.add.reduce(self.sent[:dense])), candidates
 
-    @property
-    def record(self) -> Tensor:
-        """The counts on the device: int64."""
-        return self._zeros[_RECORD]
+    def _write(
+        self, dense: Tensor, sparse: Tensor, counts: Tensor, first: int, count: int, *counted: int
+    ) -> None:
+        """Write the numbers of some tiles, of no more candidates than there is room for.
 
-    def _write(self, dense: Tensor, sparse: Tensor, first: int, count: int, segments: slice) -> None:
-        """Write the numbers of some tiles, of no more candidates than there is room for."""
-        if count:
-            launch.run(
-                numbers_kernel, count,
-                self._values.view(torch.int32),
-            self._tiles.table, *self._scales(), self._union, self._zeros[_BASES], dense,
-                sparse, self._counted("local", segments), sparse.numel(), self._segments, first,
-                self._tiles.dense, self._highest, self._decoded, TILE_ROWS, num_warps=_MOST_WARPS,
-            )  # fmt: skip
+        counts: for each segment's candidates, unless it is `sparse`. counted: the parts of the record.
+        """
+        self._zeroed(*counted)
+        launch.run(
+            numbers_kernel, count,
+            self._values.view(torch.int32), self._tiles.table, *self._scales(), self._union,
+            self._zeros[_BASES], dense, sparse, counts, self._zeros[_RECORD], sparse.numel(), self._segments,
+            first, self._tiles.dense, self._highest, self._decoded, counts is not sparse, TILE_ROWS,
+            num_warps=_MOST_WARPS,
+        )  # fmt: skip
 
     def decode_ahead(
         self, dense: Tensor, sketch: Tensor, union: Tensor, room: int, divisor: int
@@ -296,123 +301,100 @@ class GpuSegments:
         if NON_FINITE in self.fields:
             self._on_device = self._copied_scales(), self._ahead[1]
         if self._sketch is not None:
-            numbers = torch.empty(2 * room, dtype=torch.int32, device=self._device)
-            sums, local = numbers.split_with_sizes([room, room])
-            positions = torch.empty(room, dtype=torch.int64, device=self._device)
+            sums, local = empty(2 * room, union).split_with_sizes([room, room])
+            positions = empty(room, union, torch.int64)
             memory = PeelMemory.of(self._sketch, self._zeros[_PEELING], room, sums)
             self._scan(union, memory, positions, room)
-            peel(self._sketch, self._seed, sketch, positions, memory, self._zeros[_PEELED])
-        finish = self._decode(dense, sums, divisor, local)
+            peel(self._sketch, self._seed, sketch, positions, memory, self._zeros[_RECORD])
+        self._written = self._write_results(dense, sums, divisor, local)
         peeled, record = self._read_record()
         sent = record[_SENT.value, self._table.dense :]
         candidates = int(np.add.reduce(sent))
         if candidates > room or candidates != peeled:
-            self._on_device = None
+            self._on_device = self._written = None
             return None
         self.sent[self._table.dense :], self._record = sent, record
-        finish(None)
         return sums[:candidates], local[:candidates]
 
     def decode(
         self, dense: Tensor, sparse: Tensor, divisor: int, overflow: tuple[Numbers, Floats] | None = None
     ) -> Sequence[Tensor]:
         """Return each segment's result, from the sums of its integers."""
-        if not self._results:
-            # Without memory for the corrections, the step starts again from the tensors.
-            corrections = overflow and [copy_to_device(array, self._device) for array in overflow]
-            self._decode(dense, sparse, divisor, None)(corrections)
-        return self._results
+        # Without memory for the corrections, the step starts again from the tensors.
+        corrections = overflow and copy_to_device(self._device, *overflow)
+        flat, results, copies = self._written or self._write_results(dense, sparse, divisor, sparse)
+        if corrections or copies:
+            with torch.inference_mode():  # tensors may have been made in it: read-only elsewhere
+                if corrections:
+                    elements, floats = corrections
+                    flat.index_copy_(0, elements.view(torch.int64), floats.view(torch.float32))
+                if copies:
+                    torch._foreach_copy_([out for out, _ in copies], [part for _, part in copies])
+        # A caller may keep results for long, and them alone.
+        del self._values, self._tensors, self._written
+        return results
 
-    def _decode(
-        self, dense: Tensor, sparse: Tensor, divisor: int, local: Tensor | None
-    ) -> Callable[[Sequence[Tensor] | None], None]:
-        """Write all results into one tensor; return a function that corrects and copies them.
+    def _write_results(
+        self, dense: Tensor, sparse: Tensor, divisor: int, local: Tensor
+    ) -> tuple[Tensor, list[Any], list[tuple[Tensor, Tensor]]]:
+        """Write all results end to end; return them so, and each; and to which of these parts must be copied.
 
         Allocate before results are written over tensors: without memory, the step starts again from them.
-        local: for this worker's numbers of the candidates, if they are not written yet.
+        local: for this worker's numbers of the candidates; `sparse` if they are written already.
         """
         flat = self._values if self._in_place or not self._shared else torch.empty_like(self._values)
-        results: list[Any] = list(self._out)
-        copied: list[tuple[Tensor, Tensor]] = []
-        if not self._in_place:
-            parts = flat.split_with_sizes(self._table.elements.tolist())
-            results = [
-                out
-                if out is not None
-                else part
-                if part.device == tensor.device
-                else torch.empty_like(part, device=tensor.device)
-                for part, out, tensor in zip(parts, self._out, self._tensors, strict=True)
-            ]
-            copied = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b]
-        tiles, record = self._tiles, self._counted("results", slice(None))
-        if local is not None:
-            self._counted("local", slice(self._table.dense, None))
+        results, copies = [*self._out], list[tuple[Tensor, Tensor]]()
+        parts = () if self._in_place else flat.split_with_sizes(self._table.elements.tolist())
+        for s, part in enumerate(parts):
+            out, device = results[s], self._tensors[s].device
+            if out is None:
+                out = results[s] = part if device == part.device else torch.empty_like(part, device=device)
+            if out is not part:
+                copies.append((out, part))
+        tiles = self._tiles
         launch.run(
             results_kernel, tiles.dense + tiles.sparse,
-            self._values.view(torch.int32),
-            dense, sparse, tiles.table, *self._scales(), self._union, self._zeros[_BASES],
-            self._zeros[_PEELED], flat, sparse if local is None else local, record, divisor, sparse.numel(),
-            self._segments, tiles.dense, tiles.sparse, self._highest, self._decoded, local is not None,
+            self._values.view(torch.int32), dense, sparse, tiles.table, *self._scales(), self._union,
+            self._zeros[_BASES], flat, local, self._zeros[_RECORD], divisor, sparse.numel(),
+            self._segments, tiles.dense, tiles.sparse, self._highest, self._decoded, local is not sparse,
             TILE_ROWS, num_warps=_MOST_WARPS,
         )  # fmt: skip
-
-        def finish(corrections: Sequence[Tensor] | None) -> None:
-            if corrections is not None or copied:
-                with torch.inference_mode():  # tensors may have been made in it: read-only elsewhere
-                    if corrections is not None:
-                        flat.index_copy_(0, *corrections)
-                    if copied:
-                        torch._foreach_copy_([result for result, _ in copied], [part for _, part in copied])
-            # A caller may keep results for long, and them alone.
-            self._values, self._tensors, self._results = empty(0, flat), (), results
-
-        return finish
+        return flat, results, copies
 
     def counts(self) -> Counts:
         """Return the counts of each segment's non-zeros and sent numbers. Waits for the device."""
         if self._record is None:
-            self._record = self._read_record()[1]
+            _, self._record = self._read_record()
         return Counts(self._record[_LOCAL.value], self._record[_SUMS.value], self.sent)
 
     def occupied(self, sparse: Tensor, selected: Numbers) -> Numbers:
-        """Count the blocks of 2**b elements with a sum that is not 0, in the selected sparse segments."""
-        self.counts()
+        """After `counts`, count the blocks of 2**b elements with a sum that is not 0, if selected."""
         assert self._record is not None
-        sparse_ones = (selected != 0) & (np.arange(self._segments) >= self._table.dense)
-        counts: Numbers = self._record[_OCCUPIED.value :].T * sparse_ones[:, None]
+        counts: Numbers = self._record[_OCCUPIED.value :].T * (selected != 0)[:, None]
         return counts
 
     @cached_property
     def _zeros(self) -> Sequence[Tensor]:
         """The parts of a step's memory that is zero at first: int64."""
-        segments, sparse = self._segments, self._tiles.sparse
+        segments, dense, sparse = self._segments, self._table.dense, self._tiles.sparse
         magnitudes = (segments + int(self._table.blocks[-1]) + 1) // 2
         peeling = PeelMemory.zeros(self._sketch) if self._sketch else 0
-        sizes = [1, _RECORD_ROWS * segments, sparse + 1, segments, sparse + 1, magnitudes, peeling]
-        return torch.zeros(sum(sizes), dtype=torch.int64, device=self._device).split_with_sizes(sizes)
+        record = [_ROWS.value, dense, segments - dense, segments, (1 + BLOCK_SIZES) * segments]
+        sizes = [*record, sparse + 1, segments, sparse + 1, magnitudes, peeling]
+        memory = torch.zeros(sum(sizes), dtype=torch.int64, device=self._device)
+        return memory.narrow(0, 0, sum(record)), *memory.split_with_sizes(sizes)
 
-    def _zeroed(self, part: int) -> Tensor:
-        """Return a part of `_zeros`, zeroed if it was used before."""
-        if part in self._used:
-            self._zeros[part].zero_()
-        self._used.add(part)
-        return self._zeros[part]
-
-    def _counted(self, what: str, segments: slice) -> Tensor:
-        """Return the record, with some counts of some segments zeroed if they were made before."""
-        key = f"{what} {segments}"
-        if key in self._used:
-            rows = {"local": [_LOCAL.value], "sent": [_SENT.value]}.get(what, _RESULTS)
-            self._zeros[_RECORD].view(_RECORD_ROWS, -1)[rows, segments] = 0
-        self._used.add(key)
-        return self._zeros[_RECORD]
+    def _zeroed(self, *parts: int) -> None:
+        """Zero those parts of `_zeros` that were used before."""
+        for part in parts:
+            if part in self._used:
+                self._zeros[part].zero_()
+            self._used.add(part)
 
     def _read_record(self) -> tuple[int, NDArray[np.int64]]:
-        """Return how many candidates were peeled, and the record, on the host. Waits for the device."""
-        record = self._zeros[_RECORD]
-        numbers = record.as_strided((1 + record.numel(),), (1,), 0).cpu().numpy()
-        return int(numbers[0]), numbers[1:].reshape(_RECORD_ROWS, -1)
+        """Return how many candidates were peeled, and the rows, on the host. Waits for the device."""
+        record = self._zeros[_RECORD].cpu().numpy()
+        return int(record[0]), record[_ROWS.value :].reshape(_RECORD_ROWS, -1)
 
 
 def _concatenated(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
@@ -432,10 +414,14 @@ def _concatenated(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
     return torch.cat([tensor.to(first.device) for tensor in values]), False
 
 
-def _tiles(table: SegmentTable, stream: tuple[torch.device, int]) -> Tiles:
-    """Return a table's tiles on a device. They are cached: a plan's table is the same in every step."""
-    cached = table.derived
-    if stream not in cached:
+def _tiles(table: SegmentTable, device: torch.device) -> Tiles:
+    """Return a table's tiles on a device. They are cached: a plan's table is the same in every step.
+
+    A stream waits only for copies that it makes itself, so each has tiles of its own.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key, cached = (device, stream), table.derived
+    if key not in cached:
         size = ROW * TILE_ROWS
         counts = -(-table.elements // size)
         segment = np.repeat(np.arange(len(table)), counts)
@@ -448,9 +434,9 @@ def _tiles(table: SegmentTable, stream: tuple[torch.device, int]) -> Tiles:
         rows[:, _BLOCK_BITS.value] = np.log2(table.block[segment] // ROW)
         rows[:, _WORD.value] = table.rows[segment] - table.rows[table.dense] + begin // ROW
         dense = int(counts[: table.dense].sum())
-        on_device = copy_to_device(rows.reshape(-1), stream[0])
-        cached[stream] = Tiles(on_device, dense, len(segment) - dense)
-    tiles: Tiles = cached[stream]
+        (on_device,) = copy_to_device(device, rows.reshape(-1))
+        cached[key] = Tiles(on_device.view(torch.int64), dense, len(segment) - dense)
+    tiles: Tiles = cached[key]
     return tiles
 
 
@@ -513,7 +499,7 @@ def encode_kernel(
     of_segment = magnitudes + segment
     tl.atomic_max(of_segment, largest, mask=largest > tl.load(of_segment), sem="relaxed")
     if AHEAD:
-        _add(record + segment, local)
+        _add(record + _ROWS + segment, local)
 
 
 @triton.jit
@@ -550,7 +536,7 @@ def candidates_kernel(
     before = count_before(progress, tile, total)
     tl.store(bases + tile, before)
     tl.store(bases + tile + 1, before + total, mask=tile == tl.num_programs(0) - 1)
-    _add(record + _SENT * segments + segment, total)
+    _add(record + _ROWS + _SENT * segments + segment, total)
     if LOADED:
         write_positions(words, before, positions, first * WORD_BITS, room)
         tl.debug_barrier()  # other threads of this program have written them
@@ -576,12 +562,13 @@ def _candidates(bitmap, bases, first_word, count, tile, TILE: tl.constexpr):
 
 @triton.jit
 def numbers_kernel(
-    values, tiles, scales, skipped, bitmap, bases, dense, sparse, record, room, segments, first_tile,
-    dense_tiles, highest, DECODED: tl.constexpr, TILE: tl.constexpr
+    values, tiles, scales, skipped, bitmap, bases, dense, sparse, counts, record, room, segments, first_tile,
+    dense_tiles, highest, DECODED: tl.constexpr, COUNTED: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Write the numbers of tiles, of up to `room` candidates; count each segment's non-zeros.
 
-    skipped[segments]: how many elements of earlier dense segments have no numbers.
+    skipped[segments]: how many elements of earlier dense segments have no numbers. COUNTED: also write how
+    many candidates there are, counts[segments].
     """
     tile = first_tile + tl.program_id(0)
     segment, element, count, first_block, bits, word = _place(tiles, tile)
@@ -598,7 +585,11 @@ def numbers_kernel(
     value = tl.load(values + element + at, mask=chosen, other=0).to(tl.float32, bitcast=True)
     number = tl.where(chosen, fixed_number(value, scale[:, None]).to(tl.int32), 0)
     tl.store(out + place, number, mask=chosen)
-    _add(record + segment, _non_zeros(number))
+    _add(record + _ROWS + segment, _non_zeros(number))
+    if COUNTED:
+        is_first = tl.load(tiles + as_int64(tile) * _COLUMNS + _FIRST) != 0
+        candidates_sent = tl.load(record + _ROWS + _SENT * segments + segment)
+        tl.store(counts + segment, candidates_sent.to(tl.int32), mask=is_first)
 
 
 @triton.jit
@@ -618,8 +609,8 @@ def _count_occupied(counts, stride, words, TILE: tl.constexpr):
 
 @triton.jit
 def results_kernel(
-    values, dense, sparse, tiles, scales, skipped, bitmap, bases, peeled, out, local, record, divisor, room,
-    segments, dense_tiles, sparse_tiles, highest, DECODED: tl.constexpr, AHEAD: tl.constexpr,
+    values, dense, sparse, tiles, scales, skipped, bitmap, bases, out, local, record, divisor, room, segments,
+    dense_tiles, sparse_tiles, highest, DECODED: tl.constexpr, AHEAD: tl.constexpr,
     TILE: tl.constexpr
 ):  # fmt: skip
     """Write all results: 0 where nothing is sent, NaN if not finite; count sums that are not 0.
@@ -633,23 +624,23 @@ def results_kernel(
     at = row[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     if AHEAD:
         candidates = tl.load(bases + sparse_tiles)
-        count = tl.where((candidates <= room) & (candidates == tl.load(peeled)), count, 0)
+        count = tl.where((candidates <= room) & (candidates == tl.load(record)), count, 0)
     inside = at < count
     block = tl.where(row * WORD_BITS < count, first_block + (row >> bits), first_block)
     scale, has_scale, not_finite = scales_of(scales, segment, block, segments, highest, DECODED)
     if tile < dense_tiles:
         place = element - tl.load(skipped + segment) + at
         number = tl.load(dense + place, mask=inside & has_scale[:, None], other=0)
-        _add(record + _SUMS * segments + segment, _non_zeros(number))
+        _add(record + _ROWS + _SUMS * segments + segment, _non_zeros(number))
     else:
         chosen, place = _candidates(bitmap, bases, word, count, tile - dense_tiles, TILE)
         number = tl.load(sparse + place, mask=chosen != 0, other=0)
         occupied = packed(number != 0)
-        _count_occupied(record + _OCCUPIED * segments + segment, segments, occupied, TILE)
+        _count_occupied(record + _ROWS + _OCCUPIED * segments + segment, segments, occupied, TILE)
         if AHEAD:
             value = tl.load(values + element + at, mask=chosen != 0, other=0).to(tl.float32, bitcast=True)
             local_number = tl.where(chosen != 0, fixed_number(value, scale[:, None]).to(tl.int32), 0)
             tl.store(local + place, local_number, mask=chosen != 0)
-            _add(record + segment, _non_zeros(local_number))
+            _add(record + _ROWS + segment, _non_zeros(local_number))
             tl.debug_barrier()  # all values are read before others' results replace them
     tl.store(out + element + at, float_of(number, scale, not_finite, divisor), mask=inside)
