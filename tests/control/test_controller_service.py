@@ -37,9 +37,9 @@ class Running:
             pass
         return event["text"]
 
-    def until_up(self, switches=2):
-        """Wait until it is the primary and has these switches."""
-        for _ in range(switches):
+    def until_up(self):
+        """Wait until it is the primary and has its two switches."""
+        for _ in range(2):
             self.until("regained")
 
     def kill(self):

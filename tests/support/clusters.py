@@ -42,9 +42,9 @@ workers = {ports}
 """
 
 
-def cluster_text(addresses, state="cluster.sqlite", poll_s=0.05):
+def cluster_text(addresses, poll_s=0.05):
     """Return the description of a cluster of switches with 32 lanes."""
-    text = f'[controller]\nstate = "{state}"\npoll_s = {poll_s}\n'
+    text = f'[controller]\nstate = "cluster.sqlite"\npoll_s = {poll_s}\n'
     switch = '[[switches]]\np4runtime = "{}"\npipeline_lanes = 32\n'
     return text + "".join(map(switch.format, addresses))
 

@@ -43,15 +43,15 @@ def on_every_worker(star, work):
     return outcomes
 
 
-def tensor_of(worker, elements=100_000, share=0.02):
+def tensor_of(worker):
     """A worker's sparse float32 tensor, seeded."""
     rng = np.random.default_rng(worker)
-    values = rng.standard_normal(elements).astype(np.float32)
-    values[rng.random(elements) > share] = 0
+    values = rng.standard_normal(100_000).astype(np.float32)
+    values[rng.random(100_000) > 0.02] = 0
     return values
 
 
-def expected_total(results, elements=100_000):
+def expected_total(results):
     """Return the int32 sum of the workers' reported inputs, in the order of workers, as int64."""
     return sum(r["t"].quantized.astype(np.int64) for r in results)
 

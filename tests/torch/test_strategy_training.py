@@ -106,12 +106,11 @@ def test_decisions_are_logged_in_one_line_each_and_in_the_statistics(over_gloo):
     assert not any("\n" in line for line in one["log"])
 
 
-def switched_within(stats, begin, ten, carrier):
-    """The step, counted from `begin`, from which on sums go by `carrier`; at most `ten`."""
+def switched_within(stats, begin, carrier):
+    """The step, counted from `begin`, from which on sums go by `carrier`; at most 10."""
     by = [carrier_of(one.method) for one in stats.history[begin:]]
-    assert carrier in by[: ten + 1], by
-    at = by.index(carrier)
-    return begin + at
+    assert carrier in by[:11], by
+    return begin + by.index(carrier)
 
 
 @pytest.mark.system
@@ -132,10 +131,10 @@ def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_aga
     rise = next(n for n, at in enumerate(began) if at > began[1] + rise_s)
     before = [carrier_of(one.method) for one in stats.history[6:fall]]
     assert before.count("switch") > len(before) / 2
-    left = switched_within(stats, fall, 10, "group")
+    left = switched_within(stats, fall, "group")
     assert {carrier_of(one.method) for one in stats.history[left : rise - 1]} == {"group"}
     assert stats.history[left + 10].links["switch"].latency_s > 0.015
-    switched_within(stats, rise, 10, "switch")
+    switched_within(stats, rise, "switch")
     assert any(isinstance(one, LinkChanged) and one.carrier == "switch" for one in stats.events)
 
 

@@ -184,9 +184,9 @@ def test_random_changes_of_files_raise_only_errors_of_the_softswitch(switch, tmp
                 read()
 
 
-def pcap_of(*packets, order="<", fraction=5_000, magic=0xA1B23C4D, link_type=1, missing=0):
+def pcap_of(*packets, order="<", magic=0xA1B23C4D, link_type=1, missing=0):
     header = struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, 1 << 16, link_type)
-    records = (struct.pack(f"{order}IIII", 1, fraction, len(p), len(p) + missing) + p for p in packets)
+    records = (struct.pack(f"{order}IIII", 1, 5_000, len(p), len(p) + missing) + p for p in packets)
     return header + b"".join(records)
 
 

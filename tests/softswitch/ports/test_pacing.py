@@ -177,11 +177,11 @@ class Scene:
         while self.ports.ports[port].counts.received < received:
             self.plane.process_batch(1)
 
-    def back_at(self, now_us, port=1):
+    def back_at(self, now_us):
         """Return the first bytes of the packets that are back by a time, which comes now."""
         self.now_us = now_us
         self.plane.process_batch(0)
-        burst = self.hosts[port].receive()
+        burst = self.hosts[1].receive()
         return [] if burst is None else burst.packets[:, 0].tolist()
 
 

@@ -18,12 +18,10 @@ def mac(number):
     return number.to_bytes(6, "big")
 
 
-def ipv4(
-    dst="10.1.2.3", src="192.168.0.2", *, ttl=64, dport=5000, protocol=17, version=0x45, wrong=0, vlan=None
-):
+def ipv4(dst="10.1.2.3", src="192.168.0.2", *, ttl=64, dport=5000, version=0x45, wrong=0, vlan=None):
     """Return an Ethernet frame with an IPv4 packet that has eight bytes of payload after the ports."""
     to, frm = (bytes(map(int, address.split("."))) for address in (dst, src))
-    head = struct.pack(">BBHHHBBH", version, 7, 40, 99, 0x4001, ttl, protocol, 0) + frm + to
+    head = struct.pack(">BBHHHBBH", version, 7, 40, 99, 0x4001, ttl, 17, 0) + frm + to
     sum_ = checksum(head) ^ wrong
     head = head[:10] + sum_.to_bytes(2, "big") + head[12:]
     tag = b"" if vlan is None else b"\x81\0" + vlan.to_bytes(2, "big")

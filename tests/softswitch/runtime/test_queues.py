@@ -41,11 +41,8 @@ class Sent:
         self.waits = [wait for _, _, wait, _ in metadata]
         assert [at for _, _, _, at in metadata] == [now % CLOCK & 0xFFFF_FFFF] * len(metadata)
         assert clocks == [(now % CLOCK, (now + wait) % CLOCK) for wait in self.waits]
-        self.departures = [int(ticks) for ticks in out.leave]
-
-    def left_after(self, now):
-        """Return the microseconds from `now` until each has left."""
-        return [(ticks - (now << 16)) % (1 << 64) / 65536 for ticks in self.departures]
+        #: Microseconds since time 0 at which each has left.
+        self.left = [int(ticks) / 65536 for ticks in out.leave]
 
 
 def test_packets_of_a_batch_queue_behind_each_other(switch_with):
@@ -53,7 +50,7 @@ def test_packets_of_a_batch_queue_behind_each_other(switch_with):
     sent = Sent(switch, 0, *[ask()] * 4)
     assert sent.depths == [0, 1, 2, 3]
     assert sent.waits == [0, 8, 16, 24]
-    assert sent.left_after(0) == [8, 16, 24, 32]
+    assert sent.left == [8, 16, 24, 32]
 
 
 def test_ports_without_a_rate_keep_nothing_back(switch_with):
@@ -76,7 +73,7 @@ def test_what_finds_no_room_is_dropped_and_counted(switch_with):
 
 def test_a_packet_that_egress_drops_takes_none_of_the_port_s_time(switch_with):
     sent = Sent(switch_with(Queues({9: 100})), 0, ask(), ask(drop=1), ask())
-    assert (sent.depths, sent.left_after(0)) == ([0, 1], [8, 16])
+    assert (sent.depths, sent.left) == ([0, 1], [8, 16])
 
 
 def test_every_copy_has_its_own_port_s_queue(switch_with):
