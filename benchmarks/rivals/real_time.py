@@ -92,9 +92,7 @@ def take_part(protocol: SlotProtocol, words: Words) -> Worker:
     words: of all workers, uint32[workers, elements]. Raises ProcessError if nothing arrives for a minute, or
     this process has no seat in a job with a program.
     """
-    seat = json.loads(os.environ.get(SEAT, "{}"))
-    if "ports" not in seat:
-        raise ProcessError("no seat of a job with a program; run this by `peelsum exec` at one of its hosts")
+    seat = _seat()
     *worker_ports, server_port = seat["ports"]
     lanes, workers = seat["lanes"], len(worker_ports)
     values = lanes * protocol.values_per_lane
@@ -120,6 +118,14 @@ def take_part(protocol: SlotProtocol, words: Words) -> Worker:
     server = protocol.server(job)
     _run(server, job, Port(seat))
     raise AssertionError("a server does not end")
+
+
+def _seat() -> dict[str, Any]:
+    """Return this process's seat. Raises ProcessError if it has none in a job with a program."""
+    seat: dict[str, Any] = json.loads(os.environ.get(SEAT, "{}"))
+    if "ports" not in seat:
+        raise ProcessError("no seat of a job with a program; run this by `peelsum exec` at one of its hosts")
+    return seat
 
 
 def _run(end: Endpoint, job: SlotJob, port: Port) -> None:
@@ -155,7 +161,7 @@ def words_of(protocol: str, workers: int, elements: int, seed: int) -> Words:
 
 
 def main() -> None:
-    """Sum random words, of which all hosts know all, and print a line of JSON."""
+    """Sum random words, of which all hosts know all, and print a line of JSON. Status 1: a sum is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals.real_time", description=main.__doc__)
     parser.add_argument("protocol", choices=_PROTOCOLS)
     parser.add_argument("--elements", type=int, default=100_000, help="of each worker's tensor")
@@ -164,7 +170,7 @@ def main() -> None:
     options = parser.parse_args()
     protocol = _PROTOCOLS[options.protocol]
     with exit_on_errors(OSError):
-        workers = len(json.loads(os.environ.get(SEAT, "{}")).get("ports", "-")) - 1
+        workers = len(_seat()["ports"]) - 1
         words = words_of(options.protocol, workers, options.elements, options.seed)
         began = time.monotonic()
         worker = take_part(protocol, words)
@@ -176,6 +182,8 @@ def main() -> None:
         if options.results:
             np.save(options.results, results)
         print_message(worker=worker.number, seconds=seconds, wrong=wrong, resends=worker.resends)
+    if wrong:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

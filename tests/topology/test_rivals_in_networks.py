@@ -16,6 +16,7 @@ from pathlib import Path
 import networks
 import numpy as np
 import pytest
+from networks import own_folder
 from patience import PATIENCE_S
 from rival_frames import THC_LEVELS
 
@@ -23,6 +24,8 @@ from benchmarks.rivals import real_time
 from benchmarks.rivals.slot_protocols import PROGRAMS, PROTOCOLS, THC
 from peelsum.topology import TopologyError, description
 from peelsum.topology.network import UdpNetwork
+
+__all__ = ["own_folder"]
 
 WORKERS, LANES, ELEMENTS = 3, 16, 7_777
 FLOATS = ("switchml_floats", "thc")
@@ -110,6 +113,35 @@ def test_a_switch_that_is_loaded_again_sums_again(tmp_path):
             check("switchml", seed, results)
             lost += sum(report["resends"] for report in reports)
         assert lost
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("own_folder")
+def test_readmit_returns_when_the_program_is_loaded_again(tmp_path):
+    """Without it, the registers have the sums of the last run, so that the next run's are wrong."""
+    peelsum = [sys.executable, "-m", "peelsum.cli"]
+    subprocess.run([*peelsum, "up", described("switchml", 0.0, tmp_path), "--detach"], check=True)
+    try:
+        statuses = []
+        for is_loaded_again in (False, False, True):
+            if is_loaded_again:
+                subprocess.run([*peelsum, "readmit"], check=True, timeout=PATIENCE_S)
+            command = [sys.executable, "-m", "benchmarks.rivals.real_time", "switchml"]
+            hosts = [f"h{worker + 1}" for worker in range(WORKERS)]
+            workers = [subprocess.Popen([*peelsum, "exec", host, "--", *command], cwd=ROOT) for host in hosts]
+            statuses.append({worker.wait(PATIENCE_S) for worker in workers})
+        assert statuses == [{0}, {1}, {0}]
+    finally:
+        subprocess.run([*peelsum, "down"], check=True)
+
+
+def test_a_host_without_a_seat_is_one_line():
+    command = [sys.executable, "-m", "benchmarks.rivals.real_time", "switchml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "peelsum: no seat of a job with a program; run this by `peelsum exec` at one of its hosts\n"
+    )
 
 
 def kill_switch(network):

@@ -165,7 +165,8 @@ def _write_record(network: Network, process: Process) -> None:
     """Write the record of the network's current state, which `exec` reads."""
     from peelsum.topology.records import Record
 
-    Record(network.name, process, network.places, str(network.seats_file or "")).write()
+    seats_file = str(network.seats_file or "")
+    Record(network.name, process, network.places, seats_file, network.readmissions).write()
 
 
 def exec_(
@@ -234,8 +235,9 @@ def readmit() -> None:
         if not any(SEAT in place.environment for place in record.places.values()):
             raise TopologyError("readmit: the network has no job; add one to its description")
         os.kill(record.up.pid, signal.SIGUSR1)
-        while Record.read() == record and record.up.running:  # `up` may have to compile
-            time.sleep(_POLL_S)
+        with reporting_progress("admitting the job again", progress_reporter()):  # `up` may have to compile
+            while Record.read() == record and record.up.running:
+                time.sleep(_POLL_S)
         if not record.up.running:
             raise TopologyError("readmit: the job was not admitted; see the output of `peelsum up`")
 
