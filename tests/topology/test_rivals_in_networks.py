@@ -172,7 +172,6 @@ def test_rivals_sum_exactly_or_within_their_bounds(target, name, loss, tmp_path,
     up = [*networks.PEELSUM, "up", described(name, loss, tmp_path), *options]
     subprocess.run(up, check=True, timeout=PATIENCE_S)
     try:
-        subprocess.run([*networks.PEELSUM, "readmit"], check=True, timeout=PATIENCE_S)
         results, reports = summed(name, 5, tmp_path, start)
     finally:
         subprocess.run([*networks.PEELSUM, "down"], check=True, timeout=PATIENCE_S)

@@ -165,8 +165,7 @@ def _write_record(network: Network, process: Process) -> None:
     """Write the record of the network's current state, which `exec` reads."""
     from peelsum.topology.records import Record
 
-    seats_file = str(network.seats_file or "")
-    Record(network.name, process, network.places, seats_file, network.readmissions).write()
+    Record(network.name, process, network.places, str(network.seats_file or "")).write()
 
 
 def exec_(

@@ -72,8 +72,6 @@ class Network(ABC):
         self._processes: dict[str, RestartableProcess] = {}
         #: A file that exists while workers can join the job; None without a job.
         self.seats_file: Path | None = None
-        #: How often the job was admitted again.
-        self.readmissions = 0
         self._generations = 0
 
     def __enter__(self) -> Self:
@@ -128,7 +126,6 @@ class Network(ABC):
         self._job_stack.close()
         with self._marked():
             self._start_job()
-        self.readmissions += 1
         return "admitted again in a new generation"
 
     def close(self) -> None:

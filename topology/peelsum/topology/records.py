@@ -73,8 +73,6 @@ class Record:
     """The place of each host and switch; empty until the network is up."""
     seats_file: str = ""
     """The path of a file that exists while workers can join the job; empty without a job."""
-    readmissions: int = 0
-    """How often the job was admitted again, by which `readmit` sees that it was."""
 
     @property
     def usable(self) -> bool:
