@@ -64,6 +64,10 @@ def plug_in(seat: Mapping[str, Any]) -> SwitchSummation:
 
 
 def _place(seat: Mapping[str, Any]) -> tuple[JobConfig, Address]:
+    if "admission" not in seat:
+        raise TransportConfigError(
+            "seat: has no admission; use a seat of a job that runs peelsum's program, not one of its own"
+        )
     return job_config(seat["admission"]), (seat["switch_host"], seat["switch_port"])
 
 
