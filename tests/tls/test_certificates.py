@@ -74,6 +74,9 @@ def test_an_identity_that_cannot_be_used_is_named(folders, tmp_path):
         (tmp_path / name).write_bytes((folders[owner] / name).read_bytes())
     with pytest.raises(TlsError, match=r"KEY_VALUES_MISMATCH; take ca\.pem, cert\.pem and key\.pem"):
         TlsIdentity.read(tmp_path)
+    (tmp_path / "key.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
+    with pytest.raises(TlsError, match=r"cert\.pem or key\.pem is damaged; take ca\.pem"):
+        TlsIdentity.read(tmp_path)
 
 
 def test_a_token_is_secret_and_not_overwritten(tmp_path):

@@ -72,7 +72,10 @@ class TlsIdentity:
             context.load_verify_locations(self.folder / CA_FILE)
             context.load_cert_chain(self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
         except OSError as error:  # ssl's errors are OSErrors
-            reason = getattr(error, "reason", None) or error.strerror
+            reason = getattr(error, "reason", None)
+            if reason is None:
+                is_ssl = isinstance(error, ssl.SSLError)
+                reason = f"{CERTIFICATE_FILE} or {KEY_FILE} is damaged" if is_ssl else error.strerror
             raise TlsError(
                 f"tls: {self.folder}: {reason}; take {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE} "
                 "as they were made together"
