@@ -168,7 +168,7 @@ def test_a_backend_that_lacks_memory_cannot_go_on():
     reduce._agreed[reduce._plan({"a": torch.ones(3, device=DEVICE)}).request] = None
     with pytest.raises(DeviceMemoryError, match=r"1\.00 GiB on the device, in step 1 .* new summation"):
         reduce.sum({"a": torch.ones(3, device=DEVICE)})
-    with pytest.raises(InvalidRequestError, match="an earlier call failed"):
+    with pytest.raises(InvalidRequestError, match=r"an earlier call failed \(.* in step 1"):
         reduce.sum({"a": torch.ones(3, device=DEVICE)})
 
 

@@ -123,7 +123,8 @@ class Allreduce:
         #: For each sequence of names, shapes and dtypes, the last plan, and the statistics from which it was
         #: made. The most recently used is the last.
         self._plans: dict[tuple[Any, ...], tuple[Plan, NDArray[np.float64]]] = {}
-        self._failed = False
+        #: Why an earlier call failed; empty if none did.
+        self._failure = ""
         self._steps = 0
 
     @property
@@ -159,8 +160,10 @@ class Allreduce:
         all pass an unsupported dtype, and the summation's error if it stalls. After these, the workers may be
         out of step: further calls raise InvalidRequestError, and a new summation is needed.
         """
-        if self._failed:
-            raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
+        if self._failure:
+            raise InvalidRequestError(
+                f"sum: an earlier call failed ({self._failure}); start again with a new summation"
+            )
         into: Mapping[str, Tensor] = {}
         named = self._named_as_is(tensors)
         if named is not None and not out:  # so all of them are writable
@@ -169,7 +172,6 @@ class Allreduce:
         else:
             named = self._validated_by_name(tensors)
             into = self._results_into(named, in_place, self._validated_by_name(out or {}))
-        self._failed = True
         try:
             recorder = self._recorder
             span = None if recorder.span is None else recorder.span("step")
@@ -178,10 +180,10 @@ class Allreduce:
                     result = self._sum(named, into, recorder)
             else:
                 result = self._sum(named, into, recorder if recorder.span is None else self._unrecorded)
-        except DeviceMemoryError as error:
-            self._failed = error.result is None
+        except BaseException as error:
+            if not isinstance(error, DeviceMemoryError) or error.result is None:
+                self._failure = str(error) or type(error).__name__
             raise
-        self._failed = False
         return result
 
     def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor], recorder: Recorder) -> StepResult:

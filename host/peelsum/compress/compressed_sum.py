@@ -101,7 +101,7 @@ class CompressedSum:
         self._workers, self._worker_id = summation.workers, summation.worker_id
         #: The last requests that all workers have agreed on.
         self._agreed: dict[int, None] = {}
-        self._steps, self._failed = 0, False
+        self._steps, self._failure = 0, ""
 
     def sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int | None = None) -> CompressedResult:
         """Return the sum of the values that workers sent for each tensor; block until all have contributed.
@@ -111,22 +111,26 @@ class CompressedSum:
         settings or tensors, CompressConfigError for another dtype, and the summation's errors. After an error
         workers may be in different steps, so further calls raise CompressError.
         """
-        if self._failed:
-            raise CompressError("sum: an earlier call failed; start again with a new summation")
+        if self._failure:
+            raise CompressError(
+                f"sum: an earlier call failed ({self._failure}); start again with a new summation"
+            )
         for name, tensor in tensors.items():
             if not isinstance(name, str):
                 raise CompressConfigError(f"tensors: {name!r} is not a text; give the tensor a name")
             if tensor.dtype != np.float32 or isinstance(tensor, np.ma.MaskedArray):
                 kind = "masked" if tensor.dtype == np.float32 else tensor.dtype
                 raise CompressConfigError(f"tensors: {name!r} is {kind}; give a float32 array without a mask")
-        self._failed = True
-        with self._span("step") or nullcontext():
-            # Another sum may have the same memory, and be in a later step.
-            step = max(self._steps, self.memory.step + 1) if step is None else step
-            result = self._sum(tensors, step)
-            if self._note is not None:
-                self._note({"step": self._steps, "worker": self._worker_id, "bytes": result.wire_bytes})
-        self._failed = False
+        try:
+            with self._span("step") or nullcontext():
+                # Another sum may have the same memory, and be in a later step.
+                step = max(self._steps, self.memory.step + 1) if step is None else step
+                result = self._sum(tensors, step)
+                if self._note is not None:
+                    self._note({"step": self._steps, "worker": self._worker_id, "bytes": result.wire_bytes})
+        except BaseException as error:
+            self._failure = str(error) or type(error).__name__
+            raise
         self._steps += 1
         return result
 
