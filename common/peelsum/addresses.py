@@ -12,7 +12,8 @@ def parse_address(
     """
     host, _, port = text.rpartition(":")
     bracketed = host[:1] == "[" and host[-1:] == "]"
+    name = host[1:-1] if bracketed else host
     valid_port = port.isdecimal() and least_port <= int(port) <= 0xFFFF
-    if not host or (":" in host and not bracketed) or not valid_port:
+    if not name or (":" in host and not bracketed) or not valid_port:
         raise ValueError(f"give {what} as host:port, for example {'[::1]:9559' if ':' in host else example}")
-    return host[1:-1] if bracketed else host, int(port)
+    return name, int(port)

@@ -278,6 +278,18 @@ def test_who_is_not_ready_in_time_loses_its_rank_to_the_next_that_enters(ready):
     assert run.enter(client(4), 2 * PATIENCE_S - 0.1) is None
 
 
+def test_who_is_ready_keeps_its_rank_although_its_message_is_not_handled_yet():
+    """The controller may have been busy, and finds the message and the next request at once."""
+    run = with_a_free_seat()
+    first = client(2)
+    run.enter(first, 0.0)
+    run.update(1.0)
+    first.inbox.append({"call": "ready"})
+    assert run.enter(client(3), PATIENCE_S) is None
+    run.update(PATIENCE_S)
+    assert heard(run) == {rank: [{"entering": [2], "change": 2}] for rank in (0, 1)}
+
+
 def test_who_enters_is_told_that_the_run_has_ended():
     run = with_a_free_seat()
     late = ready_client(2)

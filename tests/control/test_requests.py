@@ -183,7 +183,8 @@ def test_nobody_starts_a_job_that_is_held(requests, link):
     listen(requests)
     assert not requests.next_client(LEASE_TIMEOUT_S - 0.1, 0)
     assert not requests.next_client(LEASE_TIMEOUT_S, 0)
-    assert heard(second)["error"].startswith("job 1: is in use by process 1 of 127.0.0.1; end that training")
+    holder = "job 1: is in use by process 1 of 127.0.0.1"
+    assert heard(second) == {"error": f"{holder}; end that training, or wait for its end"}
 
 
 def test_who_waits_starts_when_the_holder_has_gone(requests, link):

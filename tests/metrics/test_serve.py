@@ -1,6 +1,7 @@
 """Metrics over HTTP: the official parser reads them, and at rest they are what the parts themselves print."""
 
 import json
+import re
 import socket
 import ssl
 import struct
@@ -157,9 +158,10 @@ def test_addresses(text, address):
     assert metrics_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "x", "65536", "::1:9561"])
+@pytest.mark.parametrize("text", ["", "x", "65536", "::1:9561", "[]:9561"])
 def test_an_invalid_address_is_named(text):
-    with pytest.raises(MetricsError, match=f"^metrics: '{text}': give the address as host:port, for example"):
+    message = f"metrics: {text!r}: give the address as host:port, for example"
+    with pytest.raises(MetricsError, match=f"^{re.escape(message)}"):
         metrics_address(text)
 
 

@@ -49,7 +49,10 @@ def entities_of_every_match_kind(ids, number, value):
     filtered["action"] = {"action": action(ids, "drop")}
     yield {"table_entry": filtered}
     ternary = {"field_id": 1, "ternary": {"value": b"\1\0\0\0", "mask": b"\1\0\0\0"}}
+    optional = {"field_id": 2, "optional": {"value": b"\x11"}}
+    ttl = {"field_id": 3, "range": {"low": b"\2", "high": b"\x09"}}
     yield {"table_entry": {**filtered, "match": [ternary]}}
+    yield {"table_entry": {**filtered, "match": [ternary, optional, ttl]}}
     lpm = {"field_id": 1, "lpm": {"value": b"\1", "prefix_len": 32}}
     routed, counts = {"table_id": ids["route"], "match": [lpm]}, {"packet_count": value}
     forward, default = {"action": action(ids, "forward", value)}, {"is_default_action": True}

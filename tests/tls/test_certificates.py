@@ -1,5 +1,7 @@
 """Identities that `peelsum certificates` makes: their files, and what it refuses to make."""
 
+import errno
+import os
 import ssl
 import stat
 
@@ -7,7 +9,7 @@ import pytest
 from command_line import peelsum
 
 from peelsum.tls import Role, TlsError, TlsIdentity, make_token, read_token, role_of
-from peelsum.tls.identity import is_loopback
+from peelsum.tls.identity import is_loopback, write_new
 
 ALL = sorted(Role)
 
@@ -49,6 +51,19 @@ def test_what_is_there_is_never_overwritten(tmp_path):
     assert "exists and is not overwritten; remove it, or choose another --name" in again.stderr
     assert peelsum(*arguments, "--name", "second").returncode == 0
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_file_that_cannot_be_opened_is_not_removed(tmp_path, monkeypatch):
+    def without_descriptors(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    path = tmp_path / "ca-key.pem"
+    path.write_text("a key")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", without_descriptors)
+        with pytest.raises(TlsError, match="Too many open files; choose"):
+            write_new(path, b"another", 0o600)
+    assert path.read_text() == "a key"
 
 
 @pytest.mark.parametrize(

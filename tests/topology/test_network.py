@@ -316,7 +316,10 @@ def test_latency_without_netem_is_refused_with_the_reason():
     refused = alone("late")["refused"]
     if not refused:
         pytest.skip("this kernel has netem")
-    assert refused.startswith("link s1-p1: latency 5 ms: refused: Error: Specified qdisc kind is unknown; ")
+    assert refused == (
+        "link s1-p1: latency 5 ms: refused: Error: Specified qdisc kind is unknown; "
+        "load the kernel's module sch_netem, or use --links udp"
+    )
 
 
 if __name__ == "__main__":

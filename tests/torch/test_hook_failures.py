@@ -232,7 +232,10 @@ def test_what_is_registered_without_being_a_state(state):
     for call in (lambda: backward(ddp), lambda: fsdp_hook(state)):
         with pytest.raises(HookConfigError) as raised:
             call()
-        assert str(raised.value).startswith(f"state: {state!r} is not a SwitchAllreduceState; register")
+        assert str(raised.value) == (
+            f"state: {state!r} is not a SwitchAllreduceState; "
+            "register SwitchAllreduceState(), with parentheses, beside the hook"
+        )
 
 
 @pytest.mark.parametrize("backend", ["ncclx", "mpi"])

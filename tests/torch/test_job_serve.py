@@ -173,7 +173,10 @@ def test_a_start_that_fails_says_why_and_the_next_one_works(switch, controller):
     switch.stop()
     controller.wait_until_it_says("connecting again")
     with controller.asked() as answer:
-        assert answer["error"].startswith(f"switch: nothing answers P4Runtime at {switch.p4runtime}; is")
+        assert answer == {
+            "error": f"switch: nothing answers P4Runtime at {switch.p4runtime}; "
+            "is `peelsum switch run` running there? (with TLS there, give --tls here)"
+        }
     switch.start(ports=1)
     with controller.asked() as answer:
         assert answer["error"].startswith("ports: 2, 3: ")

@@ -277,11 +277,17 @@ def tokens_equal(first: str, second: str) -> bool:
 def write_new(path: Path, content: bytes, mode: int) -> None:
     """Write a new file with these permissions. Raises TlsError if it exists or cannot be written."""
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
+        try:
+            with file:
+                file.write(content)
+        except OSError:
+            with suppress(
+                OSError
+            ):  # the disk may be full: half a key would be in the way of the next attempt
+                path.unlink()
+            raise
     except FileExistsError:
         raise TlsError(f"{path}: exists and is not overwritten; remove it, or choose another name") from None
     except OSError as error:
-        with suppress(OSError):  # the disk may be full: half a key would be in the way of the next attempt
-            path.unlink()
         raise TlsError(f"{path}: {error.strerror}; choose another place") from None

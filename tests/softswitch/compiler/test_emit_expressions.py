@@ -91,6 +91,7 @@ VALUES = st.fixed_dictionaries(
 
 TRUE = Bool(True)
 NEGATIVE = dict.fromkeys(ALL, 0) | {"t": 128, "d": 3}
+MARKED = NEGATIVE | {"w": 0x0123456789ABCDEFFEDCBA9876543210}
 
 
 def meaning(expr, values):
@@ -217,6 +218,11 @@ WIDE_NUMBERS = st.deferred(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(WIDE_NUMBERS, WIDE_NUMBERS, VALUES)
+@example(Binary(">>", FieldRef("h", "w"), Const(16)), FieldRef("h", "w"), MARKED)
+@example(Binary(">>", FieldRef("h", "w"), Const(64)), FieldRef("h", "w"), MARKED)
+@example(Binary(">>", FieldRef("h", "w"), Const(100)), FieldRef("h", "w"), MARKED)
+@example(Binary("<<", FieldRef("h", "w"), Const(28)), FieldRef("h", "w"), MARKED)
+@example(Binary("<<", FieldRef("h", "w"), Const(64)), FieldRef("h", "w"), MARKED)
 def test_wide_numbers_limb_by_limb_are_never_refused(expr, other, values):
     page, true = Page(), meaning(expr, values)
     for number in range(4):

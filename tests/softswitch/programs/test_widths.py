@@ -1,4 +1,4 @@
-"""Shifts by any amount, and registers of different sizes, in both modes."""
+"""Shifts by any amount, a checksum's carries, and registers of different sizes, in both modes."""
 
 import random
 
@@ -19,6 +19,13 @@ def test_shifts_by_any_amount(value):
         assert (plain.shl(value, count), plain.shr(value, count)) == (shifted_left, shifted_right)
         given = machine.K(value), machine.K(count)
         assert (int(machine.shl(*given)), int(machine.shr(*given))) == (shifted_left, shifted_right)
+
+
+def test_a_carry_of_a_checksum_carries(switch_of):
+    """The program adds 0x8001: 0x1FFFF is 0x10000 after its first carry, and 1 after the second."""
+    words, checksum = b"\xff\xff\x7f\xff", b"\xff\xfe"
+    frame = b"\1" + bytes(42) + words + bytes(12) + checksum + bytes(18)
+    assert switch_of("widths").process(Frames.of([(9, frame)]), 0).pairs() == [(1, frame)]
 
 
 def cells(index, values):

@@ -31,16 +31,19 @@ def load_program(
     entity = p4r.Entity(packet_replication_engine_entry=entry)
     try:
         program = json.dumps(with_lanes(json.loads(path.read_text("utf-8")), lanes)).encode()
-        with Session(address, device_id, timeout_s=_ANSWER_S) as session:
-            session.become_primary()
-            session.commit(P4Schema(p4i.P4Info(), program))
-            session.write_raw([p4r.Update(type=p4r.Update.INSERT, entity=entity)])
     except OSError as error:
         reason = f"{error.strerror}; give the path of what p4c-bm2-ss wrote"
+    except PipelineError as error:
+        reason = str(error)
     except (AttributeError, LookupError, TypeError, ValueError):
         reason = "is no BMv2 JSON; give the path of what p4c-bm2-ss wrote"
-    except (PipelineError, ControlError) as error:
-        reason = str(error)
     else:
-        return
+        try:
+            with Session(address, device_id, timeout_s=_ANSWER_S) as session:
+                session.become_primary()
+                session.commit(P4Schema(p4i.P4Info(), program))
+                session.write_raw([p4r.Update(type=p4r.Update.INSERT, entity=entity)])
+            return
+        except ControlError as error:
+            reason = str(error)
     raise TopologyError(f"job.program: {path}: {reason}")

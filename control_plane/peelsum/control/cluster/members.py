@@ -119,6 +119,7 @@ class Members:
         taken = self.clients.keys() | self.entering.keys() | starting
         rank = next((rank for rank in range(self._workers) if rank not in taken), None)
         if rank is None:
+            self._read_ready()
             late = (r for r in self.entering if r not in self._ready and now >= self._ready_by[r])
             if (rank := next(late, None)) is None:
                 return None
@@ -181,10 +182,7 @@ class Members:
         """Begin a change for ranks that enter, if none goes on; end the first part of such a change."""
         self.entering = {rank: client for rank, client in self.entering.items() if not client.closed}
         self._ready &= self.entering.keys()
-        for rank, client in self.entering.items():
-            if any(message["call"] == "ready" for message in client.inbox):
-                self._ready.add(rank)
-            client.inbox.clear()
+        self._read_ready()
         if not self.clients:
             self.end("the run that this rank asked to enter has ended; start it again")
         elif self._ready and self._reports is None:
@@ -194,6 +192,13 @@ class Members:
         elif self._steps is not None and self._steps.keys() == self.clients.keys():
             self.notify({"before_step": max(self._steps.values()) + 1})
             self._steps, self._admits, self._deadline = None, True, math.inf
+
+    def _read_ready(self) -> None:
+        """Note which of the ranks that want to enter have sent `ready`."""
+        for rank, client in self.entering.items():
+            if any(message["call"] == "ready" for message in client.inbox):
+                self._ready.add(rank)
+            client.inbox.clear()
 
     def end(self, reason: str) -> None:
         """Send the reason for the run's end to its members, and to the ranks that wait to enter."""

@@ -368,7 +368,10 @@ class GpuSegments:
         return Counts(self._record[_LOCAL.value], self._record[_SUMS.value], self.sent)
 
     def occupied(self, sparse: Tensor, selected: Numbers) -> Numbers:
-        """After `counts`, count the blocks of 2**b elements with a sum that is not 0, if selected."""
+        """Count the blocks of 2**b elements with a sum that is not 0, in the selected sparse segments.
+
+        `counts` must have been called. The counts of other segments are 0.
+        """
         assert self._record is not None
         counts: Numbers = self._record[_OCCUPIED.value :].T * (selected != 0)[:, None]
         return counts
