@@ -12,8 +12,8 @@ import struct
 import subprocess
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from frames import frame, payload_of
 from rigs import TableRig
@@ -28,64 +28,29 @@ PORT_FIELDS = {"ingress_port", "egress_port", "up_port", "port"}
 _TREE_END, _PORTS = 3, 9
 
 
-@dataclass(frozen=True)
-class Chip:
-    """Where a device has what the harness cannot write. Addresses are in bytes, in the pipe that is used."""
-
-    harness: str
-    pipe: int  # that of the processor's port, so that resets reach the slots
-    cpu_port: int
-    pipe_registers: int
-    rams: int  # of a stage's registers
-    alus: int  # of a stage's rams
-    alu_bytes: int
-    alu_constants: int
-    miss_immediates: int  # of a stage's rams
-    group_pipes: int  # of a pipe's registers: the pipes of each multicast group
-    group_pipes_bits: int
-    tree_pipes: int
-    trees: int
-    group_trees: int
-    processor: (
-        tuple[int, int] | None
-    )  # what a driver writes to bring its port up: register of the pipe, value
-
-
+DEVICES = ("tofino", "tofino2")
+#: Where each device has what the harness cannot write. Addresses are in bytes, in the pipe that is used.
+PLACES = {
+    "harness": ("tofino_test_harness", "jbay_test_harness"),
+    "pipe": (1, 0),  # that of the processor's port, so that resets reach the slots
+    "cpu_port": (192, 0),
+    "pipe_registers": (0x2800000, 0x4000000),
+    "rams": (0, 0x60000),  # of a stage's registers
+    "alus": (0x10800, 0x13000),  # of a stage's rams
+    "alu_bytes": (0x200, 0x400),
+    "alu_constants": (0x100, 0x210),
+    "miss_immediates": (0x1C700, 0x1FD40),  # of a stage's rams
+    "group_pipes": (0x7F0000, 0xD00000),  # of a pipe's registers: the pipes of each multicast group
+    "group_pipes_bits": (4, 5),
+    "tree_pipes": (0x620040, 0xCA0040),
+    "trees": (0x61000000000, 0x67004000000),
+    "group_trees": (0x61002000000, 0x66000000000),
+    # What a driver writes to bring the processor's port up: register of the pipe, value.
+    "processor": ((0x73D018, 1 << 16 | 1 << 1), None),
+}
 CHIPS = {
-    "tofino": Chip(
-        harness="tofino_test_harness",
-        pipe=1,
-        cpu_port=192,
-        pipe_registers=0x2800000,
-        rams=0,
-        alus=0x10800,
-        alu_bytes=0x200,
-        alu_constants=0x100,
-        miss_immediates=0x1C700,
-        group_pipes=0x7F0000,
-        group_pipes_bits=4,
-        tree_pipes=0x620040,
-        trees=0x61000000000,
-        group_trees=0x61002000000,
-        processor=(0x73D018, 1 << 16 | 1 << 1),
-    ),
-    "tofino2": Chip(
-        harness="jbay_test_harness",
-        pipe=0,
-        cpu_port=0,
-        pipe_registers=0x4000000,
-        rams=0x60000,
-        alus=0x13000,
-        alu_bytes=0x400,
-        alu_constants=0x210,
-        miss_immediates=0x1FD40,
-        group_pipes=0xD00000,
-        group_pipes_bits=5,
-        tree_pipes=0xCA0040,
-        trees=0x67004000000,
-        group_trees=0x66000000000,
-        processor=None,
-    ),
+    device: SimpleNamespace(**dict(zip(PLACES, column, strict=True)))
+    for device, column in zip(DEVICES, zip(*PLACES.values(), strict=True), strict=True)
 }
 
 
