@@ -223,6 +223,7 @@ WIDE_NUMBERS = st.deferred(
 @example(Binary(">>", FieldRef("h", "w"), Const(100)), FieldRef("h", "w"), MARKED)
 @example(Binary("<<", FieldRef("h", "w"), Const(28)), FieldRef("h", "w"), MARKED)
 @example(Binary("<<", FieldRef("h", "w"), Const(64)), FieldRef("h", "w"), MARKED)
+@example(Binary("^", FieldRef("h", "w"), Const(MARKED["w"])), FieldRef("h", "w"), MARKED)
 def test_wide_numbers_limb_by_limb_are_never_refused(expr, other, values):
     page, true = Page(), meaning(expr, values)
     for number in range(4):
