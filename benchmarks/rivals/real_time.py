@@ -10,9 +10,10 @@ import argparse
 import json
 import os
 import socket
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,12 @@ from peelsum.wire import FRAME_HEADER_BYTES, FrameAddress, encapsulation
 
 _PROTOCOLS = {**PROTOCOLS, "switchml_floats": SWITCHML_FLOATS, "thc": THC}
 _FLOATS = ("switchml_floats", "thc")
-#: Seconds without a packet after which a worker gives up.
-_PATIENCE_S = 60.0
+#: Seconds without a packet after which a host says what it waits for.
+_SILENT_S = 2.0
+#: Bytes of a port's answer to a hello that does not prove the port's secret.
+_CHALLENGE_BYTES = 8
 #: Python needs about 50 us for a packet, and workers share processors.
-_WINDOW, _TIMERS = 32, TimersSection(resend_least=0.1, resend_most=2.0)
+_SLOTS, _WINDOW, _TIMERS = 1024, 32, TimersSection(resend_least=0.1, resend_most=2.0)
 _ETHERTYPE_IPV4, _SOL_PACKET, _PACKET_IGNORE_OUTGOING = 0x0800, 263, 23
 _LARGEST, _BLOCK = 1 << 16, 64
 #: From and to whom frames on interfaces are; a bridge with losses drops those without a source.
@@ -61,26 +64,47 @@ class Port:
             self._headers = 0
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self._socket.connect((seat["switch_host"], seat["switch_port"]))
-            self._socket.settimeout(0.2)
-            for _ in range(100):  # plug in: the port answers, and then sends to this socket
+            self._name = f"{seat['switch_host']}:{seat['switch_port']}"
+            self._plug_in()
+
+    def _plug_in(self) -> None:
+        """Send hellos until the port answers; then it sends to this socket. Raises ProcessError."""
+        self._socket.settimeout(0.2)
+        for _ in range(int(_SILENT_S / 0.2)):
+            with suppress(TimeoutError), self._named_errors():
                 self._socket.send(b"")
-                with suppress(TimeoutError):
-                    self._socket.recv(_LARGEST)
-                    return
-            raise ProcessError(f"{seat['switch_host']}:{seat['switch_port']}: the port does not answer")
+                if len(self._socket.recv(_LARGEST)) == _CHALLENGE_BYTES:
+                    raise ProcessError(
+                        f"{self._name}: the port belongs to another job, which was admitted since; load the "
+                        "program again with `peelsum readmit`"
+                    )
+                return
+        raise ProcessError(f"{self._name}: the switch's port does not answer; is the network up?")
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Translate errors of a switch that has ended to a ProcessError."""
+        try:
+            yield
+        except ConnectionRefusedError:
+            raise ProcessError(
+                f"{self._name}: the switch has ended, and its sums are lost; start all hosts again"
+            ) from None
 
     def send(self, job: SlotJob, messages: Sequence[Message]) -> None:
         """Send messages."""
         if messages:
             for payload, size in zip(*pack(job, messages), strict=True):
                 data = payload[: size - FRAME_HEADER_BYTES].tobytes()
-                self._socket.send(encapsulation(len(data), *_FRAME) + data if self._headers else data)
+                with self._named_errors():
+                    self._socket.send(encapsulation(len(data), *_FRAME) + data if self._headers else data)
 
     def receive(self, timeout_s: float) -> Message | None:
         """Return the next message, or None after `timeout_s` seconds."""
         self._socket.settimeout(max(timeout_s, 1e-6))
         try:
-            data = self._socket.recv(_LARGEST)[self._headers :]
+            with self._named_errors():
+                data = self._socket.recv(_LARGEST)[self._headers :]
         except TimeoutError:
             return None
         return unpack(np.frombuffer(data, np.uint8)[np.newaxis])[0]
@@ -89,20 +113,22 @@ class Port:
 def take_part(protocol: SlotProtocol, words: Words) -> Worker:
     """Sum as the worker in this process's seat, and return the worker; as the server, never return.
 
-    words: of all workers, uint32[workers, elements]. Raises ProcessError if nothing arrives for a minute, or
-    this process has no seat in a job with a program.
+    words: of all workers, uint32[workers, elements]. Raises ProcessError if nothing arrives for the job's
+    `timeout_s`, the switch ends, or this process has no seat in a job with a program.
     """
     seat = _seat()
     *worker_ports, server_port = seat["ports"]
     lanes, workers = seat["lanes"], len(worker_ports)
-    values = lanes * protocol.values_per_lane
+    if len(words) != workers:
+        raise ProcessError(f"words: of {len(words)} workers; give those of the job's {workers}")
+    values, window = lanes * protocol.values_per_lane, min(seat["window"] or _WINDOW, _SLOTS)
     padded = np.zeros((workers, -(-words.shape[1] // values) * values), np.uint32)
     padded[:, : words.shape[1]] = words
     job = SlotJob(
         number=seat["job"],
         jobs=1,
-        slots=1024,
-        settings=Job(workers=workers, window=_WINDOW, initial_window=_WINDOW, timers=_TIMERS),
+        slots=_SLOTS,
+        settings=Job(workers=workers, window=window, initial_window=min(window, _WINDOW), timers=_TIMERS),
         words=padded.reshape(workers, -1, values),
         lanes=lanes,
         result_lanes=lanes * protocol.lane_growth,
@@ -111,12 +137,15 @@ def take_part(protocol: SlotProtocol, words: Words) -> Worker:
     )
     if seat["worker_id"] < workers:
         worker = protocol.worker(job, seat["worker_id"])
-        _run(worker, job, Port(seat))
+        others = [host for number, host in enumerate(seat["hosts"]) if number != worker.number]
+        others = others if protocol.server else others[:-1]
+        hint = f"start {', '.join(others)}, too, with the protocol of {seat['program']}, which the switch "
+        hint += "runs; load it again with `peelsum readmit` between two runs"
+        _run(worker, job, Port(seat), seat["timeout_s"], hint)
         return worker
     if protocol.server is None:
         raise ProcessError("this protocol has no server; run workers only")
-    server = protocol.server(job)
-    _run(server, job, Port(seat))
+    _run(protocol.server(job), job, Port(seat))
     raise AssertionError("a server does not end")
 
 
@@ -128,8 +157,12 @@ def _seat() -> dict[str, Any]:
     return seat
 
 
-def _run(end: Endpoint, job: SlotJob, port: Port) -> None:
-    """Exchange messages until a worker has all sums. Raises ProcessError."""
+def _run(end: Endpoint, job: SlotJob, port: Port, timeout_s: float = 0.0, hint: str = "") -> None:
+    """Exchange messages until a worker has all sums.
+
+    A worker to which nothing comes says so with a hint, and after `timeout_s` raises ProcessError.
+    """
+    told = False
     port.send(job, end.start(heard := time.monotonic()))
     while not (isinstance(end, Worker) and end.done):
         now, due = time.monotonic(), end.next_timer()
@@ -138,10 +171,16 @@ def _run(end: Endpoint, job: SlotJob, port: Port) -> None:
         message = port.receive(1.0 if due is None else min(1.0, due - now))
         if message is not None:
             port.send(job, end.receive(message, heard := time.monotonic()))
-        elif isinstance(end, Worker) and now > heard + _PATIENCE_S:
-            raise ProcessError(
-                f"worker {end.number}: no packet for {_PATIENCE_S:g} s, {len(end.results)} of {job.chunks} "
-                "sums; start all hosts, and load the program again with `peelsum readmit` between two runs"
+            told = False
+        elif isinstance(end, Worker) and now > heard + (timeout_s if told else min(_SILENT_S, timeout_s)):
+            progress = f"worker {end.number}: {len(end.results)} of {job.chunks} sums, and no packet for"
+            if now > heard + timeout_s:
+                raise ProcessError(f"{progress} {timeout_s:g} s; {hint}")
+            told = True
+            print(
+                f"{progress} {_SILENT_S:g} s; waiting up to {timeout_s:g} s: {hint}",
+                file=sys.stderr,
+                flush=True,
             )
 
 

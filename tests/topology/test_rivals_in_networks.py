@@ -22,7 +22,11 @@ from rival_frames import THC_LEVELS
 
 from benchmarks.rivals import real_time
 from benchmarks.rivals.slot_protocols import PROGRAMS, PROTOCOLS, THC
-from peelsum.topology import TopologyError, description
+from peelsum.control.errors import SwitchError
+from peelsum.control.session import Session, lanes_and_slots
+from peelsum.control.v1model import V1Model
+from peelsum.processes.user_errors import ProcessError
+from peelsum.topology import TopologyError, description, programs
 from peelsum.topology.network import UdpNetwork
 
 __all__ = ["own_folder"]
@@ -144,6 +148,44 @@ def test_a_host_without_a_seat_is_one_line():
     )
 
 
+def test_a_worker_alone_says_whom_it_waits_for(tmp_path):
+    (path := described("switchml", 0.0, tmp_path)).write_text(
+        json.dumps((content := json.loads(path.read_text())) | {"job": content["job"] | {"timeout_s": 3.0}})
+    )
+    with UdpNetwork(description.read(str(path))) as network:
+        command = [sys.executable, "-m", "benchmarks.rivals.real_time", "switchml"]
+        seat = os.environ | network.places["h2"].environment
+        done = subprocess.run(command, cwd=ROOT, env=seat, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    sums = "worker 1: 0 of 6250 sums, and no packet for"
+    hint = "start h1, h3, too, with the protocol of switchml.json, which the switch runs; load it again"
+    warning, error = done.stderr.splitlines()
+    assert warning.startswith(f"{sums} 2 s; waiting up to 3 s: {hint}")
+    assert error.startswith(f"peelsum: {sums} 3 s; {hint}")
+    assert "h4" not in warning  # the server, which SwitchML does not have
+
+
+def test_a_host_of_a_switch_that_has_ended_says_so(tmp_path):
+    with UdpNetwork(description.read(str(described("switchml", 0.0, tmp_path)))) as network:
+        seat = json.loads(network.places["h1"].environment[real_time.SEAT])
+    with pytest.raises(ProcessError, match=rf"127\.0\.0\.1:{seat['switch_port']}: the switch has ended"):
+        real_time.Port(seat)
+
+
+def test_readmit_takes_ports_back_that_another_job_has_taken(tmp_path):
+    with UdpNetwork(description.read(str(described("switchml", 0.0, tmp_path)))) as network:
+        seat = json.loads(network.places["h1"].environment[real_time.SEAT])
+        with Session(network.p4runtime["s1"], timeout_s=PATIENCE_S) as session:
+            with pytest.raises(SwitchError, match="is not peelsum's"):
+                lanes_and_slots(session)
+            session.become_primary()
+            session.write_raw(V1Model(session).secret_updates({1: "17" * 16}, set()))
+        with pytest.raises(ProcessError, match=r"belongs to another job.*peelsum readmit"):
+            real_time.Port(seat)
+        network.readmit()
+        real_time.Port(seat)
+
+
 def kill_switch(network):
     os.kill(network.processes["s1"], signal.SIGKILL)
     while not network.check():
@@ -187,12 +229,14 @@ def test_rivals_sum_exactly_or_within_their_bounds(target, name, loss, tmp_path,
         ("missing.json", "No such file or directory; give the path"),
         ("text.json", "is no BMv2 JSON; give the path"),
         ("list.json", "is no BMv2 JSON; give the path"),
+        ("deep.json", "has lists or tables nested too deeply"),
         ("other.json", "lanes_h"),
     ],
 )
 def test_an_unusable_program_is_named(tmp_path, program, reason):
     (tmp_path / "text.json").write_text("header")
     (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "other.json").write_text('{"header_types": []}')
     path = described("switchml", 0.0, tmp_path)
     path.write_text(path.read_text().replace("switchml.json", program))
@@ -200,4 +244,11 @@ def test_an_unusable_program_is_named(tmp_path, program, reason):
         pytest.raises(TopologyError, match=rf"job\.program: .*/{program}: {reason}"),
         UdpNetwork(description.read(str(path))),
     ):
+        pass
+
+
+def test_a_program_with_too_many_lanes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "_MOST_BYTES", (PROGRAMS / "switchml.json").stat().st_size)
+    topology = description.read(str(described("switchml", 0.0, tmp_path)))
+    with pytest.raises(TopologyError, match="bytes with 16 lanes; use fewer"), UdpNetwork(topology):
         pass

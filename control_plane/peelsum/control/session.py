@@ -279,7 +279,7 @@ class Session:
             return
         p4info, self._cookie = response.config.p4info, response.config.cookie.cookie
         if self.schema is None or self.schema.p4info != p4info:
-            self.schema = P4Schema(p4info) if p4info.tables else None
+            self.schema = P4Schema(p4info) if p4info.tables or self._cookie else None
 
     # Entities
 

@@ -173,7 +173,8 @@ class Network(ABC):
             places = (*job.workers, job.server)
             numbers = {host: number for number, host in enumerate(places)}
             ports = [self.topology.attachments[host][1] for host in places]
-            seat = {"job": job.id, "lanes": job.lanes, "ports": ports, "wire": self.wire}
+            seat = {"job": job.id, "lanes": job.lanes, "ports": ports, "wire": self.wire, "hosts": places}
+            seat |= {"program": job.program.name, "timeout_s": job.timeout_s, "window": job.window}
             seat["generation"] = self._generations  # so that `readmit` sees that it is another
         elif job is not None:
             folder = files_of(self.name)  # which `down` removes if this process is killed
