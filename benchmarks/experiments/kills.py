@@ -138,7 +138,7 @@ def measure(seed: int, way: str, every_s: float, seconds: float) -> Iterator[dic
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "second": "seconds since the last of the ranks had started",
+        "second": "seconds since training began",
         "loss": "loss of all images, as last reported",
         "step": "the step that was reported; after a restart it is lower than before",
         "kills": "processes killed in the run",
