@@ -295,7 +295,7 @@ def words_on_host(words: Any, codec: CodecDevice) -> Words:
     """Return the device's words in the host's memory, ready to be sent."""
     if codec.direct:
         return cast(Words, words)
-    return cast(Words, codec.fetch(words)[0])
+    return cast(Words, codec.fetch(words))
 
 
 def require_exact(values: NDArray[np.float32], decoded: NDArray[np.float32], fixed: FixedPoint) -> None:
