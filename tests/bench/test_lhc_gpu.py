@@ -21,6 +21,11 @@ def cuda():
     return TimedDevice.of("cuda")
 
 
+def test_all_words_of_a_device_are_sent(cuda):
+    words = np.arange(70, dtype=np.uint32)
+    np.testing.assert_array_equal(timing.words_on_host(on_device(words), cuda.codec), words)
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("elements", [1, 15, 1023, 1024, 1025, 5003])
 @pytest.mark.parametrize("density", [0.05, 1.0])
