@@ -33,15 +33,14 @@ from benchmarks.rivals.slot_protocols import PROTOCOLS, SWITCHML_FLOATS, THC
 from peelsum.processes import print_message
 from peelsum.processes.user_errors import ProcessError, exit_on_errors
 from peelsum.simulation import Job, TimersSection
+from peelsum.topology.namespaces import HOST_INTERFACE
 from peelsum.transport.config import SEAT
-from peelsum.wire import FRAME_HEADER_BYTES, FrameAddress, encapsulation
+from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES, PROOF_BYTES, FrameAddress, encapsulation
 
 _PROTOCOLS = {**PROTOCOLS, "switchml_floats": SWITCHML_FLOATS, "thc": THC}
 _FLOATS = ("switchml_floats", "thc")
 #: Seconds without a packet after which a host says what it waits for.
 _SILENT_S = 2.0
-#: Bytes of a port's answer to a hello that does not prove the port's secret.
-_CHALLENGE_BYTES = 8
 #: Python needs about 50 us for a packet, and workers share processors.
 _SLOTS, _WINDOW, _TIMERS = 1024, 32, TimersSection(resend_least=0.1, resend_most=2.0)
 _ETHERTYPE_IPV4, _SOL_PACKET, _PACKET_IGNORE_OUTGOING = 0x0800, 263, 23
@@ -59,7 +58,7 @@ class Port:
             self._headers = FRAME_HEADER_BYTES
             self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETHERTYPE_IPV4))
             self._socket.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
-            self._socket.bind(("eth0", _ETHERTYPE_IPV4))
+            self._socket.bind((HOST_INTERFACE, _ETHERTYPE_IPV4))
         else:
             self._headers = 0
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -73,7 +72,7 @@ class Port:
         for _ in range(int(_SILENT_S / 0.2)):
             with suppress(TimeoutError), self._named_errors():
                 self._socket.send(b"")
-                if len(self._socket.recv(_LARGEST)) == _CHALLENGE_BYTES:
+                if len(self._socket.recv(_LARGEST)) == PROOF_BYTES:
                     raise ProcessError(
                         f"{self._name}: the port belongs to another job, which was admitted since; load the "
                         "program again with `peelsum readmit`"
@@ -100,12 +99,14 @@ class Port:
                     self._socket.send(encapsulation(len(data), *_FRAME) + data if self._headers else data)
 
     def receive(self, timeout_s: float) -> Message | None:
-        """Return the next message, or None after `timeout_s` seconds."""
+        """Return the next message, or None after `timeout_s` seconds, or if a packet is no message."""
         self._socket.settimeout(max(timeout_s, 1e-6))
         try:
             with self._named_errors():
                 data = self._socket.recv(_LARGEST)[self._headers :]
         except TimeoutError:
+            return None
+        if len(data) < HEADER_BYTES or len(data) % 4:
             return None
         return unpack(np.frombuffer(data, np.uint8)[np.newaxis])[0]
 
@@ -162,7 +163,7 @@ def _run(end: Endpoint, job: SlotJob, port: Port, timeout_s: float = 0.0, hint: 
 
     A worker to which nothing comes says so with a hint, and after `timeout_s` raises ProcessError.
     """
-    told = False
+    warned = False
     port.send(job, end.start(heard := time.monotonic()))
     while not (isinstance(end, Worker) and end.done):
         now, due = time.monotonic(), end.next_timer()
@@ -171,12 +172,12 @@ def _run(end: Endpoint, job: SlotJob, port: Port, timeout_s: float = 0.0, hint: 
         message = port.receive(1.0 if due is None else min(1.0, due - now))
         if message is not None:
             port.send(job, end.receive(message, heard := time.monotonic()))
-            told = False
-        elif isinstance(end, Worker) and now > heard + (timeout_s if told else min(_SILENT_S, timeout_s)):
+            warned = False
+        elif isinstance(end, Worker) and now > heard + (timeout_s if warned else min(_SILENT_S, timeout_s)):
             progress = f"worker {end.number}: {len(end.results)} of {job.chunks} sums, and no packet for"
             if now > heard + timeout_s:
                 raise ProcessError(f"{progress} {timeout_s:g} s; {hint}")
-            told = True
+            warned = True
             print(
                 f"{progress} {_SILENT_S:g} s; waiting up to {timeout_s:g} s: {hint}",
                 file=sys.stderr,

@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -137,6 +139,22 @@ def test_readmit_returns_when_the_program_is_loaded_again(tmp_path):
         assert statuses == [{0}, {1}, {0}]
     finally:
         subprocess.run([*peelsum, "down"], check=True)
+
+
+@pytest.mark.parametrize("payload", [b"1", bytes(15), bytes(17), bytes(19)])
+def test_what_is_no_message_is_ignored(payload):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as switch:
+        switch.bind(("127.0.0.1", 0))
+        address = dict(zip(("switch_host", "switch_port"), switch.getsockname(), strict=True))
+        with ThreadPoolExecutor() as pool:
+            opened = pool.submit(real_time.Port, {**address, "wire": "udp-port"})
+            host = switch.recvfrom(9)[1]
+            switch.sendto(b"", host)
+            port = opened.result()
+        switch.sendto(payload, host)
+        assert port.receive(PATIENCE_S) is None
+        switch.sendto(bytes(16), host)
+        assert port.receive(PATIENCE_S).words.tolist() == []
 
 
 def test_a_host_without_a_seat_is_one_line():
