@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from benchmarks.rivals import lhc_loops as loops
 from peelsum import buffers
 from peelsum.bench.codec.rows import Peeled, peel
-from peelsum.bench.codec.timing import Measured, TimedDevice, require_exact, words_on_host
+from peelsum.bench.codec.timing import Measured, TimedDevice, require_exact
 from peelsum.codec import FixedPoint
 from peelsum.codec.threads import each
 
@@ -217,13 +217,13 @@ def lhc_step(
 
         lhc = DeviceLhc(layout)
     started = clock()
-    sent = words_on_host(lhc.index(there), codec)
+    sent = codec.fetch(lhc.index(there))
     encode_s = clock() - started
     arrived = sent.copy()
     started = clock()
     summed = codec.to_device(arrived)
     sketch, counts = lhc.encode(there, fixed, summed)
-    sent = words_on_host(sketch, codec)
+    sent = codec.fetch(sketch)
     encode_s += clock() - started
     arrived = sent.copy()
     started = clock()
@@ -233,7 +233,7 @@ def lhc_step(
     if unpeeled:
         started = clock()
         positions, integers = lhc.left_over(there, fixed, summed)
-        sent = words_on_host(integers, codec)
+        sent = codec.fetch(integers)
         encode_s += clock() - started
         arrived = sent.copy()
         started = clock()

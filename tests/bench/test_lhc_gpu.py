@@ -23,7 +23,7 @@ def cuda():
 
 def test_all_words_of_a_device_are_sent(cuda):
     words = np.arange(70, dtype=np.uint32)
-    np.testing.assert_array_equal(timing.words_on_host(on_device(words), cuda.codec), words)
+    np.testing.assert_array_equal(cuda.codec.fetch(on_device(words)), words)
 
 
 @pytest.mark.covering(1)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numba import config
@@ -289,13 +289,6 @@ def fastest(run: Callable[[int], Measured]) -> Measured:
     while len(runs) < REPEATS and sum(measured.codec_s for measured in runs) < _ENOUGH_S:
         runs.append(run(len(runs)))
     return min(runs, key=lambda measured: measured.codec_s)
-
-
-def words_on_host(words: Any, codec: CodecDevice) -> Words:
-    """Return the device's words in the host's memory, ready to be sent."""
-    if codec.direct:
-        return cast(Words, words)
-    return cast(Words, codec.fetch(words))
 
 
 def require_exact(values: NDArray[np.float32], decoded: NDArray[np.float32], fixed: FixedPoint) -> None:
