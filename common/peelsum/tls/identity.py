@@ -282,9 +282,8 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
             with file:
                 file.write(content)
         except OSError:
-            with suppress(
-                OSError
-            ):  # the disk may be full: half a key would be in the way of the next attempt
+            # The disk may be full. Half a key would be in the way of the next attempt.
+            with suppress(OSError):
                 path.unlink()
             raise
     except FileExistsError:
