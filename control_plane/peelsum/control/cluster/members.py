@@ -120,7 +120,7 @@ class Members:
         rank = next((rank for rank in range(self._workers) if rank not in taken), None)
         if rank is None:
             self._read_ready()
-            late = (r for r in self.entering if r not in self._ready and now >= self._ready_by[r])
+            late = (at for at in self.entering if at not in self._ready and now >= self._ready_by[at])
             if (rank := next(late, None)) is None:
                 return None
             waited = f"this rank was not ready to enter for {self._patience_s:g} s"

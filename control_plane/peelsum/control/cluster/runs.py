@@ -109,7 +109,7 @@ class JobRun:
         servers: starts the run's server; by default, the run has one of its own.
         """
         self.job = job
-        #: When a server is loaded ahead, by `time.monotonic`: one that is lost is then replaced at once.
+        #: When the standby server is started, by `time.monotonic`; a lost server is then replaced at once.
         self._standby_at, self._owns_servers = math.inf, servers is None
         self._servers = servers or ServerStarter()
         self._controller, self._bases, self._ethernet = controller, bases, ethernet
