@@ -174,8 +174,12 @@ def test_a_step_begins_while_a_sum_checks_the_lease():
         links[0].sendall(b'{"ok": 1}\n')
         asking.join()
         links[0].sendall(b'{"entering": [3], "change": 1}\n')
-        beginning = threading.Thread(target=lambda: lease[0].begin_step(1, 1.0))
-        beginning.daemon = True
+
+        def begin():
+            with pytest.raises(TransportError, match="no answer in 1 s"):
+                lease[0].begin_step(1, 1.0)
+
+        beginning = threading.Thread(target=begin, daemon=True)
         beginning.start()
         errors = []
         while beginning.is_alive():
