@@ -270,6 +270,36 @@ def test_a_character_that_a_terminal_lacks(encoding, shown):
     assert done.stdout.splitlines()[1].startswith(f"{shown} p")
 
 
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("topo draw {pipe}", "give the path of a topology"),
+        ("switch trace {pipe}", "give the JSON file that p4c-bm2-ss wrote"),
+        ("switch run --program {pipe}", "give the JSON file that p4c-bm2-ss wrote"),
+        ("simple-switch {pipe}", "give the JSON file that p4c-bm2-ss wrote"),
+        ("switch trace --entries {pipe} --packet 00", "give a file that can be read"),
+        ("switch trace --pcap {pipe}", "give a file that can be read"),
+        ("switch run --schedule {pipe}", "give a file that can be read"),
+        ("job admit {pipe}", "give the path of a job description"),
+        ("controller run --config {pipe}", "give the path of a cluster description"),
+        ("simulate {pipe}", "give the path of a scenario"),
+        ("server run --switch 127.0.0.1:9 --admission {pipe}", "give JSON or the path of a file"),
+        ("job evict 1 --controller 127.0.0.1:9 --token {pipe}", "make one: peelsum certificates token FILE"),
+        ("status --tls {folder}", "make it: peelsum certificates make ROLE"),
+        ("certificates make switch --certs {folder}", "give another --certs"),
+        ("trace show {folder}", "pass a trace's file"),
+        ("bench train --data {pipe} --model lstm", "pass a text in the format of Penn Treebank or WikiText"),
+    ],
+)
+def test_a_named_pipe_is_refused_wherever_a_file_is_read(command, remedy, named_pipe, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("ca.pem", "ca-key.pem", "worker-0.trace.npz"):
+        (folder / name).symlink_to(named_pipe)
+    message = refused(run(*command.format(pipe=named_pipe, folder=folder).split()))
+    assert re.search(rf"{tmp_path}.*: is not a regular file; {re.escape(remedy)}", message), message
+
+
 def test_a_reader_that_left_causes_no_message():
     with subprocess.Popen([*PEELSUM, *DRAW], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()

@@ -341,6 +341,12 @@ def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(ser
     backup.channel.close()
 
 
+def test_a_pipeline_that_is_a_pipe_is_refused(files, named_pipe):
+    for paths in ((named_pipe, files[1]), (files[0], named_pipe)):
+        with pytest.raises(ControlError, match=rf"{named_pipe}: is not a regular file; run `peelsum switch"):
+            session.pipeline_schema(*paths)
+
+
 def test_a_pipeline_that_is_not_there(server, tmp_path, files):
     with Primary(server.address) as controller:
         with pytest.raises(ControlError, match="No such file"):

@@ -187,6 +187,13 @@ def test_a_connection_of_the_users_is_not_copied():
         copy.deepcopy(SwitchAllreduceState(over=Sums()))
 
 
+def test_a_checkpoint_that_is_a_pipe_is_refused(at, named_pipe, tmp_path):
+    named_pipe.rename(path := tmp_path / "peelsum-rank-0-of-2.pt")
+    with pytest.raises(HookConfigError, match=f"folder: {path}: is not a regular file; load another"):
+        at(0, 2).load(tmp_path)
+    path.rename(named_pipe)
+
+
 @pytest.mark.parametrize("kept", [0, 100, -100])
 def test_a_damaged_file_is_named(at, tmp_path, kept):
     at(0, 2).save(tmp_path)
