@@ -221,6 +221,7 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path):
     assert refused(run(*typed.split(), str(path))) == message
 
 
+ASCII_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0"}
 DRAW = ["topo", "draw", "two_racks"]
 
 
@@ -262,12 +263,30 @@ def test_files_that_cannot_be_written_are_named_and_nothing_secret_is_left(argum
 
 @pytest.mark.parametrize(
     ("encoding", "shown"),
-    [("ascii", "??"), ("latin-1", "??"), ("ascii:backslashreplace", r"\u251c\u2500")],
+    [
+        ("ascii", "??"),
+        ("latin-1", "??"),
+        ("ascii:strict", "??"),
+        (":strict", "??"),  # of the locale
+        ("ascii:surrogateescape", "??"),
+        ("", "??"),
+        ("ascii:backslashreplace", r"\u251c\u2500"),
+    ],
 )
 def test_a_character_that_a_terminal_lacks(encoding, shown):
-    done = run_process(*DRAW, env={**os.environ, "PYTHONIOENCODING": encoding})
+    done = run_process(*DRAW, env={**os.environ, **ASCII_LOCALE, "PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1].startswith(f"{shown} p")
+
+
+@pytest.mark.parametrize(
+    "ending", ["dot", pytest.param("svg", marks=pytest.mark.skipif(not shutil.which("dot"), reason="no dot"))]
+)
+def test_a_drawing_in_a_file_is_utf8_whatever_the_locale(ending, tmp_path):
+    path = tmp_path / f"graph.{ending}"
+    done = run_process("switch", "graph", "--output", str(path), env={**os.environ, **ASCII_LOCALE})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\N{HORIZONTAL ELLIPSIS}" in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
