@@ -31,6 +31,7 @@ import psutil
 
 from benchmarks.experiment import Experiment, ExperimentError, PlannedRow, Value, digest, load, plan, text
 from peelsum.processes.children import die_with_parent
+from peelsum.reading import check_regular
 
 #: Files on which figures depend, besides an experiment's own file; each row has the digest of that.
 _SOURCES = (
@@ -88,6 +89,7 @@ class Run:
 def read(path: Path) -> pd.DataFrame:
     """Return all rows of a file, as texts. Raises ExperimentError if it is none."""
     try:
+        check_regular(path)
         title, _, table = path.read_text(encoding="utf-8", errors="replace").partition("\n")
     except OSError as error:
         raise ExperimentError(f"{path}: {error.strerror}; pass a file of rows, or its folder") from None

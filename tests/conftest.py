@@ -6,6 +6,7 @@ import signal
 from forked_children import forked_children
 from free_ports import kept_port
 from hypothesis import HealthCheck, settings
+from named_pipes import named_pipe
 from rig_fixtures import frame_rig, made_rigs, rig
 from softswitch_server import device, server
 from suite_order import pytest_collection_modifyitems
@@ -16,6 +17,7 @@ __all__ = [
     "frame_rig",
     "kept_port",
     "made_rigs",
+    "named_pipe",
     "pytest_collection_modifyitems",
     "rig",
     "server",

@@ -1,11 +1,12 @@
 """Texts and files beyond a limit are refused before they are parsed; others are parsed as ever."""
 
+import os
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from peelsum.reading import MOST_PARTS, LimitError, parse_json, parse_toml, read_bytes, read_text
+from peelsum.reading import MOST_BYTES, MOST_PARTS, LimitError, parse_json, parse_toml, read_bytes, read_text
 
 LONG = 20_000
 KEYS = {
@@ -52,8 +53,29 @@ def test_a_file_of_too_many_bytes_is_not_read(tmp_path):
     assert read_text(path, 4) == "1234"
     with pytest.raises(OSError, match="has more than 3 bytes"):
         read_bytes(path, 3)
+    os.truncate(path, MOST_BYTES + 1)
     with pytest.raises(OSError, match="has more than 1,048,576 bytes"):
-        read_bytes(Path("/dev/zero"))
+        read_bytes(path)
+
+
+def test_a_pipe_with_a_name_or_a_device_is_not_read(named_pipe, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(named_pipe)
+    for path in (named_pipe, link, Path("/dev/zero"), Path("/dev/full")):
+        with pytest.raises(OSError, match="is not a regular file") as caught:
+            read_bytes(path)
+        assert caught.value.filename == str(path)
+    with pytest.raises(IsADirectoryError):
+        read_bytes(tmp_path)
+    assert read_bytes(Path("/dev/null")) == b""
+
+
+def test_a_shell_s_pipe_is_read():
+    reader, writer = os.pipe()
+    os.write(writer, b"a = 1")
+    os.close(writer)
+    assert read_text(Path(f"/dev/fd/{reader}")) == "a = 1"
+    os.close(reader)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -24,8 +25,21 @@ class LimitError(ValueError):
     """A text exceeds a limit. The message does not name the text; callers prepend the name."""
 
 
+def check_regular(path: Path) -> None:
+    """Raise OSError for a named pipe, a device or a socket, of which a read may wait or never end.
+
+    `/dev/null` raises nothing, because it is empty. Nor does a pipe without a name, such as a shell's
+    `<(command)`, because its command writes to it.
+    """
+    target = Path(os.path.realpath(path))  # of a pipe without a name, this path does not exist
+    is_readable = target.is_file() or target.is_dir() or str(target) == os.devnull
+    if target.exists() and not is_readable:
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+
+
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file. Raises OSError, also if it has more than `most` bytes."""
+    """Return the content of a file. Raises OSError, as `check_regular` does or for more than `most` bytes."""
+    check_regular(path)
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.reading import check_regular
+
 VERSION = 2
 SUFFIX = ".trace.npz"
 _MOST_ELEMENTS = 1 << 32
@@ -312,6 +314,7 @@ def write(trace: Trace, path: Path) -> None:
 def read(path: Path) -> Trace:
     """Read a worker's trace. Raises TraceError if the file is not a trace, or if its parts do not match."""
     try:
+        check_regular(path)
         with zipfile.ZipFile(path) as file:
             size = sum(entry.file_size for entry in file.infolist())
         if size > max(_SMALL, _MOST_RATIO * path.stat().st_size):

@@ -212,6 +212,11 @@ def test_a_cluster_of_two_workers_measures_all_rows(mine, tmp_path):
     assert (found["area"].astype(int) == found["width"].astype(int) ** 2 + found["seed"].astype(int)).all()
 
 
+def test_a_pipe_in_place_of_rows_is_refused(named_pipe):
+    with pytest.raises(ExperimentError, match=f"{named_pipe}: is not a regular file; pass a file of rows"):
+        read(named_pipe)
+
+
 def test_files_that_are_no_rows_are_one_line(mine, tmp_path):
     path, command = tmp_path / "squares/rows.csv", (str(mine), "--quick", "--out", str(tmp_path))
     assert benchmarks(*command).returncode == 0

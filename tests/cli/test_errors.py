@@ -221,6 +221,7 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path):
     assert refused(run(*typed.split(), str(path))) == message
 
 
+ASCII_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0"}
 DRAW = ["topo", "draw", "two_racks"]
 
 
@@ -262,12 +263,60 @@ def test_files_that_cannot_be_written_are_named_and_nothing_secret_is_left(argum
 
 @pytest.mark.parametrize(
     ("encoding", "shown"),
-    [("ascii", "??"), ("latin-1", "??"), ("ascii:backslashreplace", r"\u251c\u2500")],
+    [
+        ("ascii", "??"),
+        ("latin-1", "??"),
+        ("ascii:strict", "??"),
+        (":strict", "??"),  # of the locale
+        ("ascii:surrogateescape", "??"),
+        ("", "??"),
+        ("ascii:backslashreplace", r"\u251c\u2500"),
+    ],
 )
 def test_a_character_that_a_terminal_lacks(encoding, shown):
-    done = run_process(*DRAW, env={**os.environ, "PYTHONIOENCODING": encoding})
+    done = run_process(*DRAW, env={**os.environ, **ASCII_LOCALE, "PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1].startswith(f"{shown} p")
+
+
+@pytest.mark.parametrize(
+    "ending", ["dot", pytest.param("svg", marks=pytest.mark.skipif(not shutil.which("dot"), reason="no dot"))]
+)
+def test_a_drawing_in_a_file_is_utf8_whatever_the_locale(ending, tmp_path):
+    path = tmp_path / f"graph.{ending}"
+    done = run_process("switch", "graph", "--output", str(path), env={**os.environ, **ASCII_LOCALE})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\N{HORIZONTAL ELLIPSIS}" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("topo draw {pipe}", "give the path of a topology"),
+        ("switch trace {pipe}", "give the JSON file that p4c-bm2-ss wrote"),
+        ("switch run --program {pipe}", "give the JSON file that p4c-bm2-ss wrote"),
+        ("simple-switch {pipe}", "give the JSON file that p4c-bm2-ss wrote"),
+        ("switch trace --entries {pipe} --packet 00", "give a file that can be read"),
+        ("switch trace --pcap {pipe}", "give a file that can be read"),
+        ("switch run --schedule {pipe}", "give a file that can be read"),
+        ("job admit {pipe}", "give the path of a job description"),
+        ("controller run --config {pipe}", "give the path of a cluster description"),
+        ("simulate {pipe}", "give the path of a scenario"),
+        ("server run --switch 127.0.0.1:9 --admission {pipe}", "give JSON or the path of a file"),
+        ("job evict 1 --controller 127.0.0.1:9 --token {pipe}", "make one: peelsum certificates token FILE"),
+        ("status --tls {folder}", "make it: peelsum certificates make ROLE"),
+        ("certificates make switch --certs {folder}", "give another --certs"),
+        ("trace show {folder}", "pass a trace's file"),
+        ("bench train --data {pipe} --model lstm", "pass a text in the format of Penn Treebank or WikiText"),
+    ],
+)
+def test_a_named_pipe_is_refused_wherever_a_file_is_read(command, remedy, named_pipe, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("ca.pem", "ca-key.pem", "worker-0.trace.npz"):
+        (folder / name).symlink_to(named_pipe)
+    message = refused(run(*command.format(pipe=named_pipe, folder=folder).split()))
+    assert re.search(rf"{tmp_path}.*: is not a regular file; {re.escape(remedy)}", message), message
 
 
 def test_a_reader_that_left_causes_no_message():

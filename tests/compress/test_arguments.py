@@ -58,9 +58,15 @@ from peelsum.compress.arguments import Allowed, Argument
         (lambda: TopK(0.1, quantizer=4), "quantizer: 4 is not a Compressor; give one"),
         (lambda: TopK(0.1, quantizer=TopK(0.1)), "is not a quantizer; give e.g. QSGD(4)"),
         (lambda: RandomK(0.1, quantizer=PowerSGD(2)), "is not a quantizer; give e.g. QSGD(4)"),
-        (lambda: TopK(0.1, quantizer=PackedIntegers(8)), "positions of TopK, which are not shared; use e.g."),
+        (
+            lambda: TopK(0.1, quantizer=PackedIntegers(8)),
+            "positions of TopK, which are not shared; use e.g. QSGD(4)",
+        ),
         (lambda: StarTopK(0.1, quantizer=QSGD(4)), "which are shared; use e.g. PackedIntegers(8)"),
-        (lambda: StarTopK(0.1, quantizer=PackedIntegers(8, rotate=True)), "quantizer: rotate=True needs"),
+        (
+            lambda: StarTopK(0.1, quantizer=PackedIntegers(8, rotate=True)),
+            "quantizer: rotate=True needs the positions first; use rotate=False",
+        ),
         (lambda: summed(TopK(0.1, momentum=0.9), error_feedback=False), "momentum: 0.9 needs error feedback"),
         (lambda: summed(TopK(0.1, clip=1.0), error_feedback=False), "clip: 1.0 needs error feedback; leave"),
         (lambda: summed(3), "compressor: 3 is not a Compressor; give e.g. TopK(0.01)"),
@@ -111,7 +117,10 @@ def _unregistered(monkeypatch):
         ({"choose": Sparsifier.choose}, "First: choose is missing; declare kind and docstring"),
         ({"base": Compressor}, "First: compress is missing; declare kind and docstring"),
         ({"__annotations__": {"n": int}}, "First: n is missing; declare"),
-        ({"__annotations__": {"n": list[int]}, "n": 1}, "n: has type list[int]; use int, float, bool"),
+        (
+            {"__annotations__": {"n": list[int]}, "n": 1},
+            "n: has type list[int]; use int, float, bool, Literal",
+        ),
     ],
 )
 def test_what_is_declared_in_part_is_refused_when_it_is_imported(members, complaint):

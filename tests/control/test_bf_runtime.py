@@ -196,7 +196,11 @@ def test_only_the_job_s_slots_of_its_own_pipe_are_freed(switch, admitting):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("server = 140", "server = 5", r"ports: 5, 132, 136: are in pipes 0, 1, each with"),
+        (
+            "server = 140",
+            "server = 5",
+            r"ports: 5, 132, 136: are in pipes 0, 1, each with registers of its own; take all",
+        ),
         ("server = 140", "server = 192", r"ports: 192: is the processor's port; use another"),
         ("[switch.tofino]", "[switch.tofino]\nprocessor_port = 140", r"ports: 140: is the processor's port"),
         ("pipeline_lanes = 32", "pipeline_lanes = 64", r"pipeline_lanes: 64: the switch runs 32 lanes"),
@@ -283,7 +287,10 @@ def test_the_update_that_a_switch_refuses_is_named(session):
 def test_a_program_without_a_binary_is_refused(switch, text, program):
     config = pipeline_config("peelsum", tables(), [Profile("pipe", b"{}", b"")])
     (program / "stratum.pb.bin").write_bytes(config)
-    with closing(Admitting(text)) as job, pytest.raises(SwitchError, match="Invalid device config sent"):
+    with (
+        closing(Admitting(text)) as job,
+        pytest.raises(SwitchError, match="refused loading the program: Invalid device config sent"),
+    ):
         job.admit()
 
 
@@ -298,7 +305,9 @@ def test_another_program_is_not_taken_for_ours(switch, admitting):
 
 
 def test_a_switch_that_does_not_answer_is_asked_by_the_right_name(files):
-    with pytest.raises(SwitchError, match=r"nothing answers BF Runtime at 127.0.0.1:1; is bf_switchd"):
+    with pytest.raises(
+        SwitchError, match=r"nothing answers BF Runtime at 127.0.0.1:1; is bf_switchd running"
+    ):
         BfRuntimeSession("127.0.0.1:1", pipeline_schema(*files), timeout_s=0.5)
 
 

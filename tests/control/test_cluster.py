@@ -425,7 +425,9 @@ def test_a_state_file_that_is_gone_gets_no_more_changes(tmp_path, other):
             return store.admit(epoch, StoredJob(3, True, 5, "text", "", ""))
 
         for use in (store.leader, store.jobs, admit):
-            with pytest.raises(StoreError, match=r"controller.state: .*: was removed or replaced"):
+            with pytest.raises(
+                StoreError, match=r"controller.state: .*: was removed or replaced while in use; start"
+            ):
                 use()
 
 
@@ -445,7 +447,11 @@ def test_a_state_file_of_a_later_version(tmp_path):
         ("[[switches]]", "[[switch]]", "switch: .* call it 'switches'"),
         ("a:1", "a", "switches.0.p4runtime: 'a': give the address as host:port"),
         ("a:1", "b:2", "switches: 'b:2', device_id 1: is listed 2 times; list it once"),
-        ("= 32", "= 33", "switches.0.pipeline_lanes: 33: is not compiled; use 32, 64, 128, 256"),
+        (
+            "= 32",
+            "= 33",
+            "switches.0.pipeline_lanes: 33: is not compiled; use 32, 64, 128, 256, 512, 1024, 2048",
+        ),
     ],
 )
 def test_errors_of_the_file_name_field_value_and_remedy(right, wrong, message):

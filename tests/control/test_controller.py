@@ -193,7 +193,9 @@ def test_real_hosts_get_their_addresses(controller, device, description, data_pl
     other = text.replace("id=3", "id=4")
     controller.admit(parse_description(other))
     for before, after in (("2:0:0:0:0:4", "2:0:0:0:0:5"), ("10.0.0.4", "10.0.0.5")):
-        with pytest.raises(DescriptionError, match=r"hosts\.4: has another address for job 4; evict"):
+        with pytest.raises(
+            DescriptionError, match=r"hosts\.4: has another address for job 4; evict that job first"
+        ):
             controller.admit(parse_description(text.replace(before, after)))
     controller.evict(4)
     assert rows(device, "hosts") == wanted
@@ -305,7 +307,9 @@ def test_nobody_there():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        with pytest.raises(SwitchError, match=f"nothing answers P4Runtime at {address}; is `peelsum"):
+        with pytest.raises(
+            SwitchError, match=f"nothing answers P4Runtime at {address}; is `peelsum switch run`"
+        ):
             Primary(address, timeout_s=0.3)
 
 
@@ -335,10 +339,16 @@ def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(ser
     for use in (lambda: controller.status(), lambda: controller.admit(description)):
         with (
             Primary(server.address) as controller,
-            pytest.raises(SwitchError, match="runs no pipeline; load"),
+            pytest.raises(SwitchError, match="runs no pipeline; load one first"),
         ):
             use()
     backup.channel.close()
+
+
+def test_a_pipeline_that_is_a_pipe_is_refused(files, named_pipe):
+    for paths in ((named_pipe, files[1]), (files[0], named_pipe)):
+        with pytest.raises(ControlError, match=rf"{named_pipe}: is not a regular file; run `peelsum switch"):
+            session.pipeline_schema(*paths)
 
 
 def test_a_pipeline_that_is_not_there(server, tmp_path, files):

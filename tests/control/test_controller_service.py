@@ -142,9 +142,18 @@ def findings(at):
         (("job", "evict", "3", "--token", "t"), "--token: t: applies to --controller only; give that too"),
         (("job", "admit", "j", "--hold", "--controller", "h:1"), "--hold: a controller holds the job itself"),
         (("job", "admit", "no.toml", "--controller", "h:1"), "no.toml: No such file or directory; give the"),
-        (("job", "evict", "3", "--controller", "10.0.0.1:1"), "controller: 10.0.0.1 is beyond loopback"),
-        (("job", "evict", "3", "--controller", "127.0.0.1:1"), "controller: nothing answers at 127.0.0.1:1"),
-        (("controller", "run", "--config", "no.toml"), "no.toml: No such file or directory; give the path"),
+        (
+            ("job", "evict", "3", "--controller", "10.0.0.1:1"),
+            "controller: 10.0.0.1 is beyond loopback, where only TLS is allowed; ",
+        ),
+        (
+            ("job", "evict", "3", "--controller", "127.0.0.1:1"),
+            "controller: nothing answers at 127.0.0.1:1; is",
+        ),
+        (
+            ("controller", "run", "--config", "no.toml"),
+            "no.toml: No such file or directory; give the path of a cluster",
+        ),
     ],
 )
 def test_errors_are_one_line(words, message, monkeypatch):

@@ -122,8 +122,14 @@ REFUSED = [
         ("[1, 2]", "[1, 2]\n[switch]\np4runtime = '::1:9559'"),
         r"switch.p4runtime: '::1:9559': .* example \[::1\]:9559",
     ),
-    (("[1, 2]", "[1, 2]\n[hosts.3]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "hosts.3: this job does not use"),
-    (("[1, 2]", "[1, 2]\n[hosts.01]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "hosts.01: this job does not"),
+    (
+        ("[1, 2]", "[1, 2]\n[hosts.3]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"),
+        "hosts.3: this job does not use that port; use one of",
+    ),
+    (
+        ("[1, 2]", "[1, 2]\n[hosts.01]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"),
+        "hosts.01: this job does not use that port; use one of",
+    ),
     (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "switch.address: is missing"),
     (
         ("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:0:1' = 1\n'02:0:0:0:0:1' = 2"),
@@ -135,17 +141,20 @@ REFUSED = [
     (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0'"), "hosts.1.ip: .* IPv4 address"),
     (
         ("[1, 2]", ROUTES + "'10.0.1.0/24' = {port = 1, mac = '2:0:0:0:0:1'}"),
-        "switch.address: is missing; routes",
+        "switch.address: is missing; routes need a source address",
     ),
     (
         ("[1, 2]", ROUTES + "'10.0.1.1/24' = {port = 1, mac = '2:0:0:0:0:1'}"),
-        r"switch.routes.10.0.1.1/24\S*: .* as 10.0.1.0/24",
+        r"switch.routes.10.0.1.1/24\S*: .* IPv4 prefix without host bits, as 10.0.1.0/24",
     ),
     (("[1, 2]", ROUTES + "'10.0.1.0/24' = {port = 1}"), r"switch.routes.10.0.1.0/24.mac: is missing"),
     (("[job]", "[job"), "is not TOML"),
     (("workers = 2", "wokers = 2"), "job.wokers: is not a field of a job description; call it 'workers'"),
     (("[ports]", "[port]"), "port: is not a field of a job description; call it 'ports', or remove it"),
-    (("[1, 2]", "[1, 2]\n[switch]\naddress={maac='2'}"), "switch.address.maac: .* call it 'mac', or"),
+    (
+        ("[1, 2]", "[1, 2]\n[switch]\naddress={maac='2'}"),
+        "switch.address.maac: .* call it 'mac', or remove it",
+    ),
     (("id = 1", "id = 1\ncolour = 3"), "job.colour: .*; use one of id, workers, .*, or remove it"),
 ]
 RACKS_REFUSED = [

@@ -267,15 +267,55 @@ def test_who_enters_and_ends_is_forgotten():
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_who_is_not_ready_in_time_loses_its_rank_to_the_next_that_enters(ready):
+def test_who_is_not_ready_in_time_loses_its_rank_to_the_next_that_enters_and_is_ready(ready):
     run = with_a_free_seat()
     first, second = ready_client(2) if ready else client(2), client(3)
     run.enter(first, 0.0)
     run.update(1.0)
     assert run.enter(second, PATIENCE_S - 0.1) is None
     assert run.enter(second, PATIENCE_S) == (None if ready else 2)
-    assert ["end" in message for message in first.outbox] == [True] * (not ready)
+    assert not first.outbox
     assert run.enter(client(4), 2 * PATIENCE_S - 0.1) is None
+    second.inbox.append({"call": "ready"})
+    run.update(2 * PATIENCE_S)
+    assert list(first.outbox) == (
+        [] if ready else [{"end": "another process was ready sooner; start this process again after a loss"}]
+    )
+    assert not second.outbox
+
+
+def test_of_slow_processes_one_enters():
+    """Two that are never ready in time, and start again when they lose a seat, do not do so for ever."""
+    run, half_patience_s = with_a_free_seat(), PATIENCE_S / 2
+    seats, starts = {}, {"first": 0, "second": 2}
+    for now in range(100):
+        for name, began in starts.items():
+            if now >= began and name not in seats:
+                starts[name], seat = now, client(2)
+                if run.enter(seat, now * half_patience_s) == 2:
+                    seats[name] = seat
+            elif name in seats and now == began + 3:  # it has compiled its loops, and reads its messages
+                if any("end" in message for message in seats[name].outbox):
+                    del seats[name]
+                else:
+                    seats[name].inbox.append({"call": "ready"})
+        run.update(now * half_patience_s)
+        if any(heard(run).values()):
+            return
+    pytest.fail("none was ever ready while it had the seat")
+
+
+def test_who_is_ready_and_has_gone_does_not_take_the_rank():
+    run = with_a_free_seat()
+    gone, slow = client(2), client(3)
+    assert [run.enter(gone, 0.0), run.enter(slow, PATIENCE_S)] == [2, 2]
+    gone.inbox.append({"call": "ready"})
+    gone.closed = True
+    assert run.enter(client(4), PATIENCE_S) is None
+    slow.inbox.append({"call": "ready"})
+    run.update(PATIENCE_S)
+    assert heard(run) == {rank: [{"entering": [2], "change": 2}] for rank in (0, 1)}
+    assert not slow.outbox
 
 
 def test_who_is_ready_keeps_its_rank_although_its_message_is_not_handled_yet():

@@ -202,5 +202,7 @@ def test_a_pipeline_with_other_jobs_is_not_replaced(held, switch, description, j
         if job_id == 3:
             assert jobs.admit_job(wide)["lanes"] == 64
             return
-        with pytest.raises(DescriptionError, match=r"pipeline_lanes: 64: .* another program, of 32 lanes"):
+        with pytest.raises(
+            DescriptionError, match=r"pipeline_lanes: 64: .* another program, of 32 lanes, with jobs 3; evict"
+        ):
             jobs.acquire_lease(wide)

@@ -1,5 +1,6 @@
 """Children that end by themselves: their exit reports."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -77,6 +78,14 @@ def test_a_stopped_child_ends_in_its_own_way():
     assert child.stop() == {"last": 1}
 
 
+@pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
+def test_a_command_that_there_is_not_leaves_nothing_open():
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Child("child", ["/nowhere"], foreign=True)
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_while_a_child_starts_ends_it(monkeypatch):
     started = []
 

@@ -183,7 +183,9 @@ def test_too_few_descriptors_are_told_of_with_a_remedy():
         few = lowest.fileno() + 6
     resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
     try:
-        with pytest.raises(StartError, match=r"^Too many open files; allow more by `ulimit -n`"):
+        with pytest.raises(
+            StartError, match=r"^Too many open files; allow more by `ulimit -n`, or give fewer"
+        ):
             run(SwitchSettings(8, "127.0.0.1:0"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -105,6 +105,7 @@ def test_plain_text_is_not_a_handshake(serving, ask):
     assert serving.requests.holder is None
 
 
+@pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("said", [b"", b"GET /", b"\x16\x03\x01"])
 def test_strangers_who_reset_their_connections_end_nothing(serving, ask, said):
     """As port scans and health checks do, before their connections are accepted."""

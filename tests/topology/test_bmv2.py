@@ -81,7 +81,10 @@ def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch):
 def test_a_missing_bmv2_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert not bmv2.available()
-    with pytest.raises(TopologyError, match="simple_switch_grpc: not found on PATH"), bmv2.running({}):
+    with (
+        pytest.raises(TopologyError, match="simple_switch_grpc: not found on PATH; install"),
+        bmv2.running({}),
+    ):
         pass
 
 

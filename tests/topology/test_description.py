@@ -160,9 +160,9 @@ REFUSED = [
         },
         "job.program: runs on one switch; put all",
     ),
-    (given({"mac": MAC}, {"mac": MAC.upper()}), f"h2: {MAC}: is also that of h1"),
-    (given({"ip": f"{IP}/24"}, {"ip": f"{IP}/16"}), f"h2: {IP}: is also that of h1"),
-    (given(h3={"ip": "10.0.0.254"}), "s1: 10.0.0.254: is also that of h3"),
+    (given({"mac": MAC}, {"mac": MAC.upper()}), f"h2: {MAC}: is also that of h1; give each its own"),
+    (given({"ip": f"{IP}/24"}, {"ip": f"{IP}/16"}), f"h2: {IP}: is also that of h1; give each its own"),
+    (given(h3={"ip": "10.0.0.254"}), "s1: 10.0.0.254: is also that of h3; give each its own"),
     (
         {**TWO, "links": [["h1", "s1-p1"], ["h2", "s2-p2"], ["s1-p3", "h3"], ["s1-p4", "s2-p4"]]},
         "job: its workers are behind s1, s2, its server behind s1: put all behind",
@@ -201,7 +201,12 @@ TABLE = "must be a table, in JSON an object"
             '{"hosts": {}, "switches": {"s1": {}}, "links": 3}',
             "net.json: links: 3: must be a list",
         ),
-        ("net.toml", "hosts = {", "net.toml: cannot be read: "),
+        (
+            "net.toml",
+            "hosts = {",
+            "net.toml: cannot be read: Invalid initial character for a key part (at end of document); "
+            "correct it there",
+        ),
         ("net.toml", f"hosts = {NESTED}", "net.toml: has lists or tables nested too deeply"),
         ("net.json", NESTED, "net.json: has lists or tables nested too deeply"),
         ("ring", None, "topology: ring: is neither star, two_racks nor a .toml or .json file"),

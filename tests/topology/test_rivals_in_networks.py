@@ -244,6 +244,7 @@ def test_rivals_sum_exactly_or_within_their_bounds(target, name, loss, tmp_path,
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
+        ("pipe.toml", "is not a regular file; give the path"),
         ("missing.json", "No such file or directory; give the path"),
         ("text.json", "is no BMv2 JSON; give the path"),
         ("list.json", "is no BMv2 JSON; give the path"),
@@ -251,7 +252,7 @@ def test_rivals_sum_exactly_or_within_their_bounds(target, name, loss, tmp_path,
         ("other.json", "lanes_h"),
     ],
 )
-def test_an_unusable_program_is_named(tmp_path, program, reason):
+def test_an_unusable_program_is_named(named_pipe, tmp_path, program, reason):
     (tmp_path / "text.json").write_text("header")
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "deep.json").write_text("[" * 100_000)

@@ -75,9 +75,15 @@ def test_other_ranks_share_out_all_residuals(at, of_three, ranks):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda three: three[0], r"rank: the residuals are those of rank 0 of 3, and this is rank 1 of 3"),
-        (lambda three: three[1] | {"ranks": 2}, "those of rank 1 of 2, and this is rank 1 of 3"),
-        (lambda three: three[:2], "values: are those of rank 0 of 3 after 7 steps, rank 1 of 3"),
+        (
+            lambda three: three[0],
+            r"rank: the residuals are those of rank 0 of 3, and this is rank 1 of 3; save",
+        ),
+        (lambda three: three[1] | {"ranks": 2}, "those of rank 1 of 2, and this is rank 1 of 3; save"),
+        (
+            lambda three: three[:2],
+            "values: are those of rank 0 of 3 after 7 steps, rank 1 of 3 .*; give those of",
+        ),
         (lambda three: [three[0], three[1], three[1]], "give those of every rank of one run"),
         (lambda three: [*three[:2], three[2] | {"steps": 8}], "rank 2 of 3 after 8 steps; give"),
         (lambda three: [], "values: a list is not a state"),
@@ -109,7 +115,9 @@ def test_files_of_each_rank(at, of_three, tmp_path):
         state.load(tmp_path / "checkpoint")
         assert total([state.state_dict()], "numbers") == total([of_three[rank]], "numbers")
     state = at(1, 2)
-    with pytest.raises(HookConfigError, match=r"no state of rank 1 of 2, but .*redistribute=True"):
+    with pytest.raises(
+        HookConfigError, match=r"no state of rank 1 of 2, but that of 3 ranks; .*redistribute=True"
+    ):
         state.load(tmp_path / "checkpoint")
     state.load(tmp_path / "checkpoint", redistribute=True)
     assert total([state.state_dict()], "numbers") == total([of_three[1]], "numbers")
@@ -140,7 +148,9 @@ def test_files_of_two_groups_are_refused(at, tmp_path):
 
 def test_a_folder_without_a_state(at, tmp_path, caplog):
     state = at(0, 1)
-    with pytest.raises(HookConfigError, match="has no state of rank 0 of 1, but that of no ranks; save"):
+    with pytest.raises(
+        HookConfigError, match="has no state of rank 0 of 1, but that of no ranks; save it on"
+    ):
         state.load(tmp_path, redistribute=True)
     state.load_if_saved(tmp_path)
     assert "training continues with an empty one" in caplog.text
@@ -185,6 +195,13 @@ def descend(ddp):
 def test_a_connection_of_the_users_is_not_copied():
     with pytest.raises(HookConfigError, match=r"over: a Summation cannot be copied; copy ddp\.module"):
         copy.deepcopy(SwitchAllreduceState(over=Sums()))
+
+
+def test_a_checkpoint_that_is_a_pipe_is_refused(at, named_pipe, tmp_path):
+    named_pipe.rename(path := tmp_path / "peelsum-rank-0-of-2.pt")
+    with pytest.raises(HookConfigError, match=f"folder: {path}: is not a regular file; load another"):
+        at(0, 2).load(tmp_path)
+    path.rename(named_pipe)
 
 
 @pytest.mark.parametrize("kept", [0, 100, -100])

@@ -42,7 +42,9 @@ def backward(ddp):
 def test_a_name_of_another_module_is_refused_at_once():
     state, modules = SwitchAllreduceState(over=Sums()), [layers(), layers()]
     state.name(modules[0].named_parameters())
-    with pytest.raises(HookConfigError, match=r"names: '0.weight' names two parameters; prefix it"):
+    with pytest.raises(
+        HookConfigError, match=r"names: '0.weight' names two parameters; prefix it with the names"
+    ):
         state.name(modules[1].named_parameters())
 
 
@@ -243,7 +245,9 @@ def test_backends_that_torch_has_and_has_not(backend, monkeypatch):
     state = SwitchAllreduceState(over=backend)
     message = f"over: torch {torch.__version__} was built without 'mpi'; use 'switch' or 'gloo', or install"
     if backend != "mpi":
-        message = f"over: '{backend}' is not a backend; use 'switch', or one of torch.distributed"
+        message = (
+            f"over: '{backend}' is not a backend; use 'switch', or one of torch.distributed such as 'gloo'"
+        )
     monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "gloo")
     with pytest.raises(HookConfigError, match=re.escape(message)):
         state.connect()

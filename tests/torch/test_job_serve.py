@@ -216,7 +216,7 @@ def test_racks_below_a_spine(tmp_path):
 
 def test_its_end_is_that_of_all_it_started(switch, tmp_path):
     served = Controlling(tmp_path, described(switch, job_id=2, first=4), switch)
-    with served.asked() as answer:
+    with closing(served), served.asked() as answer:
         admitted = (2, answer["admission"]["generation"])
         assert admitted in switch.jobs
         (server,) = served.started

@@ -62,7 +62,9 @@ def test_spans_of_a_backward_pass(alone, monkeypatch):
 def test_spans_that_cannot_be_made_are_refused_at_once(monkeypatch):
     monkeypatch.setenv("PEELSUM_SPANS", "2")
     step_spans.cache_clear()
-    with pytest.raises(HookConfigError, match="PEELSUM_SPANS: '2': is not known; use 1 for spans, 0"):
+    with pytest.raises(
+        HookConfigError, match="PEELSUM_SPANS: '2': is not known; use 1 for spans, 0 for none"
+    ):
         SwitchAllreduceState(over="gloo")
     step_spans.cache_clear()
 

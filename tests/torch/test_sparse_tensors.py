@@ -159,7 +159,9 @@ def test_other_layouts_are_refused_with_a_remedy(ranks, layout):
 
     def work(group):
         tensor = torch.eye(4).to_sparse(layout=layout, **blocks)
-        with pytest.raises(HookConfigError, match=f"a tensor is {layout}; give tensor.to_sparse_coo"):
+        with pytest.raises(
+            HookConfigError, match=f"allreduce: a tensor is {layout}; give tensor.to_sparse_coo"
+        ):
             group.allreduce([tensor])
         return True
 

@@ -56,7 +56,9 @@ def test_a_script_leaves_its_job_at_exit():
 def test_a_group_that_only_ddp_was_given_is_an_error(over_gloo):
     """Else one hook would sum over the ranks of two models."""
     for error in over_gloo["in two groups"]:
-        assert error.startswith("HookConfigError process_group: DDP has another group than the state")
+        assert error.startswith(
+            "HookConfigError process_group: DDP has another group than the state; give both"
+        )
 
 
 @pytest.mark.parametrize("compressor", [None, TopK(0.1)], ids=str)

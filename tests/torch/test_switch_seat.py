@@ -222,7 +222,9 @@ def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
     source = job(ADMISSION) + "@h:7"
     plugged(source, 0)
     plugged(source, 1)
-    with pytest.raises(HookConfigError, match="this process is worker 0 of job 1 at h:7 already; share"):
+    with pytest.raises(
+        HookConfigError, match="this process is worker 0 of job 1 at h:7 already; share one state between"
+    ):
         plugged(source, 0)
     monkeypatch.setattr(starts, "_RELEASE_S", 60.0)
     leaving, started = threading.Timer(1.0, held[0].close), time.monotonic()
@@ -357,7 +359,9 @@ def test_a_controller_with_tls_is_told_to_ranks_without(plugged, monkeypatch):
     """Such a controller closes the connection without an answer."""
     lease = Mock(return_value=Mock(response=""))
     monkeypatch.setattr(switch_seat, "Lease", lease)
-    all_are_told(plugged, "//h:9", "rank 0: the controller does not answer without TLS; set PEELSUM_TLS")
+    all_are_told(
+        plugged, "//h:9", "rank 0: the controller does not answer without TLS; set PEELSUM_TLS to a folder"
+    )
     lease.return_value.close.assert_called_once()
 
 
@@ -423,7 +427,9 @@ def test_each_local_rank_has_its_interfaces(monkeypatch, given, local, ranks, pl
 def test_too_few_interfaces_or_too_many(monkeypatch, given):
     for name, value in (("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2"), (switch_seat.INTERFACES, given)):
         monkeypatch.setenv(name, value)
-    with pytest.raises(HookConfigError, match="for 2 ranks of 1 planes here; give 2, those of local rank"):
+    with pytest.raises(
+        HookConfigError, match="for 2 ranks of 1 planes here; give 2, those of local rank 0 first"
+    ):
         switch_seat._local_interfaces(1)
 
 

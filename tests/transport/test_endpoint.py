@@ -315,7 +315,7 @@ def test_an_admission_that_no_switch_can_have_is_refused(changed, message):
 @pytest.mark.parametrize("admission", [None, [], "{}"])
 def test_an_admission_that_is_not_an_object_is_refused(admission):
     with pytest.raises(
-        transport.TransportConfigError, match=r"^admission: .* is not a JSON object; give what"
+        transport.TransportConfigError, match=r"^admission: .* is not a JSON object; give what `peelsum"
     ):
         transport.job_config(admission)
 

@@ -239,7 +239,9 @@ def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_p
 def test_a_plane_without_a_switch_is_named():
     with planes(1) as made, BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
         ((job, address),) = made.places(0)
-        with pytest.raises(SwitchUnreachableError, match=rf"^plane 1: .*:{silent.address[1]}: no answer"):
+        with pytest.raises(
+            SwitchUnreachableError, match=rf"^plane 1: .*:{silent.address[1]}: no answer in 0\.3 s; check"
+        ):
             SwitchSummation(job, 0, address, hello_s=0.3, more_planes=[(CONFIGS[1], silent.address)])
 
 

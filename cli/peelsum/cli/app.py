@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import version
-from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -68,9 +67,6 @@ def run() -> None:
     """Run the command line. A usage error prints one line on stderr and exits with status 2."""
     # gRPC also logs to stderr what we report as an error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    _, _, error_handler = os.environ.get("PYTHONIOENCODING", "").partition(":")
-    if isinstance(sys.stdout, TextIOWrapper) and not error_handler:
-        sys.stdout.reconfigure(errors="replace")  # where a terminal lacks a character, it shows a `?`
     with check_stdout():
         try:
             sys.exit(app(prog_name="peelsum", standalone_mode=False))

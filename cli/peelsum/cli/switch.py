@@ -270,7 +270,7 @@ def graph(
             print(text, end="")
         else:
             try:
-                output.write_text(text)
+                output.write_text(text, encoding="utf-8")
             except OSError as error:
                 raise typer.BadParameter(
                     f"--output: {output}: {error.strerror}; give a file that can be written"

@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from peelsum.reading import check_regular
+
 #: The models. Each has a module of its name with the sizes SMALL and FULL, which is the published one, and a
 #: function `make(size, path)`.
 ModelName = Literal["ncf", "lstm", "vgg19", "bert"]
@@ -88,6 +90,10 @@ def make_task(
         return _import_function(name)()
     if path is not None and not Path(path).exists():
         raise TrainingDataError(f"{path}: does not exist; pass {DATA[name]}")
+    try:
+        check_regular(Path(path or ""))
+    except OSError as error:
+        raise TrainingDataError(f"{path}: {error.strerror}; pass {DATA[name]}") from None
     module: Any = import_module(f"peelsum.training.{name}")
     task: Task = module.make(module.SMALL if small else module.FULL, None if path is None else Path(path))
     return task

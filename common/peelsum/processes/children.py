@@ -84,7 +84,8 @@ class Child:
                     preexec_fn=die_with_parent if foreign else None,
                     env={**os.environ, **(environment or {})},
                 )
-        except KeyboardInterrupt:
+        except BaseException:
+            self._errors.close()
             if process is not None:  # no other code knows it yet
                 process.kill()
                 process.communicate()

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -20,6 +21,9 @@ USER_ERROR = 2
 INTERRUPTED = 130
 #: Errors of a write to an open file: the disk is full, or the reader of the pipe has closed it.
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
+#: The encoding's error handlers that raise UnicodeEncodeError for a character that it lacks.
+_RAISING_HANDLERS = ("strict", "surrogateescape", "surrogatepass")
 
 
 def ending_signals() -> list[signal.Signals]:
@@ -132,7 +136,11 @@ def check_stdout() -> Iterator[None]:
     """Exit with status 1 and one line on stderr if the output of the body cannot be written to stdout.
 
     If the reader has closed the pipe, as `head` does, exit with status 1 but without the line.
+    A character that the encoding of stdout lacks is written as `?`, unless PYTHONIOENCODING
+    names an error handler that writes something else.
     """
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in _RAISING_HANDLERS:
+        sys.stdout.reconfigure(errors="replace")
     failure = None
     try:
         yield

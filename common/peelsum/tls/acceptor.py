@@ -121,6 +121,7 @@ class Acceptor:
         try:
             if not isinstance(connection, ssl.SSLSocket):
                 pending = self._forget(connection)  # it is added again behind those that have sent nothing
+                connection.getpeername()  # if it was reset, `wrap_socket` would raise and not close it
                 connection = self._context.wrap_socket(
                     connection, server_side=True, do_handshake_on_connect=False
                 )

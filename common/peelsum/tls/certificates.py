@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from peelsum.reading import read_bytes
 from peelsum.tls.identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Role, TlsError, write_new
 
 CA_KEY_FILE = "ca-key.pem"
@@ -92,8 +93,8 @@ def _read_or_make_ca(certs: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Cert
         write_new(path, ca.public_bytes(serialization.Encoding.PEM), 0o644)
         return key, ca
     try:
-        loaded = serialization.load_pem_private_key(key_path.read_bytes(), None)
-        ca = x509.load_pem_x509_certificate(path.read_bytes())
+        loaded = serialization.load_pem_private_key(read_bytes(key_path), None)
+        ca = x509.load_pem_x509_certificate(read_bytes(path))
     except (OSError, ValueError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not PEM without a password"
         raise TlsError(f"{certs}: {CA_FILE} or {CA_KEY_FILE}: {reason}; give another --certs") from None

@@ -27,6 +27,7 @@ from peelsum.control.errors import (
     switch_error,
 )
 from peelsum.control.stream import StreamChannel
+from peelsum.reading import check_regular
 from peelsum.tls import TlsError, TlsIdentity
 from peelsum.tls.grpc_ends import open_channel
 from peelsum.wire import count_lanes
@@ -377,6 +378,8 @@ def schema_errors() -> Iterator[None]:
 def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
     """Read a compiled pipeline and its P4Info. Raises ControlError if a file is unusable."""
     try:
+        for path in (json_path, p4info_path):
+            check_regular(path)
         program = json_path.read_bytes()
         return _parsed(p4info_path.read_text("utf-8"), program)
     except OSError as error:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from peelsum.allreduce import History
 from peelsum.allreduce.allreduce import Reducer
 from peelsum.compress import CompressError
+from peelsum.reading import check_regular
 from peelsum.torch.errors import HookConfigError
 
 _VERSION = 3
@@ -135,6 +136,10 @@ def read_checkpoint(
 
 def _loaded(path: Path) -> Any:
     """Return the values in a file. Raises HookConfigError if it is damaged, or OSError."""
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise HookConfigError(f"folder: {path}: {error.strerror}; load another checkpoint") from None
     try:
         return torch.load(path, map_location="cpu", mmap=True)
     except OSError:

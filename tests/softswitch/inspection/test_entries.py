@@ -136,10 +136,16 @@ WRONG = [
     (of(EVERYTHING, EVERYTHING), "((80, 90), 4, (4608, 65280), (167772672, 24)) is given twice; remove one"),
     (of(prioritee=3), "table_entries[0]: 'prioritee': is not known; call it 'priority', or remove it"),
     *(
-        (of(priority=one), f"table I.everything: priority: {one!r}; give a positive integer, since entries")
+        (
+            of(priority=one),
+            f"table I.everything: priority: {one!r}; give a positive integer, since entries can ",
+        )
         for one in (None, 0, -1, "high", True, 1 << 31)
     ),
-    (of({**PREFIX, "priority": "high"}), "table I.prefix: priority: 'high'; leave it out, since entries"),
+    (
+        of({**PREFIX, "priority": "high"}),
+        "table I.prefix: priority: 'high'; leave it out, since entries cannot overlap",
+    ),
     ({"table_entries": 5}, "table_entries: 5; give a list of objects"),
     ({"tabel_entries": []}, "'tabel_entries': is not known; call it 'table_entries', or remove it"),
     ({"zzz": []}, "'zzz': is not known; use target, p4info, bmv2_json, table_entries, "),

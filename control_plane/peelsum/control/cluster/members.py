@@ -10,12 +10,15 @@ import hmac
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from peelsum.control.cluster.requests import ConnectedClient
 
 #: What to do about a rank that was excluded from a run that goes on.
 _ENTER_INSTEAD = "let another process enter in its place"
+#: What to do about a process whose rank another process has got.
+_ENTER_AFTER_LOSS = "start this process again after a loss"
 
 
 class MemberReport(NamedTuple):
@@ -44,8 +47,9 @@ class Members:
     | ends on a loss  | a rank is lost                      | notify the others, once for each rank          |
     | survives losses | a rank is lost, or leaves           | begin change k + 1: notify the others          |
     | survives losses | a rank that enters is `ready`       | begin change k + 1: request all ranks' steps   |
-    | survives losses | a rank that enters is not `ready`   | send it the reason, and close, once another    |
-    |                 | for longer than patience            | process asks to enter and no rank is free      |
+    | survives losses | a rank that enters is not `ready`   | let the next process that asks to enter, if no |
+    |                 | for longer than patience            | rank is free, be a candidate for it, too       |
+    | survives losses | a candidate of several is `ready`   | send the others the reason, and close          |
     | survives losses | `stalled` names silent members      | send them the reason, and close: they are lost |
     | change k        | all members have sent their `step`  | send `before_step`: ranks enter before the next|
     | change k        | `completed` of change k             | store the report                               |
@@ -81,10 +85,11 @@ class Members:
         self._reports: dict[int, MemberReport] | None = None
         #: The deadline of this change; infinity before a member waits.
         self._deadline = math.inf
-        #: The ranks that want to enter, and those of them that are ready to sum.
-        self.entering: dict[int, ConnectedClient] = {}
+        #: The candidates for each rank that is to enter, and the ranks of which one is ready to sum. Only
+        #: that ends others: slow ones would otherwise take the rank from each other in turn for ever.
+        self.entering: dict[int, list[ConnectedClient]] = {}
         self._ready: set[int] = set()
-        #: When the patience with each rank that wants to enter ends.
+        #: When the patience with the last candidate for each rank ends.
         self._ready_by: dict[int, float] = {}
         #: The steps that members have sent since they were asked; None if they were not.
         self._steps: dict[int, int] | None = None
@@ -112,7 +117,7 @@ class Members:
     def enter(self, client: ConnectedClient, now: float) -> int | None:
         """Let a client enter between two steps, once it is ready; return its rank, or None.
 
-        The run must survive losses. The rank is the lowest that is free; else one whose process entered
+        The run must survive losses. The rank is the lowest that is free; else one whose last candidate asked
         longer ago than patience, and is not ready; None if there is none.
         """
         starting = set() if self.change else set(range(self._workers)) - self._joined
@@ -123,9 +128,8 @@ class Members:
             late = (at for at in self.entering if at not in self._ready and now >= self._ready_by[at])
             if (rank := next(late, None)) is None:
                 return None
-            waited = f"this rank was not ready to enter for {self._patience_s:g} s"
-            self.entering[rank].outbox.append({"end": f"{waited}, and another process enters in its place"})
-        self.entering[rank], self._ready_by[rank] = client, now + self._patience_s
+        self.entering.setdefault(rank, []).append(client)
+        self._ready_by[rank] = now + self._patience_s
         return rank
 
     def first(self) -> ConnectedClient | None:
@@ -174,13 +178,17 @@ class Members:
         if not self._admits:
             return []
         ranks, self._admits = sorted(self._ready), False
-        self.clients |= {rank: self.entering.pop(rank) for rank in ranks}
+        self.clients |= {rank: self.entering.pop(rank)[0] for rank in ranks}
         self._ready = set()
         return ranks
 
     def _update_entering(self) -> None:
         """Begin a change for ranks that enter, if none goes on; end the first part of such a change."""
-        self.entering = {rank: client for rank, client in self.entering.items() if not client.closed}
+        connected = {
+            rank: [client for client in clients if not client.closed]
+            for rank, clients in self.entering.items()
+        }
+        self.entering = {rank: clients for rank, clients in connected.items() if clients}
         self._ready &= self.entering.keys()
         self._read_ready()
         if not self.clients:
@@ -194,15 +202,21 @@ class Members:
             self._steps, self._admits, self._deadline = None, True, math.inf
 
     def _read_ready(self) -> None:
-        """Note which of the ranks that want to enter have sent `ready`."""
-        for rank, client in self.entering.items():
-            if any(message["call"] == "ready" for message in client.inbox):
-                self._ready.add(rank)
-            client.inbox.clear()
+        """Note which candidates have sent `ready`; send away the others for the same rank."""
+        for rank, clients in self.entering.items():
+            for client in clients:
+                is_ready = any(message["call"] == "ready" for message in client.inbox)
+                client.inbox.clear()
+                if is_ready and not client.closed and rank not in self._ready:
+                    self._ready.add(rank)
+                    self.entering[rank] = [client]
+            for client in clients:
+                if client not in self.entering[rank]:
+                    client.outbox.append({"end": f"another process was ready sooner; {_ENTER_AFTER_LOSS}"})
 
     def end(self, reason: str) -> None:
         """Send the reason for the run's end to its members, and to the ranks that wait to enter."""
-        for client in (*self.clients.values(), *self.entering.values()):
+        for client in (*self.clients.values(), *chain(*self.entering.values())):
             client.outbox.append({"end": reason})
         self.entering, self._ready = {}, set()
 

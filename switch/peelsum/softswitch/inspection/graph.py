@@ -149,7 +149,7 @@ def as_svg(program: Program) -> str:
     """
     try:
         done = subprocess.run(
-            ["dot", "-Tsvg"], input=as_dot(program), capture_output=True, text=True, check=True
+            ["dot", "-Tsvg"], input=as_dot(program), capture_output=True, encoding="utf-8", check=True
         )
     except FileNotFoundError:
         raise GraphError("dot: not found on PATH; install graphviz, or write a .dot file") from None
