@@ -152,7 +152,9 @@ def scales_of(scales, segment, block, segments, highest, DECODED: tl.constexpr):
         scale = highest - tl.minimum(tl.maximum(upper, 0), _LARGEST_FINITE)
         is_finite = of_segment >> _NON_FINITE_BIT == 0
         scale = tl.where(is_finite, tl.where(of_segment == 0, _ZERO_SCALE, scale), _NON_FINITE_SCALE)
-    return tl.where(scale < _ZERO_SCALE, scale, 0), scale < _ZERO_SCALE, scale == _NON_FINITE_SCALE
+    # Marks are 2**20 or more; tl.where, which would use a comparison, does not compile with Triton 3.6.0.
+    known = scale & ((scale - _ZERO_SCALE) >> 31)
+    return known, scale < _ZERO_SCALE, scale == _NON_FINITE_SCALE
 
 
 @triton.jit
