@@ -6,6 +6,7 @@ On a CPU, Triton's interpreter runs the kernels, and torch's operations do not w
 would be on a device.
 """
 
+import inspect
 import sys
 from collections import Counter
 from contextlib import contextmanager
@@ -105,6 +106,28 @@ def calls_outside_launches(work):
         sys.setprofile(None)
         launch.run = run
     return calls
+
+
+@contextmanager
+def compiled_variants():
+    """Yield the set of what Triton compiles for the launches inside: kernels, by types and by constants."""
+    variants, run = set(), launch.run
+
+    def launched(kernel, programs, *arguments, **options):
+        constant = kernel.fn.__annotations__
+        kinds = [
+            value if name in constant else value.dtype if hasattr(value, "dtype") else abs(value) >= 2**31
+            for name, value in zip(inspect.signature(kernel.fn).parameters, arguments, strict=True)
+        ]
+        if programs:
+            variants.add((kernel.fn.__name__, *kinds, *options.items()))
+        run(kernel, programs, *arguments, **options)
+
+    launch.run = launched
+    try:
+        yield variants
+    finally:
+        launch.run = run
 
 
 def _on_device(*several):

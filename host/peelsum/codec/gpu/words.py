@@ -44,7 +44,7 @@ _EXPONENT_BIAS, _WIDE_MANTISSA_BITS = tl.constexpr(1023), tl.constexpr(52)
 
 @triton.jit
 def as_int64(x):
-    """Return an integer as int64, even if Triton specialized it to a constant, as it does with 1."""
+    """Return an integer, which may be a constant, as int64."""
     return tl.zeros((), tl.int64) + x
 
 
@@ -175,8 +175,8 @@ def fixed_number(value, scale):
 
 
 @triton.jit
-def float_of(number, scale, not_finite, divisor):
-    """Return number * 2**-scale / divisor as float32, or NaN where `not_finite`; all but `number` by rows."""
+def float_of(number, scale, not_finite, DIVISOR: tl.constexpr):
+    """Return number * 2**-scale / DIVISOR as float32, or NaN where `not_finite`; all but `number` by rows."""
     factor = power_of_two(0 - scale)[:, None]
-    value = (number.to(tl.float64) * factor / as_int64(divisor).to(tl.float64)).to(tl.float32)
+    value = (number.to(tl.float64) * factor / DIVISOR).to(tl.float32)
     return tl.where(not_finite[:, None], float("nan"), value)
