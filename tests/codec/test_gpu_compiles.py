@@ -37,7 +37,7 @@ def test_kernels_compile(capability, pytestconfig, tmp_path):
     assert len(written) > 10
     assert accesses.keys() == written
     # Programs on other SMs write the queue and the sums that peeling reads past L1, between barriers that
-    # release and acquire. A load that is not volatile could be moved out of the loop that waits for its value.
+    # release and acquire. A load that is not volatile could be moved out of the loop that waits for it.
     shared = {name: counts for name, counts in accesses.items() if any(counts)}
     assert [shared.pop(name) for name in ("scan_kernel", "candidates_kernel")] == [(0, 1, 0, 0)] * 2
     past_l1, *others = shared.pop("rounds_kernel")

@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
 import gpu_device  # before Triton is imported
 import torch
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from peelsum.codec.gpu import launch, memory
 
+_TORCH = str(Path(torch.__file__).parent)
 #: Methods that return a device's numbers to the host.
 _READS = {"cpu", "tolist", "item", "__int__", "__bool__", "__float__", "__index__", "nonzero"}
 #: Operations that allocate or look, and start no kernel.
@@ -83,13 +85,14 @@ class _Operations(TorchDispatchMode):
 def calls_outside_launches(work):
     """Return how often `work` calls each Python function, by its file and name; a launch is one call.
 
-    Those that poison memory in tests do not count.
+    Those of torch do not count, of which a device takes more, nor those that poison memory in tests.
     """
     calls, run = Counter[str](), launch.run
 
     def profile(frame, event, argument):
-        if event == "call" and not frame.f_code.co_filename.endswith("poison.py"):
-            calls[f"{frame.f_code.co_filename}:{frame.f_code.co_name}"] += 1
+        name = frame.f_code.co_filename
+        if event == "call" and not name.endswith("poison.py") and not name.startswith(_TORCH):
+            calls[f"{name}:{frame.f_code.co_name}"] += 1
 
     def launched(*arguments, **options):
         sys.setprofile(None)  # the interpreter of kernels calls many functions

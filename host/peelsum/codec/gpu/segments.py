@@ -491,7 +491,7 @@ def encode_kernel(
             tl.store(bitmap + word + row, packed(magnitude != 0), mask=row * WORD_BITS < count)
         if AHEAD:
             scale = tl.load(scales + block, mask=row * WORD_BITS < count, other=0)
-            number = fixed_number(value.to(tl.float32, bitcast=True), scale[:, None]).to(tl.int32)
+            number = fixed_number(value.to(tl.float32, bitcast=True), scale[:, None])
             number = tl.where(inside, number, 0)
             if tile < dense_tiles:
                 tl.store(dense + element + at, number, mask=inside)
@@ -587,7 +587,7 @@ def numbers_kernel(
         candidates, place = _candidates(bitmap, bases, word, count, tile - dense_tiles, TILE)
         chosen, out = (candidates != 0) & (place < room), sparse
     value = tl.load(values + element + at, mask=chosen, other=0).to(tl.float32, bitcast=True)
-    number = tl.where(chosen, fixed_number(value, scale[:, None]).to(tl.int32), 0)
+    number = tl.where(chosen, fixed_number(value, scale[:, None]), 0)
     tl.store(out + place, number, mask=chosen)
     _add(record + _ROWS + segment, _non_zeros(number))
     if COUNTED:
@@ -643,7 +643,7 @@ def results_kernel(
         _count_occupied(record + _ROWS + _OCCUPIED * segments + segment, segments, occupied, TILE)
         if AHEAD:
             value = tl.load(values + element + at, mask=chosen != 0, other=0).to(tl.float32, bitcast=True)
-            local_number = tl.where(chosen != 0, fixed_number(value, scale[:, None]).to(tl.int32), 0)
+            local_number = tl.where(chosen != 0, fixed_number(value, scale[:, None]), 0)
             tl.store(local + place, local_number, mask=chosen != 0)
             _add(record + _ROWS + segment, _non_zeros(local_number))
             tl.debug_barrier()  # all values are read before others' results replace them

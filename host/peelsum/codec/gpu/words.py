@@ -39,6 +39,8 @@ _ZERO_SCALE, _NON_FINITE_SCALE = tl.constexpr(ZERO_SCALE), tl.constexpr(NON_FINI
 #: Adding and then subtracting this rounds a float64 below 2**51 to an integer, half to even.
 _ROUNDING = tl.constexpr(1.5 * 2.0**52)
 _INTEGERS_FROM = tl.constexpr(2.0**51)
+#: From here on the low 32 bits of a float32's integer are 0, and a GPU converts it to the nearest int64.
+_ZERO_FROM = tl.constexpr(2.0**62)
 _EXPONENT_BIAS, _WIDE_MANTISSA_BITS = tl.constexpr(1023), tl.constexpr(52)
 
 
@@ -165,13 +167,16 @@ def power_of_two(exponent):
 
 @triton.jit
 def fixed_number(value, scale):
-    """Return int64 rint(value * 2**scale) of float32 values, half to even; `scale` is an int32 or several.
+    """Return int32 rint(value * 2**scale) modulo 2**32 of float32 values, half to even; 0 if not finite.
 
-    From 2**51 on, the product is an integer already: a float32 has only 24 significant bits.
+    `scale` is an int32 or several. From 2**51 on, the product is an integer already: a float32 has only 24
+    significant bits.
     """
     scaled = value.to(tl.float64) * power_of_two(scale)
-    rounded = tl.where(tl.abs(scaled) < _INTEGERS_FROM, (scaled + _ROUNDING) - _ROUNDING, scaled)
-    return rounded.to(tl.int64)
+    size = tl.abs(scaled)
+    integer = tl.where(size < _ZERO_FROM, scaled, 0.0)
+    rounded = tl.where(size < _INTEGERS_FROM, (scaled + _ROUNDING) - _ROUNDING, integer)
+    return rounded.to(tl.int64).to(tl.int32)
 
 
 @triton.jit
