@@ -62,7 +62,7 @@ GPU_TESTS := $(GPU_PYTHON) -m pytest -q
 gpu: export PYTHONPATH := $(CURDIR):$(CURDIR)/cli:$(CURDIR)/common:$(CURDIR)/control_plane:$(CURDIR)/host:$(CURDIR)/switch:$(CURDIR)/topology
 gpu: $(if $(filter file,$(origin GPU_PYTHON)),$(VENV)/.installed)
 	@$(GPU_PYTHON) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("gpu: torch " + torch.__version__ + " finds none; install its CUDA build on a machine with an NVIDIA GPU")'
-	@failed=; run() { limit=$$1; shift; echo "gpu: $$*"; timeout $$limit "$$@" || failed="$$failed$$* (exit $$?); "; }; \
+	@failed=; run() { limit=$$1; shift; echo "gpu: $$*"; timeout -k 10 $$limit "$$@" || failed="$$failed$$* (exit $$?); "; }; \
 	run 150 $(GPU_TESTS) tests/codec/test_segments.py tests/codec/test_gpu_kernels.py tests/codec/test_sketch.py tests/codec/test_index.py tests/allreduce/test_random_jobs.py::test_sums_with_a_gpu_are_those_of_the_host tests/codec/test_gpu_counts.py; \
 	run 100 $(GPU_PYTHON) -m benchmarks gpu gpu_stages --out docs/results/gpu; \
 	run 150 $(GPU_PYTHON) -m benchmarks train --model ncf,bert,vgg19 --cpu --device cuda --out docs/results/gpu; \

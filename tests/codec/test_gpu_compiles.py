@@ -33,8 +33,14 @@ def test_kernels_compile(capability, pytestconfig, tmp_path):
         for source in (SOURCES / "gpu").glob("*.py")
         for name in re.findall(r"^def (\w+_kernel)\(", source.read_text(), re.MULTILINE)
     }
-    loads_past_l1 = dict(re.findall(r"^(\w+): (\d+) loads past L1", run.stdout, re.MULTILINE))
+    accesses = {line.split()[0]: tuple(map(int, line.split()[1:])) for line in run.stdout.splitlines()}
     assert len(written) > 10
-    assert loads_past_l1.keys() == written
-    # Programs on other SMs write the queue and the sums that this kernel reads.
-    assert {name for name, loads in loads_past_l1.items() if int(loads)} == {"rounds_kernel"}
+    assert accesses.keys() == written
+    # Programs on other SMs write the queue and the sums that peeling reads past L1, between barriers that
+    # release and acquire. A load that is not volatile could be moved out of the loop that waits for it.
+    shared = {name: counts for name, counts in accesses.items() if any(counts)}
+    assert [shared.pop(name) for name in ("scan_kernel", "candidates_kernel")] == [(0, 1, 0, 0)] * 2
+    past_l1, *others = shared.pop("rounds_kernel")
+    assert past_l1
+    assert others == [4, 2, 2]
+    assert not shared

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from allreduce_workers import Echo
-from gpu_counts import calls_outside_launches, counted
+from gpu_counts import calls_outside_launches, compiled_variants, counted
 from gpu_device import DEVICE
 from gpu_indexes import INDEXES, chosen
 
 from peelsum.allreduce import Allreduce, History
+from peelsum.codec import warm_up
 
 N = 1500
 _SPARSE, _BLOCKS, _REFINED, _BLOOM, _REFINED_BLOOM = INDEXES
@@ -95,3 +96,18 @@ def test_waits_do_not_grow_with_indexes_or_dense_tensors_of_few_numbers(tensors,
     assert sparse.waits.total() <= 6, str(sparse)
     dense, _ = late_step(N // tensors, tensors, 0.2)
     assert dense.waits.total() <= 3, str(dense)
+
+
+def test_after_warm_up_a_step_compiles_nothing():
+    """Other workers would wait for it."""
+    with compiled_variants() as warm:
+        warm_up("gpu")
+    with compiled_variants() as later:
+        for settings in (
+            {"forms": "dense"},
+            {"forms": "sparse", "values": "sketch"},
+            {"forms": "sparse", "values": "compact"},
+        ):
+            for steady in (True, False):
+                late_step(600, 5, steady=steady, **settings)
+    assert later <= warm, sorted(later - warm, key=str)

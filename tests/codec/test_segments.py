@@ -100,6 +100,8 @@ def compare(ops, table, seed, workers):
         np.testing.assert_array_equal(ours, theirs)
 
 
+# A device converts a float beyond the integers to another one than the host.
+@pytest.mark.filterwarnings("error:invalid value encountered in cast")
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
 def test_words_and_results_are_those_of_the_reference(name):
     """Few jobs in the interpreter of a GPU's kernels, which is slow."""

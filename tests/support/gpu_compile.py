@@ -1,4 +1,4 @@
-"""Compile all GPU kernels for a compute capability, such as 90, and print the name of each."""
+"""Compile all GPU kernels for a compute capability, such as 90; print each one's name and memory accesses."""
 
 import sys
 from typing import Any
@@ -27,17 +27,17 @@ def words(size: int) -> torch.Tensor:
 
 
 def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-    """Compile a kernel for the arguments of a launch, instead of launching it, and print its name.
+    """Compile a kernel for the arguments of a launch, instead of launching it.
 
-    Pointers are taken to be aligned to 16 bytes, as torch aligns memory.
+    Print its name; loads past L1; volatile loads; and accesses that release and that acquire.
     """
-    signature, constants, aligned = {}, {}, {}
-    for i, (parameter, argument) in enumerate(zip(kernel.params, arguments, strict=True)):
+    signature, constants = {}, {}
+    for parameter, argument in zip(kernel.params, arguments, strict=True):
+        assert parameter.is_constexpr or parameter.do_not_specialize
         if parameter.is_constexpr:
             signature[parameter.name], constants[parameter.name] = "constexpr", argument
         elif isinstance(argument, torch.Tensor):
             signature[parameter.name] = _TYPES[argument.dtype]
-            aligned[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "i32" if abs(argument) < 2**31 else "i64"
     same = kernel, *signature.items(), *constants.items()
@@ -45,8 +45,11 @@ def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> Non
         return
     DONE.add(same)
     target = GPUTarget("cuda", int(sys.argv[1]), 32)
-    binary = compile(ASTSource(kernel, signature, constants, aligned), target=target, options=options)
-    print(f"{kernel.fn.__name__}: {binary.asm['ptx'].count('ld.global.cg')} loads past L1")
+    binary = compile(ASTSource(kernel, signature, constants), target=target, options=options)
+    counts = [
+        binary.asm["ptx"].count(what) for what in ("ld.global.cg", "ld.volatile", ".release.", ".acquire.")
+    ]
+    print(kernel.fn.__name__, *counts)
 
 
 def step() -> None:

@@ -6,9 +6,11 @@ On a CPU, Triton's interpreter runs the kernels, and torch's operations do not w
 would be on a device.
 """
 
+import inspect
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
 import gpu_device  # before Triton is imported
 import torch
@@ -18,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from peelsum.codec.gpu import launch, memory
 
+_TORCH = str(Path(torch.__file__).parent)
 #: Methods that return a device's numbers to the host.
 _READS = {"cpu", "tolist", "item", "__int__", "__bool__", "__float__", "__index__", "nonzero"}
 #: Operations that allocate or look, and start no kernel.
@@ -82,13 +85,14 @@ class _Operations(TorchDispatchMode):
 def calls_outside_launches(work):
     """Return how often `work` calls each Python function, by its file and name; a launch is one call.
 
-    Those that poison memory in tests do not count.
+    Those of torch do not count, of which a device takes more, nor those that poison memory in tests.
     """
     calls, run = Counter[str](), launch.run
 
     def profile(frame, event, argument):
-        if event == "call" and not frame.f_code.co_filename.endswith("poison.py"):
-            calls[f"{frame.f_code.co_filename}:{frame.f_code.co_name}"] += 1
+        name = frame.f_code.co_filename
+        if event == "call" and not name.endswith("poison.py") and not name.startswith(_TORCH):
+            calls[f"{name}:{frame.f_code.co_name}"] += 1
 
     def launched(*arguments, **options):
         sys.setprofile(None)  # the interpreter of kernels calls many functions
@@ -105,6 +109,28 @@ def calls_outside_launches(work):
         sys.setprofile(None)
         launch.run = run
     return calls
+
+
+@contextmanager
+def compiled_variants():
+    """Yield the set of what Triton compiles for the launches inside: kernels, by types and by constants."""
+    variants, run = set(), launch.run
+
+    def launched(kernel, programs, *arguments, **options):
+        constant = kernel.fn.__annotations__
+        kinds = [
+            value if name in constant else value.dtype if hasattr(value, "dtype") else abs(value) >= 2**31
+            for name, value in zip(inspect.signature(kernel.fn).parameters, arguments, strict=True)
+        ]
+        if programs:
+            variants.add((kernel.fn.__name__, *kinds, *options.items()))
+        run(kernel, programs, *arguments, **options)
+
+    launch.run = launched
+    try:
+        yield variants
+    finally:
+        launch.run = run
 
 
 def _on_device(*several):

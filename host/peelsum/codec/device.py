@@ -223,8 +223,7 @@ def device(implementation: Implementation = "cpu", *, direct: bool = False) -> C
 def warm_up(implementation: Implementation = "cpu") -> None:
     """Compile every operation by running it once, so that later steps do not wait for compilation.
 
-    Takes seconds if Numba's or Triton's cache is empty. Triton compiles the "gpu" kernels once more for sizes
-    that are multiples of 16.
+    Takes seconds if Numba's or Triton's cache is empty.
     """
     device_ = device(implementation)
     bitmap, other, copied = (device_.to_device(np.ones(1, np.uint32)) for _ in range(3))
@@ -261,7 +260,31 @@ def warm_up(implementation: Implementation = "cpu") -> None:
         codec.decode(dense, sparse, 1, (np.zeros(1, np.int64), np.zeros(1, np.float32)))
         codec.counts()
         codec.occupied(sparse, np.ones(2, np.int64))
+    if device_.ahead:
+        _warm_up_ahead(device_, table, [first, second])
+        _warm_up_ahead(device_, SegmentTable([Segment(1, sparse=False)]), [first])
     quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
     occupied(np.zeros(1, np.int32))
     address(frozen(np.ones(1, np.float32)))  # of a caller's tensor
     table.locate_elements(np.ones(2, np.bool))
+
+
+def _warm_up_ahead(device_: CodecDevice, table: SegmentTable, values: list[Any]) -> None:
+    """Run what a device does before the host knows the sizes; see `GpuSegments`."""
+    layout, words, bitmap = SketchLayout(1, 0), device_.words(table.scale_words), device_.words(table.words)
+    sketch = device_.integers(layout.cells)
+    for one_round in (True, False):
+        codec: Any = device_.segments(table, values, values, 1)
+        numbers = device_.integers(1)
+        if one_round:
+            scales, in_sketch = np.zeros(len(values), np.int32), sketch[: layout.cells * (len(values) - 1)]
+            codec.write_ahead(words, bitmap, scales, layout, numbers, in_sketch)
+        else:
+            codec.write_scales(words, bitmap)
+        codec.read_scales(device_.to_host(words))
+        if one_round:
+            codec.decode_ahead(numbers, sketch, bitmap, 1, 1)
+        else:
+            codec.use_words(words)
+            codec.write_numbers(bitmap)
+        codec.decode(numbers, numbers, 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from peelsum.codec.arrays import Words
 from peelsum.codec.gpu import launch
-from peelsum.codec.gpu.launch import BLOCK, SCANNED_WORDS, TILE_WORDS, empty, tiles_of
+from peelsum.codec.gpu.launch import BLOCK, SCANNED_WORDS, TILE_WORDS, empty, kernel, tiles_of
 from peelsum.codec.gpu.words import (
     WORD_BITS,
     as_int64,
@@ -160,7 +160,7 @@ def write_positions(words, before, out, first, room):
     tl.store(out + rank, first + bit, mask=(bits != 0) & (rank < room))
 
 
-@triton.jit
+@kernel
 def scan_kernel(
     bitmap, progress, bases, out, elements, first, room, LISTED: tl.constexpr, WORDS: tl.constexpr
 ):
@@ -175,7 +175,7 @@ def scan_kernel(
         write_positions(words, before, out, first + tile * (WORDS * WORD_BITS), room)
 
 
-@triton.jit
+@kernel
 def small_block_encode_kernel(index, out, elements, BITS: tl.constexpr, WORDS: tl.constexpr):
     """Write the bitmap of blocks of 2**BITS < 32 elements: a block is some bits of one word."""
     program = tl.program_id(0)
@@ -186,7 +186,7 @@ def small_block_encode_kernel(index, out, elements, BITS: tl.constexpr, WORDS: t
     tl.store(out + word, packed(stretch != 0), mask=(word * WORD_BITS << BITS) < elements)
 
 
-@triton.jit
+@kernel
 def large_block_encode_kernel(index, out, elements, BLOCK_WORDS: tl.constexpr, WORDS: tl.constexpr):
     """Write the bitmap of blocks of BLOCK_WORDS whole words.
 
@@ -200,7 +200,7 @@ def large_block_encode_kernel(index, out, elements, BLOCK_WORDS: tl.constexpr, W
     tl.store(out + word, packed(used), mask=word * (WORD_BITS * WORD_BITS * BLOCK_WORDS) < elements)
 
 
-@triton.jit
+@kernel
 def block_decode_kernel(blocks, out, elements, BITS: tl.constexpr, WORDS: tl.constexpr):
     """Write the bitmap of all elements of the blocks of 2**BITS elements that are set in `blocks`."""
     program = tl.program_id(0)
@@ -240,7 +240,7 @@ def _rotated(words, bits):
     return (shifted | (shifted >> 32)).to(tl.uint32).to(tl.int32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["seed"])
+@kernel
 def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK: tl.constexpr):
     """OR a bitmap's words into the filter out[hashes * rows], which must be zero."""
     program = tl.program_id(0)
@@ -252,7 +252,7 @@ def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK
         tl.atomic_or(out + row, _rotated(held, rotation), mask=held != 0, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["seed"])
+@kernel
 def bloom_decode_kernel(filter_, out, seed, elements, first_word, hashes, rows, BLOCK: tl.constexpr):
     """Write the bitmap of the elements that pass the filter."""
     program = tl.program_id(0)
@@ -267,7 +267,7 @@ def bloom_decode_kernel(filter_, out, seed, elements, first_word, hashes, rows, 
     tl.store(out + word, passed, mask=word * WORD_BITS < elements)
 
 
-@triton.jit
+@kernel
 def gather_bits_kernel(index, mask, bases, out, words, BLOCK: tl.constexpr):
     """OR the bits of `index` that `mask` selects, in order, into `out`, which must be zero."""
     program = tl.program_id(0)
@@ -285,7 +285,7 @@ def gather_bits_kernel(index, mask, bases, out, words, BLOCK: tl.constexpr):
     tl.atomic_or(out + rank // WORD_BITS + 1, high, mask=high != 0, sem="relaxed")
 
 
-@triton.jit
+@kernel
 def scatter_bits_kernel(bits, mask, bases, out, words, BLOCK: tl.constexpr):
     """Write consecutive `bits` to the set bits of `mask`, the inverse of `gather_bits_kernel`: out[words]."""
     program = tl.program_id(0)

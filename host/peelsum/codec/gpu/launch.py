@@ -7,11 +7,13 @@ memory of the device.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 # Tile sizes for 128 threads: the largest that need at most about 100 registers per thread when compiled for
@@ -26,11 +28,21 @@ _SIGN = 2**63
 _log = logging.getLogger("peelsum")
 
 
-def run(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+def kernel(function: Any) -> Any:
+    """Return a function as a kernel, of which only what is annotated as a constant is known when it compiles.
+
+    By default, Triton compiles a kernel again where an argument is 1, or a multiple of 16: a step's sizes and
+    addresses have new combinations for long. No kernel here is faster for them, as no access is vectorized.
+    """
+    variable = inspect.signature(function).parameters.keys() - inspect.get_annotations(function).keys()
+    return triton.jit(function, do_not_specialize=variable)
+
+
+def run(function: Any, programs: int, *arguments: Any, **options: Any) -> None:
     """Launch a kernel, whose first argument is a tensor, on the current stream of the current device."""
     if programs:
         started = time.monotonic()
-        kernel[(programs,)](*arguments, **options)
+        function[(programs,)](*arguments, **options)
         took_s = time.monotonic() - started
         if took_s > _COMPILING_S and arguments[0].is_cuda:  # the interpreter takes as long
             _compiling.add(took_s)

@@ -24,7 +24,7 @@ from peelsum.codec.cpu.scales import read_scales
 from peelsum.codec.fixed_point import NON_FINITE, ZERO, fixed_point
 from peelsum.codec.gpu import launch
 from peelsum.codec.gpu.index import SCAN_WARPS, count_before, load_bits, scan_bits, write_positions
-from peelsum.codec.gpu.launch import SCANNED_WORDS, empty
+from peelsum.codec.gpu.launch import SCANNED_WORDS, empty, kernel
 from peelsum.codec.gpu.memory import ALIGNED_WORDS, copy_to_device
 from peelsum.codec.gpu.sketch import PeelMemory, add_to_sketch, load_candidates, peel
 from peelsum.codec.gpu.words import (
@@ -96,6 +96,7 @@ class GpuSegments:
         self._segments = len(table.segments)
         self._device = values[0].device
         self._values, self._shared = _concatenated(values)
+        self._bits = self._values.view(torch.int32)
         self._in_place = self._shared and all(map(operator.is_, values, out))
         self._tiles = _tiles(table, self._device)
         self._highest = fixed_point(0, workers).scale
@@ -110,7 +111,7 @@ class GpuSegments:
         #: The layout of the sketch, and its width and segments for kernels.
         self._sketch: SketchLayout | None = None
         self._shape = 1, 1
-        self._union = self._values
+        self._union = self._bits
         #: The candidates' positions, once they are listed.
         self._positions: Tensor | None = None
         #: The rows of the record on the host, once they are complete.
@@ -155,7 +156,7 @@ class GpuSegments:
         programs, magnitudes = tiles.dense + tiles.sparse, self._zeros[_MAGNITUDES].view(torch.int32)
         launch.run(
             encode_kernel, programs,
-            self._values.view(torch.int32), tiles.table, magnitudes, bitmap, *numbers, self._zeros[_RECORD],
+            self._bits, tiles.table, magnitudes, bitmap, *numbers, self._zeros[_RECORD],
             *self._shape, segments, tiles.dense, ahead, rows, TILE_ROWS, num_warps=warps,
         )  # fmt: skip
         launch.run(words_kernel, programs, magnitudes, tiles.table, out, segments, TILE_ROWS)
@@ -281,7 +282,7 @@ class GpuSegments:
         self._zeroed(*counted)
         launch.run(
             numbers_kernel, count,
-            self._values.view(torch.int32), self._tiles.table, *self._scales(), self._union,
+            self._bits, self._tiles.table, *self._scales(), self._union,
             self._zeros[_BASES], dense, sparse, counts, self._zeros[_RECORD], sparse.numel(), self._segments,
             first, self._tiles.dense, self._highest, self._decoded, counts is not sparse, TILE_ROWS,
             num_warps=_MOST_WARPS,
@@ -331,7 +332,7 @@ class GpuSegments:
                 if copies:
                     torch._foreach_copy_([out for out, _ in copies], [part for _, part in copies])
         # A caller may keep results for long, and them alone.
-        del self._values, self._tensors, self._written
+        del self._values, self._bits, self._union, self._tensors, self._written
         return results
 
     def _write_results(
@@ -354,10 +355,10 @@ class GpuSegments:
         tiles = self._tiles
         launch.run(
             results_kernel, tiles.dense + tiles.sparse,
-            self._values.view(torch.int32), dense, sparse, tiles.table, *self._scales(), self._union,
-            self._zeros[_BASES], flat, local, self._zeros[_RECORD], divisor, sparse.numel(),
-            self._segments, tiles.dense, tiles.sparse, self._highest, self._decoded, local is not sparse,
-            TILE_ROWS, num_warps=_MOST_WARPS,
+            self._bits, dense, sparse, tiles.table, *self._scales(), self._union,
+            self._zeros[_BASES], flat, local, self._zeros[_RECORD], sparse.numel(), self._segments,
+            tiles.dense, tiles.sparse, self._highest, divisor, self._decoded, local is not sparse, TILE_ROWS,
+            num_warps=_MOST_WARPS,
         )  # fmt: skip
         return flat, results, copies
 
@@ -464,7 +465,7 @@ def _add(counts, count):
     tl.atomic_add(counts, count.to(tl.int64), mask=count != 0, sem="relaxed")
 
 
-@triton.jit
+@kernel
 def encode_kernel(
     values, tiles, magnitudes, bitmap, scales, dense, sketch, seed, record, width, sketch_segments, segments,
     dense_tiles, AHEAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr
@@ -490,7 +491,7 @@ def encode_kernel(
             tl.store(bitmap + word + row, packed(magnitude != 0), mask=row * WORD_BITS < count)
         if AHEAD:
             scale = tl.load(scales + block, mask=row * WORD_BITS < count, other=0)
-            number = fixed_number(value.to(tl.float32, bitcast=True), scale[:, None]).to(tl.int32)
+            number = fixed_number(value.to(tl.float32, bitcast=True), scale[:, None])
             number = tl.where(inside, number, 0)
             if tile < dense_tiles:
                 tl.store(dense + element + at, number, mask=inside)
@@ -505,7 +506,7 @@ def encode_kernel(
         _add(record + _ROWS + segment, local)
 
 
-@triton.jit
+@kernel
 def words_kernel(magnitudes, tiles, out, segments, TILE: tl.constexpr):
     """Write the words that agree on scales, of segments and blocks, from what `encode_kernel` wrote."""
     tile = tl.program_id(0)
@@ -520,7 +521,7 @@ def words_kernel(magnitudes, tiles, out, segments, TILE: tl.constexpr):
     tl.store(out + segment, segment_word(of_segment), mask=is_first)
 
 
-@triton.jit
+@kernel
 def candidates_kernel(
     bitmap, tiles, progress, bases, record, positions, state, held, waiting, numbers, seed, room, width,
     sketch_segments, segments, dense_tiles, LOADED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr,
@@ -563,7 +564,7 @@ def _candidates(bitmap, bases, first_word, count, tile, TILE: tl.constexpr):
     return bits, ranks(words, bases, tile)[:, None] + tl.cumsum(bits, axis=1) - bits
 
 
-@triton.jit
+@kernel
 def numbers_kernel(
     values, tiles, scales, skipped, bitmap, bases, dense, sparse, counts, record, room, segments, first_tile,
     dense_tiles, highest, DECODED: tl.constexpr, COUNTED: tl.constexpr, TILE: tl.constexpr
@@ -586,7 +587,7 @@ def numbers_kernel(
         candidates, place = _candidates(bitmap, bases, word, count, tile - dense_tiles, TILE)
         chosen, out = (candidates != 0) & (place < room), sparse
     value = tl.load(values + element + at, mask=chosen, other=0).to(tl.float32, bitcast=True)
-    number = tl.where(chosen, fixed_number(value, scale[:, None]).to(tl.int32), 0)
+    number = tl.where(chosen, fixed_number(value, scale[:, None]), 0)
     tl.store(out + place, number, mask=chosen)
     _add(record + _ROWS + segment, _non_zeros(number))
     if COUNTED:
@@ -610,10 +611,10 @@ def _count_occupied(counts, stride, words, TILE: tl.constexpr):
         _add(counts + b * stride, tl.sum(rows, axis=0))
 
 
-@triton.jit
+@kernel
 def results_kernel(
-    values, dense, sparse, tiles, scales, skipped, bitmap, bases, out, local, record, divisor, room, segments,
-    dense_tiles, sparse_tiles, highest, DECODED: tl.constexpr, AHEAD: tl.constexpr,
+    values, dense, sparse, tiles, scales, skipped, bitmap, bases, out, local, record, room, segments,
+    dense_tiles, sparse_tiles, highest, DIVISOR: tl.constexpr, DECODED: tl.constexpr, AHEAD: tl.constexpr,
     TILE: tl.constexpr
 ):  # fmt: skip
     """Write all results: 0 where nothing is sent, NaN if not finite; count sums that are not 0.
@@ -642,8 +643,8 @@ def results_kernel(
         _count_occupied(record + _ROWS + _OCCUPIED * segments + segment, segments, occupied, TILE)
         if AHEAD:
             value = tl.load(values + element + at, mask=chosen != 0, other=0).to(tl.float32, bitcast=True)
-            local_number = tl.where(chosen != 0, fixed_number(value, scale[:, None]).to(tl.int32), 0)
+            local_number = tl.where(chosen != 0, fixed_number(value, scale[:, None]), 0)
             tl.store(local + place, local_number, mask=chosen != 0)
             _add(record + _ROWS + segment, _non_zeros(local_number))
             tl.debug_barrier()  # all values are read before others' results replace them
-    tl.store(out + element + at, float_of(number, scale, not_finite, divisor), mask=inside)
+    tl.store(out + element + at, float_of(number, scale, not_finite, DIVISOR), mask=inside)

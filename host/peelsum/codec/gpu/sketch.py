@@ -23,7 +23,7 @@ from torch import Tensor
 
 from peelsum.codec import layout
 from peelsum.codec.gpu import launch
-from peelsum.codec.gpu.launch import tiles_of
+from peelsum.codec.gpu.launch import kernel, tiles_of
 from peelsum.codec.gpu.words import as_int64, mixed, one_per_thread
 from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout
 
@@ -162,7 +162,7 @@ def add_to_sketch(out, seed, position, value, width, segments):
         tl.atomic_add(out + first + cell, change, mask=value != 0, sem="relaxed")
 
 
-@triton.jit
+@kernel
 def sketch_encode_kernel(positions, values, out, seed, candidates, width, segments, BLOCK: tl.constexpr):
     """Add values[candidates] at their positions to the sketch `out`, which must be zero."""
     t = one_per_thread(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
@@ -189,7 +189,7 @@ def load_candidates(
         tl.atomic_add(state + first + cell, t + _ONE, mask=inside, sem="relaxed")
 
 
-@triton.jit
+@kernel
 def load_kernel(
     positions, state, held, waiting, out, seed, candidates, width, segments,
     COUNTED: tl.constexpr, BLOCK: tl.constexpr
@@ -272,13 +272,16 @@ def _barrier(arrived, times, members):
     tl.debug_barrier()
     if members > 1:
         tl.atomic_add(arrived, 1, sem="release")
-        while tl.load(arrived, volatile=True) < times * as_int64(members):
+        expected = times * as_int64(members)
+        while tl.load(arrived, volatile=True) < expected:
             pass
-        tl.atomic_add(arrived, 0, sem="acquire")
+        # It acquires once. Triton up to 3.7 leaves out an acquire whose result is not used.
+        while tl.atomic_add(arrived, 0, sem="acquire") < expected:
+            pass
         tl.debug_barrier()
 
 
-@triton.jit
+@kernel
 def rounds_kernel(
     positions, state, sketch, sums, queue, progress, held, peeled, waiting, out, seed, segments, width,
     members, most, BLOCK: tl.constexpr

@@ -39,12 +39,14 @@ _ZERO_SCALE, _NON_FINITE_SCALE = tl.constexpr(ZERO_SCALE), tl.constexpr(NON_FINI
 #: Adding and then subtracting this rounds a float64 below 2**51 to an integer, half to even.
 _ROUNDING = tl.constexpr(1.5 * 2.0**52)
 _INTEGERS_FROM = tl.constexpr(2.0**51)
+#: From here on the low 32 bits of a float32's integer are 0, and a GPU converts it to the nearest int64.
+_ZERO_FROM = tl.constexpr(2.0**62)
 _EXPONENT_BIAS, _WIDE_MANTISSA_BITS = tl.constexpr(1023), tl.constexpr(52)
 
 
 @triton.jit
 def as_int64(x):
-    """Return an integer as int64, even if Triton specialized it to a constant, as it does with 1."""
+    """Return an integer, which may be a constant, as int64."""
     return tl.zeros((), tl.int64) + x
 
 
@@ -152,7 +154,9 @@ def scales_of(scales, segment, block, segments, highest, DECODED: tl.constexpr):
         scale = highest - tl.minimum(tl.maximum(upper, 0), _LARGEST_FINITE)
         is_finite = of_segment >> _NON_FINITE_BIT == 0
         scale = tl.where(is_finite, tl.where(of_segment == 0, _ZERO_SCALE, scale), _NON_FINITE_SCALE)
-    return tl.where(scale < _ZERO_SCALE, scale, 0), scale < _ZERO_SCALE, scale == _NON_FINITE_SCALE
+    # Marks are 2**20 or more; tl.where, which would use a comparison, does not compile with Triton 3.6.0.
+    known = scale & ((scale - _ZERO_SCALE) >> 31)
+    return known, scale < _ZERO_SCALE, scale == _NON_FINITE_SCALE
 
 
 @triton.jit
@@ -163,18 +167,21 @@ def power_of_two(exponent):
 
 @triton.jit
 def fixed_number(value, scale):
-    """Return int64 rint(value * 2**scale) of float32 values, half to even; `scale` is an int32 or several.
+    """Return int32 rint(value * 2**scale) modulo 2**32 of float32 values, half to even; 0 if not finite.
 
-    From 2**51 on, the product is an integer already: a float32 has only 24 significant bits.
+    `scale` is an int32 or several. From 2**51 on, the product is an integer already: a float32 has only 24
+    significant bits.
     """
     scaled = value.to(tl.float64) * power_of_two(scale)
-    rounded = tl.where(tl.abs(scaled) < _INTEGERS_FROM, (scaled + _ROUNDING) - _ROUNDING, scaled)
-    return rounded.to(tl.int64)
+    size = tl.abs(scaled)
+    integer = tl.where(size < _ZERO_FROM, scaled, 0.0)
+    rounded = tl.where(size < _INTEGERS_FROM, (scaled + _ROUNDING) - _ROUNDING, integer)
+    return rounded.to(tl.int64).to(tl.int32)
 
 
 @triton.jit
-def float_of(number, scale, not_finite, divisor):
-    """Return number * 2**-scale / divisor as float32, or NaN where `not_finite`; all but `number` by rows."""
+def float_of(number, scale, not_finite, DIVISOR: tl.constexpr):
+    """Return number * 2**-scale / DIVISOR as float32, or NaN where `not_finite`; all but `number` by rows."""
     factor = power_of_two(0 - scale)[:, None]
-    value = (number.to(tl.float64) * factor / as_int64(divisor).to(tl.float64)).to(tl.float32)
+    value = (number.to(tl.float64) * factor / DIVISOR).to(tl.float32)
     return tl.where(not_finite[:, None], float("nan"), value)
