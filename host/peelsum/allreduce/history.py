@@ -6,7 +6,7 @@ They are a row of numbers for each tensor, and the exponent fields of its blocks
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -234,10 +234,10 @@ class History:
                     row = self._row((name, int(elements)))  # which may replace the array
                     self._state[row] = numbers
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Forget tensors. All workers must forget the same ones, between the same steps."""
+    def keep_only(self, names: Collection[str]) -> None:
+        """Forget all other tensors. All workers must do so between the same steps."""
         with self._lock:
-            self._forget(names)
+            self._forget([name for name in self._rows if name not in names])
 
     def _forget(self, names: Iterable[str]) -> None:
         self._rows_of_keys.clear()
