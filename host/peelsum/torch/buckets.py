@@ -445,7 +445,9 @@ class BucketSums:
         assert changes is not None
         broadcast = StateBroadcast(changes, queue.sum_words, save)
         queue.submit(broadcast, key="state").result()
-        self._recent.clear()  # The rank that enters has summed nothing before.
+        # The rank that enters has summed nothing before.
+        self._recent.clear()
+        self._sparse.forget()
         changes.lacking.clear()
         return broadcast
 
