@@ -100,6 +100,9 @@ class JobController:
                 if event.kind == "ended" and event.job_id is not None:
                     self._store.evict(epoch, event.job_id)
                 self.tell(event)
+            for job_id in (job_id for job_id in desired if self.generation(job_id) is not None):
+                switch.free_old_slots(epoch, job_id, time.monotonic())
+                break
 
     def tell(self, event: Event) -> None:
         """Count an event, and pass it to the function that takes events."""
