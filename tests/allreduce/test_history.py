@@ -152,3 +152,38 @@ def test_workers_that_forget_still_agree(monkeypatch, compressed):
                 given = [tensors(worker, step) for worker in range(WORKERS)]
                 for name, values in result.items():
                     np.testing.assert_array_equal(values, given[0][name] + given[1][name])
+
+
+def test_names_that_come_and_go_do_not_add_up(echo):
+    """The oldest names beyond the limit are forgotten, those of the step never, and all sums stay exact."""
+    history = History(most_names=16)
+    reduce = Allreduce(echo, history=history)
+    kept = {f"kept {number}": np.full(100, number, np.float32) for number in range(20)}
+    for step in range(100):
+        new = {f"new {step}": np.full(64 + step, step, np.float32)}
+        for tensors in (new, kept) if step % 10 == 0 else (new,):
+            result = reduce.sum(tensors)
+            assert all(
+                (result[name].values == echo.workers * tensor).all() for name, tensor in tensors.items()
+            )
+            assert set(tensors) <= history.saved()["unions"].keys()
+        assert len(history.saved()["unions"]) <= 20 + 1
+        assert history.saved()["unions"].keys() == history.saved()["levels"].keys()
+    # Rows are used again, and nothing else is kept of a tensor that was forgotten.
+    levels = history._levels
+    assert len(history._state) <= 64
+    assert max(map(len, (history._rows, history._rows_of_keys, levels._steps, levels._step_of))) <= 21
+    restored = again(history)
+    assert restored.saved()["unions"].keys() == history.saved()["unions"].keys()
+
+
+def test_a_tensor_that_was_forgotten_is_new(echo):
+    tensors, keys = {"a": thin(0.01, 1), "b": thin(0.01, 2)}, (("a", N), ("b", N))
+    history = History()
+    before = history.basis(keys)
+    Allreduce(echo, history=history).sum(tensors)
+    known = history.basis(keys)
+    history.keep_only({"b", "never summed"})
+    assert (history.basis(keys)[0] == before[0]).all()
+    assert (history.basis(keys)[1] == known[1]).all()
+    assert list(history.saved()["levels"]) == ["b"]

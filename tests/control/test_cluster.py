@@ -9,6 +9,7 @@ from bmv2_process import running_bmv2
 from clusters import Controllers, cluster_text, have, job_text
 from patience import PATIENCE_S, until
 from primary import Primary
+from test_controller import stamps
 
 from peelsum.control import ControlError, SwitchError, open_session
 from peelsum.control.cluster import JobController, Store
@@ -492,3 +493,14 @@ def test_bmv2_is_kept_and_taken_over_too(tmp_path, told):
             polled_until_up(second)
             assert told.count("restored") == 2
             assert jobs_on(address) == kept
+
+
+def test_old_slots_of_an_owned_switch_are_freed_without_an_admission(primary, switches):
+    admitted(primary, switches[0])
+    register, view = stamps(switches[0].device), primary._owned[switches[0].address, 1]
+    register.write(10, old := (-(1 << 29) - 1) % (1 << 32))
+    primary.poll()
+    assert register.read(10) == old
+    view._slots_at = 0.0
+    primary.poll()
+    assert register.read(10) == 0

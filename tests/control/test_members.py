@@ -370,6 +370,29 @@ def test_nobody_waits_for_a_rank_that_is_not_ready_to_enter():
     assert heard(run) == {rank: [{"entering": [2], "change": 3}] for rank in (0, 1, 3)}
 
 
+def test_losses_and_entries_without_end_do_not_add_up():
+    run, change = made(survives=True), 0
+    for now in range(50):
+        run.clients[3].closed = True
+        run.update(now)
+        report(run, dict.fromkeys(range(3), now), change=change + 1)
+        run.update(now)
+        assert run.agreed().keys() == {0, 1, 2}
+        assert run.enter(ready_client(3), now) == 3
+        run.update(now)
+        change += 2
+        for rank in range(3):
+            say(run, rank, "step", change=change, step=now)
+        run.update(now)
+        report(run, dict.fromkeys(range(3), now), change=change)
+        run.update(now)
+        assert run.agreed().keys() == {0, 1, 2}
+        assert run.admit_entering() == [3]
+        heard(run)
+    containers = [value for value in vars(run).values() if isinstance(value, (dict, list, set))]
+    assert max(map(len, containers)) <= 4
+
+
 def test_a_seat_that_is_still_to_be_taken_is_not_free():
     run = Members(client(0), 2, survives=True, patience_s=PATIENCE_S)
     assert run.enter(client(1), 0.0) is None

@@ -1,5 +1,6 @@
 """Jobs held on a switch that other controllers use: it restarts, loses tables, or gets another program."""
 
+import math
 import os
 from contextlib import closing
 
@@ -8,6 +9,7 @@ from device_state import rows
 from patience import PATIENCE_S
 from primary import Primary
 from restartable_switch import RestartableSwitch
+from test_controller import stamps
 
 from peelsum.control import SwitchError, open_session, read_status
 from peelsum.control.admission import Placement
@@ -93,6 +95,30 @@ def test_a_restarted_switch_gets_pipeline_and_job_back_and_others_nothing(held, 
     assert switch.holding() == before
     assert held.poll() == []
     assert held.jobs.evict(3) == {"waiting": []}
+
+
+def test_slots_that_would_soon_look_as_if_in_use_are_freed_without_an_admission(held, switch, monkeypatch):
+    """Else no chunk of a job that has paused for 19 hours could claim a slot, for 38 hours."""
+    register, (view,) = stamps(switch.device), held.jobs._switches.values()
+    old, recent = (-(1 << 29) - 1) % (1 << 32), (1 << 30) - 1
+    for slot, stamp in ((10, old), (11, recent)):
+        register.write(slot, stamp)
+
+    def polled(at):
+        view._slots_at = at
+        assert held.poll() == []
+        return register.read(10), register.read(11)
+
+    assert polled(math.inf) == (old, recent)
+    first_due = view._slots_at
+    assert polled(first_due) == (old, recent)
+    with Primary(switch.address, patience_s=PATIENCE_S) as other, monkeypatch.context() as patched:
+        limit(patched)
+        other.session.become_primary(7)
+        assert polled(0.0) == (old, recent)
+        assert 0.0 < view._slots_at < first_due
+    assert polled(0.0) == (0, recent)
+    assert view._slots_at >= first_due
 
 
 def test_a_switch_that_stays_away_is_told_of_once(held, switch, monkeypatch):

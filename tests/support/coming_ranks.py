@@ -9,10 +9,11 @@ from lost_ranks import digest
 from patience import until
 from torch_ranks import die
 
-from peelsum.torch import HookConfigError, SwitchAllreduceState
+from peelsum.torch import HookConfigError, SwitchAllreduceState, hook
 from peelsum.transport import TransportError
 
 SIZE = 400
+TABLES = "ab"
 
 
 def gradient(rank, step):
@@ -97,3 +98,50 @@ def visit(_, seed):
         die()
     run.state.close()
     return "", run.wrong, run.digests
+
+
+def train_tables(rank, folder, enters=False):
+    """Train two sparse tables by DDP; return the digest of both after each step.
+
+    Rank 3 is killed. The process that enters then leaves after ten steps, and the others end with its last.
+    """
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({name: torch.nn.Embedding(50, 4, sparse=True) for name in TABLES})
+    ddp = torch.nn.parallel.DistributedDataParallel(TwoTables(model))
+    rows = torch.zeros(3, dtype=torch.long)
+    for _ in range(2):
+        ddp(rows).backward()
+    ddp.zero_grad()
+    names, shared = model.named_parameters(), {"model": model}
+    state = SwitchAllreduceState(names=names, on_lost="continue", shared=shared, enters=enters)
+    ddp.register_comm_hook(state, hook)
+    state.connect()
+    first, digests, members = state.steps, dict[int, str](), [(0, 1, 2, 3)]
+    while (state.steps < first + 10) if enters else len(members) < 4:
+        if rank == 3 and state.steps == 5:
+            die()
+        step, place = state.steps, state.rank or 0
+        ddp(rows + 10 * place + step % 7).backward()
+        for parameter in model.parameters():
+            parameter.data -= parameter.grad.to_dense()
+            parameter.grad = None
+        digests[step] = digest(np.concatenate([p.detach().numpy() for p in model.parameters()]))
+        summed = state.stats().members["a.weight"]
+        assert summed == state.stats().members["b.weight"]
+        if summed != members[-1]:
+            members.append(summed)
+        if len(members) == 2:
+            (folder / "lost").touch()
+    state.close()
+    return digests
+
+
+class TwoTables(torch.nn.Module):
+    """The sum of what two tables have in some rows."""
+
+    def __init__(self, tables):
+        super().__init__()
+        self.tables = tables
+
+    def forward(self, rows):
+        return sum(table(rows).sum() for table in self.tables.values())

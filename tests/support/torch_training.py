@@ -518,6 +518,25 @@ def without_last_bucket(rank):
     return before, after
 
 
+def ever_other_groups(rank):
+    """Average ever other groups of eight parameters; return the averages, and how many sums are kept."""
+    rng = np.random.default_rng(0)
+    parameters = [nn.Parameter(torch.zeros(40 + number)) for number in range(8)]
+    state, averages, kept = SwitchAllreduceState(over="gloo"), [], set()
+    with patch.object(buckets, "MOST_SUMS", 6):
+        for step, group in enumerate(rng.random((60, len(parameters))) < 0.5):
+            chosen = [parameter for parameter, taken in zip(parameters, group, strict=True) if taken]
+            for number, parameter in enumerate(parameters):
+                own = torch.full_like(parameter, float(step + number * rank))
+                parameter.grad = own * (torch.arange(len(own)) % 3 == 0) if group[number] else None
+            if chosen:
+                state.average_gradients(chosen)
+                averages += [float(parameter.grad.sum()) for parameter in chosen]
+            kept.add(max(len(state._sums._sums), len(state._sums.queue._last_tickets)))
+    state.close()
+    return averages, max(kept)
+
+
 def compiling_late(rank, timeout_s):
     """What rank 0 logged, for which rank 1's compiler waits; the average of the ranks' numbers, twice."""
     store = store_of_all()

@@ -19,10 +19,12 @@ from peelsum.allreduce import Part
 from peelsum.cli.app import app
 from peelsum.compress import CompressedSum, StarTopK
 from peelsum.control import JobDescription
+from peelsum.control.cluster import JobController
 from peelsum.control.cluster import runs as runs_module
 from peelsum.control.cluster.requests import ConnectedClient
 from peelsum.control.cluster.runs import JobRun, JobRuns
 from peelsum.control.errors import NotPrimaryError, SwitchError
+from peelsum.logs import INTERVAL_S, MOST_RECORDS
 from peelsum.processes import Child, ProcessError
 from peelsum.tls.identity import tls_reason
 from peelsum.topology import TopologyError
@@ -398,6 +400,19 @@ def test_a_group_s_job_has_the_hosts_of_its_ports(monkeypatch):
 def test_on_a_wire_there_are_no_groups():
     runs = JobRuns(Jobs(), described_with_hosts(), [], ethernet=True)
     assert "further groups need ports that are UDP sockets" in runs.respond(Tenant())["refused"]
+
+
+def test_a_client_that_is_refused_again_and_again_does_not_fill_the_log():
+    told, now = [], 0.0
+    controller = JobController(tell=told.append)
+    runs = JobRuns(controller, described_with_hosts(), [], ethernet=True, clock=lambda: now)
+    for _ in range(1000):
+        assert "refused" in runs.respond(Tenant())
+    assert len(told) == MOST_RECORDS
+    assert controller.counts()["run"] == 1000
+    now = INTERVAL_S
+    runs.respond(Tenant())
+    assert told[-1].text.endswith(f"(before it, {1000 - MOST_RECORDS} lines were not logged)")
 
 
 def test_an_end_of_tls_without_a_reason_has_words():

@@ -1,5 +1,6 @@
 """The state between steps: across changing buckets and scales, and in a checkpoint."""
 
+import itertools
 import math
 import threading
 from typing import ClassVar
@@ -66,6 +67,32 @@ def test_buckets_in_another_order_and_of_other_members(kind, per):
         for name in SIZES:
             np.testing.assert_array_equal(training.sent[name] + training.kept(name), training.given[name])
     assert training.kept("b").any()
+
+
+def test_what_sums_of_ever_other_groups_keep(monkeypatch):
+    """Sums that were not used for longest are forgotten, but no residual, and no name of the others."""
+    for module in ("buckets", "stats"):
+        monkeypatch.setattr(f"peelsum.torch.{module}.MOST_SUMS", 4)
+    training = Training(TopK(0.3))
+    groups = ["".join(group) for size in (1, 2, 3) for group in itertools.permutations(SIZES, size)]
+    for seed, group in enumerate(3 * groups):
+        training.step(eighths(seed), group)
+        for name in group:
+            np.testing.assert_array_equal(training.sent[name] + training.kept(name), training.given[name])
+    sums = training.state._sums
+    assert len(groups) > 3 * 4
+    assert max(map(len, (sums._sums, sums._recent, sums.queue._last_tickets))) <= 4
+    assert len(training.state._stats._sums) <= 4
+    assert set(training.state.stats().tensors) == set(SIZES)
+
+
+def test_models_that_are_replaced_do_not_add_up(monkeypatch):
+    monkeypatch.setattr("peelsum.torch.buckets.MOST_SUMS", 4)
+    state = SwitchAllreduceState(over=Sums())
+    for _ in range(20):
+        state.submit(torch.ones(9), [torch.nn.Parameter(torch.zeros(9))]).wait()
+        state.end_step()
+        assert len(state._sums.history.saved()["unions"]) <= 5
 
 
 def test_random_choices_differ_by_step_seed_and_name_but_not_by_bucket():

@@ -78,6 +78,18 @@ def test_memory_descriptors_and_slots_stay_constant(tmp_path, steps):
         assert digests.items() <= stayed[0]["digests"].items()
 
 
+def test_a_rank_enters_a_run_with_two_sparse_tables(tmp_path):
+    """The others wait for the gradients of both, as they have summed each before; it must do so, too."""
+    with served_to_four(tmp_path, spare=0, timeout_s=900.0) as (_, _, job), ThreadPoolExecutor(1) as pool:
+        ranks = pool.submit(run_ranks, 4, coming_ranks.train_tables, tmp_path, environments=[job] * 4)
+        until(lambda: (tmp_path / "lost").exists() or ranks.done())
+        (entered,) = run_ranks(1, coming_ranks.train_tables, tmp_path, True, environments=[job])
+        stayed = ranks.result()[:3]
+    assert stayed[0] == stayed[1] == stayed[2]
+    assert len(entered) == 10
+    assert entered.items() <= stayed[0].items()
+
+
 def test_the_server_ends_before_the_controller_knows_that_ranks_have_left(tmp_path):
     """It has heard nothing since then; the others go on with another server."""
     (folder := tmp_path / "run").mkdir()

@@ -91,6 +91,7 @@ def over_gloo():
         for rate in (1e-9, 1.0)
     }
     works |= {"without last bucket": (training.without_last_bucket,)}
+    works |= {"other groups": (training.ever_other_groups,)}
     return run_several(2, works | {"measured": (training.over_a_measured_network,)})
 
 
@@ -107,6 +108,14 @@ def test_steps_take_fewer_exchanges_with_the_same_averages(name, over_gloo):
 def test_a_pass_ends_although_its_last_bucket_never_comes(over_gloo):
     for before, after in over_gloo["without last bucket"]:
         assert after > before
+
+
+def test_ever_other_groups_of_parameters_do_not_add_up(over_gloo):
+    """All ranks forget the same sums, after the same sum: otherwise they would exchange different words."""
+    (ours, kept), other = over_gloo["other groups"]
+    assert other == (ours, kept)
+    assert len(ours) > 200
+    assert kept <= 6
 
 
 def test_ranks_measure_the_same_network(over_gloo):

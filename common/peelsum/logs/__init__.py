@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
+from time import monotonic
 from typing import Any, Literal, TextIO
 
 from peelsum.extras import missing_extra_message
 
 __all__ = [
     "LogsError",
+    "RateLimit",
     "configure",
     "log_event",
 ]
@@ -26,11 +28,42 @@ LogFormat = Literal["json", "console"]
 FORMATS: tuple[LogFormat, ...] = ("json", "console")
 #: Fields of events that have another name in logs.
 _LOG_NAMES = {"job_id": "job", "worker_id": "worker"}
+#: Most lines per interval of seconds, so that packets or clients cannot fill the disk.
+MOST_RECORDS, INTERVAL_S = 20, 60.0
 _LOGGABLE = (bool, int, float, str, type(None))
 
 
 class LogsError(Exception):
     """The log format is unknown, or structlog is not installed."""
+
+
+class RateLimit(logging.Filter):
+    """Passes at most `MOST_RECORDS` lines in `INTERVAL_S` seconds; the next one says how many were lost."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._interval_start, self._count, self._suppressed = clock(), 0, 0
+
+    def admit(self) -> str | None:
+        """Count a line; return None if it is not to be logged, else what to append to it, mostly nothing."""
+        now, suffix = self._clock(), ""
+        if now - self._interval_start >= INTERVAL_S:
+            if self._suppressed:
+                suffix = f" (before it, {self._suppressed} lines were not logged)"
+            self._interval_start, self._count, self._suppressed = now, 0, 0
+        self._count += 1
+        if self._count > MOST_RECORDS:
+            self._suppressed += 1
+            return None
+        return suffix
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log the record."""
+        suffix = self.admit()
+        if suffix:
+            record.msg, record.args = f"{record.getMessage()}{suffix}", None
+        return suffix is not None
 
 
 def configure(

@@ -99,6 +99,9 @@ class Tofino:
         ]
         self._session.write_raw(freed, pipe)
 
+    def free_stale_slots(self) -> None:
+        """Do nothing, because the switch's clock cannot be read."""
+
     def secret_ports(self) -> None:
         """Return None: no port of a Tofino is a UDP socket."""
 

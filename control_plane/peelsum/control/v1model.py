@@ -84,6 +84,14 @@ class V1Model:
         reset_slots(self._session, slots_to_reset(self._session, plan.job_id, size), width)
         reset_slots(self._session, stale_slots(self._session, size, width), width)
 
+    def free_stale_slots(self) -> None:
+        """Free slots with old stamps (`stale_slots`), if the switch can read registers.
+
+        Raises SwitchError if the switch does not acknowledge.
+        """
+        width, size = lanes_and_slots(self._session)
+        reset_slots(self._session, stale_slots(self._session, size, width), width)
+
     def secret_ports(self) -> set[int] | None:
         """Return the ports with a secret; None if the switch's ports are not UDP sockets."""
         wildcard = p4r.Entity(extern_entry=p4r.ExternEntry(extern_type_id=SECRETS_EXTERN))

@@ -6,7 +6,8 @@ They are a row of numbers for each tensor, and the exponent fields of its blocks
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from peelsum.codec.segments import ROW, SegmentTable
 
 #: Sizes of tensors of the same name that are kept, and the capacity of the cache of rows by sequence of keys.
 _SIZES, _CACHED_SEQUENCES = 8, 256
+#: Names that are kept by default; beyond them, the oldest eighth is forgotten.
+MOST_NAMES = 1 << 14
 #: Float64 holds every integer below this.
 _MOST_ELEMENTS = 2**53
 #: Columns of a saved array before the exponent fields: elements, and elements of a block.
@@ -40,8 +43,10 @@ class BlockExponents:
         #: For each tensor, the elements of a block, and the fields of its blocks: a view of the array of the
         #: step with which it was last summed.
         self._parts: dict[Key, tuple[int, _Exponents]] = {}
-        #: The arrays of steps, by the keys of their tensors.
+        #: The arrays of steps, by the keys of their tensors, of which no two steps have one in common.
         self._steps: dict[tuple[Key, ...], tuple[SegmentTable, _Exponents]] = {}
+        #: The keys of the step that each tensor was last in; there may be no array of that step any more.
+        self._step_of: dict[Key, tuple[Key, ...]] = {}
 
     def of(self, keys: tuple[Key, ...], table: SegmentTable) -> _Exponents:
         """Return the fields of a table's blocks, int32[blocks], which the caller may change in place.
@@ -53,8 +58,9 @@ class BlockExponents:
             self._steps[keys] = table, cached[1]
             return cached[1]
         fields = np.zeros(int(table.blocks[-1]), np.int32)
-        self._steps = {others: step for others, step in self._steps.items() if set(others).isdisjoint(keys)}
         for s, key in enumerate(keys):
+            self._forget_step(key)
+            self._step_of[key] = keys
             block, part = int(table.block[s]), fields[table.blocks[s] : table.blocks[s + 1]]
             if key in self._parts:
                 kept_block, kept = self._parts[key]
@@ -69,7 +75,11 @@ class BlockExponents:
     def forget(self, key: Key) -> None:
         """Forget a tensor."""
         self._parts.pop(key, None)
-        self._steps = {keys: step for keys, step in self._steps.items() if key not in keys}
+        self._forget_step(key)
+
+    def _forget_step(self, key: Key) -> None:
+        """Forget the step that a tensor was last in; the fields of its tensors remain."""
+        self._steps.pop(self._step_of.pop(key, ()), None)
 
     def saved(self) -> dict[str, NDArray[np.int32]]:
         """Return an array for each name: for each of its sizes the elements, those of a block, and fields."""
@@ -122,9 +132,13 @@ class History:
     (`UnionCounts.occupied`), without elements whose sum is 0.
 
     Several objects `Allreduce` can share a history if they never sum the same tensor at the same time.
+
+    most_names: the most names of tensors that are kept. Beyond them, the names that came first are forgotten,
+    except those of the step; their tensors are new then. All workers must add names in the same order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_names: int = MOST_NAMES) -> None:
+        self._most_names = most_names
         self._lock = threading.Lock()
         #: The rows of each name's sizes, by number of elements; the newest size is the last.
         self._rows: dict[str, dict[int, int]] = {}
@@ -132,6 +146,8 @@ class History:
         self._rows_of_keys: dict[tuple[Key, ...], _Rows] = {}
         #: A row for each size of each name: see `history_loops`.
         self._state = np.zeros((0, loops.COLUMNS))
+        #: The number of rows that have been used, and those of them that are free again.
+        self._used, self._free = 0, list[int]()
         self._levels = BlockExponents()
 
     def basis(self, keys: tuple[Key, ...]) -> _Counts:
@@ -211,17 +227,35 @@ class History:
         levels = BlockExponents.restored(values.get("levels", {}))
         with self._lock:
             self._rows, self._rows_of_keys, self._levels = {}, {}, levels
+            self._used, self._free = 0, []
             self._state[:] = 0.0
             for name, rows in unions.items():
                 for elements, *numbers in rows:
                     row = self._row((name, int(elements)))  # which may replace the array
                     self._state[row] = numbers
 
+    def keep_only(self, names: Collection[str]) -> None:
+        """Forget all other tensors. All workers must do so between the same steps."""
+        with self._lock:
+            self._forget([name for name in self._rows if name not in names])
+
+    def _forget(self, names: Iterable[str]) -> None:
+        self._rows_of_keys.clear()
+        for name in names:
+            for elements, row in self._rows.pop(name, {}).items():
+                self._levels.forget((name, elements))
+                self._state[row] = 0.0
+                self._free.append(row)
+
     def _known(self, keys: tuple[Key, ...]) -> _Rows:
         """Return the indexes of tensors' rows; add rows for new tensors."""
         rows = self._rows_of_keys.get(keys)
         if rows is None:
             rows = np.array([self._row(key) for key in keys], np.int64)
+            if len(self._rows) > self._most_names:
+                count = len(self._rows) - self._most_names + self._most_names // 8
+                oldest, needed = list(islice(self._rows, count)), {name for name, _ in keys}
+                self._forget(name for name in oldest if name not in needed)
             if len(self._rows_of_keys) == _CACHED_SEQUENCES:
                 self._rows_of_keys.clear()
             self._rows_of_keys[keys] = rows
@@ -243,8 +277,10 @@ class History:
             self._rows_of_keys.clear()
             self._levels.forget((name, oldest))
             self._state[row] = 0.0
+        elif self._free:
+            row = self._free.pop()
         else:
-            row = sum(map(len, self._rows.values()))
+            row, self._used = self._used, self._used + 1
             if row >= len(self._state):
                 self._state = np.concatenate([self._state, np.zeros((max(row, 16), loops.COLUMNS))])
         sizes[elements] = row

@@ -37,7 +37,7 @@ from peelsum.torch.member_changes import MemberChanges, Ranks, StateBroadcast
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.settings import HookSettings, hook_errors
 from peelsum.torch.sparse_sums import SparseTensor, average_rows
-from peelsum.torch.stats import SumCost
+from peelsum.torch.stats import MOST_SUMS, SumCost
 from peelsum.torch.sum_queue import SumQueue
 from peelsum.transport.lease import RankLostError
 
@@ -52,6 +52,8 @@ _log = logging.getLogger("peelsum.torch")
 _EXCHANGES = 2
 #: Buckets that were summed together stay together until they take this many times the words.
 _HYSTERESIS = 2.0
+#: Sparse parameters of which it is kept that they have been summed.
+_MOST_TABLES = 1 << 14
 
 
 class Bucket:
@@ -187,6 +189,11 @@ class DenseBuckets(WaitingBuckets):
         for names in buckets:
             self._words[names] = sum(map(words.__getitem__, names))
 
+    def forget(self) -> None:
+        """Forget the words of all buckets, which then do not wait in their next pass."""
+        self._words.clear()
+        self._waited.clear()
+
 
 class SparseGradients(WaitingBuckets):
     """Gradients of sparse tables, which wait for the end of their backward pass.
@@ -202,8 +209,14 @@ class SparseGradients(WaitingBuckets):
     def should_wait(self) -> bool:
         """Return whether all of them have been summed before."""
         all_known = self._summed_before >= self.buckets.keys()
+        if len(self._summed_before) >= _MOST_TABLES:
+            self.forget()
         self._summed_before |= self.buckets.keys()
         return all_known
+
+    def forget(self) -> None:
+        """Forget which parameters have been summed: the next gradient of each does not wait."""
+        self._summed_before.clear()
 
 
 def average(bucket_sum: BucketSum, buckets: Mapping[Names, Bucket], step: int, *, on_host: bool) -> Any:
@@ -262,6 +275,8 @@ class BucketSums:
         self._extra_groups: list[ProcessGroupSummation] = []
         #: The sum of each bucket, or of several together, by the names of the parameters.
         self._sums: dict[Names, Average] = {}
+        #: The names of sums in the order in which they were last submitted, which is the same on all ranks.
+        self._recent: dict[Names, None] = {}
         #: None before a connection, and after `close`.
         self.queue: SumQueue | None = None
         #: The changes of the members; None if a loss is an error, and before a connection.
@@ -367,7 +382,28 @@ class BucketSums:
         if group is self._sparse:
             queue.submit(work, future, key="rows")
         else:
-            queue.submit(self._reducer.before(work, step), future, key=tuple(chain(*buckets)))
+            names = tuple(chain(*buckets))
+            queue.submit(self._reducer.before(work, step), future, key=names)
+            self._recent.pop(names, None)
+            self._recent[names] = None
+            if len(self._recent) > MOST_SUMS:
+                self._forget_oldest(queue)
+
+    def _forget_oldest(self, queue: SumQueue) -> None:
+        """Forget the half of the sums that were not submitted for longest.
+
+        In the history, the tensors of the other half remain. Parameters that are summed in ever different
+        groups, or whose modules are replaced, thus do not add up. All ranks forget the same sums, after the
+        same sum.
+        """
+        queue.drain()
+        oldest = list(self._recent)[: MOST_SUMS // 2]
+        for names in oldest:
+            del self._recent[names]
+            self._sums.pop(names, None)
+        queue.forget(oldest)
+        self._dense.forget()
+        self.history.keep_only(set(chain(*self._recent)))
 
     def average_of(self, queue: SumQueue, buckets: Mapping[Names, Any]) -> Average:
         """Return the function that averages these buckets, on the device of their gradients."""
@@ -409,6 +445,9 @@ class BucketSums:
         assert changes is not None
         broadcast = StateBroadcast(changes, queue.sum_words, save)
         queue.submit(broadcast, key="state").result()
+        # The rank that enters has summed nothing before.
+        self._recent.clear()
+        self._sparse.forget()
         changes.lacking.clear()
         return broadcast
 

@@ -170,7 +170,8 @@ class SwitchAllreduceState:
         self._counted_pass: int | None = None
         self._names = ParameterNames()
         self._stats = RunningStats(settings.log_every)
-        self._sums = BucketSums(settings, self._reducer, History(), process_group, self._stats.add)
+        history = History(most_names=sys.maxsize)  # `BucketSums` limits it, on all ranks alike
+        self._sums = BucketSums(settings, self._reducer, history, process_group, self._stats.add)
         #: Warns, when the state is freed, that it was never used. Detached by the first gradient.
         self._unused_warning = weakref.finalize(self, _warn_unused, _last_error_id())
         #: See `unused`.

@@ -20,6 +20,8 @@ from peelsum.telemetry import StepSpans, TelemetryError
 from peelsum.torch.errors import HookConfigError
 
 _LOGGER = logging.getLogger("peelsum.torch")
+#: Groups of parameters, summed together, of which results and sums are kept.
+MOST_SUMS = 1024
 #: From this step on, a warning is logged if dense gradients have less than this share of the bytes sent.
 _WARN_FROM_STEP, _WARN_BELOW_SHARE = 10, 0.9
 #: The costs that a sum's result and `HookStats` have under the same name.
@@ -78,7 +80,7 @@ class HookStats:
     """Seconds that the training thread waited for sums at the ends of its backward passes."""
 
     tensors: dict[str, TensorStats] = field(default_factory=dict)
-    """The last sum of each parameter, by name."""
+    """The last sum of each parameter, by name; of the last 1,024 groups that were summed together."""
 
     strategy: StrategyStats | None = None
     """The decisions of the strategy, if there is one."""
@@ -154,6 +156,8 @@ class RunningStats:
             totals["buckets"] += buckets
             self._sums.pop(names, None)
             self._sums[names] = result.tally, members
+            if len(self._sums) > MOST_SUMS:
+                del self._sums[next(iter(self._sums))]
             totals["elements"] += result.tally.elements
             totals["non_finite"] += result.tally.non_finite
             for name in _COSTS:

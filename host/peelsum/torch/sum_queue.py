@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar, cast
@@ -271,6 +271,11 @@ class SumQueue:
         """Wait until all submitted work is done or has failed."""
         self._check_process()
         self._pool.wait_for(self._pool.submitted)
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Forget keys of `submit`, whose work must be done."""
+        for key in keys:
+            self._last_tickets.pop(key, None)
 
     def abort(self, reason: str) -> None:
         """Fail the work that runs and all later work with `reason`, without waiting for other workers.

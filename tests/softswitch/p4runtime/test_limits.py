@@ -9,12 +9,12 @@ from finsy.proto import U128, p4r
 from p4runtime_client import WAIT_S, Client, FakeCall, status_of
 from patience import PATIENCE_S
 
+from peelsum.logs import INTERVAL_S, MOST_RECORDS, RateLimit
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.p4runtime import service as service_module
 from peelsum.softswitch.p4runtime.service import RequestQueue
 from peelsum.softswitch.p4runtime.status import Code, RequestError
 from peelsum.softswitch.p4runtime.stream import MOST_WAITING, ControllerStream
-from peelsum.softswitch.runtime.messages import INTERVAL_S, MOST_RECORDS, RateLimit
 from peelsum.tls import grpc_ends
 
 MEGABYTE = 1 << 20

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from random_programs import crc16
 
+from peelsum.logs import MOST_RECORDS
 from peelsum.softswitch import Frames, Switch, load
 from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry, TableFull
 from peelsum.softswitch.program.model import ActionSet, GroupReference, MemberReference, WeightedAction
-from peelsum.softswitch.runtime.messages import MOST_RECORDS
 from peelsum.softswitch.runtime.meters import Rates
 
 P4 = Path(__file__).parents[1] / "p4runtime" / "p4"

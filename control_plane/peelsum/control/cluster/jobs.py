@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from threading import RLock
 from typing import Any
@@ -30,6 +30,7 @@ from peelsum.control.drivers import program_files
 from peelsum.control.errors import ControlError, LeaseHeldError
 from peelsum.control.session import Session, pipeline_schema
 from peelsum.control.tables import close_job, known_generation, read_jobs
+from peelsum.logs import RateLimit
 from peelsum.tls import TlsIdentity
 from peelsum.wire import Verdict
 
@@ -100,11 +101,16 @@ class JobController:
                 if event.kind == "ended" and event.job_id is not None:
                     self._store.evict(epoch, event.job_id)
                 self.tell(event)
+            for job_id in (job_id for job_id in desired if self.generation(job_id) is not None):
+                switch.free_old_slots(epoch, job_id, time.monotonic())
+                break
 
-    def tell(self, event: Event) -> None:
-        """Count an event, and pass it to the function that takes events."""
+    def tell(self, event: Event, limit: RateLimit | None = None) -> None:
+        """Count an event, and pass it to the function that takes events, unless `limit` is reached."""
         self._counts[event.kind, event.job_id] += 1
-        self._on_event(event)
+        suffix = "" if limit is None else limit.admit()
+        if suffix is not None:
+            self._on_event(replace(event, text=event.text + suffix))
 
     def counts(self, job_id: int | None = None) -> dict[str, int]:
         """Return the number of events of each kind; for a job, only of its own and of those without a job."""

@@ -77,6 +77,7 @@ class Members:
         self.clients: dict[int, ConnectedClient] = {0: rank_0}
         #: The ranks that have joined so far: none can join twice.
         self._joined = {0}
+        #: The ranks that were lost, for those that join later: none does in a run that survives.
         self._lost: list[dict[str, Any]] = []
         #: The error of each rank that has reported one.
         self._failures: dict[int, dict[str, str]] = {}
@@ -252,10 +253,11 @@ class Members:
     def _begin_change(self, lost: list[dict[str, Any]]) -> None:
         """Tell all members who was lost, and ask them for reports if the run survives."""
         self.change += 1
-        self._lost += lost
         if self.survives:
             self._reports, self._steps, self._admits = {}, None, False
             self._deadline = math.inf
+        else:
+            self._lost += lost
         self.notify({"lost": lost})
 
     def _expel(self, ranks: set[int], reason: str) -> None:

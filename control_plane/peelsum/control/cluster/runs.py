@@ -26,6 +26,7 @@ from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
 from peelsum.control.errors import ControlError, LeaseHeldError, NotPrimaryError, SwitchError
 from peelsum.control.sections import MAX_JOB_ID
+from peelsum.logs import RateLimit
 from peelsum.processes import Child, ProcessError
 from peelsum.processes.children import ADMISSION, RestartableProcess
 from peelsum.wire.datagrams import Address
@@ -310,6 +311,8 @@ class JobRuns:
         # The port that has been free for longest is used first, as late packets of its last user may arrive.
         self._spare_ports = deque(self._job.ports.spare if self._job else ())
         self._groups: dict[ConnectedClient, JobRun] = {}
+        #: Clients that request in a loop what is refused do not fill the log.
+        self._refusals = RateLimit(clock)
         self._servers = ServerStarter()
 
     def __enter__(self) -> JobRuns:
@@ -338,9 +341,11 @@ class JobRuns:
             else:
                 response = self._start_group(client, client.ranks)
         except (ControlError, ProcessError, OSError) as error:
-            self._controller.tell(Event("error", str(error)))
+            self._controller.tell(Event("error", str(error)), self._refusals)
             return {"error": str(error)}
-        self._controller.tell(Event("run", _event_text(response, client)))
+        is_refused = bool({"error", "refused"} & response.keys())
+        event = Event("run", _event_text(response, client))
+        self._controller.tell(event, self._refusals if is_refused else None)
         return response
 
     def _join(self, client: ConnectedClient) -> dict[str, Any]:

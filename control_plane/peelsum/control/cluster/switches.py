@@ -5,6 +5,7 @@ A controller either owns its switches, or shares them with other controllers, ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -48,6 +49,9 @@ from peelsum.wire import Verdict
 _CONNECT_S, _ANSWER_S = 1.0, 10.0
 #: Seconds that a change waits until a shared switch has no other primary; the limit of a first connection.
 _PATIENCE_S, _FIRST_CONNECT_S = 10.0, 4.0
+#: Seconds between two searches for slots that look as if they were in use: they do so after 19 hours, and are
+#: found from half of that on. And seconds until another attempt after a failure.
+_SLOTS_S, _SLOTS_AGAIN_S = 4 * 3600.0, 60.0
 
 Kind = Literal[
     "primary",
@@ -123,6 +127,8 @@ class SharedSwitch:
         self._session: Session | None = None
         self._loss_reported = False
         self._partly_restored: set[int] = set()
+        #: When to search for old slots; infinity before a first call of `free_old_slots`.
+        self._slots_at = math.inf
 
     @property
     def name(self) -> str:
@@ -220,6 +226,23 @@ class SharedSwitch:
             self.mark_unverified()
             return False
         return True
+
+    def free_old_slots(self, epoch: int, job_id: int, now: float) -> None:
+        """Free slots that were not used for hours, as an admission does; search for them every _SLOTS_S.
+
+        After 19 hours, no chunk could claim them: the sums of a job that has paused would bypass the switch.
+        job_id: a job of this controller on the switch. now: the time in seconds.
+        """
+        if self._slots_at == math.inf:
+            self._slots_at = now + _SLOTS_S
+        if now < self._slots_at or self.problem:
+            return
+        try:
+            with self.as_primary(epoch, job_id) as session:
+                driver_of(session).free_stale_slots()
+            self._slots_at = now + _SLOTS_S
+        except (SwitchError, LeaseHeldError):  # `reconcile` reports it, if it lasts
+            self._slots_at = now + _SLOTS_AGAIN_S
 
     def verdicts(self) -> dict[Verdict, int]:
         """Return the number of packets with each verdict. Raises SwitchError."""

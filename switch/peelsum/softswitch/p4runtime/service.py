@@ -21,13 +21,13 @@ import grpc
 from finsy.proto import p4r, p4r_grpc
 
 from peelsum.addresses import parse_address
+from peelsum.logs import RateLimit
 from peelsum.softswitch.p4runtime import status
 from peelsum.softswitch.p4runtime.info import to_frame, to_packet_in
 from peelsum.softswitch.p4runtime.notifications import notify, poll_regularly
 from peelsum.softswitch.p4runtime.pipeline import InstalledPipeline, verify
 from peelsum.softswitch.p4runtime.stream import Arbiter, ControllerStream
 from peelsum.softswitch.runtime.device import Device
-from peelsum.softswitch.runtime.messages import RateLimit
 from peelsum.tls import Role, TlsIdentity, caller_address, caller_role, require_tls
 from peelsum.tls.grpc_ends import LimitedServer
 

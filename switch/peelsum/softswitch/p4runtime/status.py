@@ -9,8 +9,8 @@ from typing import TypeAlias
 import grpc
 from finsy.proto import p4r, rpc_status
 
+from peelsum.logs import RateLimit
 from peelsum.softswitch.errors import DuplicateEntry, EntryInUse, NoSuchEntry, SoftswitchError, TableFull
-from peelsum.softswitch.runtime.messages import RateLimit
 
 Code = grpc.StatusCode
 #: Whether an update inserts, modifies or deletes an entity.

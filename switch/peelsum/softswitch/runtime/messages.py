@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Callable
-from time import monotonic
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.logs import RateLimit
 from peelsum.softswitch.compiler.extern_layout import (
     FIRST_MESSAGE,
     MESSAGE_COUNT,
@@ -30,33 +29,9 @@ _logger = logging.getLogger("peelsum.switch")
 _PLACEHOLDER = re.compile(r"(?<!\\)\{[^}]*\}")
 #: Most digests that wait until `Messages.digests` is emptied; the oldest are dropped.
 _MOST_DIGESTS = 16 * MOST_MESSAGES
-#: Most log records per interval of seconds, so that packets or clients cannot fill the disk.
-MOST_RECORDS, INTERVAL_S = 20, 60.0
 
 #: A digest's name, and the values that a program sent with it.
 Digest: TypeAlias = tuple[str, tuple[int, ...]]
-
-
-class RateLimit(logging.Filter):
-    """Passes at most `MOST_RECORDS` records in `INTERVAL_S` seconds; the next one says how many were lost."""
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-        self._interval_start, self._count, self._suppressed = clock(), 0, 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the record."""
-        now = self._clock()
-        if now - self._interval_start >= INTERVAL_S:
-            if self._suppressed:
-                record.msg = f"{record.getMessage()} (before it, {self._suppressed} lines were not logged)"
-                record.args = None
-            self._interval_start, self._count, self._suppressed = now, 0, 0
-        self._count += 1
-        if self._count > MOST_RECORDS:
-            self._suppressed += 1
-        return self._count <= MOST_RECORDS
 
 
 class Messages:
