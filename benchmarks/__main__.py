@@ -140,11 +140,10 @@ def list_(options: argparse.Namespace, texts: dict[str, str]) -> None:
         for name in experiment.parameters if options.names else ():
             usual = [part.get(name, ()) for part in experiment.sizes["usual"].grid]
             cells = dict.fromkeys(text(value) or "none" for values in usual for value in values)
-            limits = [*map(text, (*experiment.ranges.get(name, ()), *experiment.choices.get(name, ())))]
-            print(
-                f"  {pages.option_of(name)} {','.join(cells)}"
-                + (f" (of {', '.join(limits)})" if limits else "")
-            )
+            choices, limits = experiment.choices.get(name, ()), experiment.ranges.get(name, ())
+            allowed = f" (of {', '.join(map(text, choices))})" if choices else ""
+            allowed += f" ({' to '.join(map(text, limits))})" if limits else ""
+            print(f"  {pages.option_of(name)} {','.join(cells)}{allowed}")
         for name, meaning in experiment.columns.items() if options.names else ():
             print(f"  {name}: {meaning}")
 

@@ -63,7 +63,7 @@ def test_peak(echo, settings, per_element, per_candidate, while_peeling):
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("implementation", ["cpu", "reference"])
 def test_what_is_kept_of_a_step_keeps_no_more_alive(echo, form, implementation):
-    """A result does not keep the tensors, and a tally keeps no array of elements."""
+    """A result does not keep the tensors, and a summary keeps no array of elements."""
     reduce = Allreduce(echo, forms=form, implementation=implementation)
     for _ in range(2):
         tensor = np.ones(40_000, np.float32)
@@ -71,9 +71,9 @@ def test_what_is_kept_of_a_step_keeps_no_more_alive(echo, form, implementation):
         given, values, total = (weakref.ref(one) for one in (tensor, result["g"].values, result["g"].total))
         del tensor
         assert given() is None
-        tally = result.tally
+        summary = result.summary
         assert values() is not None
         del result
         assert values() is None
         assert total() is None
-        assert tally.tensors()["g"].density == 1.0
+        assert summary.tensors()["g"].density == 1.0

@@ -32,10 +32,10 @@ class Forced(Chooser):
     seed, step = 0, 0
 
     def choose(self, tensors, settings):
-        (chosen, ahead), self.step = super().choose(tensors, settings), self.step + 1
+        (chosen, one_round), self.step = super().choose(tensors, settings), self.step + 1
         rng = np.random.default_rng([self.seed, self.step])
         indexes = [drawn_index(rng) for _ in range(rng.integers(1, 4))]
-        return tuple(self._forced(tensor, indexes) for tensor in chosen), ahead
+        return tuple(self._forced(tensor, indexes) for tensor in chosen), one_round
 
     def _forced(self, tensor, indexes):
         rng = np.random.default_rng([self.seed, self.step, crc32(tensor.name.encode())])
@@ -176,7 +176,7 @@ def run(job, group):
         for worker, result in enumerate(results):
             sent = [part for call in group.calls[worker][begin[worker] :] for part in call if not part[2]]
             assert sum(tensor.words_sent for tensor in result.tensors) == sum(len(part[1]) for part in sent)
-            assert result.tally.words_sent() == {one.name: one.words_sent for one in result.tensors}
+            assert result.summary.words_sent() == {one.name: one.words_sent for one in result.tensors}
             check_tally(result)
             for name, own in outs[worker].items():
                 assert host(own).tobytes() == host(result[name].values).tobytes()
@@ -198,15 +198,15 @@ def address(array):
 
 def check_tally(result):
     """Compare counts with the arrays that they count."""
-    tallies, contributed = result.tally.tensors(), result.contributions()
-    assert result.tally.elements == sum(tensor.elements for tensor in result.tensors)
-    assert result.tally.non_finite == sum(not tensor.finite for tensor in result.tensors)
+    tallies, contributed = result.summary.tensors(), result.contributions()
+    assert result.summary.elements == sum(tensor.elements for tensor in result.tensors)
+    assert result.summary.non_finite == sum(not tensor.finite for tensor in result.tensors)
     for one in result.tensors:
-        tally, fixed = tallies[one.name], one.fixed
-        ours = (tally.elements, tally.form, tally.index, tally.scale_block)
+        summary, fixed = tallies[one.name], one.fixed
+        ours = (summary.elements, summary.form, summary.index, summary.scale_block)
         assert ours == (one.elements, one.form, one.index, fixed and fixed.block)
         numbers = one.density, one.density_worker, one.error_bound
-        np.testing.assert_equal((tally.density, tally.density_worker, tally.error_bound), numbers)
+        np.testing.assert_equal((summary.density, summary.density_worker, summary.error_bound), numbers)
         own = one.quantized.reshape(-1)
         at = np.flatnonzero(own)
         scales = np.empty(0) if fixed is None else one.scales_at(at)

@@ -36,9 +36,9 @@ def test_the_choice_is_what_an_allreduce_takes(gbps, rtt):
     chooser = Chooser(network=request.network)
     tensor = TensorPlan("g", (1 << 20,), "float32", Choice("dense"))
     add_to_history(chooser, Layout([tensor]), expected_statistics("rows", 1 << 20, 0.01))
-    (chosen,), ahead = chooser.choose([tensor], PlanSettings())
+    (chosen,), one_round = chooser.choose([tensor], PlanSettings())
     assert plan(request)["choice"]["form"] == chosen.choice.form
-    assert (plan(request)["choice"]["exchanges"] == 1) == ahead
+    assert (plan(request)["choice"]["exchanges"] == 1) == one_round
     assert plan(request)["choice"]["index"] == (chosen.choice.index.form if chosen.choice.index else "none")
 
 
@@ -221,9 +221,9 @@ def test_a_step_ahead_is_measured_with_values_that_were_not_predicted(form, monk
 
     monkeypatch.setattr(timing, "StepDecoder", Decoder)
     ways = all_candidates(values.size, UnionCounts.uniform(values.size, 0.1))
-    choice = next(way.choice for way in ways if way.ahead and way.choice.form == form)
+    choice = next(way.choice for way in ways if way.one_round and way.choice.form == form)
     device, settings = timing.TimedDevice.of("cpu"), PlanSettings()
-    timing.measure_step(device, choice, values, settings, 0, ahead=True)  # which compares each element
+    timing.measure_step(device, choice, values, settings, 0, one_round=True)  # which compares each element
     assert overflow[0] is not None
     assert len(overflow[0].sums)
 

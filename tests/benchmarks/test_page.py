@@ -139,7 +139,7 @@ def test_names_of_lines_are_apart_and_in_order(places):
 def test_all_experiments_are_listed():
     assert [line.split()[0] for line in benchmarks("list").stdout.splitlines()] == known()
     said = benchmarks("list", "loss").stdout
-    assert "\n  --loss 0.0,0.001,0.005,0.01,0.02,0.05 (of 0, 0.5)\n" in said
+    assert "\n  --loss 0.0,0.001,0.005,0.01,0.02,0.05 (0 to 0.5)\n" in said
     assert "\n  wrong: words that differ from an independent sum\n" in said
 
 

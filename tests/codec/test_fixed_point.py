@@ -19,11 +19,11 @@ def bits_of(value):
 
 @settings(deadline=None, derandomize=True)
 @given(st.integers(0, NON_FINITE - 1), FAN_IN)
-def test_scale_is_the_largest_that_cannot_overflow(field, fan_in):
-    scale = scale_for(field, fan_in)
+def test_scale_is_the_largest_that_cannot_overflow(field, workers):
+    scale = scale_for(field, workers)
     largest = (2 - Fraction(2) ** -23) * Fraction(2) ** (field - 127)
-    assert fan_in * round(largest * Fraction(2) ** scale) <= 2**31 - 1
-    assert fan_in * round(largest * Fraction(2) ** (scale + 1)) > 2**31 - 1
+    assert workers * round(largest * Fraction(2) ** scale) <= 2**31 - 1
+    assert workers * round(largest * Fraction(2) ** (scale + 1)) > 2**31 - 1
 
 
 @settings(deadline=None, derandomize=True)
@@ -46,10 +46,10 @@ def test_subnormals_are_quantised_exactly():
     np.testing.assert_array_equal(np.ldexp(quantized.astype(np.float64), -scale), values)
 
 
-@pytest.mark.parametrize(("field", "fan_in"), [(10, 0), (10, 2**31), (NON_FINITE, 4), (-1, 4)])
-def test_impossible_scales_are_refused(field, fan_in):
+@pytest.mark.parametrize(("field", "workers"), [(10, 0), (10, 2**31), (NON_FINITE, 4), (-1, 4)])
+def test_impossible_scales_are_refused(field, workers):
     with pytest.raises(CodecError, match="use "):
-        scale_for(field, fan_in)
+        scale_for(field, workers)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 31, 32, 33, 97, 1009, 8191, 8192, 8193, 3 * 8192 + 17, 65537])

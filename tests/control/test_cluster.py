@@ -43,7 +43,7 @@ def controllers(tmp_path, switches, told):
     def noted(event):
         return told.append((event.kind, event.text))
 
-    with closing(Controllers(tmp_path, addresses, tell=noted)) as made:
+    with closing(Controllers(tmp_path, addresses, on_event=noted)) as made:
         yield made
 
 
@@ -478,7 +478,7 @@ def jobs_on(address):
 def test_bmv2_is_kept_and_taken_over_too(tmp_path, told):
     with ExitStack() as later:
         with running_bmv2(tmp_path / "first.log") as address:
-            noting = Controllers(tmp_path, [address], tell=lambda event: told.append(event.kind))
+            noting = Controllers(tmp_path, [address], on_event=lambda event: told.append(event.kind))
             controllers = later.enter_context(closing(noting))
             first = polled_until_up(controllers.start(address="here:1"))
             kept = {job_id: first.admit(job_text(job_id, address))["generation"] for job_id in (3, 4)}

@@ -319,7 +319,7 @@ def test_the_lease_passes_to_an_heir(requests, link):
         pass
     requests.respond({"admission": {}})
     ranks, heirs = zip(*(joined(requests, link, number) for number in (2, 3)), strict=True)
-    client.heir = lambda: next((heir for heir in heirs if not heir.closed), None)
+    client.successor = lambda: next((heir for heir in heirs if not heir.closed), None)
     first.close()
     for connection, closed, holder in zip(ranks, (client, *heirs), ("process 2", "process 3"), strict=False):
         while not closed.closed:

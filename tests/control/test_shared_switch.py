@@ -37,7 +37,7 @@ class Holder:
 
     def __init__(self, job):
         self.told, self.job = [], job
-        self.jobs = JobController(tell=lambda event: self.told.append(event))
+        self.jobs = JobController(on_event=lambda event: self.told.append(event))
         self.jobs.acquire_lease(job)
         self.generation = self.jobs.admit_job(job)["generation"]
         self.told.clear()

@@ -248,7 +248,7 @@ class Jobs:
 
     def __init__(self):
         self.admitted, self.up = [], True
-        self.poll = self.tell = self.evict = self.release = Mock()
+        self.poll = self.report = self.evict = self.release = Mock()
 
     def admit_job(self, job, *, is_new):
         self.admitted.append(job)

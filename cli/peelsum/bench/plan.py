@@ -80,7 +80,9 @@ def _measure(request: Point, candidates: Sequence[CostEstimate]) -> list[Measure
     values, _ = tensor(request.support, request.elements, request.density, 0)
 
     def run(way: CostEstimate) -> Measured:
-        return fastest(lambda _: measure_step(device, way.choice, values, settings, seed=0, ahead=way.ahead))
+        return fastest(
+            lambda _: measure_step(device, way.choice, values, settings, seed=0, one_round=way.one_round)
+        )
 
     return [run(way) for way in candidates]
 

@@ -23,7 +23,9 @@ class Point(CommandSettings):
 
     elements: Annotated[int, Option("Elements of the tensor.", 1, 2**39)]
     density: Annotated[float, Option("Share of elements that are non-zero on some worker.", 0, 1)]
-    gbps: Annotated[float, Option("Rate of every link in Gbit/s, as words are sent.", 1e-6, 1e6)]
+    gbps: Annotated[
+        float, Option("Rate of every link in Gbit/s of words, without packet headers.", 1e-6, 1e6)
+    ]
     rtt: Annotated[
         float, Option("Seconds from a worker to the server and back: four links' delays.", 0, 3600)
     ]

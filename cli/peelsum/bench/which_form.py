@@ -85,8 +85,8 @@ class FormTime:
 
 def all_candidates(elements: int, statistics: UnionCounts) -> Iterator[CostEstimate]:
     """Yield all ways to send a tensor, in two rounds and in one."""
-    for ahead in (False, True):
-        yield from cost_estimates(elements, statistics, PlanSettings(), ahead=ahead)
+    for one_round in (False, True):
+        yield from cost_estimates(elements, statistics, PlanSettings(), one_round=one_round)
 
 
 def best_candidate(point: Point, **settings: Any) -> CostEstimate:
@@ -94,9 +94,9 @@ def best_candidate(point: Point, **settings: Any) -> CostEstimate:
     chooser = Chooser(network=point.network, **settings)
     tensor = TensorPlan("gradient", (point.elements,), "float32", Choice("dense", scale_block=2**15))
     add_to_history(chooser, Layout([tensor]), point.expected_statistics)
-    (plan,), ahead = chooser.choose([tensor], PlanSettings())
+    (plan,), one_round = chooser.choose([tensor], PlanSettings())
     ways = all_candidates(point.elements, point.expected_statistics)
-    return next(way for way in ways if (way.choice, way.ahead) == (plan.choice, ahead))
+    return next(way for way in ways if (way.choice, way.one_round) == (plan.choice, one_round))
 
 
 def chosen_form(point: Point) -> Form:
@@ -145,7 +145,7 @@ _in_memory_cache: dict[tuple[object, ...], SteadyStep] = {}
 def _in_memory(point: Point, form: Form) -> SteadyStep:
     """Run STEPS steps of one worker, or return the cached result of the same steps for other links."""
     way = best_candidate(point, **settings_of(form))
-    key = point.elements, point.density, point.support, point.seed, way.choice, way.ahead
+    key = point.elements, point.density, point.support, point.seed, way.choice, way.one_round
     if key in _in_memory_cache:
         return _in_memory_cache[key]
     require_memory(point.elements, point.density)

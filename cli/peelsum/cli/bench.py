@@ -115,7 +115,7 @@ class _AllreduceSettings(CommandSettings):
 @app.command("allreduce")
 @with_settings
 def allreduce(settings: _AllreduceSettings, runs: _Runs) -> None:
-    """Time exact sums over the softswitch, with nccl-tests' columns, beside dense sums.
+    """Time exact sums over the softswitch, compared with dense sums, in nccl-tests' columns.
 
     The last sum of each tensor is compared with one that NumPy computes in 64 bits.
     """
@@ -176,7 +176,7 @@ class _EndpointLoad(CommandSettings):
 @app.command("endpoint")
 @with_settings
 def endpoint(settings: _EndpointLoad, runs: _Runs) -> None:
-    """Measure the packet rate of a worker's endpoint on one core, beside that of bare sockets."""
+    """Measure the packet rate of a worker's endpoint on one core, compared with bare sockets."""
     from peelsum.bench.endpoint import measure
     from peelsum.bench.switch.load import WrongSumError
 
@@ -261,7 +261,7 @@ class _TrainSettings(CommandSettings):
 @app.command("train")
 @with_settings
 def train(settings: _TrainSettings, runs: _Runs) -> None:
-    """Measure a training iteration through the switch, beside dense sums and gloo, by rate of links.
+    """Measure a training iteration through the switch, compared with dense sums and gloo, by rate of links.
 
     Every worker is a process. The softswitch's ports have the rate; gloo's links are virtual Ethernet,
     limited to the same rate, which needs root. Gradients are compared with int64 sums over gloo.

@@ -120,7 +120,7 @@ def admit(description: Description, settings: _Admission, service: Service) -> N
             if log is not None:
                 log(event)
 
-        jobs = stack.enter_context(JobController(identity=service.identity, tell=on_event))
+        jobs = stack.enter_context(JobController(identity=service.identity, on_event=on_event))
         switches = _connecting(*(plan.switch.p4runtime for plan in job.plans()))
         with reporting_progress(f"{switches}, loading the pipeline unless it runs there", tell):
             jobs.acquire_lease(job)
@@ -306,7 +306,7 @@ def run_controller(settings: _ControllerSettings, service: Service) -> None:
         calls = ("admit", "evict", "list")
         requests = stack.enter_context(RequestServer(socket, "controller", calls, identity=identity))
         own_address = f"{settings.listen.rpartition(':')[0]}:{socket.getsockname()[1]}"
-        cluster = Cluster(description, store, address=own_address, identity=identity, tell=log)
+        cluster = Cluster(description, store, address=own_address, identity=identity, on_event=log)
 
         def read_metrics() -> Values:
             return cluster_values(cluster.totals())

@@ -107,7 +107,7 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
         job, evicted = read_description(description), list[int]()
         log = service.job_event_logger(job=job.job.id)
         bases = _switch_addresses(job, [parse_address(base) for base in settings.udp], ethernet=ethernet)
-        controller = stack.enter_context(JobController(identity=identity, tell=log))
+        controller = stack.enter_context(JobController(identity=identity, on_event=log))
         switches = ", ".join(plan.switch.p4runtime for plan in job.plans())
         with reporting_progress(f"connecting to {switches}, loading the pipeline unless it runs there", tell):
             controller.acquire_lease(job)  # so that errors are reported before the first request
@@ -126,7 +126,7 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
         service.announce(f"{name}: waiting for requests at {host}:{port}", host=host, port=port, **url)
         for number in evicted:
             reason = "it has spare ports, and no `peelsum job serve` has a group there"
-            controller.tell(Event("removed", f"job {number}: evicted, as {reason}", number))
+            controller.report(Event("removed", f"job {number}: evicted, as {reason}", number))
         serve_requests(
             requests,
             runs.respond,

@@ -221,7 +221,7 @@ class Allreduce:
         current = self._chooser.history.basis(keys)
         if plan is None or current.tobytes() != basis.tobytes():
             chosen, one_round = self._chooser.choose(tensors, self._settings)
-            if plan is None or (chosen, one_round) != (plan.tensors, plan.ahead):
+            if plan is None or (chosen, one_round) != (plan.tensors, plan.one_round):
                 plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings, one_round)
         if len(self._plans) == _PLANS:
             del self._plans[next(iter(self._plans))]
@@ -363,7 +363,7 @@ def reduce_scatter(
 
 
 #: (tensors, shapes, step): returns the averages of a bucket's flat tensors, by their parameters' names, and
-#: writes them to the tensors that are float32. The result has a `tally` and costs, as `StepResult` has.
+#: writes them to the tensors that are float32. The result has a `summary` and costs, as `StepResult` has.
 BucketSum = Callable[[Mapping[str, Tensor], Sequence[tuple[int, ...]], int], Any]
 #: Returns the exact all-reduce of a bucket over a summation.
 ExactSum = Callable[[Summation], Allreduce]

@@ -167,7 +167,9 @@ class Chooser:
         misestimates = _misestimate_words(one_round, facts[:, 3 + ONE_ROUND])
         misestimates -= _misestimate_words(two_rounds, facts[:, 3 + TWO_ROUNDS])
         extra_words = resent_words + misestimates + MIN_CELLS_PER_CANDIDATE * overflow
-        extra_s = network.seconds(extra_words, 0) + _OVERFLOW_S * overflow + 1e-9 * network.codec.ahead_step
+        extra_s = (
+            network.seconds(extra_words, 0) + _OVERFLOW_S * overflow + 1e-9 * network.codec.one_round_step
+        )
         exchanges: float = max((choice.exchanges for choice in two_rounds), default=0) - 1 - resend_rate
         saved_s = exchanges * network.round_trip_s
         return _seconds(one_round, network) + extra_s < _seconds(two_rounds, network) + saved_s
@@ -190,7 +192,7 @@ class Chooser:
         if form == "auto" and seen and (elements < _LARGE or seen.non_zeros >= _DENSE * elements):
             forms = ("dense", sparse)
         union, codec = seen or UnionCounts.uniform(elements, 1.0), self.network.codec
-        choices = cost_estimates(elements, union, settings, forms, ahead=one_round, codec=codec)
+        choices = cost_estimates(elements, union, settings, forms, one_round=one_round, codec=codec)
         return min(choices, key=lambda choice: choice.seconds(self.network))
 
 

@@ -59,9 +59,9 @@ class CodecModel:
     """Per candidate: positions, quantize, dequantize."""
     cell: float = 24.0
     """Per cell of a sketch: add, peel."""
-    ahead: float = 0.6
+    one_round: float = 0.6
     """Per element of a one-round step, in addition (docs/results/experiments/which_form)."""
-    ahead_step: float = 4e5
+    one_round_step: float = 4e5
     """Per one-round step, in addition."""
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ class CostEstimate:
     """Number of exchanges, one after the other."""
     codec_s: float
     """Seconds in the codec."""
-    ahead: bool = False
+    one_round: bool = False
     """Whether the step is done in one round."""
 
     def seconds(self, network: NetworkModel) -> float:
@@ -140,7 +140,7 @@ class CostEstimate:
         return (
             network.seconds(self.words, self.exchanges)
             + self.codec_s
-            + 1e-9 * network.codec.ahead_step * self.ahead
+            + 1e-9 * network.codec.one_round_step * self.one_round
         )
 
 
@@ -160,23 +160,23 @@ def cost_estimates(
     settings: PlanSettings,
     forms: Collection[Form] = FORMS,
     *,
-    ahead: bool = False,
+    one_round: bool = False,
     codec: CodecModel = _CODEC,
 ) -> Iterator[CostEstimate]:
     """Yield every combination of one of `forms` and an index, with the best parameters for each.
 
-    ahead: whether the step is done in one round. Then an index cannot be refined, and "compact" is left out.
+    one_round: whether the step is done in one round. It then has no refined index and no "compact" values.
     """
     for form in forms:
         if form == "dense":
             work_ns = codec.call * _DENSE_CALLS + codec.dense * elements
-            yield _with_scales(Choice(form), elements, elements, work_ns, codec, ahead)
-        elif form == "sketch" or not ahead:
+            yield _with_scales(Choice(form), elements, elements, work_ns, codec, one_round)
+        elif form == "sketch" or not one_round:
             per_candidate = 1.0
             if form == "sketch":
                 per_candidate = settings.cells_per_candidate or enough_cells(seen.non_zeros)
             for index in indexes(elements, seen, per_candidate):
-                if ahead and index.refined:
+                if one_round and index.refined:
                     continue
                 words, passed = expected(index, elements, seen)
                 work_ns = codec.call * _SPARSE_CALLS + codec.sparse * elements + codec.compact * passed
@@ -185,7 +185,7 @@ def cost_estimates(
                 if form == "sketch":
                     values = values if SketchLayout.holds(passed, per_candidate) else math.inf
                     work_ns += codec.call * SKETCH_CALLS + codec.cell * values
-                yield _with_scales(Choice(form, index), elements, words + values, work_ns, codec, ahead)
+                yield _with_scales(Choice(form, index), elements, words + values, work_ns, codec, one_round)
 
 
 def _with_scales(
@@ -195,7 +195,7 @@ def _with_scales(
     block = scale_block(elements, words)
     scales, refined = 1 + -(-elements // block), choice.index is not None and choice.index.refined
     exchanges = 1 if one_round else 2 + refined
-    work_ns += codec.ahead * elements if one_round else 0.0
+    work_ns += codec.one_round * elements if one_round else 0.0
     return CostEstimate(
         replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9, one_round
     )

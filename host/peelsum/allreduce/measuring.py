@@ -123,8 +123,8 @@ def codec_model(implementation: Implementation = "cpu") -> CodecModel:
         compact=per_candidate,
         cell=max(large_sketch - sparse - SKETCH_CALLS * call, 0.0)
         / (MIN_CELLS_PER_CANDIDATE * _SPARSE * _MANY),
-        ahead=max(large_one_round - large - one_round_step, 0.0) / _MANY,
-        ahead_step=one_round_step,
+        one_round=max(large_one_round - large - one_round_step, 0.0) / _MANY,
+        one_round_step=one_round_step,
     )
 
 

@@ -157,7 +157,7 @@ class Plan:
     workers: int
     lanes: int
     settings: PlanSettings
-    ahead: bool = False
+    one_round: bool = False
     """Whether the step is done in one round, as predicted from earlier steps."""
 
     @cached_property

@@ -42,10 +42,10 @@ class TensorResult:
 
     None if no values were exchanged: all zero, or some not finite.
     """
-    fan_in: int
+    workers: int
     """Number of workers."""
     divisor: int
-    """Number by which the sum was divided: 1, or `fan_in` for an average."""
+    """Number by which the sum was divided: 1, or `workers` for an average."""
     words_sent: int
     """32-bit words that this worker sent for the tensor: exponents, index, values and left-over."""
     selection: Callable[[], NDArray[np.int64]] | None
@@ -112,7 +112,7 @@ class TensorResult:
                 at = slice(None) if self.positions is None else _on_host(self.positions)
                 values = _on_host(self.values).reshape(-1)[at]
                 scales = self.scales_at(self.positions)
-                bounds[at] = rounding_bounds(scales, values, self.fan_in, self.divisor)
+                bounds[at] = rounding_bounds(scales, values, self.workers, self.divisor)
         return bounds.reshape(self.shape)
 
     @property
@@ -206,7 +206,7 @@ class StepSummary:
     unpeeled: int
     """Candidates that were not peeled, whose numbers were then sent as they are."""
     tensors: Callable[[], Mapping[str, TensorStats]]
-    """Returns each tensor's tally, by name. It keeps no arrays of elements."""
+    """Returns each tensor's statistics, by name. It keeps no arrays of elements."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +215,7 @@ class StepResult(Mapping[str, TensorResult]):
 
     tensors: Sequence[TensorResult]
     """The results, in the order of the tensors."""
-    tally: StepSummary
+    summary: StepSummary
     """Counts of the step's tensors, without arrays."""
     members: tuple[int, ...]
     """The ranks in the sums, as numbered at the start of the run. An average is divided by their number."""

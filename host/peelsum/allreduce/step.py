@@ -54,7 +54,7 @@ class StepExecutor:
         if plan.layout.parts:  # a new seed in each step: a sketch that is not peeled well is not repeated
             self._seed = digest_of(f"{plan.settings.seed}/{number}")
         self._expected, agreed_on = None, None
-        if plan.ahead and plan.layout.order:
+        if plan.one_round and plan.layout.order:
             self._expected = expected = Prediction.of(plan, chooser.history, self._seed)
             # Everything that the meaning of words depends on: a worker with another history would send
             # numbers by other scales.
@@ -126,11 +126,11 @@ class StepExecutor:
             self._note({**counts, "chunks": exchanges.chunks, "bytes": wire_bytes})
         return StepResult(
             tensors=decoder.results,
-            tally=decoder.tally,
+            summary=decoder.summary,
             members=getattr(self._summation, "members", tuple(range(plan.workers))),
             contributions=decoder.contributions,
             digest=plan.digest,
-            one_round=plan.ahead,
+            one_round=plan.one_round,
             exchanges=exchanges.count,
             wire_bytes=wire_bytes,
             dense_bytes=plan.dense_bytes,
@@ -269,7 +269,7 @@ class StepDecoder:
         return Results(len(self._plan.tensors), self._result)
 
     @property
-    def tally(self) -> StepSummary:
+    def summary(self) -> StepSummary:
         """Counts of the step's tensors."""
         return StepSummary(
             self._plan.names,
@@ -368,7 +368,7 @@ class StepDecoder:
             values=values.reshape(tensor.shape),
             finite=bool(field != NON_FINITE),
             fixed=fixed,
-            fan_in=plan.workers,
+            workers=plan.workers,
             divisor=self._divisor,
             words_sent=int(self._words[s]) if s >= 0 else 0,
             selection=selection,

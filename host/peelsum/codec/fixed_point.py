@@ -73,8 +73,8 @@ class FixedPoint:
 
 
 @lru_cache(1024)  # scales of a model's tensors seldom change
-def error_bound(scale: int, fan_in: int, divisor: int) -> float:
-    """Return a bound on |result - sum of `fan_in` floats / divisor| that holds for every element.
+def error_bound(scale: int, workers: int, divisor: int) -> float:
+    """Return a bound on |result - sum of `workers` floats / divisor| that holds for every element.
 
     The result is number * 2**-scale / divisor, rounded to float32. It counts half of 2**-scale for each
     worker, and the rounding of the largest possible sum. Infinite if a sum can be too large for float32.
@@ -83,24 +83,24 @@ def error_bound(scale: int, fan_in: int, divisor: int) -> float:
     if largest > np.finfo(np.float32).max:
         return float("inf")
     rounded = largest * (_HALF_ULP + _ROUNDINGS) + _SMALLEST
-    return float((np.ldexp(float(fan_in), -scale - 1) / divisor + rounded) * (1 + _ROUNDINGS))
+    return float((np.ldexp(float(workers), -scale - 1) / divisor + rounded) * (1 + _ROUNDINGS))
 
 
-def scale_for(exponent_field: int, fan_in: int) -> int:
-    """Return the largest s for which the sum of `fan_in` values of this exponent, times 2**s, fits an int32.
+def scale_for(exponent_field: int, workers: int) -> int:
+    """Return the largest s for which the sum of `workers` values of this exponent, times 2**s, fits an int32.
 
     A float32 of exponent E is at most 2**(E + 1) * (1 - 2**-24). With h = E + 1 + s, its integer is at most
     2**h - 2**(h - 24). If h is below 24, rounding can carry, and it is at most 2**h. Subnormals count as E =
     -127. Raises CodecError for a fan-in below 1 or above 2**31 - 1, and for an exponent field that is not 0
     to 254.
     """
-    if not 1 <= fan_in <= _LARGEST_SUM:
-        raise CodecError(f"fan_in: {fan_in} workers are out of range; use 1 to {_LARGEST_SUM}")
+    if not 1 <= workers <= _LARGEST_SUM:
+        raise CodecError(f"workers: {workers} workers are out of range; use 1 to {_LARGEST_SUM}")
     if not 0 <= exponent_field < NON_FINITE:
         raise CodecError(
             f"exponent_field: {exponent_field} is not that of a finite float32; use 0 to {NON_FINITE - 1}"
         )
-    most = _LARGEST_SUM // fan_in
+    most = _LARGEST_SUM // workers
     headroom = most.bit_length()
     least_bit = 1 << headroom - _MANTISSA if headroom >= _MANTISSA else 0
     if (1 << headroom) - least_bit > most:  # the largest rint(x) of a float32 x below 2**headroom
@@ -109,15 +109,15 @@ def scale_for(exponent_field: int, fan_in: int) -> int:
 
 
 @lru_cache(1024)
-def fixed_point(exponent_field: int, fan_in: int) -> FixedPoint:
+def fixed_point(exponent_field: int, workers: int) -> FixedPoint:
     """Return the format with the scale of `scale_for`, and raise what that raises."""
-    return FixedPoint(scale_for(exponent_field, fan_in))
+    return FixedPoint(scale_for(exponent_field, workers))
 
 
 def rounding_bounds(
-    scales: NDArray[np.int32], values: NDArray[np.float32], fan_in: int, divisor: int
+    scales: NDArray[np.int32], values: NDArray[np.float32], workers: int, divisor: int
 ) -> NDArray[np.float64]:
-    """Return bounds float64[k] on |values[k] - sum of `fan_in` floats / divisor|, for results values[k].
+    """Return bounds float64[k] on |values[k] - sum of `workers` floats / divisor|, for results values[k].
 
     Each worker's rounding adds half of 2**-scale, and the conversion to float32 half of its spacing. A result
     that is too large for float32 has no bound: infinity.
@@ -126,5 +126,5 @@ def rounding_bounds(
     with np.errstate(over="ignore", invalid="ignore"):
         spacing = np.spacing(np.abs(values)).astype(np.float64)
     spacing = np.where(np.isfinite(spacing), spacing, _LARGEST_SPACING)
-    bounds = np.ldexp(fan_in / 2 / divisor, -scales) + spacing / 2 + size * _ROUNDINGS
+    bounds = np.ldexp(workers / 2 / divisor, -scales) + spacing / 2 + size * _ROUNDINGS
     return np.where(np.isfinite(size), bounds * (1 + _ROUNDINGS), np.inf)

@@ -289,7 +289,7 @@ def _form_candidates(elements: int, density: float, forms: tuple[Form, ...]) -> 
     """Return the forms in which an all-reduce can send a union of this density, with and without a header."""
     statistics = UnionCounts.uniform(elements, density)
     after_header = cost_estimates(elements, statistics, PlanSettings(), forms)
-    return (*after_header, *cost_estimates(elements, statistics, PlanSettings(), forms, ahead=True))
+    return (*after_header, *cost_estimates(elements, statistics, PlanSettings(), forms, one_round=True))
 
 
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)

@@ -91,7 +91,7 @@ class CompressedResult(Mapping[str, CompressedTensor]):
         return {tensor.name: tensor for tensor in self.tensors}
 
     @property
-    def tally(self) -> StepSummary:
+    def summary(self) -> StepSummary:
         """Statistics of the step's tensors, as an exact sum has them."""
         words = {tensor.name: tensor.words_sent for tensor in self.tensors}
         return StepSummary(
@@ -358,7 +358,7 @@ class StepExchange:
         ):
             self._seconds[phase] += seconds
         with self.timed("decode"):
-            tallies, words = result.tally.tensors(), result.tally.words_sent()
+            tallies, words = result.summary.tensors(), result.summary.words_sent()
             contributions = result.contributions() if feedback else {}
             tensors = []
             for name, values in sparse.items():

@@ -421,7 +421,7 @@ class BucketSums:
 
     def count(self, result: SumCost, buckets: Mapping[Names, Any], members: Ranks) -> None:
         """Count a sum of buckets over these members."""
-        if self._merges and (words := result.tally.words_sent()):
+        if self._merges and (words := result.summary.words_sent()):
             self._dense.note_words(buckets, words)
         self._count_sum(result, len(buckets), tuple(chain(*buckets)), members)
 

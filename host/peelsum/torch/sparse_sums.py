@@ -239,7 +239,7 @@ def average_rows(
     stats: Any = {name: _stats(row_sum, summation) for name, row_sum in zip(names, sums, strict=True)}
     elements = sum(tensor_stats.elements for tensor_stats in stats.values())
     return SparseResult(
-        tally=StepSummary(
+        summary=StepSummary(
             names=tuple(names),
             words_sent=dict,
             elements=elements,

@@ -32,7 +32,7 @@ _COSTS = ("wire_bytes", "dense_bytes", "encode_s", "network_s", "decode_s")
 class SparseResult:
     """The cost of summing a backward pass's sparse gradients; bytes and seconds are as in `StepResult`."""
 
-    tally: StepSummary
+    summary: StepSummary
     """Counts of the gradients."""
     wire_bytes: int
     dense_bytes: int
@@ -144,8 +144,8 @@ class RunningStats:
             totals: dict[str, Any] = dict(self._totals)
             sums = dict(self._sums)
         tensors: dict[str, TensorStats] = {}
-        for tally, _ in sums.values():
-            tensors |= tally.tensors()
+        for summary, _ in sums.values():
+            tensors |= summary.tensors()
         members = {name: ranks for names, (_, ranks) in sums.items() for name in names}
         return HookStats(**totals, tensors=tensors, members=members)
 
@@ -155,11 +155,11 @@ class RunningStats:
             totals = self._totals
             totals["buckets"] += buckets
             self._sums.pop(names, None)
-            self._sums[names] = result.tally, members
+            self._sums[names] = result.summary, members
             if len(self._sums) > MOST_SUMS:
                 del self._sums[next(iter(self._sums))]
-            totals["elements"] += result.tally.elements
-            totals["non_finite"] += result.tally.non_finite
+            totals["elements"] += result.summary.elements
+            totals["non_finite"] += result.summary.non_finite
             for name in _COSTS:
                 totals[name] += getattr(result, name)
 

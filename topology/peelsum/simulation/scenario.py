@@ -113,7 +113,7 @@ class Job(Section):
     initial_window: int = Field(default=128, ge=1, le=1 << 16)
     """Congestion window at the start, in chunks."""
     sums: int = Field(default=1, ge=1, le=1 << 30)
-    """Sums, each begun when a worker has the one before."""
+    """Number of sums, of which a worker has at most two in flight at once."""
     start_s: Seconds = 0.0
     """When its workers start."""
     salt: int | None = Field(default=None, ge=0, lt=1 << 32)

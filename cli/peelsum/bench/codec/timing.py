@@ -248,16 +248,16 @@ def measure_step(
     settings: PlanSettings,
     seed: int,
     *,
-    ahead: bool = False,
+    one_round: bool = False,
 ) -> Measured:
     """Measure a step that sums values[n] with `choice`; copying them to the device does not count.
 
-    ahead: whether to use the protocol of one round. Its history has the values in other places: a step with
-    the same ones would be predicted exactly, as none of a training is.
+    one_round: whether to sum in one round. The step before then has the same values at other positions,
+    because no step of a training has exactly the positions of the step before.
     Raises NotExactError if a decoded element is wrong.
     """
     clock, codec, device_values = device.clock, device.codec, device.place(values)
-    if ahead:
+    if one_round:
         # By whole rows and columns, so that the support stays of its kind.
         before = device.place(np.roll(values, COLUMNS * max(values.size // COLUMNS // 2, 1)))
         protocol = _one_round_protocol(device, choice, device_values, before, settings, seed)

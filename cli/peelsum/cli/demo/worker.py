@@ -145,14 +145,14 @@ def _costs(result: StepResult) -> dict[str, Any]:
 
     from peelsum.allreduce.costs import lower_bound_bits
 
-    sparse, tally = [tensor for tensor in result.tensors if tensor.index is not None], result.tally
+    sparse, summary = [tensor for tensor in result.tensors if tensor.index is not None], result.summary
     bits = sum(lower_bound_bits(tensor.elements, int(np.count_nonzero(tensor.total_at))) for tensor in sparse)
     return {
         "density": result.density,
-        "elements": tally.elements,
-        "candidates": tally.candidates,
-        "cells": tally.cells,
-        "left_over": tally.unpeeled,
+        "elements": summary.elements,
+        "candidates": summary.candidates,
+        "cells": summary.cells,
+        "left_over": summary.unpeeled,
         "sparse_words": sum(tensor.words_sent for tensor in sparse),
         "bound_words": bits / 32,
         "encode_s": result.encode_s,

@@ -113,14 +113,16 @@ class Cluster(JobController):
         *,
         address: str = "",
         identity: TlsIdentity | None = None,
-        tell: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """described: the cluster. address: where this controller answers requests. tell: takes every event.
+        """described: the cluster. address: where this controller answers requests.
+
+        on_event: called with every event.
 
         Raises PipelineError or ControlError if the program of a switch is missing.
         """
-        super().__init__(store=store, identity=identity, tell=tell, clock=clock)
+        super().__init__(store=store, identity=identity, on_event=on_event, clock=clock)
         self.address = address
         self._failure: Exception | None = None
         self._poll_s = described.controller.poll_s
@@ -186,11 +188,11 @@ class Cluster(JobController):
             return
         if self._may_take_over(resigned=not leader.address):
             self._epoch = self._file.take_over(self.address, list(self._switches))
-            self.tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
+            self.report(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
             with self._polls:
                 self._polls.notify_all()
         elif not self._role_reported:
-            self.tell(Event("backup", f"controller: is a backup; {self._describe_primary(leader.address)}"))
+            self.report(Event("backup", f"controller: is a backup; {self._describe_primary(leader.address)}"))
         self._role_reported = True
 
     def _describe_primary(self, address: str) -> str:

@@ -51,16 +51,16 @@ class JobController:
         *,
         store: Store | MemoryStore | None = None,
         identity: TlsIdentity | None = None,
-        tell: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """store: the desired jobs, by default in memory. identity: as for `Session`. tell: takes every event.
+        """store: the desired jobs, by default in memory. identity: as for `Session`.
 
-        clock: returns seconds since the epoch.
+        on_event: called with every event. clock: returns seconds since the epoch.
         """
         self._store = store or MemoryStore()
         self._identity, self._clock = identity, clock
-        self._on_event = tell
+        self._on_event = on_event
         self._switches: dict[tuple[str, int], SharedSwitch] = {}
         self._epoch = 1
         self._change_lock = RLock()
@@ -100,12 +100,12 @@ class JobController:
             for event in switch.reconcile(epoch, desired):
                 if event.kind == "ended" and event.job_id is not None:
                     self._store.evict(epoch, event.job_id)
-                self.tell(event)
-            for job_id in (job_id for job_id in desired if self.generation(job_id) is not None):
-                switch.free_old_slots(epoch, job_id, time.monotonic())
-                break
+                self.report(event)
+            admitted = [job_id for job_id in desired if self.generation(job_id) is not None]
+            if admitted:
+                switch.free_old_slots(epoch, admitted[0], time.monotonic())
 
-    def tell(self, event: Event, limit: RateLimit | None = None) -> None:
+    def report(self, event: Event, limit: RateLimit | None = None) -> None:
         """Count an event, and pass it to the function that takes events, unless `limit` is reached."""
         self._counts[event.kind, event.job_id] += 1
         suffix = "" if limit is None else limit.admit()
@@ -180,7 +180,7 @@ class JobController:
                 )
                 unverified.pop_all()  # all writes succeeded
         text = f"job: {job_id}: admitted in generation {admitted.generation}"
-        self.tell(Event("admitted", text, job_id, admitted.generation))
+        self.report(Event("admitted", text, job_id, admitted.generation))
         return {**asdict(admitted), "timeout_s": job.job.timeout_s}
 
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
@@ -197,7 +197,7 @@ class JobController:
                 waiting = [
                     switch.name for switch in switches if not switch.evict(epoch, job_id, known.generation)
                 ]
-        self.tell(Event("evicted", f"job: {job_id}: evicted", job_id))
+        self.report(Event("evicted", f"job: {job_id}: evicted", job_id))
         return {"waiting": waiting}
 
     def evict_from(self, before: AnyDescription, generation: int, job: AnyDescription) -> None:

@@ -70,7 +70,7 @@ class ConnectedClient:
     """The messages that came after the request, oldest first, for the caller of `next_client` to remove."""
     outbox: deque[dict[str, Any]] = field(default_factory=deque)
     """Messages that the next call of `next_client` sends; the connection is then closed if one has `end`."""
-    heir: Callable[[], ConnectedClient | None] = lambda: None
+    successor: Callable[[], ConnectedClient | None] = lambda: None
     """Returns the client to which the lease on the main job passes when this one is closed, if any."""
 
     @property
@@ -128,7 +128,7 @@ class RequestServer:
         identity: TlsIdentity | None = None,
         token: str = "",
     ) -> None:
-        """listening: the listening socket. name: the server's name in errors. calls: the supported requests.
+        """listening_socket: the server's. name: the server's name in errors. calls: the supported requests.
 
         identity: if given, clients need TLS and a certificate with a role that may send the request.
         token: if not empty, requests for leases must contain it.
@@ -346,10 +346,10 @@ class RequestServer:
         """Close a connection, which frees its lease, or passes it on."""
         client.closed = True
         if client is self._holder:
-            heir = client.heir()
-            self._holder = None if heir is None or heir.closed else heir
+            successor = client.successor()
+            self._holder = None if successor is None or successor.closed else successor
             if self._holder is not None:
-                self._holder.heir = client.heir
+                self._holder.successor = client.successor
         del self._clients[client.connection]
         self._selector.unregister(client.connection)
         with suppress(OSError):
@@ -375,7 +375,7 @@ def listening_socket(place: tuple[str, int], identity: TlsIdentity | None) -> so
 def serve_requests(
     requests: RequestServer,
     respond: Callable[[ConnectedClient], dict[str, Any]],
-    look: Callable[[], None],
+    poll: Callable[[], None],
     ended: Callable[[], bool],
     *,
     every_s: float,
@@ -383,7 +383,7 @@ def serve_requests(
 ) -> None:
     """Serve requests until `ended` returns True.
 
-    respond: carries out a client's request, and returns the response. look: called every `every_s` seconds.
+    respond: carries out a client's request, and returns the response. poll: called every `every_s` seconds.
     after_events: called whenever connections were read.
     """
     looked, busy_s = time.monotonic(), 0.0
@@ -395,6 +395,6 @@ def serve_requests(
             requests.respond(respond(client))
         after_events()
         if time.monotonic() - looked >= every_s:
-            look()
+            poll()
             looked = time.monotonic()
         busy_s += time.monotonic() - busy_since

@@ -143,7 +143,7 @@ class JobRun:
         described = self.job.job
         self.members = Members(client, described.workers, survives=survives, patience_s=described.timeout_s)
         if survives:
-            client.heir = self.members.first
+            client.successor = self.members.first
             if self._owns_servers:
                 self._standby_at = time.monotonic() + _STANDBY_DELAY_S
         return {**self._response(), "run": self.members.token}
@@ -153,7 +153,7 @@ class JobRun:
         if self.members is None or self._server is None:
             return
         for text in self.members.update(now):
-            self._controller.tell(Event("run", text, self.job.job.id))
+            self._controller.report(Event("run", text, self.job.job.id))
         reports = self.members.agreed()
         if reports is None:
             return
@@ -162,7 +162,7 @@ class JobRun:
         try:
             self._continue_with(ranks, reports.values())
         except (ControlError, ProcessError) as error:
-            self._controller.tell(Event("error", str(error), self.job.job.id))
+            self._controller.report(Event("error", str(error), self.job.job.id))
             self.end(f"those that are left could not be admitted ({error}); start all ranks again")
             return
         most = max(report.sums for report in reports.values())
@@ -173,7 +173,7 @@ class JobRun:
         self._controller.evict_from(*before, self._admitted_job)
         numbers = ", ".join(map(str, ranks))
         text = f"generation {self._admission['generation']}: continues with ranks {numbers}"
-        self._controller.tell(Event("run", text, self.job.job.id))
+        self._controller.report(Event("run", text, self.job.job.id))
 
     def _response(self) -> dict[str, Any]:
         """Return what workers need to connect; `switch` has the address of each worker's switch port."""
@@ -204,7 +204,7 @@ class JobRun:
         except NotPrimaryError:  # after a long wait, in which nobody was answered
             raise
         except SwitchError as error:  # the switch may have been restarted, and be ready now or soon
-            self._controller.tell(Event("error", f"{error}; trying once more", self.job.job.id))
+            self._controller.report(Event("error", f"{error}; trying once more", self.job.job.id))
             admission = self._controller.admit_job(self._admitted_job, **options)
         chunks = [self._admission.get("first_chunk", 0), *(report.chunk for report in reports)]
         first_chunk = (latest_chunk(chunks) + 2 * admission["window"] + _JOINING_CHUNKS) % (1 << 32)
@@ -228,7 +228,7 @@ class JobRun:
         The ranks of all groups need this thread meanwhile. `check` kills the server if it does not get ready.
         Raises ProcessError.
         """
-        self._controller.tell(Event("server", server.restart(), self.job.job.id))
+        self._controller.report(Event("server", server.restart(), self.job.job.id))
         self._restarted_at = time.monotonic()
 
     def end(self, reason: str = "the controller has ended the run; start all ranks again") -> None:
@@ -260,7 +260,7 @@ class JobRun:
             elif self._restarted_at is not None and self._server.child.running:
                 self._await_ready(self._server.child, self._restarted_at)
         except ProcessError as error:
-            self._controller.tell(Event("error", str(error), self.job.job.id))
+            self._controller.report(Event("error", str(error), self.job.job.id))
             self.end()
         if self._controller.generation(self.job.job.id) is None:
             self.end()
@@ -278,7 +278,7 @@ class JobRun:
         if self._controller.generation(job_id) is not None:
             for switch in self._controller.evict(job_id)["waiting"]:
                 text = f"job: {job_id}: is still on {switch}, which is away, or which another controller uses"
-                self._controller.tell(Event("error", text, job_id))
+                self._controller.report(Event("error", text, job_id))
 
     def _start_server(self, *, wait: bool = True) -> Child:
         address = self._port_address(self._bases[0], self.job.server_port)
@@ -341,11 +341,11 @@ class JobRuns:
             else:
                 response = self._start_group(client, client.ranks)
         except (ControlError, ProcessError, OSError) as error:
-            self._controller.tell(Event("error", str(error)), self._refusals)
+            self._controller.report(Event("error", str(error)), self._refusals)
             return {"error": str(error)}
         is_refused = bool({"error", "refused"} & response.keys())
         event = Event("run", _event_text(response, client))
-        self._controller.tell(event, self._refusals if is_refused else None)
+        self._controller.report(event, self._refusals if is_refused else None)
         return response
 
     def _join(self, client: ConnectedClient) -> dict[str, Any]:
@@ -426,7 +426,7 @@ class JobRuns:
         run.end()
         self._controller.release_lease(run.job)
         number, ports = run.job.job.id, (run.job.server_port, *run.job.worker_ports)
-        self._controller.tell(Event("run", f"group's job {number}: ended with {client.name}"))
+        self._controller.report(Event("run", f"group's job {number}: ended with {client.name}"))
         self._spare_ports.extend(ports)
 
 
