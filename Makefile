@@ -43,7 +43,7 @@ test-torch:
 	test -d $(TORCH_VENV) || $(PYTHON) -m venv $(TORCH_VENV)
 	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
 	$(TORCH_VENV)/bin/pip install --quiet -c $(TORCH_VENV)/constraints.txt -e '.[dev]' torch==$(TORCH)
-	$(TORCH_VENV)/bin/pytest -q -n logical --dist loadfile tests/torch -m "not slow and not system"
+	$(TORCH_VENV)/bin/pytest -q -n logical --dist loadfile tests/torch tests/codec/test_gpu_compiles.py -m "not slow and not system"
 	$(TORCH_VENV)/bin/pytest -q tests/cli/test_snippets.py -k "torch.md or traces.md or train-a-model.md"
 
 # The examples of all trainers, with those that `make setup` leaves out, in a separate environment.

@@ -4,6 +4,7 @@ Without a GPU Triton's interpreter runs the kernels, one launch at a time: so th
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -159,17 +160,18 @@ def test_gradients_on_a_gpu_stay_there_where_triton_is(installed, monkeypatch):
 
 @pytest.mark.parametrize(("given", "compiled"), [(None, "gpu"), ("cpu", "cpu")])
 def test_kernels_are_compiled_for_the_device_of_the_first_gradients(given, compiled, monkeypatch):
-    """Before ranks wait for each other."""
+    """Before ranks wait for each other, on that device, which may not be the current one."""
     asked = []
     monkeypatch.setattr("peelsum.torch.buckets.warm_up", asked.append)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: asked.append(device) or nullcontext())
     monkeypatch.setattr("peelsum.torch.settings.find_spec", lambda name: True)
 
     def made(over, group, timeout_s, prepare):
         return prepare() or Sums()
 
     monkeypatch.setattr("peelsum.torch.buckets.connect", made)
-    SwitchAllreduceState(implementation=given)._sums.connect(SimpleNamespace(is_cuda=True))
-    assert asked == [compiled]
+    SwitchAllreduceState(implementation=given)._sums.connect(SimpleNamespace(is_cuda=True, device="cuda:1"))
+    assert asked == ["cuda:1", compiled]
 
 
 def test_a_backend_is_left_if_measuring_fails(monkeypatch):

@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -328,8 +328,10 @@ class BucketSums:
         _log.info("network: %s, as measured", network)
 
     def _warm_up(self, gradients: torch.Tensor | None) -> None:
-        """Compile the kernels of sums of gradients on this device."""
-        warm_up(self._settings.for_device_of(gradients).implementation or "cpu")
+        """Compile the kernels of sums of gradients on this device, which may not be the current one."""
+        elsewhere = gradients is not None and gradients.is_cuda and torch.cuda.device(gradients.device)
+        with elsewhere or nullcontext():
+            warm_up(self._settings.for_device_of(gradients).implementation or "cpu")
         self._reducer.warm_up()
 
     def submit(
