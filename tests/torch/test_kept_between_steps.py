@@ -88,11 +88,15 @@ def test_what_sums_of_ever_other_groups_keep(monkeypatch):
 
 def test_models_that_are_replaced_do_not_add_up(monkeypatch):
     monkeypatch.setattr("peelsum.torch.buckets.MOST_SUMS", 4)
-    state = SwitchAllreduceState(over=Sums())
+    monkeypatch.setattr("peelsum.torch.state._MANY_NAMES", 4)
+    state, kept = SwitchAllreduceState(over=Sums()), torch.nn.Parameter(torch.zeros(9))
+    state.name([("kept", kept)])
     for _ in range(20):
         state.submit(torch.ones(9), [torch.nn.Parameter(torch.zeros(9))]).wait()
         state.end_step()
         assert len(state._sums.history.saved()["unions"]) <= 5
+        assert len(state._names.assigned) <= 5
+    assert dict(state._names.items())["kept"] is kept
 
 
 def test_random_choices_differ_by_step_seed_and_name_but_not_by_bucket():

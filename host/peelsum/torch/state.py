@@ -508,6 +508,8 @@ def _warn_unused(error_before: int) -> None:
 
 #: The names of parameters without one begin so.
 UNNAMED = "parameter "
+#: Names from which on deleted parameters without a name are looked for.
+_MANY_NAMES = 1024
 
 
 class ParameterNames:
@@ -517,10 +519,12 @@ class ParameterNames:
         self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._owners: dict[str, TensorWeakRef] = {}
         self._unnamed = 0
+        #: When to forget the deleted parameters that had no name, by the number of names.
+        self._forget_at = _MANY_NAMES
 
     @property
     def assigned(self) -> Collection[str]:
-        """All names that have been assigned, to live parameters or to deleted ones."""
+        """The names of live parameters, and of most that were deleted."""
         return self._owners.keys()
 
     def items(self) -> list[tuple[str, torch.Tensor]]:
@@ -566,10 +570,22 @@ class ParameterNames:
                 candidate = f"{UNNAMED}{self._unnamed}"
                 self._unnamed += 1  # names of deleted modules are not reused
                 if candidate not in self._owners:
+                    self._forget_deleted()
                     self._assign(candidate, parameter)
                     name = candidate
             names.append(name)
         return tuple(names)
+
+    def _forget_deleted(self) -> None:
+        """Forget deleted parameters that had no name, whenever the number of names has doubled."""
+        if len(self._owners) < self._forget_at:
+            return
+        self._owners = {
+            name: owner
+            for name, owner in self._owners.items()
+            if owner() is not None or not name.startswith(UNNAMED)
+        }
+        self._forget_at = max(_MANY_NAMES, 2 * len(self._owners))
 
     def _assign(self, name: str, parameter: torch.Tensor) -> None:
         """Give a parameter this name, and free its earlier one. Raises HookConfigError if it is complex."""
