@@ -403,16 +403,16 @@ def test_on_a_wire_there_are_no_groups():
 
 
 def test_a_client_that_is_refused_again_and_again_does_not_fill_the_log():
-    told, now = [], 0.0
-    controller = JobController(tell=told.append)
+    events, now = [], 0.0
+    controller = JobController(on_event=events.append)
     runs = JobRuns(controller, described_with_hosts(), [], ethernet=True, clock=lambda: now)
     for _ in range(1000):
         assert "refused" in runs.respond(Tenant())
-    assert len(told) == MOST_RECORDS
+    assert len(events) == MOST_RECORDS
     assert controller.counts()["run"] == 1000
     now = INTERVAL_S
     runs.respond(Tenant())
-    assert told[-1].text.endswith(f"(before it, {1000 - MOST_RECORDS} lines were not logged)")
+    assert events[-1].text.endswith(f"(before it, {1000 - MOST_RECORDS} lines were not logged)")
 
 
 def test_an_end_of_tls_without_a_reason_has_words():
