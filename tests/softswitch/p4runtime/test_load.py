@@ -90,7 +90,7 @@ def seconds(work):
 def batch(schema, table, kind, count):
     if table == "group":
         groups = [group(number + 1) for number in range(count)]
-        return [update(kind, packet_replication_engine_entry=entry) for entry in groups]
+        return [update(kind, packet_replication_engine_entry=one) for one in groups]
     return [update(kind, table_entry=entry(schema, table, number)) for number in range(count)]
 
 
