@@ -275,11 +275,11 @@ class BucketSums:
         self._extra_groups: list[ProcessGroupSummation] = []
         #: The sum of each bucket, or of several together, by the names of the parameters.
         self._sums: dict[Names, Average] = {}
-        #: The names of sums in the order in which they were last submitted, which is the same on all ranks; and
-        #: the number of changes of the step until then.
+        #: The names of sums in the order in which they were last submitted, which is the same on all ranks,
+        #: and the number of changes of the step until then.
         self._recent: dict[Names, int] = {}
         self._step, self._step_changes = -1, 0
-        #: How many were kept when the oldest were considered last: up to twice as many do not count as too many.
+        #: How many were kept when there were too many; twice as many are too many then.
         self._kept = 0
         #: None before a connection, and after `close`.
         self.queue: SumQueue | None = None
