@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from peelsum.codec import NON_FINITE, CodecError, FixedPoint, device, quantize, scale_for
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
-FAN_IN = st.integers(1, 2**31 - 1)
+WORKERS = st.integers(1, 2**31 - 1)
 
 
 def bits_of(value):
@@ -18,7 +18,7 @@ def bits_of(value):
 
 
 @settings(deadline=None, derandomize=True)
-@given(st.integers(0, NON_FINITE - 1), FAN_IN)
+@given(st.integers(0, NON_FINITE - 1), WORKERS)
 def test_scale_is_the_largest_that_cannot_overflow(field, workers):
     scale = scale_for(field, workers)
     largest = (2 - Fraction(2) ** -23) * Fraction(2) ** (field - 127)

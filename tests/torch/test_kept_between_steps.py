@@ -86,6 +86,28 @@ def test_what_sums_of_ever_other_groups_keep(monkeypatch):
     assert set(training.state.stats().tensors) == set(SIZES)
 
 
+def test_a_module_of_many_groups_keeps_its_history(monkeypatch):
+    """However many it has. The limit is for groups that are not summed any more."""
+    monkeypatch.setattr("peelsum.torch.buckets.MOST_SUMS", 4)
+    state = SwitchAllreduceState(over=Sums())
+
+    def train(parameters, steps):
+        """Return the bytes of each step."""
+        sent = [state.stats().wire_bytes]
+        for _ in range(steps):
+            for parameter in parameters:
+                state.submit((torch.arange(20_000) % 100 == 0).float(), [parameter]).wait()
+            state.end_step()
+            sent.append(state.stats().wire_bytes)
+        return np.diff(sent)
+
+    for _ in range(8):
+        first, *later = train([torch.nn.Parameter(torch.zeros(20_000)) for _ in range(6)], 4)
+        assert max(later) < first / 2
+        assert len(state._sums._recent) <= 4 * 6
+        assert len(state._sums.history.saved()["unions"]) <= 4 * 6
+
+
 def test_models_that_are_replaced_do_not_add_up(monkeypatch):
     monkeypatch.setattr("peelsum.torch.buckets.MOST_SUMS", 4)
     monkeypatch.setattr("peelsum.torch.state._MANY_NAMES", 4)

@@ -286,5 +286,5 @@ def _warm_up_ahead(device_: CodecDevice, table: SegmentTable, values: list[Any])
             codec.decode_ahead(numbers, sketch, bitmap, 1, 1)
         else:
             codec.use_words(words)
-            codec.write_numbers(bitmap)
+            codec.write_dense(codec.write_numbers(bitmap)[:1])  # all numbers; those beside a sketch
         codec.decode(numbers, numbers, 1)

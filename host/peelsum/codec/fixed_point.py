@@ -91,8 +91,8 @@ def scale_for(exponent_field: int, workers: int) -> int:
 
     A float32 of exponent E is at most 2**(E + 1) * (1 - 2**-24). With h = E + 1 + s, its integer is at most
     2**h - 2**(h - 24). If h is below 24, rounding can carry, and it is at most 2**h. Subnormals count as E =
-    -127. Raises CodecError for a fan-in below 1 or above 2**31 - 1, and for an exponent field that is not 0
-    to 254.
+    -127. Raises CodecError for fewer workers than 1 or more than 2**31 - 1, and for an exponent field that is
+    not 0 to 254.
     """
     if not 1 <= workers <= _LARGEST_SUM:
         raise CodecError(f"workers: {workers} workers are out of range; use 1 to {_LARGEST_SUM}")

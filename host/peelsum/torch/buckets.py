@@ -275,8 +275,12 @@ class BucketSums:
         self._extra_groups: list[ProcessGroupSummation] = []
         #: The sum of each bucket, or of several together, by the names of the parameters.
         self._sums: dict[Names, Average] = {}
-        #: The names of sums in the order in which they were last submitted, which is the same on all ranks.
-        self._recent: dict[Names, None] = {}
+        #: The names of sums in the order in which they were last submitted, which is the same on all ranks,
+        #: and the number of changes of the step until then.
+        self._recent: dict[Names, int] = {}
+        self._step, self._step_changes = -1, 0
+        #: How many were kept when there were too many; twice as many are too many then.
+        self._kept = 0
         #: None before a connection, and after `close`.
         self.queue: SumQueue | None = None
         #: The changes of the members; None if a loss is an error, and before a connection.
@@ -386,20 +390,26 @@ class BucketSums:
         else:
             names = tuple(chain(*buckets))
             queue.submit(self._reducer.before(work, step), future, key=names)
+            self._step_changes += step != self._step
+            self._step = step
             self._recent.pop(names, None)
-            self._recent[names] = None
-            if len(self._recent) > MOST_SUMS:
+            self._recent[names] = self._step_changes
+            if len(self._recent) > max(MOST_SUMS, 2 * self._kept):
                 self._forget_oldest(queue)
 
     def _forget_oldest(self, queue: SumQueue) -> None:
-        """Forget the half of the sums that were not submitted for longest.
+        """Forget the sums that were not submitted for longest, except those of this step and the one before.
 
-        In the history, the tensors of the other half remain. Parameters that are summed in ever different
-        groups, or whose modules are replaced, thus do not add up. All ranks forget the same sums, after the
-        same sum.
+        In the history, the tensors of the others remain. Parameters that are summed in ever different groups,
+        or whose modules are replaced, thus do not add up; but a module of many groups keeps its history. All
+        ranks forget the same sums, after the same sum.
         """
+        needed = sum(changes >= self._step_changes - 1 for changes in self._recent.values())
+        self._kept = max(needed, MOST_SUMS // 2)
+        oldest = list(self._recent)[: len(self._recent) - self._kept]
+        if not oldest:
+            return
         queue.drain()
-        oldest = list(self._recent)[: MOST_SUMS // 2]
         for names in oldest:
             del self._recent[names]
             self._sums.pop(names, None)
@@ -448,7 +458,9 @@ class BucketSums:
         broadcast = StateBroadcast(changes, queue.sum_words, save)
         queue.submit(broadcast, key="state").result()
         # The rank that enters has summed nothing before.
+        queue.forget(self._recent)
         self._recent.clear()
+        self._kept = 0
         self._sparse.forget()
         changes.lacking.clear()
         return broadcast

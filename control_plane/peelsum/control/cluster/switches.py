@@ -185,14 +185,15 @@ class SharedSwitch:
             self._session.release_lease(job_id)
 
     @contextmanager
-    def as_primary(self, epoch: int, job_id: int) -> Iterator[Session]:
+    def as_primary(self, epoch: int, job_id: int, patience_s: float | None = None) -> Iterator[Session]:
         """Acquire the lease on a job, and be the primary during the body. Raises as `acquire_lease`.
 
-        Raises NotPrimaryError if another controller remains the primary for _PATIENCE_S.
+        Raises NotPrimaryError if another controller remains the primary for `patience_s`, by default
+        _PATIENCE_S.
         """
         session = self._connected()
         session.acquire_lease(job_id)
-        session.become_primary(patience_s=_PATIENCE_S)
+        session.become_primary(patience_s=_PATIENCE_S if patience_s is None else patience_s)
         try:
             yield session
         finally:
@@ -238,7 +239,8 @@ class SharedSwitch:
         if now < self._slots_at or self.problem:
             return
         try:
-            with self.as_primary(epoch, job_id) as session:
+            # Polls wait no longer: ranks need the thread of `peelsum job serve` meanwhile.
+            with self.as_primary(epoch, job_id, _CONNECT_S) as session:
                 driver_of(session).free_stale_slots()
             self._slots_at = now + _SLOTS_S
         except (SwitchError, LeaseHeldError):  # `reconcile` reports it, if it lasts
@@ -360,7 +362,7 @@ class OwnedSwitch(SharedSwitch):
         self._epoch, self._verified = 0, False
 
     @contextmanager
-    def as_primary(self, epoch: int, job_id: int) -> Iterator[Session]:
+    def as_primary(self, epoch: int, job_id: int, patience_s: float | None = None) -> Iterator[Session]:
         """Yield the session. Raises SwitchError if this controller is not the primary in this epoch yet."""
         if self._session is None or self.problem or self._epoch != epoch:
             raise SwitchError(
