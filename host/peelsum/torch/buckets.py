@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -276,11 +276,9 @@ class BucketSums:
         #: The sum of each bucket, or of several together, by the names of the parameters.
         self._sums: dict[Names, Average] = {}
         #: The names of sums in the order in which they were last submitted, which is the same on all ranks,
-        #: and the number of changes of the step until then.
+        #: and how often the step had changed until then.
         self._recent: dict[Names, int] = {}
         self._step, self._step_changes = -1, 0
-        #: How many were kept when there were too many; twice as many are too many then.
-        self._kept = 0
         #: None before a connection, and after `close`.
         self.queue: SumQueue | None = None
         #: The changes of the members; None if a loss is an error, and before a connection.
@@ -388,25 +386,27 @@ class BucketSums:
         if group is self._sparse:
             queue.submit(work, future, key="rows")
         else:
+            if step != self._step:
+                self._step, self._step_changes = step, self._step_changes + 1
+                if len(self._recent) >= MOST_SUMS:
+                    self._forget_oldest(queue)
             names = tuple(chain(*buckets))
             queue.submit(self._reducer.before(work, step), future, key=names)
-            self._step_changes += step != self._step
-            self._step = step
             self._recent.pop(names, None)
             self._recent[names] = self._step_changes
-            if len(self._recent) > max(MOST_SUMS, 2 * self._kept):
-                self._forget_oldest(queue)
 
     def _forget_oldest(self, queue: SumQueue) -> None:
-        """Forget the sums that were not submitted for longest, except those of this step and the one before.
+        """Forget the half of the sums that were not used for longest, except those of the last two steps.
 
         In the history, the tensors of the others remain. Parameters that are summed in ever different groups,
         or whose modules are replaced, thus do not add up; but a module of many groups keeps its history. All
-        ranks forget the same sums, after the same sum.
+        ranks forget the same sums, before the first sum of a step: then none waits for a sum of this step.
         """
-        needed = sum(changes >= self._step_changes - 1 for changes in self._recent.values())
-        self._kept = max(needed, MOST_SUMS // 2)
-        oldest = list(self._recent)[: len(self._recent) - self._kept]
+        oldest = [
+            names
+            for names in islice(self._recent, len(self._recent) - MOST_SUMS // 2)
+            if self._recent[names] < self._step_changes - 2
+        ]
         if not oldest:
             return
         queue.drain()
@@ -460,7 +460,6 @@ class BucketSums:
         # The rank that enters has summed nothing before.
         queue.forget(self._recent)
         self._recent.clear()
-        self._kept = 0
         self._sparse.forget()
         changes.lacking.clear()
         return broadcast
