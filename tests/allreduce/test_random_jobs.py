@@ -198,11 +198,11 @@ def address(array):
 
 def check_tally(result):
     """Compare counts with the arrays that they count."""
-    tallies, contributed = result.summary.tensors(), result.contributions()
+    statistics, contributed = result.summary.tensors(), result.contributions()
     assert result.summary.elements == sum(tensor.elements for tensor in result.tensors)
     assert result.summary.non_finite == sum(not tensor.finite for tensor in result.tensors)
     for one in result.tensors:
-        summary, fixed = tallies[one.name], one.fixed
+        summary, fixed = statistics[one.name], one.fixed
         ours = (summary.elements, summary.form, summary.index, summary.scale_block)
         assert ours == (one.elements, one.form, one.index, fixed and fixed.block)
         numbers = one.density, one.density_worker, one.error_bound

@@ -88,12 +88,13 @@ def make_task(
     torch.manual_seed(seed)
     if name not in MODELS:
         return _import_function(name)()
-    if path is not None and not Path(path).exists():
-        raise TrainingDataError(f"{path}: does not exist; pass {DATA[name]}")
-    try:
-        check_regular(Path(path or ""))
-    except OSError as error:
-        raise TrainingDataError(f"{path}: {error.strerror}; pass {DATA[name]}") from None
+    if path is not None:
+        if not Path(path).exists():
+            raise TrainingDataError(f"{path}: does not exist; pass {DATA[name]}")
+        try:
+            check_regular(Path(path))
+        except OSError as error:
+            raise TrainingDataError(f"{path}: {error.strerror}; pass {DATA[name]}") from None
     module: Any = import_module(f"peelsum.training.{name}")
     task: Task = module.make(module.SMALL if small else module.FULL, None if path is None else Path(path))
     return task

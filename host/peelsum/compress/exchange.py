@@ -358,17 +358,17 @@ class StepExchange:
         ):
             self._seconds[phase] += seconds
         with self.timed("decode"):
-            tallies, words = result.summary.tensors(), result.summary.words_sent()
+            statistics, words = result.summary.tensors(), result.summary.words_sent()
             contributions = result.contributions() if feedback else {}
             tensors = []
             for name, values in sparse.items():
-                finite, sent = not math.isnan(tallies[name].density), None
+                finite, sent = not math.isnan(statistics[name].density), None
                 if finite and feedback:
                     positions, numbers, scales = contributions[name]
                     sent = ExactValues(positions, numbers, scales.astype(np.int16))
                 tensors.append(
                     CompressedTensor(
-                        **vars(tallies[name]) | {"scale_block": None},
+                        **vars(statistics[name]) | {"scale_block": None},
                         name=name,
                         values=values.reshape(shapes[name]),
                         finite=finite,

@@ -331,8 +331,8 @@ class BucketSums:
 
     def _warm_up(self, gradients: torch.Tensor | None) -> None:
         """Compile the kernels of sums of gradients on this device, which may not be the current one."""
-        elsewhere = gradients is not None and gradients.is_cuda and torch.cuda.device(gradients.device)
-        with elsewhere or nullcontext():
+        on_gpu = gradients if gradients is not None and gradients.is_cuda else None
+        with nullcontext() if on_gpu is None else torch.cuda.device(on_gpu.device):
             warm_up(self._settings.for_device_of(gradients).implementation or "cpu")
         self._reducer.warm_up()
 

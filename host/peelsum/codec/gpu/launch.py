@@ -29,10 +29,11 @@ _log = logging.getLogger("peelsum")
 
 
 def kernel(function: Any) -> Any:
-    """Return a function as a kernel, of which only what is annotated as a constant is known when it compiles.
+    """Return a function as a Triton kernel that is compiled once for all values of its variable arguments.
 
-    By default, Triton compiles a kernel again where an argument is 1, or a multiple of 16: a step's sizes and
-    addresses have new combinations for long. No kernel here is faster for them, as no access is vectorized.
+    Arguments annotated `tl.constexpr` are constants. By default, Triton also compiles a kernel anew for
+    integers that are 1, and for integers and addresses that are multiples of 16. Steps of training would meet
+    new combinations of these for a long time, and no kernel here is faster for them: no access is vectorized.
     """
     variable = inspect.signature(function).parameters.keys() - inspect.get_annotations(function).keys()
     return triton.jit(function, do_not_specialize=variable)
