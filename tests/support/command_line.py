@@ -1,5 +1,6 @@
 """Run the command line in the tests' own process; return its output and its exit status."""
 
+import logging
 import os
 import signal
 import sys
@@ -32,7 +33,8 @@ def benchmarks(*arguments):
 
 def _run(run, arguments):
     status = 0
-    on_interrupt = signal.getsignal(signal.SIGINT)
+    on_interrupt, logger = signal.getsignal(signal.SIGINT), logging.getLogger("peelsum")
+    logged, level = (logger.handlers, logger.propagate), logger.level
     with patch.dict(os.environ), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         try:
             run()
@@ -40,4 +42,6 @@ def _run(run, arguments):
             status = ended.code
         finally:
             signal.signal(signal.SIGINT, on_interrupt)
+            logger.handlers, logger.propagate = logged
+            logger.setLevel(level)
     return CompletedProcess(arguments, int(status or 0), out.getvalue(), err.getvalue())
